@@ -1,4 +1,5 @@
-"""Hugging Face files from a checkpoint that DeepSpeed itself wrote (`save_checkpoint`), in this library's runs or in others'.
+"""Hugging Face files from a checkpoint that DeepSpeed itself wrote (`save_checkpoint`), in this library's runs or in
+others'.
 
     python scripts/convert_zero_checkpoint.py FOLDER --base MODEL --out OUT [--tag global_step100] [--dtype bfloat16]
 

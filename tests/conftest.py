@@ -24,8 +24,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
-    """A failure is told without a collection in the middle: Python 3.11.7 breaks off `ast.parse` with a SystemError when a
-    finalizer that runs meanwhile parses too, as it does to print a traceback, and the failure is lost with the session."""
+    """A failure is told without a collection in the middle: Python 3.11.7 breaks off `ast.parse` with a SystemError
+    when a finalizer that runs meanwhile parses too, as it does to print a traceback, and the failure is lost with the
+    session."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -94,8 +95,8 @@ def forwards(monkeypatch):
 
 @pytest.fixture
 def make_tree(tmp_path, pieces):
-    """`make_tree({section: {...}}, name="run")`: the tree of a small run with these values laid over it. The verifier is
-    `evens` of the file that the fixture `pieces` gives."""
+    """`make_tree({section: {...}}, name="run")`: the tree of a small run with these values laid over it. The verifier
+    is `evens` of the file that the fixture `pieces` gives."""
 
     def make(over=None, name="run"):
         data = tmp_path / "tasks.jsonl"

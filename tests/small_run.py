@@ -1,4 +1,5 @@
-"""A small run that trains in a fraction of a second, for tests of whole runs: its configuration, tasks and comparisons."""
+"""A small run that trains in a fraction of a second, for tests of whole runs: its configuration, tasks and
+comparisons."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """How long advantages take: every registered estimator and modifier on one step of many groups.
 
-    python scripts/benchmarks/advantages.py [--groups 1000] [--size 64] [--tokens 4] [--rounds 7] [--out advantages.json]
+    python scripts/benchmarks/advantages.py [--groups 1000] [--size 64] [--tokens 4] [--rounds 7] [--out
+    advantages.json]
 
-One process, on the CPU. Every response has a prompt of 2 tokens and 1 to 2 x `tokens` sampled ones; a fifth of the verdicts
-has scored spans. Pieces that read statistics of the policy find random ones, since the forward pass is not theirs. A modifier is
-timed on the advantages of `group`, given as one number per response. The file has the
-median of the rounds, in milliseconds of CPU time, which other programs on the machine change less than the clock on the wall.
+One process, on the CPU. Every response has a prompt of 2 tokens and 1 to 2 x `tokens` sampled ones; a fifth of the
+verdicts has scored spans. Pieces that read statistics of the policy find random ones, since the forward pass is not
+theirs. A modifier is timed on the advantages of `group`, given as one number per response. The file has the median of
+the rounds, in milliseconds of CPU time, which other programs on the machine change less than the clock on the wall.
 """
 
 from __future__ import annotations

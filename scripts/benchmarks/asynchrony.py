@@ -2,9 +2,9 @@
 
     python scripts/benchmarks/asynchrony.py [--engine vllm] [--output scripts/benchmarks/asynchrony.json]
 
-Sampling is real. The verifier waits, and the trainer is made to wait besides its real update, each as long as sampling takes
-without either (measured first), as a trainer on another device would. Both runs are made in turns; the figures are medians
-over the rounds.
+Sampling is real. The verifier waits, and the trainer is made to wait besides its real update, each as long as sampling
+takes without either (measured first), as a trainer on another device would. Both runs are made in turns; the figures
+are medians over the rounds.
 """
 
 from __future__ import annotations

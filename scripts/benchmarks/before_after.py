@@ -2,8 +2,8 @@
 
     python scripts/benchmarks/before_after.py CHECKOUT [--rounds 5] [--only W1 W4] [--output FILE.json]
 
-Each round runs every workload once with each library, each run in a process of its own with one thread on the same model files. The
-ratio is this checkout's seconds a step over the other's: the median of the rounds' ratios.
+Each round runs every workload once with each library, each run in a process of its own with one thread on the same
+model files. The ratio is this checkout's seconds a step over the other's: the median of the rounds' ratios.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python scripts/benchmarks/calculator.py [--seeds 0 1 2] [--output calculator.json]
 
-Accuracy is the share of right answers on the 200 held-out questions, greedy and over 8 samples each; calls are the share of
-those talks in which the tool was called.
+Accuracy is the share of right answers on the 200 held-out questions, greedy and over 8 samples each; calls are the
+share of those talks in which the tool was called.
 """
 
 from __future__ import annotations

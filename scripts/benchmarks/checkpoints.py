@@ -2,10 +2,11 @@
 
     python scripts/benchmarks/checkpoints.py [--hidden 768] [--output scripts/benchmarks/checkpoints.json]
 
-A run of a model from scratch saves after every step; of each save: how long the step waited for it (copy and back-pressure) and
-how long the write took in its thread. The first save, whose host memory is new, stands apart. The run is then made once more
-with a write while the step waits (checkpoint.background false). A resume is a process of its own of configs/quickstart.yaml,
-beside one that only imports what it needs: CPU seconds of both, and inside the first what each part took.
+A run of a model from scratch saves after every step; of each save: how long the step waited for it (copy and
+back-pressure) and how long the write took in its thread. The first save, whose host memory is new, stands apart. The
+run is then made once more with a write while the step waits (checkpoint.background false). A resume is a process of its
+own of configs/quickstart.yaml, beside one that only imports what it needs: CPU seconds of both, and inside the first
+what each part took.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python scripts/benchmarks/code_loop.py [--rounds 3] > scripts/benchmarks/code_loop.json
 
-Each attack is judged by the code verifier while two loops count time: the caller's and the sandbox's own. The figure of an attack is
-the longest time between two turns of either, in milliseconds; `idle` is that of the same loops with nothing to do, which is what
-the machine's other work costs.
+Each attack is judged by the code verifier while two loops count time: the caller's and the sandbox's own. The figure of
+an attack is the longest time between two turns of either, in milliseconds; `idle` is that of the same loops with
+nothing to do, which is what the machine's other work costs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from rlvr.records import Task
 from rlvr.verifiers import judged
 from rlvr.verifiers.code import CodeVerifier
-from rlvr.verifiers.code.shared import Wanted, shared_runner
+from rlvr.verifiers.code.shared import SandboxRequest, shared_runner
 
 TICK_SECONDS = 0.001
 
@@ -56,10 +56,12 @@ ATTACKS: dict[str, tuple[Task, str]] = {
     "idle": (CALLED, "import time\ndef f(x): time.sleep(1)"),
     "frames of a script": (PRINTED, frames(r"b'\0\0\0\1z' * 20000")),
     "frames of a call": (CALLED, frames(r"b'\0\0\0\1l' * 20000")),
-    "frames of a candidate": (asserted("for n in range(1000):\n    assert f(n) == 1"), frames(r"b'\0\0\0\5v1234' * 9000")),
+    "frames of a candidate": (asserted("for n in range(1000):\n    assert f(n) == "
+                                       "1"), frames(r"b'\0\0\0\5v1234' * 9000")),
     "sum": (asserted("assert sum(f(1)) == 7"), "def f(x): return [1 << (8 * 1300 * 1000)] + [1] * 400000"),
     "sum of small values": (asserted("assert sum(f(1)) == 7"), "def f(x): return [1 << (8 * 4000)] + [1] * 3000"),
-    "sorted": (asserted("assert sorted(f(1)) == 7"), "import random\ndef f(x): return [random.random() for _ in range(180000)]"),
+    "sorted": (asserted("assert sorted(f(1)) == 7"), "import random\ndef f(x): return [random.random() for _ in "
+                                                     "range(180000)]"),
     "set": (asserted("assert set(f(1)) == {7}"), "def f(x): return [n << 30 for n in range(200000)]"),
     "a range as a list": (asserted("assert list(f(1)) == [2]"), long_range(30_000)),
     "a range as a set": (asserted("assert set(f(1)) == {1, 2}"), long_range(0)),
@@ -68,13 +70,15 @@ ATTACKS: dict[str, tuple[Task, str]] = {
         claim("b'{\"range\":[{\"int\":\"0x1' + b'0' * 7500 + b'\"},{\"int\":\"0x1' + b'0' * 7494 + b'80000\"},1]}'"),
     ),
     "the sum of a range": (asserted("assert sum(f(1)) == 2"), long_range(2_000)),
-    "the sum of small ranges": (asserted("assert sum(f(1)) == sum(f(2)) == sum(f(3)) == 4"), "def f(x): return range(2500)"),
+    "the sum of small ranges": (asserted("assert sum(f(1)) == sum(f(2)) == sum(f(3)) == "
+                                         "4"), "def f(x): return range(2500)"),
     "a range, sorted": (asserted("assert sorted(f(1)) == [2]"), "def f(x): return range(2**19, 0, -1)"),
     "a number that is in no range": (asserted("assert 2.5 in f(1)"), long_range(0)),
     "fractions": (asserted("assert sum(f(1)) == 2"),
                   "from fractions import Fraction\ndef f(x): return [Fraction(1, 10**30 + n) for n in range(290)]"),
     "fractions, sorted": (asserted("assert sorted(f(1)) == 2"),
-                  "from fractions import Fraction\ndef f(x): return [Fraction(n * 7919 % 101, 997) for n in range(500)]"),
+                  "from fractions import Fraction\ndef f(x): return [Fraction(n * 7919 % 101, 997) for n in "
+                  "range(500)]"),
     "round": (asserted("assert round(f(1), -999) == 7"), "def f(x): return 7 ** 5000000"),
     "many lists": (CALLED, LISTS),
     "many lists, proxied": (asserted(PROXIED), LISTS),
@@ -120,7 +124,7 @@ async def hold(task: Task, program: str) -> float:
     verifier = CodeVerifier(case_time=3.0)
     loops = Turns(), Turns()
     here = asyncio.ensure_future(loops[0].count())
-    there = shared_runner(Wanted())._thread.submit(loops[1].count())
+    there = shared_runner(SandboxRequest())._thread.submit(loops[1].count())
     await asyncio.sleep(0.05)
     verdict = await judged(verifier, task, f"```python\n{program}\n```")
     await asyncio.sleep(0.05)
@@ -131,7 +135,8 @@ async def hold(task: Task, program: str) -> float:
 
 
 async def measure(rounds: int) -> dict[str, object]:
-    """The least over some rounds of each attack's longest hold: what the attack does, and not the machine's other work."""
+    """The least over some rounds of each attack's longest hold: what the attack does, and not the machine's other
+    work."""
     await hold(*ATTACKS["idle"])
     held = {}
     for name, (task, program) in ATTACKS.items():

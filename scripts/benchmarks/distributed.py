@@ -5,12 +5,13 @@
 
 Each backend trains the same model on the same tokens (a likelihood loss, AdamW); rank 0 prints and writes medians.
 
-- time: seconds of an optimizer step by the wall clock, and CPU seconds of rank 0, with the backends taking turns so that a busy
-  machine slows all alike. The overhead is the ratio to plain.
-- memory: what a rank holds between steps for weights, gradients and optimizer state, and the most that it held in a step,
-  of tensors that belong to them (on a GPU: torch's own count of allocated memory, activations included).
+- time: seconds of an optimizer step by the wall clock, and CPU seconds of rank 0, with the backends taking turns so
+  that a busy machine slows all alike. The overhead is the ratio to plain.
+- memory: what a rank holds between steps for weights, gradients and optimizer state, and the most that it held in a
+  step, of tensors that belong to them (on a GPU: torch's own count of allocated memory, activations included).
 
-On a CPU the model is small and ranks exchange over loopback (gloo): the ratios say what the code costs, not what a cluster costs.
+On a CPU the model is small and ranks exchange over loopback (gloo): the ratios say what the code costs, not what a
+cluster costs.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Candidate:
 
     def step(self) -> tuple[float, float]:
         """(wall seconds, CPU seconds) of one optimizer step."""
-        self.world.meet("the others")
+        self.world.barrier("the others")
         wall, cpu = time.perf_counter(), time.process_time()
         self.backend.zero()
         positions = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
@@ -143,7 +144,7 @@ def main() -> None:
             }
             for name in BACKENDS
         }
-    if world.leads:
+    if world.is_main:
         if options.json:
             known = json.loads(options.json.read_text()) if options.json.exists() else {}
             merged = {**known, **result, "memory": {**known.get("memory", {}), **result.get("memory", {})}}

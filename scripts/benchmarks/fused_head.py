@@ -1,11 +1,12 @@
-"""What the fused head costs, in seconds and memory, beside two plain ways to the same log-probs, entropies and gradients.
+"""What the fused head costs, in seconds and memory, beside two plain ways to the same log-probs, entropies and
+gradients.
 
     python scripts/benchmarks/fused_head.py [--repeats 5] [--output fused_head.json]
 
-Each round runs every way once, forward and backward on one thread, log-probs with gradient and entropy without: whole (the
-logits of all tokens at once, autograd), checkpointed (chunks of 2**24 logits that autograd computes again) and fused.
-Seconds are medians of this process' CPU time over the rounds. Memory is the peak of a process of its own that does one
-forward and backward: resident bytes beyond those before it and beyond the two gradients that it returns.
+Each round runs every way once, forward and backward on one thread, log-probs with gradient and entropy without: whole
+(the logits of all tokens at once, autograd), checkpointed (chunks of 2**24 logits that autograd computes again) and
+fused. Seconds are medians of this process' CPU time over the rounds. Memory is the peak of a process of its own that
+does one forward and backward: resident bytes beyond those before it and beyond the two gradients that it returns.
 """
 
 from __future__ import annotations

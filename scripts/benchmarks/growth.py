@@ -2,9 +2,9 @@
 
     python scripts/benchmarks/growth.py [--rounds 3] [--output FILE.json]
 
-One workload of speed.py's kind is doubled three times along each of the three, the others fixed. Each run is a process of its
-own with one thread; the sizes are gone through in turns, figures are medians over the rounds. Memory is what the process
-had at its peak beyond what it had before the model was loaded. Writes FILE.json and, beside it, FILE.md.
+One workload of speed.py's kind is doubled three times along each of the three, the others fixed. Each run is a process
+of its own with one thread; the sizes are gone through in turns, figures are medians over the rounds. Memory is what the
+process had at its peak beyond what it had before the model was loaded. Writes FILE.json and, beside it, FILE.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def measure(rounds: int, cores: list[int]) -> dict[str, list[dict[str, Any]]]:
                 write_model(workload, Path(folder))
                 runs.append(run("ours", sys.executable, workload, Path(folder), cores))
             print(
-                f"round {number + 1}: {workload.group} x {workload.new_tokens}, {workload.vocabulary}: {runs[-1]['step_seconds']:.3f}",
+                f"round {number + 1}: {workload.group} x {workload.new_tokens}, {workload.vocabulary}: "
+                f"{runs[-1]['step_seconds']:.3f}",
                 flush=True,
             )
     return {axis: [_row(axis, one, found[one]) for one in of] for axis, of in sizes().items()}
@@ -85,7 +86,8 @@ def table(result: dict[str, Any]) -> str:
         for before, row in zip([None, *rows], rows, strict=False):
             times = [f"{row[key] / before[key]:.2f}" if before else "" for key in ("step_seconds", "mib")]
             lines.append(
-                f"| {axis} | {row['size']:,} | {row['step_seconds']:.3f} | {times[0]} | {row['mib']:,.0f} | {times[1]} |"
+                f"| {axis} | {row['size']:,} | {row['step_seconds']:.3f} | {times[0]} | {row['mib']:,.0f} | "
+                f"{times[1]} |"
             )
     return "\n".join([*lines, ""])
 

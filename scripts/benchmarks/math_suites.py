@@ -1,8 +1,8 @@
 r"""The public suites of mathematical answers, as tasks and completions for MathVerifier.
 
-A suite is a file of JSON lines with `id, gold, pred, expected, mode, opts`. Modes: `pair`, two bare answers; `text`, two
-texts with their own delimiters; `completion`, a bare gold and a whole completion. `opts` are the options of math-verify's
-own tests; `options_of` maps them to ours.
+A suite is a file of JSON lines with `id, gold, pred, expected, mode, opts`. Modes: `pair`, two bare answers; `text`,
+two texts with their own delimiters; `completion`, a bare gold and a whole completion. `opts` are the options of
+math-verify's own tests; `options_of` maps them to ours.
 
 math_refused.json lists, by id and reason, the cases whose expectation is not ours: they pay a trick, or are mistakes.
 """
@@ -49,8 +49,8 @@ def read_suite(path: Path) -> Iterator[Case]:
 def options_of(case: Case) -> dict[str, Any]:
     """The options of MathVerifier that a case asks for.
 
-    match_types names what is looked for in a text: `latex` is a formula between delimiters, `expr` any number, which may
-    have a decimal comma. precision is the number of decimals to which both sides are rounded: two such errors.
+    match_types names what is looked for in a text: `latex` is a formula between delimiters, `expr` any number, which
+    may have a decimal comma. precision is the number of decimals to which both sides are rounded: two such errors.
     """
     options: dict[str, Any] = {}
     if case.mode == "text":

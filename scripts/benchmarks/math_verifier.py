@@ -3,9 +3,10 @@ r"""MathVerifier against math-verify, in one process and one run, case by case i
     python scripts/benchmarks/math_verifier.py --suites DIR [--golds DIR] [--before FILE]
         [--output scripts/benchmarks/math_verifier.json]
 
-DIR holds the suites (math_*.jsonl, see math_suites.py); --golds a folder of JSON lines with an `answer` each (GSM8K). --before is
-the output of an earlier version of the library (`PYTHONPATH=EARLIER/src` on the same machine), whose suites are kept beside.
-Times are CPU times of the process, which other work on the machine does not change. math-verify gets golds and answers in \boxed{}, which is how it does best, and texts as they are.
+DIR holds the suites (math_*.jsonl, see math_suites.py); --golds a folder of JSON lines with an `answer` each (GSM8K).
+--before is the output of an earlier version of the library (`PYTHONPATH=EARLIER/src` on the same machine), whose suites
+are kept beside. Times are CPU times of the process, which other work on the machine does not change. math-verify gets
+golds and answers in \boxed{}, which is how it does best, and texts as they are.
 """
 
 from __future__ import annotations
@@ -62,9 +63,14 @@ TRICKS = {
 """What an honest verifier refuses where the gold is 42."""
 
 HOSTILE = (
-    r"9^{9^{9^9}}", r"9^{9^{9^{9^{9}}}} + \sqrt{2}", r"(10^{10})!", r"((9!)!)!", r"\binom{10^9}{5 \cdot 10^8}", r"10^{-10^{10}}", "1e999999999",
-    r"\sum_{k=1}^{10^9} \frac{1}{k^k}", r"\prod_{k=1}^{10^8} k", r"\int_0^1 x^{x^{x^x}} dx", r"\sqrt{" * 90 + "2" + "}" * 90, "(" * 900 + "x" + ")" * 900,
-    "x^" * 300 + "x", "+".join(rf"\sin({n}x)^{{{n}}}" for n in range(60)), "-" * 1900 + "1", r"\frac{1}{" * 150 + "x" + "}" * 150,
+    r"9^{9^{9^9}}", r"9^{9^{9^{9^{9}}}} + \sqrt{2}", r"(10^{10})!", r"((9!)!)!", r"\binom{10^9}{5 \cdot 10^8}",
+    r"10^{-10^{10}}",
+    "1e999999999",
+    r"\sum_{k=1}^{10^9} "
+    r"\frac{1}{k^k}", r"\prod_{k=1}^{10^8} k", r"\int_0^1 x^{x^{x^x}} dx", r"\sqrt{" * 90 + "2" + "}" * 90,
+    "(" * 900 + "x" + ")" * 900,
+    "x^" * 300 + "x", "+".join(rf"\sin({n}x)^{{{n}}}" for n in range(60)), "-" * 1900 + "1",
+    r"\frac{1}{" * 150 + "x" + "}" * 150,
 )  # fmt: skip
 """Answers that are cheap to write and dear to evaluate; asked for where the gold is a formula."""
 

@@ -2,10 +2,11 @@
 
     python scripts/benchmarks/memory.py [--runs full adapter] [--output memory.json]
 
-Each run is `python -m rlvr.train` for two steps in a process of its own, of a scratch model of over 200 million weights with the hf
-engine: one trains all weights, one an adapter. Every completion is as long as it may be, and gets a reward that varies, so that all
-of them train. Resident memory is the kernel's peak (ru_maxrss) of that process. Each run is made once for each of the allocator's
-settings in `ALLOCATOR`. Needs 8 GB of memory and half an hour on two cores that are busy with other work too.
+Each run is `python -m rlvr.train` for two steps in a process of its own, of a scratch model of over 200 million weights
+with the hf engine: one trains all weights, one an adapter. Every completion is as long as it may be, and gets a reward
+that varies, so that all of them train. Resident memory is the kernel's peak (ru_maxrss) of that process. Each run is
+made once for each of the allocator's settings in `ALLOCATOR`. Needs 8 GB of memory and half an hour on two cores that
+are busy with other work too.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python scripts/benchmarks/monitoring.py [--steps 60] [--output monitoring.json]
 
-One run in this process with one thread and the default settings: plain console, metrics.jsonl, all monitors of health, all
-rollouts of every step on disk, written by a thread of their own whose CPU time is given apart. Each piece is timed where the trainer calls it, in the same steps that it is compared with, by
-the CPU time of the training thread and by the clock; a figure is the median over the steps.
+One run in this process with one thread and the default settings: plain console, metrics.jsonl, all monitors of health,
+all rollouts of every step on disk, written by a thread of their own whose CPU time is given apart. Each piece is timed
+where the trainer calls it, in the same steps that it is compared with, by the CPU time of the training thread and by
+the clock; a figure is the median over the steps.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ DROPPED = 5
 
 
 class Meter:
-    """Seconds by piece and step: `meter.wrap(owner, "method", "piece")`. A piece inside another counts for the inner one."""
+    """Seconds by piece and step: `meter.wrap(owner, "method", "piece")`. A piece inside another counts for the inner
+    one."""
 
     def __init__(self) -> None:
         self.step: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])

@@ -2,10 +2,10 @@
 
     python scripts/benchmarks/pieces.py [--rounds 8] [--only loss,modifier] [--out pieces.json]
 
-One process, one thread, on the CPU. The base is GRPO on W1 (speed_workloads.py). The same recorded rollouts are scored and learned
-from (one optimizer step, learning rate 1e-12) by the base and by a run that differs in one piece, in turns; what is kept is the
-median over the rounds of the difference in CPU time, less what the piece spent in passes without gradient. It is given as a
-share of a whole step of the base, sampling and verification included.
+One process, one thread, on the CPU. The base is GRPO on W1 (speed_workloads.py). The same recorded rollouts are scored
+and learned from (one optimizer step, learning rate 1e-12) by the base and by a run that differs in one piece, in turns;
+what is kept is the median over the rounds of the difference in CPU time, less what the piece spent in passes without
+gradient. It is given as a share of a whole step of the base, sampling and verification included.
 """
 
 from __future__ import annotations

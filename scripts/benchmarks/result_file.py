@@ -1,5 +1,5 @@
-"""The option of a benchmark that names the file of its results: an earlier result of the same script, and no other file, is
-replaced. Asked before anything is measured."""
+"""The option of a benchmark that names the file of its results: an earlier result of the same script, and no other
+file, is replaced. Asked before anything is measured."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PAGE = "Medians of "
 
 
 def result_file(*keys: str, page: bool = False) -> Callable[[str], Path]:
-    """Return the argparse type of the option. `keys`: those that every result of the script has, and hardly anything else;
-    `page`: the script also writes a Markdown page of the same name."""
+    """Return the argparse type of the option. `keys`: those that every result of the script has, and hardly anything
+    else; `page`: the script also writes a Markdown page of the same name."""
 
     def checked(text: str) -> Path:
         path = Path(text)

@@ -1,12 +1,13 @@
 """The side-by-side benchmark: seconds a step and peak memory of rlvr and of TRL on six workloads.
 
-    python scripts/benchmarks/speed.py [--trl-python ENVIRONMENT/bin/python] [--rounds 5] [--only W1 W4] [--output FILE.json]
+    python scripts/benchmarks/speed.py [--trl-python ENVIRONMENT/bin/python] [--rounds 5] [--only W1 W4] [--output
+    FILE.json]
 
-Each round runs every workload once with each side, in turns; each run is a process of its own on the same model files, with
-one thread, pinned to the same cores. Its figure is the median of its steps after the first few; the table shows medians over
-the rounds and the median of the rounds' ratios. Without --trl-python only our side runs. Writes FILE.json and, beside it,
-FILE.md. TRL wants an environment of its own: python -m venv DIR, then pip install torch==2.13.0 trl==1.16.0
-transformers==5.19.0 there.
+Each round runs every workload once with each side, in turns; each run is a process of its own on the same model files,
+with one thread, pinned to the same cores. Its figure is the median of its steps after the first few; the table shows
+medians over the rounds and the median of the rounds' ratios. Without --trl-python only our side runs. Writes FILE.json
+and, beside it, FILE.md. TRL wants an environment of its own: python -m venv DIR, then pip install torch==2.13.0
+trl==1.16.0 transformers==5.19.0 there.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PAR
 def run(
     script: Path, python: str, workload: Workload, model: Path, cores: list[int], source: Path | None = None
 ) -> dict[str, Any]:
-    """One run of one side's script, in a process of its own; RuntimeError with the end of its output where it fails. `source` is the
-    folder of the library that it imports, where that is not the installed one."""
+    """One run of one side's script, in a process of its own; RuntimeError with the end of its output where it fails.
+    `source` is the folder of the library that it imports, where that is not the installed one."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         done = subprocess.run(
@@ -89,7 +90,8 @@ def ratio(found: dict[str, Any], key: str = "step_seconds") -> float | None:
 def table(result: dict[str, Any]) -> str:
     """The Markdown page of a result: seconds a step, work, memory, and where the time goes."""
     head = (
-        "| workload | ours s/step | TRL s/step | TRL / ours | ours tokens/step | TRL tokens/step | ours peak MiB | TRL peak MiB |",
+        "| workload | ours s/step | TRL s/step | TRL / ours | ours tokens/step | TRL tokens/step | ours peak MiB | "
+        "TRL peak MiB |",
         "|---|---|---|---|---|---|---|---|",
     )
     phases = (
@@ -107,7 +109,8 @@ def table(result: dict[str, Any]) -> str:
                 cells.append("-" if faster is None else f"{faster:.2f}")
         rows.append("| " + " | ".join(cells) + " |")
         parts += [
-            f"| {name} | {side} | {m['rollout']:.4f} | {m['verify']:.4f} | {m['update']:.4f} | {m['step_seconds']:.4f} |"
+            f"| {name} | {side} | {m['rollout']:.4f} | {m['verify']:.4f} | {m['update']:.4f} | "
+            f"{m['step_seconds']:.4f} |"
             for side, m in sides.items()
         ]
     say = f"Medians of {result['rounds']} rounds; `{result['command']}`; {result['machine']}; {versions_text(result)}."

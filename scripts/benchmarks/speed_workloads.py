@@ -1,7 +1,9 @@
-"""The workloads of the side-by-side benchmark, and what both sides share: the model's files, the prompts, the stopwatch.
+"""The workloads of the side-by-side benchmark, and what both sides share: the model's files, the prompts, the
+stopwatch.
 
-It imports nothing of rlvr and nothing of TRL, so that it runs in either's environment. Invariant: a side gets the same model
-files, prompts, reward and learning settings as the other; nothing of a workload is written a second time elsewhere.
+It imports nothing of rlvr and nothing of TRL, so that it runs in either's environment. Invariant: a side gets the same
+model files, prompts, reward and learning settings as the other; nothing of a workload is written a second time
+elsewhere.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ def prompts(workload: Workload) -> list[str]:
 
 
 def write_model(workload: Workload, folder: Path) -> int:
-    """A Qwen2 with random weights, which depend on nothing but the workload, and its character tokenizer; parameters."""
+    """A Qwen2 with random weights, which depend on nothing but the workload, and its character tokenizer;
+    parameters."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM

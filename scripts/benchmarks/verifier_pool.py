@@ -2,9 +2,9 @@
 
     python scripts/benchmarks/verifier_pool.py --output scripts/benchmarks/verifier_pool.json
 
-Each figure says its unit in its name; `floor_ms` is what the same work takes without any overhead (two waves of 20 ms on 32
-workers, one wave of asynchronous calls, 64 x 20 ms over the cores). `load` is the machine's load average before and after:
-figures of a busy machine are worth little.
+Each figure says its unit in its name; `floor_ms` is what the same work takes without any overhead (two waves of 20 ms
+on 32 workers, one wave of asynchronous calls, 64 x 20 ms over the cores). `load` is the machine's load average before
+and after: figures of a busy machine are worth little.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def overhead(pool, jobs):
 
 
 def respawn(repeats):
-    """Milliseconds from a job on a fresh worker (the last one was just killed) to its verdict, less the same on a warm one."""
+    """Milliseconds from a job on a fresh worker (the last one was just killed) to its verdict, less the same on a warm
+    one."""
     with VerifierPool(workers=1) as pool:
         quick, slow = Hostile(time_limit=5.0), Hostile(time_limit=0.02)
         timed(pool, quick, ["x"])

@@ -3,9 +3,9 @@
     python scripts/broken_runs/record.py [NAME ...]     run these (all by default), then write record.json and the page
     python scripts/broken_runs/record.py --page         write the page from record.json
 
-`runs.yaml` has the runs: one that is healthy, and for each monitor a change that breaks it. A broken run ends when its monitor
-speaks. The page is the part of docs/when-it-does-not-learn.md between two marks. Run from the root of the repository; all
-runs take about three minutes on one core. Exit codes: 0 done, 1 a monitor did not speak.
+`runs.yaml` has the runs: one that is healthy, and for each monitor a change that breaks it. A broken run ends when its
+monitor speaks. The page is the part of docs/when-it-does-not-learn.md between two marks. Run from the root of the
+repository; all runs take about three minutes on one core. Exit codes: 0 done, 1 a monitor did not speak.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python scripts/gpu/evidence.py --out FOLDER [--stages 1-7] [--minutes 35 | --minutes 1=3,6=12] [--device cuda|cpu]
     python scripts/gpu/evidence.py --write-docs FOLDER
 
-Each stage ends in exactly one JSON line, printed and appended to FOLDER/evidence.jsonl, whether it succeeded, failed, took too long
-or was skipped; the next one follows. FOLDER/output.log has what the stages printed. Two files, both only appended to, so that
-stages can be run in several calls. This file needs Python's own library alone.
+Each stage ends in exactly one JSON line, printed and appended to FOLDER/evidence.jsonl, whether it succeeded, failed,
+took too long or was skipped; the next one follows. FOLDER/output.log has what the stages printed. Two files, both only
+appended to, so that stages can be run in several calls. This file needs Python's own library alone.
 
 Exit codes: 0 no stage failed, 1 one failed or took too long, 2 bad input, 128 + signal when it was stopped.
 """
@@ -185,7 +185,8 @@ def run_stage(
 
 
 def environment() -> dict[str, str]:
-    """The stage's: this checkout is importable, whether or not it is installed; models are never looked for on a hub."""
+    """The stage's: this checkout is importable, whether or not it is installed; models are never looked for on a
+    hub."""
     # absolute, because tests and engines are started in other folders
     given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [str(HERE), str(ROOT / "src"), *given]

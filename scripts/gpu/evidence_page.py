@@ -1,4 +1,5 @@
-"""The tables of docs/gpu.md, from the JSON lines that evidence.py wrote, and the sentence at its top: blocks between two marks."""
+"""The tables of docs/gpu.md, from the JSON lines that evidence.py wrote, and the sentence at its top: blocks between
+two marks."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from stages import STAGES
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 TOP_BEGIN, TOP_END = "<!-- seen: begin -->", "<!-- seen: end -->"
 NOTHING_SEEN = "**No part of this library has run on a GPU yet.**"
-NOTHING = """**Not yet run on a GPU.** No stage of the kit has been run on one; the tables that `evidence.py --write-docs` makes from its
-JSON go here. Each stage runs on a CPU in the tests, at toy size."""
+NOTHING = """**Not yet run on a GPU.** No stage of the kit has been run on one; the tables that
+`evidence.py --write-docs` makes from its JSON go here. Each stage runs on a CPU in the tests, at toy size."""
 SHORTEST, LONGEST = 1e-3, 1e6
 """Numbers outside of these are written with an exponent."""
 
@@ -34,7 +35,8 @@ def write_page(page: Path, evidence: Path) -> None:
 
 
 def read_lines(evidence: Path) -> list[dict[str, Any]]:
-    """The lines of a file of evidence. OSError where there is no such file, ValueError names a line that is not one of them."""
+    """The lines of a file of evidence. OSError where there is no such file, ValueError names a line that is not one of
+    them."""
     found = []
     for number, text in enumerate(evidence.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -59,11 +61,15 @@ def seen(lines: Sequence[dict[str, Any]]) -> str:
         return NOTHING_SEEN
     devices = sorted({line["device"] for of_one in with_results.values() for line in of_one})
     stages = f"Stages {', '.join(numbers)}" if len(numbers) > 1 else f"Stage {numbers[0]}"
-    return f"**{stages} of the kit below measured the library on a GPU ({'; '.join(devices)}): the tables say what came of it.**"
+    return (
+        f"**{stages} of the kit below measured the library on a GPU ({'; '.join(devices)}): the tables say what "
+        "came of it.**"
+    )
 
 
 def block_of(lines: Sequence[dict[str, Any]]) -> str:
-    """The block of tables: of each stage the newest line that comes from a GPU and, where that is no success, an older one."""
+    """The block of tables: of each stage the newest line that comes from a GPU and, where that is no success, an older
+    one."""
     shown = _shown(lines)
     if not shown:
         return NOTHING
@@ -84,8 +90,8 @@ def block_of(lines: Sequence[dict[str, Any]]) -> str:
 def _shown(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
     """The lines of each stage that the page shows, the newest first, in the order of the stages.
 
-    Beside a newest one that is no success an older one: the newest success, or else the newest with results. So an attempt that
-    fails hides nothing that was measured before.
+    Beside a newest one that is no success an older one: the newest success, or else the newest with results. So an
+    attempt that fails hides nothing that was measured before.
     """
     found = {}
     for stage in STAGES:

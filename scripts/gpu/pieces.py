@@ -1,11 +1,13 @@
-"""Packages for a GPU machine without a network, in pieces that can be carried: collected by pip where there is one, unpacked there.
+"""Packages for a GPU machine without a network, in pieces that can be carried: collected by pip where there is one,
+unpacked there.
 
     python scripts/gpu/pieces.py pack --out FOLDER [--pieces base,deepspeed,vllm] [--limit-mib 64] [--python 3.12]
     python scripts/gpu/pieces.py unpack FOLDER SITE
 
-A piece is a tar of what its wheels install, compressed by xz, in files of at most the limit; FOLDER/manifest.json has their sizes and
-sha256. Each piece is of use by itself. What is downloaded stays in FOLDER/wheels, and pieces that the manifest has are not made
-again, so that an interrupted call can be repeated. This file needs Python's own library and, to pack, pip.
+A piece is a tar of what its wheels install, compressed by xz, in files of at most the limit; FOLDER/manifest.json has
+their sizes and sha256. Each piece is of use by itself. What is downloaded stays in FOLDER/wheels, and pieces that the
+manifest has are not made again, so that an interrupted call can be repeated. This file needs Python's own library and,
+to pack, pip.
 
 Exit codes: 0 done, 1 a piece could not be made, 2 bad input or a damaged piece.
 """
@@ -54,8 +56,8 @@ VLLM_NEEDS = (
     *("msgspec", "openai>=2.25", "oss-harmony>=0.0.11", "partial-json-parser", "pybase64", "pydantic-extra-types"),
     *("python-multipart", "pyzmq>=25", "sniffio", "starlette>=1.0.1", "truststore", "xgrammar==0.2.8"),
 )
-"""What vLLM imports to sample in one process, as seen there, less what a machine with torch and transformers has. Its own list of
-needs has a hundred packages of several GB, torch among them."""
+"""What vLLM imports to sample in one process, as seen there, less what a machine with torch and transformers has. Its
+own list of needs has a hundred packages of several GB, torch among them."""
 LARGE = {
     "core": "vllm/_C_stable_libtorch*.so",
     "experts": "vllm/_moe_C_stable_libtorch*.so",
@@ -204,7 +206,8 @@ def _refuse_two_versions(wheels: Path) -> None:
 
 
 def _add(wheel: zipfile.ZipFile, tar: tarfile.TarFile, takes: Callable[[str], bool]) -> int:
-    """Add what a wheel installs to the archive; how many files. Times and owners are left out: same wheels, same bytes."""
+    """Add what a wheel installs to the archive; how many files. Times and owners are left out: same wheels, same
+    bytes."""
     count = 0
     for entry in wheel.infolist():
         path = entry.filename
@@ -260,7 +263,10 @@ def unpack(folder: Path, site: Path) -> int:
             tar.extractall(site, filter="data")
         print(f"{name}, for {piece['for']}: {', '.join(piece['packages'])}")
         if piece["for"] != HERE:
-            text = f"{name} was made for {piece['for']}, and this Python is {HERE}: it cannot import what is compiled in it"
+            text = (
+                f"{name} was made for {piece['for']}, and this Python is {HERE}: it cannot import what is "
+                "compiled in it"
+            )
             print(f"warning: {text} (pack.sh has --python and --machine)", file=sys.stderr)
     if missing := [name for name in manifest if name not in found]:
         print(f"not here: {', '.join(missing)}")

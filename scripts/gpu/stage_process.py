@@ -1,4 +1,5 @@
-"""A stage in a process of its own, with a limit: when the limit has passed, the process and all that it started are ended."""
+"""A stage in a process of its own, with a limit: when the limit has passed, the process and all that it started are
+ended."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 """Between the request to end and the kill."""
 EXIT_SECONDS = 30.0
-"""That a process may take to exit once its work is done, past its limit where that comes first: engines and workers end in seconds,
-and a hang there is not to cost the time of later stages."""
+"""That a process may take to exit once its work is done, past its limit where that comes first: engines and workers end
+in seconds, and a hang there is not to cost the time of later stages."""
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h."""
 
@@ -35,7 +36,8 @@ class Outcome:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what a stage leaves behind, so that it can be found and ended, whatever session it moved to."""
+    """Become the parent of what a stage leaves behind, so that it can be found and ended, whatever session it moved
+    to."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -50,8 +52,8 @@ def run_limited(
 ) -> Outcome:
     """Run a command, its output appended to a file, until it ends, `seconds` have passed, or `stopped()`.
 
-    No process that it started is left. `done()`: its work is done, so that it has EXIT_SECONDS from then to exit, however much of
-    its limit is left.
+    No process that it started is left. `done()`: its work is done, so that it has EXIT_SECONDS from then to exit,
+    however much of its limit is left.
     """
     start = time.monotonic()
     end = start + seconds
@@ -82,7 +84,8 @@ def run_limited(
 
 
 def end_descendants(process: subprocess.Popen[bytes]) -> None:
-    """End every process below this one: ask, wait, kill. A killed parent's children come to this process (`adopt_orphans`)."""
+    """End every process below this one: ask, wait, kill. A killed parent's children come to this process
+    (`adopt_orphans`)."""
     kill_at = time.monotonic() + GRACE_SECONDS
     asked: set[int] = set()
     while found := _descendants():

@@ -1,11 +1,11 @@
 """Train one step with TRL's GRPOTrainer on our verifiers as `reward_funcs`, and print the rewards that TRL logs.
 
 Run it with the Python of an environment that has TRL (1.16.0 was used) and this package:
-`python scripts/peers/trl_rewards.py`. It needs no network and no GPU. tests/verifiers/test_reward_functions.py makes the same
-calls without TRL.
+`python scripts/peers/trl_rewards.py`. It needs no network and no GPU. tests/verifiers/test_reward_functions.py makes
+the same calls without TRL.
 
-Out of it came, with a random model and one step: a loss near 0, `rewards/MathVerifier/mean` 0.06 and, for a plain function
-that the pool runs in a worker process, `rewards/digits/mean` 0.84.
+Out of it came, with a random model and one step: a loss near 0, `rewards/MathVerifier/mean` 0.06 and, for a plain
+function that the pool runs in a worker process, `rewards/digits/mean` 0.84.
 """
 
 from __future__ import annotations

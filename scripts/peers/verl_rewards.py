@@ -1,11 +1,11 @@
 """Score responses with verl's own reward managers and our verifiers as `compute_score`.
 
-    pip install --no-deps --target FOLDER verl tensordict omegaconf codetiming pyvers orjson ray    (verl 0.9.1 was used)
-    python scripts/peers/verl_rewards.py FOLDER          (from the repository's root; needs torch and transformers)
+    pip install --no-deps --target FOLDER verl tensordict omegaconf codetiming pyvers orjson ray (verl 0.9.1 was used)
+    python scripts/peers/verl_rewards.py FOLDER (from the repository's root; needs torch and transformers)
 
-`naive`, `batch`, `prime` (a pool of processes) and the reward loop's `naive` (threads) run on a verl DataProto. The loop's
-`remote` manager is left out, since it needs a Ray cluster; it sends the function to a Ray actor, pickled. No network, no GPU.
-tests/verifiers/test_reward_functions.py makes the same calls without verl.
+`naive`, `batch`, `prime` (a pool of processes) and the reward loop's `naive` (threads) run on a verl DataProto. The
+loop's `remote` manager is left out, since it needs a Ray cluster; it sends the function to a Ray actor, pickled. No
+network, no GPU. tests/verifiers/test_reward_functions.py makes the same calls without verl.
 
 All four gave the expected scores (1, 1, 0, 1).
 """

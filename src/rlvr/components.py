@@ -1,9 +1,11 @@
-"""The contracts of components: what the library asks of an advantage, a modifier, a reward, a selector, a loss and the others.
+"""The contracts of components: what the library asks of an advantage, a modifier, a reward, a selector, a loss and the
+others.
 
-A component is a subclass of one of these classes. A required member is abstract; every other member has its default here, so no
-code asks whether a component has it. The others have contracts beside what they work with: `rlvr.data.Sampler`,
-`rlvr.verifiers.Verifier`, `rlvr.rollout.RolloutPlan`, `rlvr.rollout.engine.EngineFactory`, `rlvr.distributed.BackendFactory`,
-`rlvr.stages.Stage`. Sources, KL estimators, optimizers and presets are functions without further members.
+A component is a subclass of one of these classes. A required member is abstract; every other member has its default
+here, so no code asks whether a component has it. The others have contracts beside what they work with:
+`rlvr.data.Sampler`, `rlvr.verifiers.Verifier`, `rlvr.rollout.RolloutPlan`, `rlvr.rollout.engine.EngineFactory`,
+`rlvr.distributed.BackendFactory`, `rlvr.stages.Stage`. Sources, KL estimators, optimizers and presets are functions
+without further members.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class AdvantageComponent(AdaptiveComponent):
 class Advantage(AdvantageComponent):
     """An estimator of advantages: a pure function of a batch.
 
-    It reads the column `reward`, float64 [B], NaN where undecided, and the token columns `STATISTIC/current` of what it needs.
+    It reads the column `reward`, float64 [B], NaN where undecided, and the token columns `STATISTIC/current` of what it
+    needs.
     """
 
     @abstractmethod
@@ -83,8 +86,8 @@ class Modifier(AdvantageComponent):
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a piece may take from the run."""
+class RewardContext:
+    """Parts of the run that a component may read."""
 
     config: Config
     tasks: Sequence[Task]
@@ -97,7 +100,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class Continuation:
-    """What is to be scored: `target` after `context`, both token ids and not empty."""
+    """A text to score: `target` after `context`, both token ids and not empty."""
 
     rollout: int
     """The position in the batch of the rollout that it is for."""
@@ -110,7 +113,8 @@ class RewardTerm(AdaptiveComponent):
     """A term of the reward: a function of the batch."""
 
     inner: ClassVar[tuple[str, ...]] = ()
-    """Options that hold other terms: their values are given by these names, [B] each, a list of them where the option is a list."""
+    """Options that hold other terms: their values are given by these names, [B] each, a list of them where the option
+    is a list."""
 
     @declared
     def needs(self) -> frozenset[Need]:
@@ -122,12 +126,13 @@ class RewardTerm(AdaptiveComponent):
         """True where `Rollout.char_ends` is read."""
         return False
 
-    def bind(self, setting: Setting) -> RewardTerm:
+    def bind(self, setting: RewardContext) -> RewardTerm:
         """Return the term with what it takes from the run. ConfigError where the run contradicts it."""
         return self
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
-        """Return continuations whose log-probs `__call__` is given as `scored`. Not called where a subclass does not write it."""
+        """Return continuations whose log-probs `__call__` is given as `scored`. Not called where a subclass does not
+        write it."""
         return []
 
     @property
@@ -142,7 +147,8 @@ class RewardTerm(AdaptiveComponent):
 
     @abstractmethod
     def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray | Sequence[float]:
-        """Return one number for each rollout, NaN where undecided. `given`: values of the options in `inner`, and `scored`."""
+        """Return one number for each rollout, NaN where undecided. `given`: values of the options in `inner`, and
+        `scored`."""
 
 
 class Selector(AdaptiveComponent):
@@ -158,7 +164,7 @@ class Selector(AdaptiveComponent):
         """True where the column `advantage` is read, so that `algorithm.select_after` has to be set."""
         return False
 
-    def bind(self, setting: Setting) -> Selector:
+    def bind(self, setting: RewardContext) -> Selector:
         """Return the selector with what it takes from the run. ConfigError where the run contradicts it."""
         return self
 
@@ -179,7 +185,7 @@ class LossComponent(Component):
     @declared
     @abstractmethod
     def average(self) -> Average:
-        """What is averaged over. ConfigError where the loss does not say it."""
+        """Return what is averaged over. ConfigError where the loss does not say it."""
         raise _missing(self, "average")
 
     @declared
@@ -234,7 +240,8 @@ class Loss(LossComponent):
         return frozenset()
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor | None:
-        """Return [T]: what the loss finds in `tokens.chosen` of each micro-batch, chosen from all tokens of the optimizer step."""
+        """Return [T]: what the loss finds in `tokens.chosen` of each micro-batch, chosen from all tokens of the
+        optimizer step."""
         return None
 
     @abstractmethod
@@ -243,7 +250,8 @@ class Loss(LossComponent):
 
 
 class SequenceLoss(LossComponent):
-    """A loss of the whole responses of an optimizer step. It needs log-probs alone: of the current, proximal or reference policy."""
+    """A loss of the whole responses of an optimizer step. It needs log-probs alone: of the current, proximal or
+    reference policy."""
 
     @declared
     def per_response(self) -> bool:
@@ -251,7 +259,7 @@ class SequenceLoss(LossComponent):
         return True
 
     @abstractmethod
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """Return [S]: what each response adds to the loss of the step, which is their sum."""
 
 

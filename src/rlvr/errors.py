@@ -42,7 +42,8 @@ class TrainingError(RlvrError):
 
 
 class LostRankError(TrainingError):
-    """Another rank of the run failed, was stopped or is gone. No rank can go on: whoever catches other errors lets this one pass."""
+    """Another rank of the run failed, was stopped or is gone. No rank can go on: whoever catches other errors lets this
+    one pass."""
 
 
 class EvaluationError(TrainingError):
@@ -69,10 +70,11 @@ class UserCodeError(TrainingError):
 
 
 USER_CODE_ERRORS = (Exception, SystemExit)
-"""Exceptions of the user's code that are its trouble and not the run's: an answer that it runs with `exec` may call exit()."""
+"""Exceptions of the user's code that are its trouble and not the run's: an answer that it runs with `exec` may call
+exit()."""
 
 
-class WaitTimeout(RlvrError):
+class WaitTimeoutError(RlvrError):
     """A named wait whose deadline passed."""
 
 
@@ -90,7 +92,9 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             text = f"{error}{_advice(error)}"
             print(f"error: {text}", file=sys.stderr)
             tell_launcher(text)
-            return 1 if isinstance(error, TrainingError | WaitTimeout | OSError) else 2
+            if isinstance(error, TrainingError | WaitTimeoutError | OSError):
+                return 1
+            return 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
             return 130
@@ -117,11 +121,14 @@ def user_traceback(error: BaseException) -> str:
 def _advice(error: Exception) -> str:
     """Words to add to an error that the operating system put into words."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return ". The disk is full: free some space there and start again" if full else ""
+    if full:
+        return ". The disk is full: free some space there and start again"
+    return ""
 
 
 def tell_launcher(message: str) -> None:
-    """Write the error file that torchrun shows at its end, in the layout of torch's own ErrorHandler.record_exception."""
+    """Write the error file that torchrun shows at its end, in the layout of torch's own
+    ErrorHandler.record_exception."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         more = {
@@ -133,7 +140,8 @@ def tell_launcher(message: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
+    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`, or the list of what is known when nothing is
+    near."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

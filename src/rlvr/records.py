@@ -1,4 +1,4 @@
-"""What flows through the library: Task, Rollout, Verdict, Group and Batch.
+"""Records of the library: Task, Rollout, Verdict, Group and Batch.
 
 Invariants:
 - Token in, token out: `Rollout.token_ids` are the ids that were sampled and the ids that are trained; text is decoded
@@ -27,11 +27,12 @@ BASELINE = "baseline"
 """The role of a rollout that others are compared with and that does not train."""
 
 UPDATED = "logprobs/updated"
-"""The token column of the log-probs under the weights that were updated, for a look at the ratio to `behaviour_logprobs`."""
+"""The token column of the log-probs under the weights that were updated, for a look at the ratio to
+`behaviour_logprobs`."""
 
 
 class Origin(enum.IntEnum):
-    """Who wrote a token."""
+    """The author of a token."""
 
     PROMPT = 0
     POLICY = 1
@@ -66,7 +67,7 @@ class StopReason(enum.StrEnum):
 
 
 class VerdictStatus(enum.StrEnum):
-    """How a verification ended."""
+    """The outcome of a verification."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -112,11 +113,13 @@ class Task:
 
 
 LONGEST_REASON = 4096
-"""Characters kept of a verdict's reason and of its traceback: every rollout keeps them, and a megabyte each fills a disk."""
+"""Characters kept of a verdict's reason and of its traceback: every rollout keeps them, and a megabyte each fills a
+disk."""
 
 
 def printable(text: str) -> str:
-    """The text with an escape (`\\n`, `\\x1b`, `\\ud800`) for each character that would move a terminal, end a line or fit no file."""
+    """The text with an escape (`\\n`, `\\x1b`, `\\ud800`) for each character that would move a terminal, end a line or
+    fit no file."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
@@ -133,13 +136,14 @@ def cut(text: str, limit: int = LONGEST_REASON) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one completion.
+    """The judgement of a verifier about one completion.
 
     `score` is None when undecided: what the answer causes is decided (an unparsable answer, or a limit that the answer
     itself spent, scores 0); what we cause (bad gold, a killed worker, a remote service down) is undecided, left out of
     loss and baseline, and counted. `scores` are named further scores; `spans` are (first character, past-the-end
-    character, score) over the completion's text. `reason` and `traceback` are cut where the verdict is made, so that nothing
-    longer crosses from a worker process or is kept; what cannot be printed in one line of a `reason` is written as an escape.
+    character, score) over the completion's text. `reason` and `traceback` are cut where the verdict is made, so that
+    nothing longer crosses from a worker process or is kept; what cannot be printed in one line of a `reason` is written
+    as an escape.
     """
 
     status: VerdictStatus
@@ -152,8 +156,8 @@ class Verdict:
     traceback: str = ""
     """That of the exception which kept the verifier from a score; of a result that is no score, the reason again."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Of a verifier that is made of verifiers: the traceback of each part that judged and may decide, "" of one that did not
-    raise, by the name of the part (`part/inner` for a part within a part)."""
+    """Of a verifier that is made of verifiers: the traceback of each part that judged and may decide, "" of one that
+    did not raise, by the name of the part (`part/inner` for a part within a part)."""
 
     def __post_init__(self) -> None:
         if self.score is not None and not math.isfinite(self.score):
@@ -174,7 +178,10 @@ class Verdict:
     def from_score(cls, score: float | bool | None, **more: Any) -> Verdict:
         """The verdict that a bare number means: 1 correct, 0 wrong, else partial; None and NaN are undecided errors."""
         if score is None or not math.isfinite(score):
-            reason = "no score was given" if score is None else f"the score is {score}"
+            if score is None:
+                reason = "no score was given"
+            else:
+                reason = f"the score is {score}"
             return cls(VerdictStatus.ERROR, None, **{"reason": reason, **more})
         score = float(score)
         status = {1.0: VerdictStatus.CORRECT, 0.0: VerdictStatus.WRONG}.get(score, VerdictStatus.PARTIAL)
@@ -249,7 +256,8 @@ class Rollout:
     origin: np.ndarray
     """int8 [T], values of Origin"""
     behaviour_logprobs: np.ndarray
-    """float32 [T], log-probs of the sampling distribution at the temperature sampled; NaN where unknown or not sampled"""
+    """float32 [T], log-probs of the sampling distribution at the temperature sampled; NaN where unknown or not
+    sampled"""
     policy_version: np.ndarray
     """int32 [T], the weights that sampled the token; -1 where none did"""
     stop: StopReason
@@ -267,8 +275,8 @@ class Rollout:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     term_values: dict[str, float] = field(default_factory=dict)
-    """Values of the reward terms that are plain functions, by the term's name (NaN: undecided), so that each is called once.
-    Not recorded: the column `reward/TERM` is."""
+    """Values of the reward terms that are plain functions, by the term's name (NaN: undecided), so that each is called
+    once. Not recorded: the column `reward/TERM` is."""
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -306,7 +314,8 @@ class Rollout:
         first = int(written[0]) if len(written) else len(self)
         while first < len(self) and self.origin[first] == Origin.HINT:
             first += 1
-        context, tail = np.asarray(self.trained_context, dtype=np.int64), slice(first, None)
+        context = np.asarray(self.trained_context, dtype=np.int64)
+        tail = slice(first, None)
 
         def join(head: Any, values: np.ndarray) -> np.ndarray:
             return np.concatenate([np.full(len(context), head, dtype=values.dtype), values[tail]])
@@ -329,7 +338,8 @@ class Rollout:
         )
 
     def row(self) -> dict[str, Any]:
-        """Everything needed to train on or score this rollout again, for an encoder that takes arrays (NaN: unknown)."""
+        """Everything needed to train on or score this rollout again, for an encoder that takes arrays (NaN:
+        unknown)."""
         return {
             "id": self.id,
             "task": self.task.to_json(),
@@ -412,7 +422,7 @@ class Batch:
         return self.columns[name]
 
     def has(self, name: str) -> bool:
-        """Whether there is a rollout column or token column of that name."""
+        """Return whether there is a rollout column or token column of that name."""
         return name in self.columns or name in self.token_columns
 
     def tokens(self, name: str) -> list[np.ndarray]:
@@ -424,7 +434,10 @@ class Batch:
     def group_index(self, key: Callable[[Rollout], str] | None = None) -> np.ndarray:
         """int64 [B]: the group of each rollout, numbered in order of first appearance. `key` defaults to the draw."""
         numbers: dict[str, int] = {}
-        keys = [key(r) for r in self.rollouts] if key else [r.group for r in self.rollouts]
+        if key:
+            keys = [key(r) for r in self.rollouts]
+        else:
+            keys = [r.group for r in self.rollouts]
         return np.asarray([numbers.setdefault(k, len(numbers)) for k in keys], dtype=np.int64)
 
     def groups(self, key: Callable[[Rollout], str] | None = None) -> Iterator[Group]:

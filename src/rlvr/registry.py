@@ -1,15 +1,15 @@
 """Names -> pieces: one mechanism for verifiers, rewards, selectors, advantages, losses, samplers, plans, engines ...
 
-A piece is a class or a function. In the configuration it is written as a name, as `FILE.py:Name` or `module:Name`, or as a
-mapping `{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the keyword-only parameters of
-a function. They are checked and converted by their annotations before anything runs.
+A piece is a class or a function. In the configuration it is written as a name, as `FILE.py:Name` or `module:Name`, or
+as a mapping `{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the
+keyword-only parameters of a function. They are checked and converted by their annotations before anything runs.
 
-Names are found, in this order: what was registered in this process, the library's own rooms (imported on first use), and
-entry points of installed packages (group `rlvr.verifiers`, `rlvr.losses` ...: the kind in the plural).
+Names are found, in this order: what was registered in this process, the library's own rooms (imported on first use),
+and entry points of installed packages (group `rlvr.verifiers`, `rlvr.losses` ...: the kind in the plural).
 
-A file is loaded once, under a name of its own, with its folder at the end of the module search path. A script that trains
-without `if __name__ == "__main__":` is loaded as far as its first GRPOTrainer, so that its pieces are found and it does not
-train again.
+A file is loaded once, under a name of its own, with its folder at the end of the module search path. A script that
+trains without `if __name__ == "__main__":` is loaded as far as its first GRPOTrainer, so that its pieces are found and
+it does not train again.
 """
 
 from __future__ import annotations
@@ -70,14 +70,15 @@ _loading: list[Path] = []
 
 
 class _TrainerReached(BaseException):
-    """A script that is loaded for its pieces makes a trainer. It is no Exception, so that the script does not catch it."""
+    """A script that is loaded for its pieces makes a trainer. It is no Exception, so that the script does not catch
+    it."""
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorator: make a class or function known as `name` among the pieces of `kind`.
 
-    Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell, or
-    from a file that is loaded under a second name, replaces it.
+    Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell,
+    or from a file that is loaded under a second name, replaces it.
     """
     if kind not in ROOMS:
         raise ConfigError(f"there is no kind of piece {kind!r}{nearest(kind, ROOMS)}")
@@ -110,7 +111,10 @@ def _source(piece: Any) -> tuple[str, str]:
     """The file of a piece, or its module where that has no file, and its qualified name."""
     module, name = _identity(piece)
     loaded = sys.modules.get(module)
-    file = None if loaded is None else vars(loaded).get("__file__")
+    if loaded is None:
+        file = None
+    else:
+        file = vars(loaded).get("__file__")
     return (module if file is None else str(Path(file).resolve())), name
 
 
@@ -136,10 +140,12 @@ def is_in_words(written: Any) -> bool:
 
 
 def refuse_words(what: str, written: Any) -> None:
-    """ConfigError where `written`, the value of `what`, describes what was given in Python and cannot be found again."""
+    """ConfigError where `written`, the value of `what`, describes what was given in Python and cannot be found
+    again."""
     if is_in_words(written):
         raise ConfigError(
-            f"{what}: the run was given {written[1:-1]}, in Python, and a file cannot say where that is: give another {what}"
+            f"{what}: the run was given {written[1:-1]}, in Python, and a file cannot say where that is: give "
+            f"another {what}"
         )
 
 
@@ -161,7 +167,9 @@ def find(kind: str, name: str) -> Any:
         raise ConfigError(f"a {kind} is written as a name, not {name!r}")
     refuse_words(kind, name)
     if ":" in name:
-        return _from_file(kind, name) if name.split(":")[0].endswith(".py") else _from_module(kind, name)
+        if name.split(":")[0].endswith(".py"):
+            return _from_file(kind, name)
+        return _from_module(kind, name)
     if name not in _pieces[kind]:
         importlib.import_module(ROOMS[kind])
     if name not in _pieces[kind]:
@@ -300,7 +308,10 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-    held = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+    if typing.get_origin(hint) is typing.Annotated:
+        held = typing.get_args(hint)[0]
+    else:
+        held = hint
     has_config = isinstance(held, type) and (
         issubclass(held, BaseModel) or typing.is_typeddict(held) or dataclasses.is_dataclass(held)
     )
@@ -311,8 +322,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def options_of(piece: Any) -> dict[str, inspect.Parameter]:
-    """What may be given as an option: the keyword-only parameters of a function; all parameters of a class, except those
-    that its attribute `injected` names."""
+    """Return what may be given as an option: the keyword-only parameters of a function; all parameters of a class,
+    except those that its attribute `injected` names."""
     parameters = inspect.signature(piece).parameters
     kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
     if inspect.isclass(piece):
@@ -354,7 +365,8 @@ def build(kind: str, spec: SpecLike) -> Any:
 
 
 def instance(kind: str, name: str, piece: type, options: Mapping[str, Any]) -> Any:
-    """Make an instance of the class `piece`. ConfigError says what it refuses, with the user's lines where their code fails."""
+    """Make an instance of the class `piece`. ConfigError says what it refuses, with the user's lines where their code
+    fails."""
     try:
         return piece(**options)
     except (TypeError, ValueError) as error:

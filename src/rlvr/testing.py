@@ -6,8 +6,9 @@
         check_advantage("my_ideas.py:median")
         check_trains(tmp_path, advantage="my_ideas.py:median")
 
-Each check takes a piece as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function itself, tries it
-on made-up batches, and raises AssertionError with the rule that it breaks. Made-up batches come from a seed: a failure repeats.
+Each check takes a piece as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function itself,
+tries it on made-up batches, and raises AssertionError with the rule that it breaks. Made-up batches come from a seed: a
+failure repeats.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def make_batch(rewards: Sequence[Sequence[float | None]], lengths: Sequence[Sequ
 
     `lengths` are the completions' tokens (3 for all by default); the texts are letters.
     """
-    rollouts, column = [], []
+    rollouts = []
+    column = []
     for group, of_group in enumerate(rewards):
         task = Task(id=f"task{group}", prompt="?", answer="1")
         for member, reward in enumerate(of_group):
@@ -72,8 +74,8 @@ def _rollout(task: Task, group: int, member: int, size: int, reward: float | Non
 
 
 def made_up_batches(seed: int = 0, tries: int = TRIES) -> Iterator[Batch]:
-    """Ragged batches, and then the edge cases: one rollout, equal rewards, none decided, one decided, empty completions,
-    hundreds of members."""
+    """Ragged batches, and then the edge cases: one rollout, equal rewards, none decided, one decided, empty
+    completions, hundreds of members."""
     random = np.random.default_rng(seed)
     levels: list[float | None] = [0.0, 1.0, 0.5, 0.1, -1.0, None]
     for _ in range(tries):
@@ -89,8 +91,8 @@ def made_up_batches(seed: int = 0, tries: int = TRIES) -> Iterator[Batch]:
 
 
 def check_advantage(piece: Piece, *, by_group: bool = True, zero_when_equal: bool = True) -> None:
-    """An estimator: one finite number per rollout (or per token), 0 where undecided; it follows the rollouts when they are
-    shuffled (N4).
+    """An estimator: one finite number per rollout (or per token), 0 where undecided; it follows the rollouts when they
+    are shuffled (N4).
 
     `by_group`: what other groups there are changes nothing (false for one that looks at the whole batch).
     `zero_when_equal`: a group of equal rewards teaches nothing (false for one without a group baseline).
@@ -124,7 +126,8 @@ def check_advantage(piece: Piece, *, by_group: bool = True, zero_when_equal: boo
 
 
 def check_modifier(piece: Piece, *, by_group: bool = True) -> None:
-    """A modifier: finite, in the form that it was given or per token, and it follows the rollouts when they are shuffled."""
+    """A modifier: finite, in the form that it was given or per token, and it follows the rollouts when they are
+    shuffled."""
     modify = _built("modifier", piece)
     for number, batch in enumerate(made_up_batches()):
         given = np.where(np.isfinite(batch.column("reward")), batch.column("reward") - 0.3, 0.0)
@@ -165,7 +168,10 @@ def check_selector(piece: Piece, *, by_group: bool = True) -> None:
 
     def kept(batch: Batch) -> list[str]:
         chosen = np.asarray(select(batch))
-        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
+        if chosen.dtype == bool:
+            chosen = np.flatnonzero(chosen)
+        else:
+            chosen = chosen.astype(np.int64)
         assert len(set(chosen.tolist())) == len(chosen), "a rollout is selected twice"
         assert all(0 <= i < len(batch) for i in chosen), "a position is selected that the batch does not have"
         return [batch.rollouts[i].id for i in chosen]
@@ -181,8 +187,8 @@ def check_selector(piece: Piece, *, by_group: bool = True) -> None:
 
 
 def check_loss(piece: Piece, *, smooth: bool = True) -> None:
-    """A loss of tokens: the sum of its shares over any cut into micro-batches is the whole (N1); tokens of weight 0 have no
-    part; where it says `zero_without_advantage`, an advantage of 0 gives no gradient; everything is finite.
+    """A loss of tokens: the sum of its shares over any cut into micro-batches is the whole (N1); tokens of weight 0
+    have no part; where it says `zero_without_advantage`, an advantage of 0 gives no gradient; everything is finite.
 
     `smooth`: its gradient is that of its value, by finite differences in float64 (false where a gradient is stopped or
     estimated, as in CISPO or a straight-through KL).
@@ -245,7 +251,10 @@ def _value_and_gradient(
         },
     )
     value = loss(tokens, over).value
-    gradient = torch.autograd.grad(value, logprobs, allow_unused=True)[0] if value.requires_grad else None
+    if value.requires_grad:
+        gradient = torch.autograd.grad(value, logprobs, allow_unused=True)[0]
+    else:
+        gradient = None
     return float(value.detach()), np.zeros(len(sequence)) if gradient is None else gradient.numpy()
 
 
@@ -267,7 +276,8 @@ def _check_gradient(
 def check_trains(
     folder: Path, *, steps: int = 2, rewards: Sequence[Any] = ("verdict",), **algorithm: Any
 ) -> list[dict[str, Any]]:
-    """Run the real trainer on a tiny policy with these settings of `algorithm`: finite metrics and weights that changed.
+    """Run the real trainer on a tiny policy with these settings of `algorithm`: finite metrics and weights that
+    changed.
 
     `folder` is where the run folder goes. Returns the metrics, one record per step.
     """
@@ -306,7 +316,9 @@ def _built(kind: str, piece: Piece) -> Any:
     if isinstance(piece, (str, Mapping)):
         return registry.build(kind, piece if isinstance(piece, str) else dict(piece))
     component = adapted(kind, piece)
-    return component() if isinstance(component, type) else component
+    if isinstance(component, type):
+        return component()
+    return component
 
 
 def _per_rollout(values: Any, batch: Batch, what: str) -> list[np.ndarray]:
@@ -328,6 +340,7 @@ def _same(found: Sequence[Any], wanted: Sequence[Any], otherwise: str) -> None:
 def _joined(first: Batch, second: Batch) -> Batch:
     """Both batches, the second one's groups and rollouts under other names."""
     for rollout in second.rollouts:
-        rollout.group, rollout.id = f"more{rollout.group}", f"more{rollout.id}"
+        rollout.group = f"more{rollout.group}"
+        rollout.id = f"more{rollout.id}"
     columns = {name: np.concatenate([first.columns[name], second.columns[name]]) for name in first.columns}
     return Batch([*first.rollouts, *second.rollouts], columns)

@@ -25,7 +25,7 @@ from rlvr.errors import UserCodeError
 from rlvr.monitor.trackers import Tracker
 from rlvr.policy import Policy
 from rlvr.records import Batch
-from rlvr.rollout import Collected, Interrupted
+from rlvr.rollout import CollectionInterruptedError, StepRollouts
 from rlvr.run.checkpointing import Checkpointer, Stateful
 from rlvr.run.due_evaluations import DueEvaluations
 from rlvr.run.evaluator import Evaluator
@@ -52,10 +52,10 @@ class GRPOTrainer(MovedTrainerAttributes):
         trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, MathVerifier(), {"run": {"steps": 100}})
         trainer.train()
 
-    `model` is a loaded model (with `tokenizer`; it is moved to the config's `model.device`), a path or hub name, or None to
-    build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the
-    config's. `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's. `config` is a
-    Config, a mapping or a YAML file. `resume` is what `train` goes on from; given here, `rollout.engine: auto` is the checkpoint's.
+    `model` is a loaded model (with `tokenizer`; moved to `model.device`), a path or hub name, or None to build what the
+    config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the config's.
+    `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's. `config` is a
+    Config, a mapping or a YAML file. `resume` is what `train` goes on from; given here, its engine is taken for `auto`.
 
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
     RlvrError for bad input before any training.
@@ -74,14 +74,14 @@ class GRPOTrainer(MovedTrainerAttributes):
         resume: str | None = None,
     ) -> None:
         config, model = written_config(config, model)
-        self.world = world = World.from_environment(config.distributed.silence)
+        self.world = world = World.from_environment(config.distributed.heartbeat_timeout)
         self.resolved = resolved = resolved_config(config, world, resume, model, eval_tasks)
         self.training = training = PolicyTraining(self.config, world, model, tokenizer)
-        self.stop = RunStop(world, replies=world.leads and self.config.logging.console != "off")
+        self.stop = RunStop(world, replies=world.is_main and self.config.logging.console != "off")
         self.rollouts = rollouts = RolloutRuntime(self.config, world, self.stop)
         self.meters = StepMeters(self.policy.home, world, rollouts.activity.idle)
         self.folder = folder = RunFolder(self.config)
-        self.reporting = reporting = Reporting(self.config, folder, world.leads, rollouts.activity.counts, trackers)
+        self.reporting = reporting = Reporting(self.config, folder, world.is_main, rollouts.activity.counts, trackers)
         self.tasks = RunTasks(tasks, eval_tasks, self.policy.tokenizer, world, reporting.console.message)
         self.state = state = TrainState()
         self.stages = StageList()
@@ -135,12 +135,13 @@ class GRPOTrainer(MovedTrainerAttributes):
     def train(self, steps: int | None = None, *, resume: str | None = None) -> list[dict[str, Any]]:
         """Run the stages from where they are, at most `steps` steps more; the metrics of all steps so far.
 
-        `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C stops after a
-        checkpoint; calling `train` again goes on.
+        `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C
+        stops after a checkpoint; calling `train` again goes on.
         """
         with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
             self._begin(self.resolved.resume if resume is None else resume)
-            until = self.resolved.steps if steps is None else min(self.resolved.steps, self.state.step + steps)
+            last = self.resolved.steps
+            until = last if steps is None else min(last, self.state.step + steps)
             self.due_evaluations.make_up()
             while self.state.step < until and not self.stop.on_any_rank():
                 self._go_through(self._next_stage(), until)
@@ -174,8 +175,8 @@ class GRPOTrainer(MovedTrainerAttributes):
             yield
         except BaseException as error:
             if self.state.version == version:
-                stage.give_back()
-            if isinstance(error, Interrupted):
+                stage.roll_back()
+            if isinstance(error, CollectionInterruptedError):
                 return
             if self.state.version == version and not isinstance(error, KeyboardInterrupt):
                 self._leave(failed=True)
@@ -189,27 +190,27 @@ class GRPOTrainer(MovedTrainerAttributes):
             self.enter(self.state.stage_number + 1)
         return self.stages[self.state.stage_number]
 
-    def _collect(self, stage: Stage) -> Collected:
-        """The step's rollouts, which rank 0 draws and values by the user's functions. Raises Interrupted when the run is to stop."""
+    def _collect(self, stage: Stage) -> StepRollouts:
+        """The step's rollouts, which rank 0 draws. Raises CollectionInterruptedError when the run is to stop."""
         collected = None
         what = f"the rollouts of step {self.state.step + 1}"
         with self.meters.phases("rollout"):
             try:
-                if self.world.leads:
+                if self.world.is_main:
                     collected = stage.collect(self.state.stage_step)
                     with self.meters.phases("score"):
                         stage.call_functions(collected)
-            except Interrupted:
+            except CollectionInterruptedError:
                 self.world.broadcast(None, what)
                 raise
             collected = self.world.broadcast(collected, what)
         if collected is None:
-            raise Interrupted
+            raise CollectionInterruptedError
         return collected
 
-    def _score(self, stage: Stage, collected: Collected) -> tuple[Batch, dict[str, Any]]:
+    def _score(self, stage: Stage, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         with self.meters.phases("score"):
-            self.rollouts.engine.release()  # the log-probs of a reference need memory, and are computed with its weights in place
+            self.rollouts.engine.release()  # the log-probs of a reference need memory
             batch, metrics = stage.score(collected)
             if self.world.size > 1:
                 self.world.same(batch.digest(), "the scored batch")
@@ -230,7 +231,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             if stage.samples:
                 self.rollouts.publish(self.state.version, self.training)
 
-    def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
+    def _record(self, stage: Stage, collected: StepRollouts, batch: Batch, metrics: dict[str, Any]) -> None:
         """Count the step and record what was measured."""
         self.batch = batch
         self.recorder.record(stage, collected, batch, metrics)
@@ -252,9 +253,9 @@ class GRPOTrainer(MovedTrainerAttributes):
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
         """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name.
 
-        Empty when the run was told to stop meanwhile. DataError when there are no tasks; EvaluationError, on all ranks, when
-        sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every answer before the
-        first step; LostRankError when another rank is gone.
+        Empty when the run was told to stop meanwhile. DataError when there are no tasks; EvaluationError, on all ranks,
+        when sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every
+        answer before the first step; LostRankError when another rank is gone.
         """
         return self.evaluator.evaluate(tasks)
 
@@ -262,7 +263,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
         self.state.stage_number = number
         self.state.stage_step = 0
-        self.rollouts.engine.release()  # the backend and the snapshot take memory, which an engine that is awake has taken
+        self.rollouts.engine.release()  # the backend and the snapshot take memory that an awake engine holds
         self.training.enter(self.stages[number])
 
     def _ready(self, stage: Stage) -> None:
@@ -291,8 +292,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             self.reporting.console.message(text, "warning")
 
     def save(self) -> Path:
-        """Write a checkpoint of the run as it is after the last whole step; before `train`, of a fresh run, whose folder is
-        taken as `train` does."""
+        """Write a checkpoint of the last whole step; before `train`, of a fresh run, whose folder is made first."""
         self._begin(None)
         return self.checkpointer.save()
 

@@ -248,7 +248,7 @@ class Both:
     needs = frozenset()
     average = "tokens"
     def __call__(self, tokens, over): ...
-    def shares(self, sequences): ...
+    def sequence_losses(self, sequences): ...
 
 class Meta(type): ...
 
@@ -322,22 +322,25 @@ def test_a_helper_beside_the_member_that_it_is_like_is_no_slip():
         ({"name": "recorded", "path": "x"}, {"copy_weights": True}),
         ("vllm", {"max_model_len": 64, "merge_adapter": True}),
         ({"name": "vllm", "max_model_len": 32}, {"max_model_len": 32, "merge_adapter": True}),
-        ("vllm-server", {"max_model_len": 64, "merge_adapter": True, "silence": 5.0}),
-        ({"name": "vllm-server", "silence": 9.0}, {"max_model_len": 64, "merge_adapter": True, "silence": 9.0}),
+        ("vllm-server", {"max_model_len": 64, "merge_adapter": True, "stall_timeout": 5.0}),
+        (
+            {"name": "vllm-server", "stall_timeout": 9.0},
+            {"max_model_len": 64, "merge_adapter": True, "stall_timeout": 9.0},
+        ),
     ],
 )
 def test_an_engine_takes_from_the_run_what_its_options_leave_open(written, expected):
     options = registry.build("engine", written)
-    changed = dataclasses.asdict(options.for_run(longest=64, partitions=True, silence=5.0))
+    changed = dataclasses.asdict(options.for_run(longest=64, partitions=True, heartbeat_timeout=5.0))
     assert {name: changed[name] for name, value in dataclasses.asdict(options).items() if changed[name] != value} | {
         name: changed[name] for name in expected
     } == expected
-    alone = dataclasses.asdict(options.for_run(longest=None, partitions=False, silence=None))
+    alone = dataclasses.asdict(options.for_run(longest=None, partitions=False, heartbeat_timeout=None))
     assert alone == dataclasses.asdict(options)
 
 
 @pytest.mark.parametrize(
-    ("kind", "base"), [("sampler", "rlvr.data.samplers.Sampler"), ("stage", "rlvr.stages.base.Stage")]
+    ("kind", "base"), [("sampler", "rlvr.data.samplers.Sampler"), ("stage", "rlvr.stages.stage_base.Stage")]
 )
 def test_a_kind_whose_base_class_holds_what_it_works_with_needs_it(kind, base, tmp_path, monkeypatch):
     (tmp_path / "plain.py").write_text("class Plain:\n    def order(self, epoch, size): ...\n\n\ndef function(): ...\n")
@@ -394,11 +397,11 @@ def test_a_plain_class_and_a_function_get_the_defaults_and_keep_what_they_have()
     assert (made.smallest_group, made.needs, made.remembers, made.state_dict()) == (4, frozenset(), False, None)
     selector = adapted("selector", function)
     assert isinstance(selector, Selector) and selector.after and selector(None) == [0]
-    responses = adapted("loss", type("Pairs", (), {"shares": lambda self, sequences: sequences}))()
+    responses = adapted("loss", type("Pairs", (), {"sequence_losses": lambda self, sequences: sequences}))()
     assert isinstance(responses, SequenceLoss) and responses.per_response
     with pytest.raises(ConfigError, match=r"'test_contracts\.Pairs' does not say its `average`"):
         _ = responses.average
-    with pytest.raises(ConfigError, match=r"loss .*Nothing has no `shares` or `__call__`"):
+    with pytest.raises(ConfigError, match=r"loss .*Nothing has no `sequence_losses` or `__call__`"):
         adapted("loss", type("Nothing", (), {}))
 
 

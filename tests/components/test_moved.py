@@ -24,8 +24,10 @@ def test_a_module_that_moved_is_found(old):
 
 
 def test_a_name_that_moved_to_another_package_is_found():
-    with pytest.warns(FutureWarning, match=r"rlvr\.policy\.learning_rate is now rlvr\.stages\.base\.learning_rate"):
-        assert rlvr.policy.learning_rate is importlib.import_module("rlvr.stages.base").learning_rate
+    with pytest.warns(
+        FutureWarning, match=r"rlvr\.policy\.learning_rate is now rlvr\.stages\.stage_base\.learning_rate"
+    ):
+        assert rlvr.policy.learning_rate is importlib.import_module("rlvr.stages.stage_base").learning_rate
 
 
 def test_attributes_of_the_trainer_that_moved_are_found(tmp_path):
@@ -41,3 +43,10 @@ def test_attributes_of_the_trainer_that_moved_are_found(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert trainer.step == 0 and trainer.metrics == []
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_module_takes_no_name_of_its_package(old):
+    """Python sets an imported module as an attribute of its package."""
+    package, _, name = old.rpartition(".")
+    assert name not in getattr(importlib.import_module(package), "__all__", ())

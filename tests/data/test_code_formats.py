@@ -1,8 +1,10 @@
-"""Rows in the schemas of the field's data sets, from their columns to verdicts: the right solution scores 1, its wrong twin 0.
+"""Rows in the schemas of the field's data sets, from their columns to verdicts: the right solution scores 1, its wrong
+twin 0.
 
 The columns are those of the data sets' cards and loaders; the tasks in them are our own:
-- HumanEval+ and MBPP+: `evalplus/data/humaneval.py`, `evalplus/data/mbpp.py`, and the `test` scripts of evalplus/humanevalplus and
-  evalplus/mbppplus on the hub, whose `assertion` compares as `evalplus/eval/__init__.py` does, but with `np.allclose`
+- HumanEval+ and MBPP+: `evalplus/data/humaneval.py`, `evalplus/data/mbpp.py`, and the `test` scripts of
+  evalplus/humanevalplus and evalplus/mbppplus on the hub, whose `assertion` compares as `evalplus/eval/__init__.py`
+  does, but with `np.allclose`
 - LiveCodeBench: `lcb_runner/benchmarks/code_generation.py`
 - APPS: the loader of codeparrot/apps and `eval/testing_util.py` of hendrycks/apps
 - CodeContests: `contest_problem.proto` of google-deepmind/code_contests
@@ -151,7 +153,10 @@ def taco(value, solution, starter="", **more):
     }
 
 
-MEAN = 'from typing import List\n\n\ndef mean(xs: List[float]) -> float:\n    """ The mean.\n    >>> mean([1.0, 2.0])\n    1.5\n    """\n'
+MEAN = (
+    'from typing import List\n\n\ndef mean(xs: List[float]) -> float:\n    """ The mean.\n    >>> mean([1.0, '
+    '2.0])\n    1.5\n    """\n'
+)
 PAIR = 'def pair(a: int, b: int):\n    """ Both, the smaller one first. """\n'
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 TYPED = "class Solution:\n    def total(self, nums: List[int], k: int) -> int:\n        "

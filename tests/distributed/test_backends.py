@@ -1,4 +1,5 @@
-"""The backends on two real processes against one: gradients, weights, state, files; and what must not leak into a step."""
+"""The backends on two real processes against one: gradients, weights, state, files; and what must not leak into a
+step."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ DEEPSPEED = ["deepspeed", "--num_accelerators={ranks}", "--no_local_rank", "--ma
 
 
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-"""What is freed goes back to the system at once, so that a peak of memory is that of what is held and no allocator's."""
+"""What is freed goes back to the system at once, so that a peak of memory is that of what is held and no
+allocator's."""
 
 
 def launch(tmp_path_factory, settings, ranks=2, deadline=240, launcher=TORCHRUN):

@@ -12,7 +12,8 @@ pytestmark = [
 
 
 def test_every_rank_gathers_every_weight_once_in_each_publish(tmp_path_factory):
-    """What is sent is known from shapes: a sender that made a pass to find out would wait in a gather that no other rank makes."""
+    """What is sent is known from shapes: a sender that made a pass to find out would wait in a gather that no other
+    rank makes."""
     settings = {
         f"tied {tied}": {"run": "publishes", "backend": ZERO[3], "policy": {"tie_word_embeddings": tied}}
         for tied in (True, False)

@@ -23,7 +23,8 @@ BACKENDS = {
     "zero3 in bfloat16": (ZERO[3], BFLOAT16),
 }
 IN_GATE = "zero3 in bfloat16"
-"""Moments, float32 weights and gradients leave, and a checkpoint puts all of them together; the others are slow tests."""
+"""Moments, float32 weights and gradients leave, and a checkpoint puts all of them together; the others are slow
+tests."""
 
 
 # tensors -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""QLoRA: the frozen weights in 4 bits, on the CPU. What is trained, sampled with, published and written is one function."""
+"""QLoRA: the frozen weights in 4 bits, on the CPU. What is trained, sampled with, published and written is one
+function."""
 
 import importlib.util
 import logging

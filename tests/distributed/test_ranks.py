@@ -1,4 +1,5 @@
-"""Training on several ranks: real processes, the same run as with one (N1, N7), and what becomes of a rank that is lost."""
+"""Training on several ranks: real processes, the same run as with one (N1, N7), and what becomes of a rank that is
+lost."""
 
 import importlib.util
 import json
@@ -14,8 +15,8 @@ from launching import configured, ended, rows, sampled, start, trained
 from transformers import AutoModelForCausalLM
 
 from rlvr.config.config_loading import load_config
-from rlvr.distributed.watchdog import Watchdog
-from rlvr.distributed.world import Watch, World
+from rlvr.distributed.heartbeat_monitor import HeartbeatMonitor
+from rlvr.distributed.world import BarrierWait, World
 from rlvr.errors import LostRankError
 from rlvr.policy import load_policy
 
@@ -140,8 +141,8 @@ def test_an_adapter_on_weights_that_zero_3_shares_out_is_published_and_saved_who
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_sampling_ahead_and_refilling_work_on_two_ranks(tmp_path):
-    config = configured(tmp_path, rollout={"staleness": 1, "refill": {"attempts": 2}})
+def test_sampling_ahead_and_dynamic_sampling_work_on_two_ranks(tmp_path):
+    config = configured(tmp_path, rollout={"staleness": 1, "dynamic_sampling": {"attempts": 2}})
     finished = trained(2, config)
     assert [status for status, _ in finished] == [0, 0], finished
     assert max(row["policy/staleness_max"] for row in rows(tmp_path / "run")) == 1
@@ -199,7 +200,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_after_it(tmp_path):
         tmp_path,
         run={"steps": 2000},
         checkpoint={"every": 1},
-        distributed={"silence": 6.0},
+        distributed={"heartbeat_timeout": 6.0},
         evaluation={"at_start": False},
     )
     processes = start(2, "-m", "rlvr.train", "--config", str(config))
@@ -226,7 +227,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_rank_that_is_killed_while_its_part_of_a_checkpoint_is_awaited_holds_nobody_up(tmp_path):
-    config = configured(tmp_path, checkpoint={"every": 1}, distributed={"silence": 4.0}, run={"steps": 2})
+    config = configured(tmp_path, checkpoint={"every": 1}, distributed={"heartbeat_timeout": 4.0}, run={"steps": 2})
     processes = start(2, "-c", WRITES_NOTHING, "--config", str(config))
     until(steps_done(tmp_path / "run", 1), processes)
     time.sleep(1.0)  # both wait for the write now
@@ -325,7 +326,7 @@ sys.exit(main(sys.argv[1:]))
     ],
 )
 def test_a_rank_that_is_stopped_inside_a_collective_is_named(tmp_path, who, where, backend):
-    distributed = {"silence": 5.0, "backend": backend}
+    distributed = {"heartbeat_timeout": 5.0, "backend": backend}
     config = configured(tmp_path, run={"steps": 2}, evaluation={"at_start": False}, distributed=distributed)
     processes = start(2, "-c", LOST, str(who), where, "--config", str(config))
     try:
@@ -341,7 +342,9 @@ def test_a_rank_that_is_stopped_inside_a_collective_is_named(tmp_path, who, wher
 
 def test_a_rank_that_is_stopped_while_rank_0_evaluates_is_named(tmp_path):
     """What is raised inside the evaluation is no failure of the evaluation."""
-    config = configured(tmp_path, distributed={"silence": 5.0}, verification={"workers": 1, "time_limit": 300})
+    config = configured(
+        tmp_path, distributed={"heartbeat_timeout": 5.0}, verification={"workers": 1, "time_limit": 300}
+    )
     (tmp_path / "digits.py").write_text("import time\ndef digits(completion):\n    time.sleep(200)\n    return 0.0\n")
     processes = start(2, "-c", LOST, "1", "an evaluation", "--config", str(config))
     try:
@@ -361,7 +364,7 @@ from rlvr.distributed.world import World
 from rlvr.core.waits import finished
 watchdog.MARGIN = 4.0
 logging.basicConfig(format="logged: %(message)s")
-world = World.from_environment(silence=4.0)
+world = World.from_environment(heartbeat_timeout=4.0)
 if world.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 try:
@@ -392,7 +395,7 @@ def test_a_lost_rank_ends_a_main_thread_that_caught_the_error_and_went_on(tmp_pa
 
 @pytest.mark.parametrize(("rank", "who"), [(0, "the launcher"), (1, "rank 0 or the launcher")])
 def test_whoever_keeps_the_store_is_named_and_rank_0_does_not_blame_itself(rank, who):
-    found = Watchdog(rank, 2, dist.HashStore(), 5.0, lambda: "the sum")
+    found = HeartbeatMonitor(rank, 2, dist.HashStore(), 5.0, lambda: "the sum")
     found.close()
     said = str(found._lost({1 - rank: 0.0}, 6.0))
     assert said.startswith(f"{who}, which keeps the ranks' store, has shown no sign of life for 6 s")
@@ -400,10 +403,10 @@ def test_whoever_keeps_the_store_is_named_and_rank_0_does_not_blame_itself(rank,
 
 def test_a_process_that_was_itself_stopped_blames_nobody(monkeypatch):
     """Its clock has gone on, and the other rank, stopped with it, gives its next heartbeat a little later."""
-    now, world = [0.0], World(0, 2, silence=5.0)
+    now, world = [0.0], World(0, 2, heartbeat_timeout=5.0)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(world, "heard", lambda rank: b"7")
-    watch = Watch(world, {1})
+    watch = BarrierWait(world, {1})
     for _ in range(2):
         now[0] += 1.5
         watch.look("the sum", failures=False)
@@ -426,7 +429,7 @@ from rlvr.distributed.world import World
 watchdog.MARGIN = 4.0
 if sys.argv[1] == "comes late" and os.environ["RANK"] == "1":
     time.sleep(12.0)
-world = World.from_environment(silence=5.0)
+world = World.from_environment(heartbeat_timeout=5.0)
 with world.naming("the exchange"):
     if world.rank == 1 and sys.argv[1] == "raises":  # and is long about its end, which NCCL does not notice
         world.fail(ValueError("broken in a pass"))
@@ -463,9 +466,9 @@ from rlvr.distributed.world import World
 def talk(world, number):
     for what in range(3):
         assert world.gather((number, world.rank), f"round {what}") == [(number, 0), (number, 1)]
-first = World.from_environment(silence=20.0)
+first = World.from_environment(heartbeat_timeout=20.0)
 talk(first, 0)
-second = World.from_environment(silence=20.0)  # while the first is in use
+second = World.from_environment(heartbeat_timeout=20.0)  # while the first is in use
 talk(second, 1)
 talk(first, 2)
 first.close()
@@ -476,7 +479,7 @@ def keys():
     return World._shared_store.num_keys()
 before = keys()
 for number in range(4, 8):  # one after the other
-    world = World.from_environment(silence=20.0)
+    world = World.from_environment(heartbeat_timeout=20.0)
     talk(world, number)
     world.close()
 print(keys() - before, "keys left", flush=True)
@@ -523,11 +526,11 @@ def test_sigterm_saves_on_all_ranks(tmp_path):
 MEETING = """
 import time
 from rlvr.distributed.world import World
-world = World.from_environment(silence=4.0)
+world = World.from_environment(heartbeat_timeout=4.0)
 print(world.broadcast([world.rank, "first"], "a value"), world.gather(world.rank, "ranks"))
-def late(): time.sleep(3.0 * world.rank); world.meet("the late", 1.5)
-def broken(): world.meet("the broken", 60.0) if not world.rank else 1 / 0
-tries = [late, lambda: world.same(world.rank, "the seed"), lambda: world.meet(f"place {world.rank}", 60.0)]
+def late(): time.sleep(3.0 * world.rank); world.barrier("the late", 1.5)
+def broken(): world.barrier("the broken", 60.0) if not world.rank else 1 / 0
+tries = [late, lambda: world.same(world.rank, "the seed"), lambda: world.barrier(f"place {world.rank}", 60.0)]
 for attempt in [*tries, broken]:
     try:
         attempt()
@@ -543,7 +546,7 @@ world.close()
 def test_whoever_keeps_the_others_waiting_is_named():
     (_, said), _ = ended(start(2, "-c", MEETING), 120)
     assert "[0, 'first'] [0, 1]" in said
-    assert "WaitTimeout waited 2 s for the late, where rank 1 did not come" in said
+    assert "WaitTimeoutError waited 2 s for the late, where rank 1 did not come" in said
     assert "the ranks differ in the seed: rank 0 has 0, rank 1 has 1" in said
     assert "rank 0 waits for place 0, rank 1 for place 1" in said
     assert "rank 1 failed while rank 0 waited for the broken: ZeroDivisionError" in said
@@ -552,5 +555,5 @@ def test_whoever_keeps_the_others_waiting_is_named():
 def test_a_world_of_one_talks_to_itself():
     world = World()
     assert world.broadcast("x", "x") == "x" and world.gather(3, "threes") == [3] and world.same(1, "ones") == 1
-    world.meet("nobody")
+    world.barrier("nobody")
     world.close()

@@ -25,7 +25,8 @@ def started_with(tmp_path, *arguments):
 
 
 def test_the_ranks_of_a_slurm_job_have_the_time_to_save(tmp_path):
-    """Slurm's signal comes some time before the job's end; torchrun kills the ranks before that is over, and not much earlier."""
+    """Slurm's signal comes some time before the job's end; torchrun kills the ranks before that is over, and not much
+    earlier."""
     told = started_with(tmp_path, "--config", "a.yaml", "run.name=a b")
     place = told.index(".venv/bin/torchrun")
     parsed = get_args_parser().parse_args(told[place + 1 :])

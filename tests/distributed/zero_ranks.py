@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node 2 zero_ranks.py SETTINGS.json OUT.pt
 
-Rank 0 writes, for each setting, the whole weights after each step, the metrics, and what the setting asks for beside them.
+Rank 0 writes, for each setting, the whole weights after each step, the metrics, and what the setting asks for beside
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rlvr.core.device_memory import recorded_events
 from rlvr.core.needs import CURRENT, Need
 from rlvr.distributed import World, shares
 from rlvr.distributed.deepspeed import _join_alone
-from rlvr.distributed.farm import Elsewhere
+from rlvr.distributed.engine_router import NullEngine
 from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.distributed.zero_config import zero_config
@@ -40,7 +41,7 @@ from rlvr.losses.objective import Renewal
 from rlvr.policy import Snapshot, forward, load_policy
 from rlvr.policy.microbatch import rows_of
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
-from rlvr.rollout.weights import Source, described, host_copies, in_wire_dtype, weight_buckets
+from rlvr.rollout.weights import WeightSource, described, host_copies, in_wire_dtype, weight_buckets
 
 DEADLINE = float(os.environ.get("ZERO_RANKS_DEADLINE", "120"))
 """Seconds for one setting; past them all stacks are shown and the rank ends."""
@@ -50,7 +51,7 @@ REWARDS = ((1.0, 0.0, 0.0, 0.5), (1.0, 1.0, 1.0), (0.25, 0.5, 1.0), (0.0, 1.0))
 """By group; the second has no advantage."""
 
 
-def make_policy(adapter=None, seed=0, model=None, shared_out=False, leads=True, path=None, **scratch):
+def make_policy(adapter=None, seed=0, model=None, shared_out=False, is_main=True, path=None, **scratch):
     small = {"hidden_size": 32, "layers": 2, "intermediate_size": 64, "context": 96, "init_std": 0.2, **scratch}
     lora = None if adapter is None else LoraConfig(**adapter)
     config = ModelConfig(
@@ -60,7 +61,7 @@ def make_policy(adapter=None, seed=0, model=None, shared_out=False, leads=True, 
         adapter=lora,
         device="cpu",
     )
-    return load_policy(config, seed, shared_out, leads)
+    return load_policy(config, seed, shared_out, is_main)
 
 
 def recorded(policy, seed=0, rewards=REWARDS):
@@ -119,13 +120,13 @@ def whole(tensors, world):
 
 def everything(policy):
     """Every parameter of the model, frozen ones too, as computed with."""
-    return host_copies((Source(n, [p], p.detach) for n, p in policy.model.named_parameters()), keep=True)
+    return host_copies((WeightSource(n, [p], p.detach) for n, p in policy.model.named_parameters()), keep=True)
 
 
 def start(setting, world, **options):
     """(policy, backend, config) of a setting."""
     backends = registry.build("backend", setting["backend"])
-    place = {"shared_out": backends.partitions, "leads": world.leads}
+    place = {"shared_out": backends.partitions, "is_main": world.is_main}
     policy = make_policy(**{**setting.get("policy", {}), **place, **options})
     config = OptimConfig(**{"optimizer": "sgd", "max_grad_norm": 1e9, **setting.get("optim", {})})
     return policy, backends.open(policy, config.optimizer, world), config
@@ -157,9 +158,9 @@ def steps(setting, world):
     found["ranks"] = world.size
     found["published"] = {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
     if "folder" in setting:
-        write(model_files(policy, world.leads, {}), Path(setting["folder"]), world)
-        write(merged_files(policy, world.leads), Path(setting["folder"]) / "merged", world)
-        world.meet("the files")
+        write(model_files(policy, world.is_main, {}), Path(setting["folder"]), world)
+        write(merged_files(policy, world.is_main), Path(setting["folder"]) / "merged", world)
+        world.barrier("the files")
     return found
 
 
@@ -195,7 +196,8 @@ def troubles(setting, world):
 
 
 def nonfinite(setting, world):
-    """Updates of two optimizer steps each, of which the second and third have one whose loss is not finite, by one rollout alone."""
+    """Updates of two optimizer steps each, of which the second and third have one whose loss is not finite, by one
+    rollout alone."""
     policy, backend, config = start(setting, world)
     learner = Learner(backend, Snapshot(policy), world)
     found = {"metrics": [], "tensors": [whole(backend.saved_tensors(), world)]}
@@ -215,7 +217,7 @@ def save(setting, world):
     tensors = {**backend.saved_tensors(), **saved_reference(learner.reference, world)}
     Path(setting["folder"]).mkdir(exist_ok=True)
     save_file({n: t.clone() for n, t in tensors.items()}, Path(setting["folder"]) / f"{world.rank}.safetensors")
-    world.meet("the files")
+    world.barrier("the files")
     found = updates(setting, world, policy, backend, config, learner, first=2)
     return {**found, "reference": whole(saved_reference(learner.reference, world), world)}
 
@@ -238,8 +240,8 @@ def resume(setting, world):
 
 
 def released(setting, world):
-    """Steps with a release before each, as before a publish: what is saved and published then, and the bytes that are out. The
-    tensors of the last release but one are in `folder`."""
+    """Steps with a release before each, as before a publish: what is saved and published then, and the bytes that are
+    out. The tensors of the last release but one are in `folder`."""
     policy, backend, config = start(setting, world)
     learner = Learner(backend, Snapshot(policy), world)
     found = {"tensors": [], "published": [], "metrics": [], "out": [], "gradients": [], "pieces": []}
@@ -261,12 +263,13 @@ def released(setting, world):
         batch = recorded(policy, seed=step)
         found["metrics"].append(learner.update(batch, objective(), config, setting.get("lr", 0.01)))
     found["tensors"].append(whole(backend.saved_tensors(), world))
-    world.meet("the files")
+    world.barrier("the files")
     return found
 
 
 def going_on(setting, world):
-    """The step after those tensors, from other weights and the tensors in `folder`, which are loaded while others are out."""
+    """The step after those tensors, from other weights and the tensors in `folder`, which are loaded while others are
+    out."""
     policy, backend, config = start(setting, world, seed=1)
     learner = Learner(backend, Snapshot(policy), world)
     learner.update(recorded(policy, seed=7), objective(), config, 0.01)
@@ -308,8 +311,8 @@ def buckets(setting, world):
 
 
 def publishes(setting, world):
-    """How often each weight is gathered on each rank in two publishes by vLLM's senders: rank 0's to servers, which the other ranks help
-    with, and each rank's own to the engine beside it."""
+    """How often each weight is gathered on each rank in two publishes by vLLM's senders: rank 0's to servers, which the
+    other ranks help with, and each rank's own to the engine beside it."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
     from without_cuda import without_cuda
 
@@ -328,7 +331,7 @@ def publishes(setting, world):
     def call(method, **arguments):
         """An engine that takes everything."""
 
-    servers = nccl_transfer(known, "127.0.0.1", 1, 60.0) if world.leads else Elsewhere()
+    servers = nccl_transfer(known, "127.0.0.1", 1, 60.0) if world.is_main else NullEngine()
     beside = ipc_transfer(known)
     for version in (1, 2):
         for kind in ("servers", "beside"):
@@ -336,7 +339,7 @@ def publishes(setting, world):
             backend.engine.empty_partition_cache()
             if kind == "beside":
                 beside.send(weights, call)
-            elif world.leads:
+            elif world.is_main:
                 servers.send(weights, call)
             else:
                 servers.publish(version, weights)
@@ -352,11 +355,12 @@ def counted(all_gather, parameter, counts, param_list=None, **options):
 
 
 def loading(setting, world):
-    """The most memory, in bytes, that each rank takes while a model is loaded and cut into parts, and the size of its weights."""
+    """The most memory, in bytes, that each rank takes while a model is loaded and cut into parts, and the size of its
+    weights."""
     _join_alone()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmRSS")
-    policy = make_policy(**setting["policy"], shared_out=True, leads=world.leads)
+    policy = make_policy(**setting["policy"], shared_out=True, is_main=world.is_main)
     size = sum(p.numel() * p.element_size() for p in policy.model.parameters())
     partition(policy, world, zero_config(3, "none", False, world.size, None, size // 4), torch.float32)
     return {"size": size, "peaks": world.gather(memory("VmHWM") - before, "the memory")}
@@ -370,14 +374,14 @@ def memory(name):
 
 def write(files, folder, world):
     """Rank 0 writes the files that every rank helped to gather."""
-    if world.leads:
+    if world.is_main:
         files(folder)
 
 
 def deepspeeds_own(setting, world):
     """A checkpoint in DeepSpeed's own format, and the model's files beside it."""
     policy, backend, config = start(setting, world)
-    write(model_files(policy, world.leads, {}), Path(setting["folder"]) / "base", world)
+    write(model_files(policy, world.is_main, {}), Path(setting["folder"]) / "base", world)
     updates(setting, world, policy, backend, config)
     backend.engine.save_checkpoint(str(Path(setting["folder"]) / "zero"))
     return {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
@@ -392,7 +396,7 @@ def main(settings, out):
         faulthandler.dump_traceback_later(DEADLINE, exit=True)
         found.append(globals()[setting.get("run", "steps")](setting, world))
     faulthandler.cancel_dump_traceback_later()
-    if world.leads:
+    if world.is_main:
         torch.save(found, out)
     world.close()
 

@@ -1,4 +1,5 @@
-"""From a task to its gradient: docs/architecture.md names every file that the simplest run enters on the way, in order."""
+"""From a task to its gradient: docs/architecture.md names every file that the simplest run enters on the way, in
+order."""
 
 from __future__ import annotations
 
@@ -23,15 +24,16 @@ SIMPLEST = {
     "verifier": "exact",
     "rollout": {"prompts_per_step": 1, "group_size": 64, "max_new_tokens": 2},
 }
-"""One rank, the hf engine, the exact verifier. One letter of two is right, so that some members of the group are paid and others not."""
+"""One rank, the hf engine, the exact verifier. One letter of two is right, so that some members of the group are paid
+and others not."""
 FIRST = "_collect"
 LAST = "_update"
 
 
 @pytest.fixture(scope="module")
 def entered(tmp_path_factory):
-    """Functions of the library as (file, name), in the order in which they are first entered, on all threads, from the step's first
-    function to the end of its update."""
+    """Functions of the library as (file, name), in the order in which they are first entered, on all threads, from the
+    step's first function to the end of its update."""
     functions: dict[tuple[str, str], None] = {}
     within = False
 

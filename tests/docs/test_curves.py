@@ -1,4 +1,5 @@
-"""docs/curves: every shipped example has a curve or a reason for none, and the pictures show the numbers that are kept."""
+"""docs/curves: every shipped example has a curve or a reason for none, and the pictures show the numbers that are
+kept."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from rlvr.config import Config
 from rlvr.planner.table import MODELS, rows
 
 IN_THE_GATE = "Qwen/Qwen2.5-7B"
-"""The model whose rows are planned in the gate: it is trained in the most ways, from whole on 8 GPUs to an adapter on one."""
+"""The model whose rows are planned in the gate: it is trained in the most ways, from whole on 8 GPUs to an adapter on
+one."""
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""docs/howto: the files that a page shows are written into a folder, and the run that it shows is trained for two steps."""
+"""docs/howto: the files that a page shows are written into a folder, and the run that it shows is trained for two
+steps."""
 
 from __future__ import annotations
 

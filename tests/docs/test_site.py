@@ -1,4 +1,5 @@
-"""The documentation site: it builds without a warning, loads nothing from elsewhere, and every link and anchor leads somewhere."""
+"""The documentation site: it builds without a warning, loads nothing from elsewhere, and every link and anchor leads
+somewhere."""
 
 from __future__ import annotations
 
@@ -153,9 +154,13 @@ def test_markdown_comes_out_as_it_was_meant(site):
 def test_links_out_of_docs_become_pages_of_the_site(tmp_path, script):
     make_site = script("make_site")
     page = ROOT / "docs/howto/lora.md"
-    text = "- a\n  - [c](../../configs/quickstart.yaml) [d](../config.md#x) [e](../notebooks/first_run.ipynb)\n```\n  - [f](x)\n```\n"
+    text = (
+        "- a\n  - [c](../../configs/quickstart.yaml) [d](../config.md#x) [e](../notebooks/first_run.ipynb)\n```\n "
+        " - [f](x)\n```\n"
+    )
     assert make_site.for_the_site(page, text, tmp_path) == (
-        "- a\n    - [c](../files/configs/quickstart.yaml.md) [d](../config.md#x) [e](../notebooks/first_run.md)\n```\n  - [f](x)\n```\n"
+        "- a\n    - [c](../files/configs/quickstart.yaml.md) [d](../config.md#x) "
+        "[e](../notebooks/first_run.md)\n```\n  - [f](x)\n```\n"
     )
     shown = (tmp_path / "files/configs/quickstart.yaml.md").read_text(encoding="utf-8")
     assert (ROOT / "configs/quickstart.yaml").read_text(encoding="utf-8").rstrip() in shown

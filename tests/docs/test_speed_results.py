@@ -1,4 +1,5 @@
-"""The committed results of the benchmarks of speed belong to the benchmarks as they are now. Their seconds are not checked."""
+"""The committed results of the benchmarks of speed belong to the benchmarks as they are now. Their seconds are not
+checked."""
 
 from __future__ import annotations
 

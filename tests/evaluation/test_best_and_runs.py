@@ -13,16 +13,16 @@ from rlvr.config.config_loading import load_config
 from rlvr.errors import DataError
 from rlvr.evaluation import best_of_k, evaluate, interval, over_runs
 from rlvr.evaluation.levels import by_difficulty
-from rlvr.evaluation.tally import Tally
+from rlvr.evaluation.task_result import TaskResult
 from rlvr.records import Rollout, StopReason, Task, Verdict
 
 
-def expected_best(liked, scores, k):
+def expected_best(ranking, scores, k):
     """The mean over all subsets of k of the score of the one liked best; of several, their mean."""
     found = []
     for subset in itertools.combinations(range(len(scores)), k):
-        most = max(-math.inf if math.isnan(liked[i]) else liked[i] for i in subset)
-        top = [scores[i] for i in subset if (-math.inf if math.isnan(liked[i]) else liked[i]) == most]
+        most = max(-math.inf if math.isnan(ranking[i]) else ranking[i] for i in subset)
+        top = [scores[i] for i in subset if (-math.inf if math.isnan(ranking[i]) else ranking[i]) == most]
         found.append(np.mean(top))
     return np.mean(found)
 
@@ -31,19 +31,19 @@ def expected_best(liked, scores, k):
 def test_best_of_k_is_the_mean_over_all_subsets(seed):
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 9))
-    liked = random.integers(0, 4, count).astype(float)  # with samples that are liked alike
-    liked[random.random(count) < 0.2] = np.nan
+    ranking = random.integers(0, 4, count).astype(float)  # with samples that are liked alike
+    ranking[random.random(count) < 0.2] = np.nan
     scores = random.choice([0.0, 0.5, 1.0], count)
     for k in range(1, count + 1):
-        assert best_of_k(liked, scores, k) == pytest.approx(expected_best(liked, scores, k), abs=1e-12)
+        assert best_of_k(ranking, scores, k) == pytest.approx(expected_best(ranking, scores, k), abs=1e-12)
 
 
 def test_best_of_k_at_its_ends():
     random = np.random.default_rng(0)
     scores = random.random(300)
     assert best_of_k(random.random(300), scores, 1) == pytest.approx(scores.mean())
-    liked = random.random(300)
-    assert best_of_k(liked, scores, 300) == scores[liked.argmax()]
+    ranking = random.random(300)
+    assert best_of_k(ranking, scores, 300) == scores[ranking.argmax()]
     right = (scores > 0.9).astype(float)
     chance = 1 - math.comb(300 - int(right.sum()), 256) / math.comb(300, 256)
     assert best_of_k(right, right, 256) == pytest.approx(chance)  # an oracle's best@k is pass@k
@@ -59,9 +59,9 @@ def test_best_of_k_covers_its_estimand():
     estimates, draws = [], []
     for _ in range(4000):
         right = (random.random(6) < 0.4).astype(float)
-        liked = right + random.normal(size=6)
-        estimates.append(best_of_k(liked, right, 2))
-        draws.append(right[:2][liked[:2].argmax()])
+        ranking = right + random.normal(size=6)
+        estimates.append(best_of_k(ranking, right, 2))
+        draws.append(right[:2][ranking[:2].argmax()])
     assert np.mean(estimates) == pytest.approx(np.mean(draws), abs=0.025)
 
 
@@ -112,7 +112,9 @@ def test_a_scorer_gives_best_of_k_and_levels_give_tables():
 def levels_of(*difficulties):
     return {
         level: [t.id for t in members]
-        for level, members in by_difficulty([Tally(str(i), difficulty=d) for i, d in enumerate(difficulties)]).items()
+        for level, members in by_difficulty(
+            [TaskResult(str(i), difficulty=d) for i, d in enumerate(difficulties)]
+        ).items()
     }
 
 
@@ -134,7 +136,7 @@ def test_levels_of_difficulty():
 
 def runs_of(matrix):
     return [
-        [Tally(f"t{i}", samples=4, correct=int(4 * v), score=v, greedy=None) for i, v in enumerate(row)]
+        [TaskResult(f"t{i}", samples=4, correct=int(4 * v), score=v, greedy=None) for i, v in enumerate(row)]
         for row in matrix
     ]
 
@@ -161,12 +163,12 @@ def test_runs_are_put_together_as_rliable_does():
 def test_only_tasks_that_all_runs_have_count():
     runs = runs_of([[0.0, 1.0, 0.5], [1.0, 1.0, 0.5]])
     runs[1].reverse()
-    runs[1].append(Tally("more", samples=4, correct=4, score=1.0))
+    runs[1].append(TaskResult("more", samples=4, correct=4, score=1.0))
     runs[0][2].score = None
     got = over_runs(runs, [1])
     assert (got["mean"]["tasks"], got["mean"]["mean"], got["mean"]["runs"]) == (2, 0.75, [0.5, 1.0])
     assert "greedy" not in got
     with pytest.raises(DataError, match="no task in common"):
-        over_runs([runs[0], [Tally("other")]], [1])
+        over_runs([runs[0], [TaskResult("other")]], [1])
     with pytest.raises(DataError):
         over_runs([], [1])

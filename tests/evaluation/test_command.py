@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.distributed.checkpoint import Seal
+from rlvr.distributed.checkpoint import Manifest
 from rlvr.evaluate import _run_folder, main
 
 TASKS = [{"prompt": f"{k}+{k}=", "answer": str(k % 4), "id": f"t{k}", "level": 1 + k % 2} for k in range(6)]
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
         policy.model.save_pretrained(path / name)
         policy.tokenizer.save_pretrained(path / name)
     for step in (3, 12):
-        (path / f"run/checkpoints/step-{step}/complete.json").write_text(Seal(step, 1, {}, {}, {}).text())
+        (path / f"run/checkpoints/step-{step}/complete.json").write_text(Manifest(step, 1, {}, {}, {}).text())
     (path / "run/checkpoints/step-20/model").mkdir(parents=True)  # torn
     (path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
     (path / "even.py").write_text(VERIFIER)
@@ -109,10 +109,10 @@ def test_the_trainer_keeps_each_evaluation_by_task(folder, tmp_path):
         rows = trainer.train()
     files = sorted((tmp_path / "mine" / "evaluations").iterdir())
     assert [file.name for file in files] == ["step-000000.json", "step-000001.json", "step-000002.json"]
-    tallies = read_result(files[2])
-    assert [t.id for t in tallies] == [task["id"] for task in TASKS]
-    assert sum(t.best[4] for t in tallies) / 6 == rows[-1]["eval/best@4"]
-    assert compare(read_result(files[0]), tallies, [1, 4])["tasks"] == 6
+    task_results = read_result(files[2])
+    assert [t.id for t in task_results] == [task["id"] for task in TASKS]
+    assert sum(t.best[4] for t in task_results) / 6 == rows[-1]["eval/best@4"]
+    assert compare(read_result(files[0]), task_results, [1, 4])["tasks"] == 6
 
 
 def test_two_ranks_find_what_one_process_finds(run, folder, tmp_path):
@@ -181,7 +181,8 @@ def test_a_run_means_its_newest_whole_checkpoint(run, folder, tmp_path, monkeypa
 
 
 def test_the_pages_first_command_works_with_the_runs_own_configuration(folder, tmp_path, monkeypatch, capsys):
-    """As written in docs/evaluation.md: the verifier, template and lengths are the run's, the figures its own evaluation's."""
+    """As written in docs/evaluation.md: the verifier, template and lengths are the run's, the figures its own
+    evaluation's."""
     from rlvr.trainer import GRPOTrainer
 
     page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text()
@@ -276,7 +277,8 @@ class Loose(Strict):
 
 
 def test_answers_of_a_mixed_set_are_told_apart_by_each_tasks_own_verifier(folder, tmp_path):
-    """Whichever task stands first, in the trainer and in the command; of a routed combination the task's part decides."""
+    """Whichever task stands first, in the trainer and in the command; of a routed combination the task's part
+    decides."""
     from rlvr.evaluation import read_result
     from rlvr.trainer import GRPOTrainer
 
@@ -300,8 +302,8 @@ def test_answers_of_a_mixed_set_are_told_apart_by_each_tasks_own_verifier(folder
         options = ["verifier=" + json.dumps(verifier)] if verifier else []
         given = ["--model", str(folder / "model"), "--data", str(data), "--output", str(tmp_path / "out.json")]
         assert main([*given, "--samples", "6", "--k", "6", "--max-new-tokens", "6", "--no-greedy", *options]) == 0
-        for tallies in (read_result(file), read_result(tmp_path / "out.json")):
-            entropy = {tally.source: tally.answer_entropy for tally in tallies}
+        for task_results in (read_result(file), read_result(tmp_path / "out.json")):
+            entropy = {result.source: result.answer_entropy for result in task_results}
             assert entropy["l"] == 0.0 < entropy["s"], (number, entropy)
 
 
@@ -319,7 +321,9 @@ def test_one_bad_task_ends_no_evaluation_and_a_broken_verifier_ends_it_before_th
     """The bad task is alone in its block; the result is written, and a warning has the user's lines."""
     from rlvr.trainer import GRPOTrainer
 
-    monkeypatch.setattr(sys.modules["rlvr.evaluation.evaluate"], "BLOCK", 4)  # the package's `evaluate` is the function
+    monkeypatch.setattr(
+        sys.modules["rlvr.evaluation.evaluation_loop"], "BLOCK", 4
+    )  # the package's `evaluate` is the function
     (tmp_path / "some.py").write_text(SOME)
     verifier = f"{tmp_path / 'some.py'}:last"
     output = tmp_path / "result.json"

@@ -1,4 +1,4 @@
-"""Evaluation against brute force: tallies, means by source, intervals, comparison, contamination."""
+"""Evaluation against brute force: results by task, means by source, intervals, comparison, contamination."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scipy import stats
 from rlvr.config.config_loading import load_config
 from rlvr.errors import DataError
 from rlvr.evaluation import compare, contamination, evaluate, interquartile_mean, interval, summary, values_of
-from rlvr.evaluation.tally import Tally
+from rlvr.evaluation.task_result import TaskResult
 from rlvr.records import Rollout, StopReason, Task, Verdict, VerdictStatus
 
 ANSWERS = ["1", "2", "3", None]
@@ -105,28 +105,28 @@ def test_the_entropy_of_answers():
     stub = Stub()
     stub.kept = []
     done = evaluate(tasks_of(6), config_of(samples=20, greedy=False), stub)
-    for i, tally in enumerate(done.tallies):
+    for i, result in enumerate(done.task_results):
         given = Counter(r.verdict.answer for r in stub.kept if r.group == str(i) and r.verdict.decided)
         given.pop(None, None)
         expected = stats.entropy(list(given.values()))
-        assert tally.answer_entropy == pytest.approx(expected)
+        assert result.answer_entropy == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("block", [1, 37, 10**9])
 def test_results_do_not_depend_on_the_blocks(monkeypatch, block):
     asked = config_of(samples=5, k=[1, 2, 5])
     expected = evaluate(tasks_of(30), asked, Stub())
-    monkeypatch.setattr(sys.modules["rlvr.evaluation.evaluate"], "BLOCK", block)
+    monkeypatch.setattr(sys.modules["rlvr.evaluation.evaluation_loop"], "BLOCK", block)
     got = evaluate(tasks_of(30), asked, Stub())
-    assert got.results == expected.results and got.tallies == expected.tallies
+    assert got.results == expected.results and got.task_results == expected.task_results
 
 
 def test_memory_does_not_grow_with_the_tasks():
-    """Of 64,000 rollouts, no more than two blocks are alive at any time; what is kept is a tally for each task."""
+    """Of 64,000 rollouts, no more than two blocks are alive at any time; what is kept is a result for each task."""
     stub = Stub()
     done = evaluate(tasks_of(1000), config_of(samples=64, k=[1], greedy=False), stub)
     gc.collect()
-    assert len(done.tallies) == 1000
+    assert len(done.task_results) == 1000
     assert stub.most <= 2 * 4096
     assert len(stub.alive) == 0
 
@@ -181,15 +181,15 @@ def test_the_intervals_of_nothing_and_of_runs():
 # comparison
 
 
-def tally(name: str, correct: int, greedy: float | None = None, samples: int = 8) -> Tally:
-    return Tally(name, samples=samples, correct=correct, score=correct / samples, greedy=greedy, responses=samples)
+def result_of(name: str, correct: int, greedy: float | None = None, samples: int = 8) -> TaskResult:
+    return TaskResult(name, samples=samples, correct=correct, score=correct / samples, greedy=greedy, responses=samples)
 
 
 def test_a_comparison_is_paired_by_task():
     random = np.random.default_rng(0)
     chances = random.random(200)
-    before = [tally(f"t{i}", int(random.binomial(8, p))) for i, p in enumerate(chances)]
-    after = [tally(f"t{i}", int(random.binomial(8, min(p + 0.1, 1)))) for i, p in enumerate(chances)]
+    before = [result_of(f"t{i}", int(random.binomial(8, p))) for i, p in enumerate(chances)]
+    after = [result_of(f"t{i}", int(random.binomial(8, min(p + 0.1, 1)))) for i, p in enumerate(chances)]
     random.shuffle(after)  # type: ignore[arg-type]
     found = compare(before, after, [1, 8])["differences"]["mean"]
     by_id = {t.id: t for t in after}
@@ -207,23 +207,35 @@ def test_a_comparison_is_paired_by_task():
 
 
 def test_support_says_what_was_gained_and_lost():
-    before = [tally("both", 1), tally("lost", 2), tally("gained", 0), tally("neither", 0), tally("gone", 3)]
-    after = [tally("both", 8), tally("lost", 0), tally("gained", 0, greedy=1.0), tally("neither", 0), tally("new", 1)]
+    before = [
+        result_of("both", 1),
+        result_of("lost", 2),
+        result_of("gained", 0),
+        result_of("neither", 0),
+        result_of("gone", 3),
+    ]
+    after = [
+        result_of("both", 8),
+        result_of("lost", 0),
+        result_of("gained", 0, greedy=1.0),
+        result_of("neither", 0),
+        result_of("new", 1),
+    ]
     got = compare(before, after, [1])
     support = got["support"]
     assert (support["both"], support["gained"], support["lost"], support["neither"]) == (1, 1, 1, 1)
     assert (support["gained_ids"], support["lost_ids"]) == (["gained"], ["lost"])
     assert (got["tasks"], got["only_before"], got["only_after"]) == (4, 1, 1)
     with pytest.raises(DataError, match="no task in common"):
-        compare(before, [tally("other", 1)], [1])
+        compare(before, [result_of("other", 1)], [1])
 
 
 def test_values_and_summary_of_few_samples():
-    tallies = [tally("a", 1, samples=2), tally("b", 1, samples=4)]
-    np.testing.assert_array_equal(values_of(tallies, [4])["pass@4"], [np.nan, 1.0])
+    task_results = [result_of("a", 1, samples=2), result_of("b", 1, samples=4)]
+    np.testing.assert_array_equal(values_of(task_results, [4])["pass@4"], [np.nan, 1.0])
     got = summary([], [1], True, True)
     assert got["tasks"] == 0 and got["mean"] is None and got["truncated"] is None
-    assert Tally.from_json({**tallies[0].to_json(), "majority": {"2": 0.5}}).majority == {2: 0.5}
+    assert TaskResult.from_json({**task_results[0].to_json(), "majority": {"2": 0.5}}).majority == {2: 0.5}
 
 
 # contamination
@@ -254,7 +266,8 @@ def test_contamination_is_a_shared_run_of_words():
 
 @pytest.mark.parametrize(("greedy", "counts"), [(False, [8 * 3, 30 * 3]), (True, [30, 30 * 4])])
 def test_verdicts_are_judged_before_all_is_sampled(greedy, counts):
-    """Without greedy responses those of the first few tasks are looked at: a broken verifier is not found at the end."""
+    """Without greedy responses those of the first few tasks are looked at: a broken verifier is not found at the
+    end."""
     asked = []
     config = config_of(samples=3, greedy=greedy)
     done = evaluate(tasks_of(30), config, Stub(), judge=lambda raised: asked.append(raised.asked.total()))

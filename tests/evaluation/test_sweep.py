@@ -82,8 +82,8 @@ def test_a_sweep_is_its_runs_and_a_seed_that_fails_loses_itself(tree, tmp_path, 
     rewards = [lines(folder / "metrics.jsonl")[-1]["reward/mean"] for folder in folders]
     assert found["reward/mean"]["runs"] == rewards
     assert found["reward/mean"]["mean"] == pytest.approx(np.mean(rewards))
-    tallies = [read_result(folder / "evaluations" / "step-000002.json") for folder in folders]
-    expected = over_runs(tallies, [1, 4])["mean"]
+    task_results = [read_result(folder / "evaluations" / "step-000002.json") for folder in folders]
+    expected = over_runs(task_results, [1, 4])["mean"]
     assert found["eval/mean"] == {k: list(v) if isinstance(v, tuple) else v for k, v in expected.items()}
     assert (tmp_path / "many" / "report.html").stat().st_size > 10_000
 

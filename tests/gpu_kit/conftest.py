@@ -13,7 +13,8 @@ from gpu_kit_paths import KIT
 
 @pytest.fixture
 def run_kit():
-    """`run_kit(*arguments, kit=KIT, path="", timeout=280)`: (exit code, JSON lines that were printed, standard error)."""
+    """`run_kit(*arguments, kit=KIT, path="", timeout=280)`: (exit code, JSON lines that were printed, standard
+    error)."""
 
     def run(*arguments, kit=KIT, path="", timeout=280):
         environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}

@@ -85,7 +85,8 @@ def test_flops_and_vocabulary_are_those_of_the_shape(stages):
     assert alphabet.encode().decode() == alphabet
     context = Context("cpu", 0.0, None)
     policy = load(model_section(context, "0.5B"))
-    # toy: 2 layers; q and o 64 x 64 with q's bias, k and v 64 x 32 with biases, three matrices of 64 x 96, two norms; a last norm
+    # toy: 2 layers; q and o 64 x 64 with q's bias, k and v 64 x 32 with biases, three matrices of 64 x 96, two norms; a
+    # last norm
     layers = 2 * (2 * 64 * 64 + 64 + 2 * (64 * 32 + 32) + 3 * 64 * 96 + 2 * 64) + 64
     assert parameters(policy) == {"layers": layers, "head": 300 * 64}
     batch = made_up(policy, rollouts=4, prompt=8, response=24, group=2)
@@ -143,8 +144,8 @@ def test_metrics_that_runs_keep_are_those_of_the_library(stages):
 
 @pytest.fixture
 def learning(stages, tmp_path):
-    """`(stages.learning, make)`: `make(seconds, *chunks)` is a context with a clock of its own, and a trainer whose chunks of steps
-    take so many seconds."""
+    """`(stages.learning, make)`: `make(seconds, *chunks)` is a context with a clock of its own, and a trainer whose
+    chunks of steps take so many seconds."""
     from stages import learning
     from stages.context import Context
 
@@ -189,16 +190,16 @@ def test_a_run_is_cut_off_by_the_time_of_its_last_chunk(learning, seconds, chunk
 
 
 def test_a_run_that_was_cut_off_proves_nothing_and_fails_nothing(learning):
-    from stages.context import Skip
+    from stages.context import SkipError
 
     stage, _ = learning
     rising, flat = [0.1] * 10 + [0.4] * 10, [0.1] * 20
     for complete in (True, False):
         assert stage.gain(rising, complete) == {"first": 0.1, "last": 0.4, "gain": 0.3}
         for few in ([], [0.1], rising[:-1]):
-            with pytest.raises(Skip, match=f"^{len(few)} steps of reinforcement"):
+            with pytest.raises(SkipError, match=f"^{len(few)} steps of reinforcement"):
                 stage.gain(few, complete)
-    with pytest.raises(Skip, match="the time was over"):
+    with pytest.raises(SkipError, match="the time was over"):
         stage.gain(flat, False)
     with pytest.raises(AssertionError, match=r"from 0\.100 to 0\.100 in 20 steps"):
         stage.gain(flat, True)

@@ -55,9 +55,9 @@ STAGES = {
             threading.Thread(target=time.sleep, args=[600]).start()
     """,
     "skips": """
-        from stages.context import Skip
+        from stages.context import SkipError
         def run(context):
-            raise Skip("there is nothing to measure")
+            raise SkipError("there is nothing to measure")
     """,
     "works": """
         def run(context):

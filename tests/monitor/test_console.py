@@ -19,14 +19,17 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from rlvr.monitor.console import Console
+from rlvr.monitor.console_text import clean, encodable, shorten
 from rlvr.monitor.lines import duration, number, sparkline, step_cells
 from rlvr.monitor.live import LiveView
 from rlvr.monitor.metrics import record
 from rlvr.monitor.samples import sample_blocks
-from rlvr.monitor.text import clean, encodable, shorten
 from rlvr.records import Batch, StopReason
 
-ODD = "esc \x1b[2J bell \x07 cr \r c1 \x9b lone \ud800 bidi \u202e line \u2028 null \0 emoji 😀👩\u200d🚀 [bold]m[/bold] :smile: [/x]"
+ODD = (
+    "esc \x1b[2J bell \x07 cr \r c1 \x9b lone \ud800 bidi \u202e line \u2028 null \0 emoji 😀👩\u200d🚀 "
+    "[bold]m[/bold] :smile: [/x]"
+)
 STEP = record(
     {
         "step": 12,
@@ -202,7 +205,10 @@ def test_works_in_a_notebook():
             lines.append(message["content"]["text"])
 
     try:
-        code = "from rlvr.monitor.console import Console\nc = Console()\nc.stage('grpo', 2)\nc.step({'step': 1}); c.finish()"
+        code = (
+            "from rlvr.monitor.console import Console\nc = Console()\nc.stage('grpo', 2)\nc.step({'step': 1}); "
+            "c.finish()"
+        )
         reply = client.execute_interactive(code, output_hook=output, timeout=60)
         assert reply["content"]["status"] == "ok"
     finally:

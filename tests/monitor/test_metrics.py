@@ -10,9 +10,9 @@ import pytest
 
 from rlvr.losses.objective import Averages
 from rlvr.monitor.batch import batch_metrics, prompt_text, sample_rows
+from rlvr.monitor.metric_reference import metrics_page
 from rlvr.monitor.metrics import FAMILIES, METRICS, record
 from rlvr.monitor.phases import KNOWN
-from rlvr.monitor.reference import metrics_page
 from rlvr.records import Batch, StopReason, VerdictStatus
 
 PUBLIC = """step, reward/mean, reward/std, loss/policy, loss/total, grad_norm, lr, kl/ref, entropy, ratio/mean,

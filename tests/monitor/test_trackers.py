@@ -1,4 +1,5 @@
-"""TensorBoard and MLflow by what their own readers find in the files; a guest that raises or hangs costs the run nothing."""
+"""TensorBoard and MLflow by what their own readers find in the files; a tracker that raises or hangs costs the run
+nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import pytest
 
 from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
+from rlvr.monitor.background_trackers import BackgroundTracker, background_trackers
 from rlvr.monitor.batch import sample_rows
-from rlvr.monitor.guests import Guest, guests
 from rlvr.monitor.metrics import record
 from rlvr.monitor.mlflow_tracker import MlflowTracker
 from rlvr.monitor.tensorboard_tracker import TensorBoardTracker
@@ -151,7 +152,7 @@ class Recorder:
 
 def test_a_guest_gets_everything_in_order_in_one_thread(tmp_path):
     recorder = Recorder()
-    guest = Guest(recorder)
+    guest = BackgroundTracker(recorder)
     guest.start({"a": 1}, tmp_path)
     guest.start({"a": 2}, tmp_path)  # `train` is called again
     metrics = {"lr": 1.0}
@@ -172,8 +173,8 @@ def test_a_broken_tracker_is_said_once_and_dropped(tmp_path, caplog, where):
     def fail():
         raise SystemExit(3)
 
-    broken, sound = Guest(Recorder(where, fail), "broken", finish_timeout=5), Recorder()
-    everyone = [broken, Guest(sound)]
+    broken, sound = BackgroundTracker(Recorder(where, fail), "broken", finish_timeout=5), Recorder()
+    everyone = [broken, BackgroundTracker(sound)]
     for guest in everyone:
         guest.start({}, tmp_path)
     for step in range(20):
@@ -189,7 +190,7 @@ def test_a_broken_tracker_is_said_once_and_dropped(tmp_path, caplog, where):
 @pytest.mark.parametrize("where", ["start", "log", "finish"])
 def test_a_tracker_that_hangs_holds_nothing(tmp_path, caplog, where):
     release = threading.Event()
-    guest = Guest(Recorder(where, lambda: release.wait(60)), "stuck", queue_size=5, finish_timeout=0.4)
+    guest = BackgroundTracker(Recorder(where, lambda: release.wait(60)), "stuck", queue_size=5, finish_timeout=0.4)
     began = time.monotonic()
     guest.start({}, tmp_path)
     for step in range(50):
@@ -204,10 +205,10 @@ def test_a_tracker_that_hangs_holds_nothing(tmp_path, caplog, where):
 
 def test_the_section_says_which_trackers(tmp_path):
     section = load_config({"logging": {"tensorboard": {"directory": str(tmp_path)}, "mlflow": True}}).logging
-    named = guests(section, "mine", [Recorder()])
+    named = background_trackers(section, "mine", [Recorder()])
     assert [guest.name for guest in named] == ["Recorder", "tensorboard", "mlflow"]
     assert named[1].tracker.directory == str(tmp_path) and named[2].tracker.name == "mine"
-    assert guests(load_config().logging, "mine") == []
+    assert background_trackers(load_config().logging, "mine") == []
 
 
 @pytest.mark.parametrize(("key", "extra"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")])
@@ -215,7 +216,7 @@ def test_a_package_that_is_missing_is_named_before_the_run(monkeypatch, key, ext
     monkeypatch.delitem(sys.modules, key, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf'pip install "rlvr\[{extra}\]"'):
-        guests(load_config({"logging": {key: True}}).logging, "mine")
+        background_trackers(load_config({"logging": {key: True}}).logging, "mine")
 
 
 def test_a_run_with_all_trackers_and_a_broken_one(tmp_path, caplog, monkeypatch):
@@ -256,7 +257,8 @@ def test_trackers_import_nothing_until_they_start():
     import subprocess
 
     code = (
-        "import sys, rlvr.monitor.guests; assert not {'torch', 'wandb', 'mlflow', 'tensorboard'} & set(sys.modules), "
+        "import sys, rlvr.monitor.background_trackers; assert not {'torch', 'wandb', 'mlflow', 'tensorboard'} & "
+        "set(sys.modules), "
         "sorted(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

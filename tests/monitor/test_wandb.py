@@ -13,8 +13,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from rlvr.errors import ConfigError
+from rlvr.monitor.background_trackers import BackgroundTracker
 from rlvr.monitor.batch import sample_rows
-from rlvr.monitor.guests import Guest
 from rlvr.monitor.metrics import record
 from rlvr.monitor.trackers import Tracker
 from rlvr.monitor.wandb_tracker import WandbTracker
@@ -27,9 +27,9 @@ def no_account(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
 
-def guest(timeout: float = 20.0, size: int = 1000, **options) -> Tracker:
+def tracker_of(timeout: float = 20.0, size: int = 1000, **options) -> Tracker:
     """The tracker as a run has it, offline where nothing else is said."""
-    return Guest(WandbTracker(**{"mode": "offline", **options}), "wandb", size, timeout)
+    return BackgroundTracker(WandbTracker(**{"mode": "offline", **options}), "wandb", size, timeout)
 
 
 class Run:
@@ -67,7 +67,7 @@ def stand_in(monkeypatch):
 
 def test_real_wandb_offline(tmp_path, rollout, caplog):
     pytest.importorskip("wandb")
-    tracker = guest(60, mode="auto")
+    tracker = tracker_of(60, mode="auto")
     tracker.start({"optim": {"lr": 1e-6}}, tmp_path)
     for step in (1, 2, 1, 2):
         tracker.log(step, record({"step": step, "reward/mean": 0.5 * step, "run/stage": "grpo"}))
@@ -88,9 +88,9 @@ def test_real_wandb_without_network_logs_offline_and_lets_the_process_end(tmp_pa
     pytest.importorskip("wandb")
     code = f"""if True:
         import time
-        from rlvr.monitor.guests import Guest
+        from rlvr.monitor.background_trackers import BackgroundTracker
         from rlvr.monitor.wandb_tracker import WandbTracker
-        tracker = Guest(WandbTracker(patience=4), 'wandb', finish_timeout=4)
+        tracker = BackgroundTracker(WandbTracker(patience=4), 'wandb', finish_timeout=4)
         tracker.start({{}}, {str(tmp_path)!r})
         for step in range(60):
             tracker.log(step, {{"lr": 0.1}})
@@ -106,7 +106,7 @@ def test_real_wandb_without_network_logs_offline_and_lets_the_process_end(tmp_pa
 def test_values_reach_wandb_without_nulls(stand_in, tmp_path):
     run, options = Run(), {}
     stand_in(lambda **kw: options.update(kw) or run)
-    tracker = guest(project="p")
+    tracker = tracker_of(project="p")
     tracker.start({"run": {"seed": 1}}, tmp_path / "my-run")
     tracker.log(3, {"step": 3, "lr": 0.1, "entropy": None})
     tracker.log_rollouts(3, [])
@@ -135,7 +135,7 @@ def test_modes(stand_in, tmp_path, monkeypatch, mode, environment, expected):
     stand_in(lambda **kw: seen.update(kw) or Run())
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    tracker = guest(mode=mode)
+    tracker = tracker_of(mode=mode)
     tracker.start({}, tmp_path)
     tracker.finish()
     assert seen["mode"] == expected
@@ -145,7 +145,7 @@ def test_a_resumed_online_run_keeps_its_id(stand_in, tmp_path):
     ids = []
     stand_in(lambda **kw: ids.append((kw["id"], kw["resume"])) or Run())
     for _ in range(2):
-        tracker = guest(mode="online")
+        tracker = tracker_of(mode="online")
         tracker.start({}, tmp_path)
         tracker.finish()
     assert ids[0] == ids[1]
@@ -154,7 +154,7 @@ def test_a_resumed_online_run_keeps_its_id(stand_in, tmp_path):
 
 def test_disabled_needs_no_wandb(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    tracker = guest(mode="disabled")
+    tracker = tracker_of(mode="disabled")
     tracker.start({}, tmp_path)
     tracker.log(1, {"lr": 1})
     tracker.finish()
@@ -178,7 +178,7 @@ def test_no_network_is_offline(stand_in, tmp_path, caplog):
         return run
 
     stand_in(init)
-    tracker = guest(mode="online")
+    tracker = tracker_of(mode="online")
     tracker.start({}, tmp_path)
     tracker.log(1, {"lr": 0.1})
     tracker.finish()
@@ -197,7 +197,7 @@ def test_wandb_that_raises_is_switched_off_once(stand_in, tmp_path, caplog, wher
         raise error
 
     stand_in(fail if where == "init" else lambda **_: Run(log=fail))
-    tracker = guest(5)
+    tracker = tracker_of(5)
     tracker.start({}, tmp_path)
     for step in range(50):
         tracker.log(step, {"lr": 0.1})
@@ -214,7 +214,7 @@ def test_wandb_that_hangs_does_not_hold_the_run(stand_in, tmp_path, caplog, wher
     release = threading.Event()
     run = Run(log=release.wait)
     stand_in((lambda **_: release.wait() and run) if where == "init" else (lambda **_: run))
-    tracker = guest(0.5, 10)
+    tracker = tracker_of(0.5, 10)
     began = time.monotonic()
     tracker.start({}, tmp_path)
     for step in range(100):
@@ -231,7 +231,7 @@ def test_wandb_that_hangs_does_not_hold_the_run(stand_in, tmp_path, caplog, wher
 def test_a_slow_wandb_gets_what_is_queued_at_the_end(stand_in, tmp_path, caplog):
     run = Run(log=lambda: time.sleep(0.01))
     stand_in(lambda **_: run)
-    tracker = guest()
+    tracker = tracker_of()
     tracker.start({}, tmp_path)
     for step in range(30):
         tracker.log(step, {})

@@ -1,7 +1,8 @@
-"""The policy losses, KL forms and preference losses again, token by token in Python floats, without the library's numerics.
+"""The policy losses, KL forms and preference losses again, token by token in Python floats, without the library's
+numerics.
 
-Every function takes rows: `x[sequence][token]` for current log-probs, and a `case` with the other rows, and gives what each
-token contributes (before averaging), or for losses of whole responses the loss itself.
+Every function takes rows: `x[sequence][token]` for current log-probs, and a `case` with the other rows, and gives what
+each token contributes (before averaging), or for losses of whole responses the loss itself.
 """
 
 from __future__ import annotations

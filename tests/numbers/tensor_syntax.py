@@ -1,7 +1,8 @@
-"""Values that Python takes out of a tensor without naming a method: `float(x)`, `x[mask]`, `if x.any()`, found in source text.
+"""Values that Python takes out of a tensor without naming a method: `float(x)`, `x[mask]`, `if x.any()`, found in
+source text.
 
-Only what the text says is known: a parameter or attribute that is annotated as a tensor, a result of `torch`, of a tensor's method
-or of arithmetic with one. What may be an array or a number is left alone.
+Only what the text says is known: a parameter or attribute that is annotated as a tensor, a result of `torch`, of a
+tensor's method or of arithmetic with one. What may be an array or a number is left alone.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def annotated_attributes(trees: Iterable[ast.Module]) -> set[str]:
 
 
 def takes(function: ast.FunctionDef, attributes: set[str]) -> Iterator[str]:
-    """The expressions of a function that take values out of tensors, as text; `attributes`: names of those that are tensors."""
+    """The expressions of a function that take values out of tensors, as text; `attributes`: names of those that are
+    tensors."""
     known = _Known(function, attributes)
     for node in _own_nodes(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("float", "int", "bool"):

@@ -16,7 +16,8 @@ TWICE = OptimConfig(optimizer="sgd", lr=1.0, max_grad_norm=1e9, epochs_per_batch
 
 @pytest.fixture
 def make_noisy(make_policy):
-    """A function that builds a policy, nothing of which was computed, with an adapter that is not fresh and has dropout."""
+    """A function that builds a policy, nothing of which was computed, with an adapter that is not fresh and has
+    dropout."""
 
     def make(dropout=0.5):
         policy = make_policy(adapter={"r": 4, "alpha": 64, "dropout": dropout}, tie_word_embeddings=False)
@@ -31,7 +32,8 @@ def make_noisy(make_policy):
 
 
 def test_the_passes_of_a_first_update_are_without_dropout(make_noisy, make_batch):
-    """The pass over the batch is the first thing that the policy computes, and finds out meanwhile what the model can do."""
+    """The pass over the batch is the first thing that the policy computes, and finds out meanwhile what the model can
+    do."""
     policy = make_noisy()
     target = Objective((ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True),), 11.0, Truncate())
     torch.manual_seed(0)
@@ -40,8 +42,8 @@ def test_the_passes_of_a_first_update_are_without_dropout(make_noisy, make_batch
 
 
 def test_what_a_loss_compares_beside_log_probs_is_without_dropout(make_noisy, make_batch):
-    """ROVER's target has the mean log-prob of the whole vocabulary, now and when the update began: 0 apart where the weights
-    have not moved. So its value is that of an adapter without dropout."""
+    """ROVER's target has the mean log-prob of the whole vocabulary, now and when the update began: 0 apart where the
+    weights have not moved. So its value is that of an adapter without dropout."""
     found = {}
     for dropout in (0.0, 0.5):
         policy = make_noisy(dropout)

@@ -1,4 +1,5 @@
-"""Pass@k, risk, the optimal token baseline and span scores against brute force, hand-worked numbers and what they generalise."""
+"""Pass@k, risk, the optimal token baseline and span scores against brute force, hand-worked numbers and what they
+generalise."""
 
 from __future__ import annotations
 
@@ -136,7 +137,8 @@ def test_mixed_value_at_risk_of_single_prompts(case, lower, weight, data):
 
 
 def test_a_bundle_pairs_members_and_leaves_the_rest():
-    """Groups 0 and 1 make papers (1, 0), (0, 2): means 1/2 and 1; the third of group 1 has no partner; group 2 is alone."""
+    """Groups 0 and 1 make papers (1, 0), (0, 2): means 1/2 and 1; the third of group 1 has no partner; group 2 is
+    alone."""
     rewards, groups = [1.0, 0.0, 0.0, 2.0, 7.0, math.nan, 3.0, 5.0], [0, 0, 1, 1, 1, 1, 2, 2]
     batch, estimate = batch_of(rewards, groups), MixedValueAtRisk(0.5, 1.0, 1.0, bundle=2)
     first, second = (risk([0.5, 1.0], s, 0.5, 1.0, 1.0) for s in (0.5, 1.0))

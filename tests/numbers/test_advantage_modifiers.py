@@ -179,7 +179,8 @@ def test_noise_corrections_are_unbiased_over_the_verifiers_errors(fp, fn):
 
 
 def test_noise_corrections_of_the_reward_itself_are_those_of_the_paper():
-    """Cai et al. 2025: backward (r - fp) / (1 - fp - fn), forward fn for 1 and fn - 1 for 0, and as constant baselines."""
+    """Cai et al. 2025: backward (r - fp) / (1 - fp - fn), forward fn for 1 and fn - 1 for 0, and as constant
+    baselines."""
     batch, fp, fn = batch_of([1.0, 0.0, 1.0, 0.0, math.nan], [0, 0, 0, 0, 0]), 0.2, 0.3
     raw = GroupAdvantage("none", "none")(batch)
     np.testing.assert_allclose(Noise("backward", fp, fn)(batch, raw), [1.6, -0.4, 1.6, -0.4, 0])
@@ -323,7 +324,8 @@ def test_a_share_that_is_none_and_a_term_that_is_not_there_are_refused():
 
 @pytest.mark.parametrize("kind", ["advantage", "modifier"])
 def test_every_piece_takes_an_empty_batch(kind):
-    """As where a selector leaves no group: an empty answer in the form that the piece gives, per response or per token."""
+    """As where a selector leaves no group: an empty answer in the form that the piece gives, per response or per
+    token."""
     from rlvr import registry
     from rlvr.records import Batch
 

@@ -58,7 +58,8 @@ def test_the_mask_by_hand():
 
 
 def test_rejection_by_hand():
-    # divergences: mean of 2 - 1 - log 2 = 0.307 and 0 -> 0.153; opposite gaps of 0.5: mean of e^.5 - 1.5, e^-.5 - .5 = 0.128
+    # divergences: mean of 2 - 1 - log 2 = 0.307 and 0 -> 0.153; opposite gaps of 0.5: mean of e^.5 - 1.5, e^-.5 - .5 =
+    # 0.128
     gaps, sequence = [math.log(2.0), 0.0, 0.5, -0.5, 0.01], [0, 0, 1, 1, 2]
     assert weights(Reject(0.14, 3.0), gaps, sequence) == pytest.approx(
         [0, 0, math.exp(0.5), math.exp(-0.5), math.exp(0.01)]
@@ -198,7 +199,8 @@ def test_the_effective_sample_size_and_the_touched_share_by_hand(policy, make_ba
 
 
 def test_without_a_cap_only_what_is_masked_is_touched(policy, make_batch, recording):
-    """mask_negatives with cap null weighs by 1, not by the ratio: with a bound that nothing passes no token is touched."""
+    """mask_negatives with cap null weighs by 1, not by the ratio: with a bound that nothing passes no token is
+    touched."""
     batch = make_batch(policy)
     component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)
     touched = []
@@ -320,7 +322,8 @@ STEP_ORACLES = {name: (piece, lambda r, d, a, of=of: of(r)) for name, (piece, of
 @pytest.mark.parametrize("moments", ["epochs_per_batch", "updates_per_batch"])
 @pytest.mark.parametrize("name", STEP_ORACLES)
 def test_every_step_weighs_and_clips(policy, make_batch, recording, name, moments):
-    """-w min(rho A, clip(rho) A) in both steps: rho = pi / pi before the update, w of (pi before the update) / behaviour.
+    """-w min(rho A, clip(rho) A) in both steps: rho = pi / pi before the update, w of (pi before the update) /
+    behaviour.
 
     As in TRL and verl. Nothing is asked of the objective but the correction.
     """
@@ -364,7 +367,8 @@ def test_every_step_weighs_and_clips(policy, make_batch, recording, name, moment
 def test_a_large_gap_of_the_engine_is_bounded_in_every_step(
     policy, make_batch, recording, monkeypatch, name, gap_of_engine
 ):
-    """weight x ratio of a token stays within the correction's bound, for tokens of either sign, in all of three steps."""
+    """weight x ratio of a token stays within the correction's bound, for tokens of either sign, in all of three
+    steps."""
     batch = make_batch(policy)
     Recorded(policy, batch, size=0.0)  # writes the behaviour log-probs
     for rollout in batch.rollouts:
@@ -388,7 +392,8 @@ def test_a_large_gap_of_the_engine_is_bounded_in_every_step(
 
 
 def test_the_recomputed_log_probs_cost_one_pass(policy, make_batch, recording, forwards):
-    """A correction with four steps a batch computes the rollouts of the later three once more; without one nothing is."""
+    """A correction with four steps a batch computes the rollouts of the later three once more; without one nothing
+    is."""
     batch = make_batch(policy, rewards=((1.0, 0.0),) * 4)
     Recorded(policy, batch, size=0.1)
     component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)

@@ -1,4 +1,5 @@
-"""Advantages from halves of a group (CANON), common prefixes (TEMPO) and agreement (COPO), against numbers worked by hand."""
+"""Advantages from halves of a group (CANON), common prefixes (TEMPO) and agreement (COPO), against numbers worked by
+hand."""
 
 from __future__ import annotations
 
@@ -96,8 +97,8 @@ def test_a_wide_group_of_long_responses_is_quick(batch_of):
 
 
 def test_agreement(batch_of):
-    """Three prompts with mean rewards 1, 0 and 1/2; the first two agree (H = 0), the third does not (H = 1 bit of at most 1,
-    so its mean counts half: 1/4)."""
+    """Three prompts with mean rewards 1, 0 and 1/2; the first two agree (H = 0), the third does not (H = 1 bit of at
+    most 1, so its mean counts half: 1/4)."""
     batch = batch_of([(1.0, [1])] * 2, [(0.0, [1])] * 2, [(1.0, [1]), (0.0, [2])])
     for rollout, answer in zip(batch.rollouts, ["3", "3 ", "4", "4", "5", "6"], strict=True):
         rollout.verdicts["v"] = Verdict(VerdictStatus.WRONG, 0.0, answer=answer)

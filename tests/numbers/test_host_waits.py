@@ -1,7 +1,7 @@
 """The host does not wait for the device within an optimizer step, whatever the loss: counted on CPU tensors.
 
-A wait is what makes CUDA finish before Python goes on: a number or an array taken from a tensor, a tensor whose size depends on
-data (`nonzero`, a mask as an index, `unique`), and a copy that is not made by `to_device`.
+A wait is what makes CUDA finish before Python goes on: a number or an array taken from a tensor, a tensor whose size
+depends on data (`nonzero`, a mask as an index, `unique`), and a copy that is not made by `to_device`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def counts(monkeypatch):
 
     monkeypatch.setattr(Learner, "update", in_update)
     monkeypatch.setattr(Learner, "_backward", in_backward)
-    monkeypatch.setattr(rlvr.learner.learner, "look_ahead", unseen(rlvr.learner.learner.look_ahead))
+    monkeypatch.setattr(rlvr.learner.learner, "prepass_statistics", unseen(rlvr.learner.learner.prepass_statistics))
     monkeypatch.setattr(Learner, "_log_ratios_without_gradient", unseen(Learner._log_ratios_without_gradient))
     for module in (rlvr.learner.inputs, rlvr.policy.attention, rlvr.policy.microbatch):
         monkeypatch.setattr(module, "to_device", copied)
@@ -141,7 +141,8 @@ def test_no_loss_makes_the_host_wait_within_a_micro_batch(name, policy, make_bat
 
 
 def mixture_of_experts(checkpointing, experts="grouped_mm"):
-    """A policy of a tiny Qwen3-MoE; `experts`: how transformers computes them (its own choice where torch can is grouped_mm)."""
+    """A policy of a tiny Qwen3-MoE; `experts`: how transformers computes them (its own choice where torch can is
+    grouped_mm)."""
     tokenizer = build_tokenizer(ScratchConfig())
     sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 96}
@@ -159,7 +160,8 @@ def mixture_of_experts(checkpointing, experts="grouped_mm"):
 def test_no_layout_and_no_model_makes_the_host_wait(
     checkpointing, experts, make_policy, make_batch, forwards, counts, monkeypatch
 ):
-    """Padded, packed and shared rows, layers that are computed again in the backward pass, and the routing of experts."""
+    """Padded, packed and shared rows, layers that are computed again in the backward pass, and the routing of
+    experts."""
     policy = mixture_of_experts(checkpointing) if experts else make_policy()
     set_checkpointing(policy.model, checkpointing)
     recomputed = []
@@ -181,8 +183,8 @@ def test_no_layout_and_no_model_makes_the_host_wait(
 
 
 def test_waits_of_experts_that_are_computed_one_by_one_are_counted(make_batch, forwards, counts):
-    """transformers' loop over experts looks for the tokens of each: its waits, which the count does not miss. On a GPU transformers
-    takes grouped_mm by itself."""
+    """transformers' loop over experts looks for the tokens of each: its waits, which the count does not miss. On a GPU
+    transformers takes grouped_mm by itself."""
     with pytest.raises(AssertionError, match="nonzero"):
         waits_of(mixture_of_experts(False, "eager"), {"preset": "grpo"}, CUTS[:1], make_batch, forwards, counts)
     assert mixture_of_experts(False, None).causal_lm.config._experts_implementation == "grouped_mm"
@@ -193,7 +195,8 @@ CUTS = ((1, False, False), (3, False, False), (2, True, False), (4, True, True))
 
 
 def waits_of(policy, algorithm, cuts, make_batch, forwards, counts):
-    """The waits of an update beside one of each forward pass, for each way to cut it. AssertionError where a micro-batch has more."""
+    """The waits of an update beside one of each forward pass, for each way to cut it. AssertionError where a
+    micro-batch has more."""
     each, whole, copies = counts
     assert policy.head_is_enough and policy.packing.packs  # both are tried on a few tokens, once
     beside = []
@@ -275,17 +278,17 @@ def test_arrays_go_to_the_device_in_one_copy(monkeypatch):
 
 WHOLE_STEP = "it is shown the whole optimizer step, in host memory"
 ALLOWED = {
-    ("losses/ahead.py", "_of_responses"): WHOLE_STEP,
-    ("losses/ahead.py", "_tokens"): WHOLE_STEP,
-    ("losses/ahead.py", "_column"): WHOLE_STEP,
+    ("losses/prepass.py", "_of_responses"): WHOLE_STEP,
+    ("losses/prepass.py", "_tokens"): WHOLE_STEP,
+    ("losses/prepass.py", "_column"): WHOLE_STEP,
     ("losses/covariance.py", "choose"): WHOLE_STEP,
     ("losses/m2po.py", "choose"): WHOLE_STEP,
-    ("losses/pacs.py", "shares"): WHOLE_STEP,
+    ("losses/pacs.py", "sequence_losses"): WHOLE_STEP,
     ("losses/preference.py", "extremes"): WHOLE_STEP,
-    ("losses/self_reward.py", "shares"): WHOLE_STEP,
+    ("losses/self_reward.py", "sequence_losses"): WHOLE_STEP,
     ("losses/sequences.py", "group_sum"): WHOLE_STEP,
     ("losses/sequences.py", "pairs"): WHOLE_STEP,
-    ("losses/trajectory_balance.py", "shares"): WHOLE_STEP,
+    ("losses/trajectory_balance.py", "sequence_losses"): WHOLE_STEP,
     ("losses/objective.py", "_denominator"): "the batch's weights are arrays",
     ("losses/objective.py", "trains"): "the batch's weights are arrays",
     ("losses/objective.py", "_numbers"): "the one fetch of an optimizer step's metrics and losses",
@@ -297,7 +300,8 @@ REDUCES = {"sum", "max", "min", "any", "all", "mean", "norm", "amax", "amin", "a
 
 
 def fetches(node: ast.AST, of_losses: bool) -> bool:
-    """True for a call that takes a value out of a tensor: a method that does, or, in losses, a number made of a reduction."""
+    """True for a call that takes a value out of a tensor: a method that does, or, in losses, a number made of a
+    reduction."""
     if not isinstance(node, ast.Call):
         return False
     if isinstance(node.func, ast.Attribute):

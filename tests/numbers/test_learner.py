@@ -1,4 +1,5 @@
-"""The gradient of an optimizer step: the same however the batch is cut, and that of an independent float64 objective."""
+"""The gradient of an optimizer step: the same however the batch is cut, and that of an independent float64
+objective."""
 
 from __future__ import annotations
 

@@ -257,7 +257,8 @@ def test_every_component_of_a_stage_divides_by_the_same_constant(make_rollout):
 
 @pytest.mark.parametrize("by", ["tokens", "sequences", "constant"])
 def test_an_average_multiplies_by_the_weight_that_a_loss_sees(by):
-    """The product of all weights of a token, of which denominators count the component's alone; nothing changes it afterwards."""
+    """The product of all weights of a token, of which denominators count the component's alone; nothing changes it
+    afterwards."""
     case, rng = Case(3), np.random.default_rng(0)
     values, importance, kept, factor = rng.normal(size=(4, len(case.weight)))
     tokens = replace(

@@ -13,7 +13,8 @@ from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm, Truncate
 
 
 def exact_batch(policy, make_batch, **options):
-    """A batch (some groups mixed, flat or undecided) whose behaviour log-probs are the policy's own, and gaps put on them."""
+    """A batch (some groups mixed, flat or undecided) whose behaviour log-probs are the policy's own, and gaps put on
+    them."""
     batch, model = make_batch(policy, **options), double(policy)
     rng = np.random.default_rng(3)
     for rollout in batch.rollouts:
@@ -79,8 +80,8 @@ def test_a_wrong_log_prob_in_a_flat_group_is_seen_for_one_micro_batch(
 
 
 def test_a_sample_stands_for_all_rollouts_without_a_gradient(policy, make_batch, recording):
-    """Flat groups have a gap of 1 at every token, mixed ones none: the mean is the share of flat tokens, however few are
-    measured."""
+    """Flat groups have a gap of 1 at every token, mixed ones none: the mean is the share of flat tokens, however few
+    are measured."""
     batch = exact_batch(policy, make_batch, rewards=((1.0, 0.0), (0.0, 1.0), *((1.0, 1.0),) * 10))
     tokens = {True: 0, False: 0}
     for rollout, gaps, advantage in zip(batch.rollouts, batch.gaps, batch.columns["advantage"], strict=True):

@@ -63,8 +63,8 @@ def rollout(group, member, prompt, tail, origin=None, temperature=1.0):
 
 
 def ragged(seed, groups=None, longest=14):
-    """Groups of 1 to 5 rollouts: prompts from one token on, completions from none on, some with a tool's tokens in them,
-    some identical, some groups without a prompt in common."""
+    """Groups of 1 to 5 rollouts: prompts from one token on, completions from none on, some with a tool's tokens in
+    them, some identical, some groups without a prompt in common."""
     rng = np.random.default_rng(seed)
     rollouts = []
     for g in range(groups or int(rng.integers(1, 5))):
@@ -372,7 +372,8 @@ def test_sharing_without_packing_is_refused():
 
 @pytest.mark.parametrize("architecture", ["gemma2", "vaultgemma"])
 def test_an_attention_soft_cap_is_applied_in_every_row(architecture):
-    """transformers' sdpa leaves it out. The oracle is the model in float64 with eager attention, one rollout at a time."""
+    """transformers' sdpa leaves it out. The oracle is the model in float64 with eager attention, one rollout at a
+    time."""
     policy = tiny(architecture, init_std=0.3)
     policy.causal_lm.config.get_text_config().attn_logit_softcapping = 5.0
     for layer in policy.causal_lm.model.layers:

@@ -23,7 +23,7 @@ from rlvr.core.schedules import (
     least_value,
     scalar_value,
 )
-from rlvr.stages.base import learning_rate
+from rlvr.stages.stage_base import learning_rate
 
 ROOT = 2**-0.5
 

@@ -12,7 +12,8 @@ from rlvr.policy import Snapshot
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_moving_average_moves_in_any_type(make_policy, dtype):
-    """500 steps of mix 0.01 towards a policy that is 5 % away: 1 - 0.99^500 of the way at every weight, and saved so."""
+    """500 steps of mix 0.01 towards a policy that is 5 % away: 1 - 0.99^500 of the way at every weight, and saved
+    so."""
     policy = make_policy()
     policy.model.to(dtype)
     reference = Snapshot(policy, follows=True)

@@ -1,4 +1,5 @@
-"""Losses that see the whole optimizer step: their formulas, and their gradients in the real learner however it is cut."""
+"""Losses that see the whole optimizer step: their formulas, and their gradients in the real learner however it is
+cut."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ def test_losses_of_responses(name, seed):
     loss, wanted = OF_RESPONSES[name]
     s = responses(seed)
     batch = as_batch(s)
-    value = loss.shares(batch).sum()
+    value = loss.sequence_losses(batch).sum()
     (gradient,) = torch.autograd.grad(value, batch.logprobs)
     assert float(value.detach()) == pytest.approx(wanted(s.logprobs, s), rel=1e-10)
     numeric = finite_differences(lambda x: wanted(x, s), s.logprobs)
@@ -132,7 +133,7 @@ def test_groups_that_compare_nothing(name):
     loss, _ = OF_RESPONSES[name]
     for groups, rewards in (([0, 1], [1.0, 0.0]), ([0, 0, 0], [1.0, 1.0, 1.0]), ([], [])):
         batch = as_batch(responses(0, rewards, groups))
-        shares = loss.shares(batch)
+        shares = loss.sequence_losses(batch)
         assert bool(shares.isfinite().all())
         (gradient,) = torch.autograd.grad(shares.sum(), batch.logprobs, allow_unused=True)
         if not isinstance(loss, (KTO, RewardClassification, ContrastiveLoss, *ABSOLUTE)):
@@ -148,7 +149,7 @@ def test_hundreds_of_members_and_huge_log_ratios():
     s.reference = s.proximal
     for loss, _ in OF_RESPONSES.values():
         batch = as_batch(s)
-        shares = loss.shares(batch)
+        shares = loss.sequence_losses(batch)
         (gradient,) = torch.autograd.grad(shares.sum(), batch.logprobs)
         assert bool(shares.isfinite().all()) and bool(gradient.isfinite().all())
 
@@ -157,11 +158,11 @@ def test_neutral_settings():
     """At beta 0 CoPG is twice RLOO; DPO at a flat sigmoid is half beta times the contrast of the pairs."""
     s = responses(1, [1.0, 0.0, 0.3, 0.9], [0, 0, 0, 0])
     batch = as_batch(s)
-    (gradient,) = torch.autograd.grad(ContrastiveLoss(0.0).shares(batch).sum(), batch.logprobs)
+    (gradient,) = torch.autograd.grad(ContrastiveLoss(0.0).sequence_losses(batch).sum(), batch.logprobs)
     reward = np.asarray(s.reward)
     leave_one_out = reward - (reward.sum() - reward) / 3
     np.testing.assert_allclose(gradient.numpy(), -2 * leave_one_out / 4, rtol=1e-9)
-    (flat,) = torch.autograd.grad(DPO(1e-7).shares(batch).sum(), batch.logprobs)
+    (flat,) = torch.autograd.grad(DPO(1e-7).sequence_losses(batch).sum(), batch.logprobs)
     wins = [sum(a > b for b in s.reward) - sum(a < b for b in s.reward) for a in s.reward]
     np.testing.assert_allclose(flat.numpy(), -0.5e-7 * np.asarray(wins) / 6, rtol=1e-5)
 
@@ -169,19 +170,20 @@ def test_neutral_settings():
 @pytest.mark.parametrize("loss", [RewardClassification(), OutcomeClassifier(), TrajectoryBalance()], ids=str)
 def test_rewards_that_are_no_probabilities_are_refused(loss):
     with pytest.raises(ValueError, match=r"within \[0, 1\]|at least 0"):
-        loss.shares(as_batch(responses(0, [1.0, -0.5], [0, 0])))
+        loss.sequence_losses(as_batch(responses(0, [1.0, -0.5], [0, 0])))
 
 
 def test_trajectory_balance_is_reinforce_where_the_policy_is_flat():
-    """Equal log-probs: twice the gradient of REINFORCE on log R with the group's mean as baseline; proportional to R: 0."""
+    """Equal log-probs: twice the gradient of REINFORCE on log R with the group's mean as baseline; proportional to R:
+    0."""
     s = responses(1, [1.0, 0.0, 0.3, 0.9], [0, 0, 0, 0])
     s.logprobs = np.full(4, -7.0)
     batch, log_reward = as_batch(s), np.log(1e-3 + 100.0 * np.asarray(s.reward))
-    (gradient,) = torch.autograd.grad(TrajectoryBalance().shares(batch).sum(), batch.logprobs)
+    (gradient,) = torch.autograd.grad(TrajectoryBalance().sequence_losses(batch).sum(), batch.logprobs)
     np.testing.assert_allclose(gradient.numpy(), -2 * (log_reward - log_reward.mean()) / 4, rtol=1e-9)
     s.logprobs = log_reward - 11.0
     batch = as_batch(s)
-    value = TrajectoryBalance().shares(batch).sum()
+    value = TrajectoryBalance().sequence_losses(batch).sum()
     assert float(value.detach()) == pytest.approx(0, abs=1e-20)
 
 
@@ -214,7 +216,8 @@ def moved(policy, size=0.03):
 
 
 class Steps:
-    """A batch with recorded behaviour log-probs near the policy's own, and the gradients of its second optimizer step."""
+    """A batch with recorded behaviour log-probs near the policy's own, and the gradients of its second optimizer
+    step."""
 
     def __init__(self, make_policy, make_batch, recording):
         self.recording, self.policy = recording, make_policy()

@@ -1,8 +1,9 @@
-"""The peak of the tensors of one micro-batch, forward and backward, of a model of any size: the update's own code runs on fake
-tensors, which have shapes and no contents, and every storage is counted from the operation that made it to its last reference.
+"""The peak of the tensors of one micro-batch, forward and backward, of a model of any size: the update's own code runs
+on fake tensors, which have shapes and no contents, and every storage is counted from the operation that made it to its
+last reference.
 
-Fake tensors are on a CPU, whose attention kernels keep other things than a GPU's: `gpu_attention` calls those that a GPU takes.
-Temporaries inside a kernel are not seen.
+Fake tensors are on a CPU, whose attention kernels keep other things than a GPU's: `gpu_attention` calls those that a
+GPU takes. Temporaries inside a kernel are not seen.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
 
 def gpu_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """scaled_dot_product_attention with the operators that torch takes on a GPU in bfloat16: flash without a mask, memory-efficient
-    with one, whose mask becomes a bias of the queries' type (aten/src/ATen/native/transformers/attention.cpp:
-    convert_boolean_attn_mask, pad_bias: rows of a multiple of 16)."""
+    """scaled_dot_product_attention with the operators that torch takes on a GPU in bfloat16: flash without a mask,
+    memory-efficient with one, whose mask becomes a bias of the queries' type
+    (aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, pad_bias: rows of a multiple of 16)."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (t.to(torch.get_autocast_dtype("cpu")) for t in (query, key, value))
     if attn_mask is None:
@@ -68,15 +69,17 @@ def like_a_gpu(all_tiles: bool = False) -> Iterator[FakeTensorMode]:
         yield mode
 
 
-def _first_and_last(tokens: int, plan: fused_head.Plan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
+def _first_and_last(
+    tokens: int, plan: fused_head.TilePlan, device: torch.device
+) -> Iterator[tuple[slice, list[slice]]]:
     columns = list(ALL_TILES(tokens, plan, device))
     for part, rows in columns[:2] + columns[2:][-1:]:
         yield part, rows[:2] + rows[2:][-1:]
 
 
 def fake_policy(shape: dict[str, Any], deepspeed: bool = False, **options: Any) -> Policy:
-    """A policy of the model that `shape` (the contents of a config.json) describes. `options`: of ModelConfig; `deepspeed`:
-    whether weights that train are in bfloat16, as DeepSpeed's are."""
+    """A policy of the model that `shape` (the contents of a config.json) describes. `options`: of ModelConfig;
+    `deepspeed`: whether weights that train are in bfloat16, as DeepSpeed's are."""
     config = ModelConfig(**{"dtype": "bfloat16", "device": "cpu", **options})
     described = AutoConfig.for_model(**shape)
     kept = torch.float32 if config.adapter is None else torch.bfloat16
@@ -95,7 +98,8 @@ def fake_policy(shape: dict[str, Any], deepspeed: bool = False, **options: Any) 
 
 
 def rollouts_of(groups: int, members: int, prompt: int, completion: int) -> Batch:
-    """Rollouts whose completions are trained; those of a group have the prompt in common, which is a token shorter in each group."""
+    """Rollouts whose completions are trained; those of a group have the prompt in common, which is a token shorter in
+    each group."""
     made = []
     longest = prompt
     for group in range(groups):
@@ -138,8 +142,8 @@ class Peak:
 
 
 def measure(policy: Policy, rows: MicroBatch, gradients_stay: bool = True) -> Peak:
-    """Of the forward pass, GRPO's loss and the backward pass; with gradients there from the beginning, as the plain backend's are,
-    or taken away as soon as they are computed, as by DeepSpeed."""
+    """Of the forward pass, GRPO's loss and the backward pass; with gradients there from the beginning, as the plain
+    backend's are, or taken away as soon as they are computed, as by DeepSpeed."""
     loss = ClippedPolicyLoss()
     weights = list(policy.model.parameters())
     for parameter in policy.trainable().values():

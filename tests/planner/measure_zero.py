@@ -1,4 +1,5 @@
-"""Run by test_plan.py in a process of its own, since DeepSpeed keeps a process group: the bytes that a rank of ZeRO holds.
+"""Run by test_plan.py in a process of its own, since DeepSpeed keeps a process group: the bytes that a rank of ZeRO
+holds.
 
 Prints JSON: stage and type -> two numbers, after an optimizer step and before the next.
 """

@@ -64,7 +64,8 @@ def test_with_less_memory_micro_batches_are_smaller_and_then_activations_are_rec
 
 
 def test_a_gpu_is_kept_busy():
-    """A GPU recomputes activations rather than taking micro-batches of few tokens, and takes no more than are of use."""
+    """A GPU recomputes activations rather than taking micro-batches of few tokens, and takes no more than are of
+    use."""
     large = {
         "model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16"},
         "rollout": {**RUN["rollout"], "prompts_per_step": 64},
@@ -121,7 +122,8 @@ def test_a_refusal_names_the_largest_part_and_what_would_fit(monkeypatch):
     problem = plan_for(config, Devices(1, 3 * GIB, on_gpu=False), 1).problem
     assert problem is not None
     found = re.match(
-        r"does not fit: stage 1 \(grpo\) needs ([\d.]+) GiB of 3.0 GiB in: update, where the largest part is activations with [\d.]+ GiB",
+        r"does not fit: stage 1 \(grpo\) needs ([\d.]+) GiB of 3.0 GiB in: update, where the largest part is "
+        r"activations with [\d.]+ GiB",
         problem,
     )
     assert found and float(found[1]) > 3
@@ -191,7 +193,7 @@ def test_ranks_with_devices_of_different_sizes_take_the_same(monkeypatch):
         size = 2
 
         def __init__(self, rank, box):
-            self.leads = rank == 0
+            self.is_main = rank == 0
             self.box = box
 
         def gather(self, value, what):
@@ -215,7 +217,7 @@ def test_the_other_ranks_are_told_that_the_plan_of_rank_0_failed(monkeypatch):
 
     class Rank:
         size = 2
-        leads = True
+        is_main = True
 
         def __init__(self):
             self.failures = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlvr.config import Config
-from rlvr.planner import Devices, Planner, devices
+from rlvr.planner import Devices, Planner
+from rlvr.planner import planned_devices as devices
 
 GIB = 1 << 30
 PHYSICAL = 16 * GIB

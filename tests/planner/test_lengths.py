@@ -1,4 +1,5 @@
-"""Lengths in a plan: of evaluations, of sliding windows, of prompts that a group has in common, and what vLLM works with."""
+"""Lengths in a plan: of evaluations, of sliding windows, of prompts that a group has in common, and what vLLM works
+with."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 
 from rlvr import GRPOTrainer
 from rlvr.config import Config, ModelConfig
-from rlvr.evaluation.evaluate import BLOCK
+from rlvr.evaluation.evaluation_loop import BLOCK
 from rlvr.planner import Devices, Plan, Planner, Shape, shape_of
 from rlvr.planner.engine_memory import WORKSPACE, cached_bytes
 from rlvr.planner.micro_batch import layer_bytes

@@ -169,7 +169,8 @@ MODELS = {
 MODELS["window"] = MODELS["Qwen2.5-0.5B"] | {"use_sliding_window": True, "sliding_window": 300, "max_window_layers": 0}
 LORA = {"adapter": {"r": 16}}
 SIZES = {4096: (1, 2, 512, 1536), 16384: (2, 4, 512, 1536), 17000: (1, 2, 500, 8000), 32768: (2, 4, 1024, 3072)}
-"""Tokens of rows without shared prefixes: (groups, rollouts of a group, tokens of the longest prompt, tokens of a completion)."""
+"""Tokens of rows without shared prefixes: (groups, rollouts of a group, tokens of the longest prompt, tokens of a
+completion)."""
 
 
 def compare(folder, name, tokens, way="packed", layers=None, deepspeed=False, **options):

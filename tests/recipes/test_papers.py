@@ -1,4 +1,5 @@
-"""Every published recipe: its file is whole, dry-runs, and trains at toy size; the command that lists and compares them."""
+"""Every published recipe: its file is whole, dry-runs, and trains at toy size; the command that lists and compares
+them."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import pytest
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.recipes.__main__ import main
-from rlvr.recipes.page import papers_page
 from rlvr.recipes.papers import find_paper, read_paper, read_papers, without_file
+from rlvr.recipes.recipes_page import papers_page
 from rlvr.recipes.smoke import against_grpo, smoke
 from rlvr.run.dry_run import plan_lines
 from rlvr.train import main as train
@@ -82,7 +83,8 @@ def test_a_recipe_is_not_plain_grpo(slug):
 
 
 PLAIN = ("simplerl-zoo", "warm-up-before-you-train", "vmr", "j1-7b", "rm-r1", "light-if", "toolrl", "one-shot-cft")
-"""GRPO's own loss, reward up to a scale, and advantage (or the plain likelihood): the paper is about data, stages or judges."""
+"""GRPO's own loss, reward up to a scale, and advantage (or the plain likelihood): the paper is about data, stages or
+judges."""
 
 
 def test_the_list_the_search_and_the_difference(folder, capsys):

@@ -1,7 +1,8 @@
-"""Small runs and what they measure, to the last bit: `python tests/regression/small_runs.py` records them in small_runs.json.
+"""Small runs and what they measure, to the last bit: `python tests/regression/small_runs.py` records them in
+small_runs.json.
 
-A change that only moves or renames code leaves the file as it is. One that changes what is computed records it anew, and its
-commit message says why the numbers changed.
+A change that only moves or renames code leaves the file as it is. One that changes what is computed records it anew,
+and its commit message says why the numbers changed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def counted(completion):
     return digits(completion)
 
 def after_all_are_sampled(batch):
-    """Keep all, when the 16 completions of the next step are sampled too: with the weights of before this step's update."""
+    """Keep all, when the 16 completions of the next step are sampled too: with those weights that this step updates."""
     wanted = 16 * min(next(step) + 1, 5)
     deadline = time.monotonic() + 60
     while VERDICTS.stat().st_size < wanted and time.monotonic() < deadline:
@@ -83,7 +84,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dapo": {
         "verifier": "{folder}/pieces.py:rarely",
         "algorithm": {"preset": "dapo"},
-        "rollout": {"refill": {}},
+        "rollout": {"dynamic_sampling": {}},
     },
     "dapo ahead": {
         "verifier": "{folder}/pieces.py:counted",
@@ -113,7 +114,8 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 BATCHED_BY_TIME = {"dapo", "dapo ahead"}
-"""Which completions are decoded in one batch depends on when others end, and the last bits of log-probs on the batch."""
+"""Which completions are decoded in one batch depends on when others end, and the last bits of log-probs on the
+batch."""
 
 
 def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

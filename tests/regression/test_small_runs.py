@@ -1,4 +1,5 @@
-"""Small runs compute what they computed when they were recorded: to the last bit on the same processor with the same torch."""
+"""Small runs compute what they computed when they were recorded: to the last bit on the same processor with the same
+torch."""
 
 from __future__ import annotations
 

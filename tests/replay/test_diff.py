@@ -79,8 +79,8 @@ def test_the_first_token(pair, capsys):
     code, text = diff(capsys, *pair)
     assert code == 1
     assert (
-        f"step 3, line 2, group {was['group']}, member 1, task {was['task']['id']}: they part at token 1 of the completion"
-        in text
+        f"step 3, line 2, group {was['group']}, member 1, task {was['task']['id']}: they part at token 1 of the "
+        "completion" in text
     )
     tokenizer = AutoTokenizer.from_pretrained(pair[0] / "checkpoints/step-4/model")
     ids = was["token_ids"]

@@ -38,7 +38,8 @@ def arbitrary(random: np.random.Generator, group: int, member: int) -> Rollout:
     )
     return Rollout(
         id=f"{group}/{member}",
-        task=Task(f"t{group}", pick([text, [{"role": "user", "content": text}]]), pick(VALUES), pick([None, text]), "math", {"x": pick(VALUES)}),
+        task=Task(f"t{group}", pick([text, [{"role": "user", "content": text}]]), pick(VALUES),
+                  pick([None, text]), "math", {"x": pick(VALUES)}),
         group=str(group),
         member=member,
         token_ids=random.integers(0, 2**40, length),
@@ -88,7 +89,8 @@ def test_a_million_log_probs_come_back(tmp_path):
     logprobs = random.integers(0, 0x7F800000, 1_000_000, dtype=np.uint32).view(np.float32) * np.float32(-1)
     count = len(logprobs)
     rollout = Rollout(
-        "0/0", Task("t", "p"), "0", 0, np.ones(count, np.int64), np.ones(count, np.int8), logprobs, np.zeros(count, np.int32), StopReason.END
+        "0/0", Task("t", "p"), "0", 0, np.ones(count, np.int64), np.ones(count, np.int8), logprobs,
+        np.zeros(count, np.int32), StopReason.END
     )  # fmt: skip
     path = RolloutLog(tmp_path).write(1, Batch([rollout]))
     (read,) = read_rollouts(path)[0]

@@ -11,7 +11,7 @@ from replay_helpers import files
 
 from rlvr.records import Batch, Rollout, StopReason, Task, Verdict, VerdictStatus
 from rlvr.replay.__main__ import main
-from rlvr.replay.changes import FLIPS, Change, change, flip
+from rlvr.replay.changes import FLIPS, ScoreChange, change, flip
 from rlvr.replay.rescore import Replay
 from small_run import lines
 
@@ -178,12 +178,12 @@ def test_steps_add_up():
         total.append((a, b))
         one = batch(scores, scores, "aaaabbbb")
         parts.append(change(one, batch(1 - scores, 1 - scores, "aaaabbbb"), (a, b)))
-    whole = sum(parts, Change())
+    whole = sum(parts, ScoreChange())
     a, b = (np.concatenate(side) for side in zip(*total, strict=True))
     assert whole.correlation == pytest.approx(np.corrcoef(a, b)[0, 1])
     assert (whole.rollouts, whole.flips.sum(), whole.groups) == (40, 40, 10)
     assert whole.opposed == (np.sign(a) != np.sign(b)).sum()
-    assert Change().mean_rewards == [None, None]
+    assert ScoreChange().mean_rewards == [None, None]
 
 
 @pytest.mark.parametrize("then", [None, 0.0, 0.5, 1.0])

@@ -1,4 +1,5 @@
-"""Training from recorded rollouts: the recorded run's updates bit for bit, other methods on them, and what is refused."""
+"""Training from recorded rollouts: the recorded run's updates bit for bit, other methods on them, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from small_run import changed, lines, overlaid, weights
 SETTINGS = {
     "plain": {},
     "several updates": {"optim": {"updates_per_batch": 2, "epochs_per_batch": 2}},
-    "refill": {"run": {"steps": 4}, "rollout": {"refill": {"attempts": 4}, "max_new_tokens": 1, "group_size": 2}},
+    "dynamic_sampling": {
+        "run": {"steps": 4},
+        "rollout": {"dynamic_sampling": {"attempts": 4}, "max_new_tokens": 1, "group_size": 2},
+    },
     "selection": {"algorithm": {"select": ["PIECES:first_of_group"]}, "rewards": ["verdict", "PIECES:longer"]},
     "selection after": {"algorithm": {"select": ["PIECES:first_of_group"], "select_after": True}},
     "undecided": {"verifier": "PIECES:starts_even"},
@@ -76,10 +80,11 @@ def test_entropy_is_that_of_the_policy_that_trains(run, again):
 
 
 def test_everything_that_was_collected_is_recorded(run, pieces):
-    """What was trained, what a selector left out, what was dropped with its group, and what others are compared with."""
+    """What was trained, what a selector left out, what was dropped with its group, and what others are compared
+    with."""
     over = {
         "run": {"steps": 4},
-        "rollout": {"refill": {"attempts": 4}, "max_new_tokens": 1, "group_size": 3},
+        "rollout": {"dynamic_sampling": {"attempts": 4}, "max_new_tokens": 1, "group_size": 3},
         "algorithm": {"select": [f"{pieces}:first_of_group"]},
     }
     over["rollout"]["plan"] = {"name": "single_turn", "baseline": "greedy"}

@@ -1,4 +1,5 @@
-"""A real browser for tests: headless Chromium, spoken to in its DevTools protocol over aiohttp, which the library needs anyway."""
+"""A real browser for tests: headless Chromium, spoken to in its DevTools protocol over aiohttp, which the library needs
+anyway."""
 
 from __future__ import annotations
 
@@ -100,13 +101,15 @@ class Page:
         """Give an input or a choice a value, as a person would."""
         self.get(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.value = {json.dumps(value)};"
-            "e.dispatchEvent(new Event('input', {bubbles: true})); e.dispatchEvent(new Event('change', {bubbles: true})); })()"
+            "e.dispatchEvent(new Event('input', {bubbles: true})); e.dispatchEvent(new Event('change', {bubbles: "
+            "true})); })()"
         )
 
     def hover(self, selector: str) -> None:
         """Move the pointer to the middle of an element."""
         place = self.get(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: "
+            f"'center'}});"
             "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])

@@ -1,4 +1,5 @@
-"""The page in a real headless browser, without a network: it draws itself, filters, and runs nothing that a model wrote."""
+"""The page in a real headless browser, without a network: it draws itself, filters, and runs nothing that a model
+wrote."""
 
 from __future__ import annotations
 

@@ -127,7 +127,8 @@ def main() -> None:
             "evaluation": {"every": 100, "samples": 2, "k": [1, 2], "limit": 6},
             "checkpoint": {"every": 50},
             "logging": {"rollouts": 1},
-            # As many workers as will ever be busy: by default the pool adds some whenever the machine is slow, up to 64.
+            # As many workers as will ever be busy: by default the pool adds some whenever the machine is slow, up
+            # to 64.
             "verification": {"workers": 2},
         },
     )

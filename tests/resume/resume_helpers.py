@@ -93,7 +93,8 @@ def merged(tree: dict, over: dict) -> dict:
 
 
 def train_here(tree: dict, resume: str | None, output: str, limit: int | None) -> None:
-    """What a started process does: train, print to `output`, exit as the command does. `limit`: bytes that a file may have."""
+    """What a started process does: train, print to `output`, exit as the command does. `limit`: bytes that a file may
+    have."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -224,7 +225,8 @@ def sampled(folder: Path) -> dict[str, list]:
 def assert_same(first: Path, second: Path, by_clock: bool = False) -> None:
     """Two run folders hold the same run: metrics, evaluations, rollouts, and everything in their last checkpoints.
 
-    `by_clock`: the clock decided when checkpoints were saved, and so if the last one is from before the evaluation or after it.
+    `by_clock`: the clock decided when checkpoints were saved, and so if the last one is from before the evaluation or
+    after it.
     """
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         assert timeless(first / name) == timeless(second / name)

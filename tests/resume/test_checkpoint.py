@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from rlvr.config import CheckpointConfig
 from rlvr.distributed import PlainBackend, World, checkpoint_writer
 from rlvr.distributed.checkpoint import (
-    SEAL,
-    Seal,
+    MANIFEST,
+    Manifest,
     best,
     checkpoints,
     checksum_of,
@@ -68,7 +68,7 @@ def names(folder):
 def test_what_was_saved_is_loaded(tmp_path):
     path = write(tmp_path / "checkpoints", 12)
     assert path == tmp_path / "checkpoints" / "step-12"
-    assert sorted(p.name for p in path.iterdir()) == sorted(["model", "tensors-0.safetensors", "state.json", SEAL])
+    assert sorted(p.name for p in path.iterdir()) == sorted(["model", "tensors-0.safetensors", "state.json", MANIFEST])
     assert why_unusable(path) is None
     saved = load(path)
     assert saved.state == {**STATE, "step": 12}
@@ -76,7 +76,7 @@ def test_what_was_saved_is_loaded(tmp_path):
     for name, tensor in saved.tensors.items():
         assert torch.equal(tensor, TENSORS[name])
         assert tensor.dtype == TENSORS[name].dtype
-    assert (saved.seal.step, saved.seal.ranks, saved.seal.versions["torch"]) == (
+    assert (saved.manifest.step, saved.manifest.ranks, saved.manifest.versions["torch"]) == (
         12,
         1,
         importlib.metadata.version("torch"),
@@ -171,7 +171,7 @@ def test_a_step_is_written_again_over_what_was_there(tmp_path):
 
 
 def unseal(path):
-    (path / SEAL).unlink()
+    (path / MANIFEST).unlink()
 
 
 def cut(path):
@@ -191,15 +191,15 @@ def lose(path):
 
 
 def half_a_seal(path):
-    (path / SEAL).write_text((path / SEAL).read_text()[:30])
+    (path / MANIFEST).write_text((path / MANIFEST).read_text()[:30])
 
 
 def empty_seal(path):
-    (path / SEAL).write_text("")
+    (path / MANIFEST).write_text("")
 
 
 def odd_seal(path):
-    (path / SEAL).write_text("[1, 2]")
+    (path / MANIFEST).write_text("[1, 2]")
 
 
 def no_model(path):
@@ -264,14 +264,14 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 def seal_again(path):
-    seal = load_seal(path)
-    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name != SEAL)
-    seal.files = {str(p.relative_to(path)): checksum_of(p) for p in files}
-    (path / SEAL).write_text(seal.text())
+    manifest = load_seal(path)
+    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name != MANIFEST)
+    manifest.files = {str(p.relative_to(path)): checksum_of(p) for p in files}
+    (path / MANIFEST).write_text(manifest.text())
 
 
 def load_seal(path):
-    return Seal(**json.loads((path / SEAL).read_text()))
+    return Manifest(**json.loads((path / MANIFEST).read_text()))
 
 
 class Code:
@@ -310,11 +310,11 @@ def test_other_formats_are_refused_in_words_and_not_taken_for_nothing(tmp_path):
     """As version 0.1 wrote them, and as a later one may."""
     old = tmp_path / "step-3"
     old.mkdir()
-    (old / SEAL).write_text(json.dumps({"state.json": "0" * 32, "tensors.pt": "0" * 32}))
+    (old / MANIFEST).write_text(json.dumps({"state.json": "0" * 32, "tensors.pt": "0" * 32}))
     later = write(tmp_path, 5)
-    seal = load_seal(later)
-    seal.format = 7
-    (later / SEAL).write_text(seal.text())
+    manifest = load_seal(later)
+    manifest.format = 7
+    (later / MANIFEST).write_text(manifest.text())
     for path, number in ((old, 1), (later, 7)):
         with pytest.raises(CheckpointError, match=f"format {number}, and this version of rlvr reads format 2"):
             load(path)
@@ -511,13 +511,13 @@ def test_every_rank_writes_its_own_tensors_and_rank_0_seals(tmp_path):
     writers[1].write(Contents(4, shares[1]))
     assert [writer.wait() for writer in writers] == [None, None]
     saved = load(tmp_path / "step-4")
-    assert saved.seal.ranks == 2
+    assert saved.manifest.ranks == 2
     assert {name: tensor.tolist() for name, tensor in saved.tensors.items()} == {
         "weights/a": [0, 0],
         "weights/b": [1, 1, 1],
     }
     assert sorted(p.name for p in (tmp_path / "step-4").iterdir()) == sorted(
-        ["tensors-0.safetensors", "tensors-1.safetensors", "state.json", SEAL]
+        ["tensors-0.safetensors", "tensors-1.safetensors", "state.json", MANIFEST]
     )
 
 

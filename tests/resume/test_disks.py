@@ -105,7 +105,8 @@ def test_a_full_disk_is_an_error_with_the_file_and_what_to_do(monkeypatch, capsy
 
 
 def test_a_checkpoint_that_cannot_be_written_at_the_end_is_reported_once(tmp_path, caplog):
-    """By the error that ends the run or the call; in the middle of a run by the log. A file is in the place of the folder."""
+    """By the error that ends the run or the call; in the middle of a run by the log. A file is in the place of the
+    folder."""
     tree = short_tree(tmp_path, checkpoint={"every": 1}, run={"steps": 3}, verifier="exact", logging={"console": "off"})
     with GRPOTrainer(config=tree) as trainer:
         trainer.train(1)

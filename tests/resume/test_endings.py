@@ -1,4 +1,5 @@
-"""Ends of a run that come from outside: a terminal that is closed, a lock or a folder that is removed, and their last lines."""
+"""Ends of a run that come from outside: a terminal that is closed, a lock or a folder that is removed, and their last
+lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What else may befall a run: signals, full disks, edited data, bad numbers, dead verifiers, a second run, a clock that jumps."""
+"""What else may befall a run: signals, full disks, edited data, bad numbers, dead verifiers, a second run, a clock that
+jumps."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from resume_helpers import Run, assert_same, make_tree, merged, rows, timeless
 from rlvr import GRPOTrainer
 from rlvr.core.waits import Wait, finished
 from rlvr.distributed.checkpoint import best
-from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeout
+from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeoutError
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run import checkpointing as saved_state
 from rlvr.run import resuming
@@ -123,7 +124,7 @@ def test_a_wait_warns_at_half_and_leaves_all_stacks_at_its_end(caplog):
     held = threading.Event()
     thread = threading.Thread(target=held.wait, args=(30,), name="a-thread-that-hangs")
     thread.start()
-    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeout, match=r"waited \d s for a letter"):
+    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeoutError, match=r"waited \d s for a letter"):
         finished(Future(), "a letter", time.monotonic() + 0.6)
     held.set()
     thread.join()
@@ -136,7 +137,7 @@ def test_a_wait_warns_at_half_and_leaves_all_stacks_at_its_end(caplog):
 
 def test_the_stacks_of_a_wait_that_failed_are_in_the_run_folder(tmp_path):
     tree = short(tmp_path, "run", pause=30.0, rollout={"deadline": 1.0}, verification={"time_limit": 60})
-    with pytest.raises(WaitTimeout, match="rollouts"):
+    with pytest.raises(WaitTimeoutError, match="rollouts"):
         trained(tree)
     said = (tmp_path / "runs" / "run" / "log.txt").read_text()
     assert "still waiting for rollouts (2 of 2 groups open)" in said
@@ -154,7 +155,7 @@ def test_a_clock_that_jumps_harms_nothing(tmp_path, whole, monkeypatch):
     future: Future[None] = Future()
     threading.Timer(0.4, future.set_result, [None]).start()
     assert finished(future, "something", time.monotonic() + 20)
-    with pytest.raises(WaitTimeout):
+    with pytest.raises(WaitTimeoutError):
         finished(Future(), "nothing", time.monotonic() + 0.2)
 
 
@@ -288,7 +289,8 @@ def children(process: int) -> list[int]:
 
 
 def test_a_verifier_pool_that_is_killed_costs_no_step(tmp_path, whole):
-    """Server, template and workers, twice, in the middle of verdicts: they are started again and the verdicts are the same."""
+    """Server, template and workers, twice, in the middle of verdicts: they are started again and the verdicts are the
+    same."""
     tree = short(tmp_path, "run", pause=0.05)
     with Run(tree) as run:
         for count in (5, 14):
@@ -419,8 +421,8 @@ class Clock:
 
 
 def test_checkpoints_by_the_clock_come_when_due_and_hold_the_steps_up_for_3_percent_at_most(tmp_path, monkeypatch):
-    """A step takes 10 s and a checkpoint 3 s, which is 3 % of 100 s; due are 30 s. All those so far count, but for the first,
-    whose cost is not known before."""
+    """A step takes 10 s and a checkpoint 3 s, which is 3 % of 100 s; due are 30 s. All those so far count, but for the
+    first, whose cost is not known before."""
     clock, saved, shares = Clock(), [], []
     monkeypatch.setattr(saved_state, "time", clock)
     tree = short(tmp_path, "run", run={"steps": 25}, checkpoint={"every": 0, "minutes": 0.5, "background": False})
@@ -458,8 +460,8 @@ def test_the_best_step_is_saved_and_kept(tmp_path):
         trainer.train()
     names = sorted(path.name for path in trainer.folder.checkpoints.iterdir())
     assert names == ["step-4", "step-8"]
-    seal = json.loads((trainer.folder.checkpoints / "step-4" / "complete.json").read_text())
-    assert seal["metrics"]["eval/greedy"] == 0.9
+    manifest = json.loads((trainer.folder.checkpoints / "step-4" / "complete.json").read_text())
+    assert manifest["metrics"]["eval/greedy"] == 0.9
 
 
 def test_a_step_does_not_wait_for_a_checkpoint_to_tell_whether_it_is_the_best(tmp_path, monkeypatch):

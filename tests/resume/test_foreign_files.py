@@ -84,7 +84,8 @@ def found(*folders):
 
 @pytest.mark.alone
 def test_a_folder_full_of_the_user_s_files_keeps_every_one(tmp_path):
-    """Through a start, checkpoints of which one is kept, a resume from an older one, a kill, a resume, and an overwrite."""
+    """Through a start, checkpoints of which one is kept, a resume from an older one, a kill, a resume, and an
+    overwrite."""
     folder = tmp_path / "runs" / "run"
     contents = plant(folder)
     (folder / "rollouts" / "step-000099.jsonl").unlink()  # a name that a run would write is refused, see below
@@ -145,7 +146,8 @@ def test_a_folder_with_a_file_that_a_run_would_write_is_refused_by_its_name(tmp_
 
 @pytest.mark.alone
 def test_an_empty_or_broken_configuration_of_a_run_is_named_with_its_place_and_the_fix(tmp_path, capsys):
-    """By a start, a resume, an overwrite, an evaluation, a report, a replay and a comparison of runs; nothing is touched."""
+    """By a start, a resume, an overwrite, an evaluation, a report, a replay and a comparison of runs; nothing is
+    touched."""
     path = tmp_path / "runs" / "run"
     trained(config(tmp_path, run={"steps": 1}))
     written = (path / "config.yaml").read_text()

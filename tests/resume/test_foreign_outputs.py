@@ -131,7 +131,8 @@ def test_the_site_replaces_no_other_folder(tmp_path):
 
 
 def output_types(script):
-    """(name, positional arguments, keyword arguments) of the type of each option of a script that names a file of results."""
+    """(name, positional arguments, keyword arguments) of the type of each option of a script that names a file of
+    results."""
     for call in ast.walk(ast.parse(script.read_text())):
         option = call.args[0] if isinstance(call, ast.Call) and call.args else None
         if isinstance(option, ast.Constant) and option.value in ("--output", "--out", "--json"):
@@ -141,7 +142,8 @@ def output_types(script):
 
 
 def test_a_benchmark_replaces_no_file_but_an_earlier_result_of_its_own(tmp_path, monkeypatch):
-    """Every script's option takes its committed result, and neither a user's file, another script's result, nor a page."""
+    """Every script's option takes its committed result, and neither a user's file, another script's result, nor a
+    page."""
     benchmarks = ROOT / "scripts" / "benchmarks"
     monkeypatch.syspath_prepend(benchmarks)
     from result_file import result_file

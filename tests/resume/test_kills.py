@@ -52,7 +52,8 @@ def test_six_kills_one_in_each_phase(tmp_path, whole):
 
 
 def test_kills_at_random_moments_under_the_default_checkpoints(tmp_path, whole):
-    """By the clock, with `checkpoint.minutes` shorter than 10 so that some fall into the run; the first kill comes before any."""
+    """By the clock, with `checkpoint.minutes` shorter than 10 so that some fall into the run; the first kill comes
+    before any."""
     source = random.Random(7)
     tree = make_tree(tmp_path, "killed", checkpoint={"every": 0, "minutes": 0.001})
     with Run(merged(tree, {"checkpoint": {"minutes": 10.0}})) as run:

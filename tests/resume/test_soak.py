@@ -1,4 +1,5 @@
-"""A long run holds no more at its end than near its beginning: memory, threads, files, processes, objects, seconds a step."""
+"""A long run holds no more at its end than near its beginning: memory, threads, files, processes, objects, seconds a
+step."""
 
 from __future__ import annotations
 
@@ -15,15 +16,17 @@ STEPS, EVERY = 3000, 10
 TESTS = Path(__file__).resolve().parents[1]
 
 MEMORY = 5 * 2**10
-"""Bytes a step by which the run itself may grow beyond the rows of metrics that it keeps on purpose (3.2 kB a step). 3,000 steps
-gave 3.1 kB: a verdict kept for each new answer (at most 65,536 are), the keys of the rows, and the allocator's fragments. A
-step's rollouts, if they leaked, would be 20 kB, a batch's tensors more, and a copy of the weights 100 kB."""
+"""Bytes a step by which the run itself may grow beyond the rows of metrics that it keeps on purpose (3.2 kB a step).
+3,000 steps gave 3.1 kB: a verdict kept for each new answer (at most 65,536 are), the keys of the rows, and the
+allocator's fragments. A step's rollouts, if they leaked, would be 20 kB, a batch's tensors more, and a copy of the
+weights 100 kB."""
 OBJECTS = 20
-"""Containers a step that the garbage collector may count more. 2.6 and 5.0 were measured: the verdict and the key of each new
-answer, of which there are 12 a step at most. One leaked rollout is some ten, and a step has 12 of those too."""
+"""Containers a step that the garbage collector may count more. 2.6 and 5.0 were measured: the verdict and the key of
+each new answer, of which there are 12 a step at most. One leaked rollout is some ten, and a step has 12 of those
+too."""
 SLOWER = 2.5
-"""The ratio of the medians of seconds a step. Other programs on a machine of two cores move it between 0.5 and 2; work that
-grows with the steps done so far (15 times as many) would be far above."""
+"""The ratio of the medians of seconds a step. Other programs on a machine of two cores move it between 0.5 and 2; work
+that grows with the steps done so far (15 times as many) would be far above."""
 
 
 def has_sandbox() -> bool:

@@ -1,4 +1,5 @@
-"""What holds for every registered term (N4): order does not matter, other groups do not, undecided stays out, edges are defined."""
+"""What holds for every registered term (N4): order does not matter, other groups do not, undecided stays out, edges are
+defined."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from reward_helpers import make_batch, random_batch
 from rlvr import registry
 from rlvr.config import Config
 from rlvr.records import Batch
-from rlvr.rewards import Setting, bind, build_terms, score, walk
+from rlvr.rewards import RewardContext, bind, build_terms, score, walk
 
 CONFIG = Config.model_validate({"rollout": {"max_new_tokens": 8}})
 VARIANTS = [
@@ -41,7 +42,7 @@ OF_THE_BATCH = [
 def rewards(batch: Batch, spec) -> np.ndarray:
     fresh = Batch(list(batch.rollouts), dict(batch.columns), dict(batch.token_columns))
     tasks = list({r.task.id: r.task for r in batch.rollouts}.values())
-    return score(fresh, bind(build_terms([spec]), Setting(CONFIG, tasks))).column("reward")
+    return score(fresh, bind(build_terms([spec]), RewardContext(CONFIG, tasks))).column("reward")
 
 
 @pytest.mark.parametrize("spec", [*VARIANTS, *OF_THE_BATCH], ids=str)

@@ -11,7 +11,7 @@ from reward_helpers import make_batch
 from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.records import Task
-from rlvr.rewards import Setting, bind, build_terms, score
+from rlvr.rewards import RewardContext, bind, build_terms, score
 
 TEN = {"rollout": {"max_new_tokens": 10}}
 
@@ -106,7 +106,7 @@ def test_a_target_of_the_task_itself(column):
 def test_an_adaptive_target_follows_what_each_class_of_difficulty_needs():
     """Two classes, hard below a pass rate of 0.5. The target is the shortest length with one right answer per group."""
     (term,) = bind(
-        build_terms([{"name": "adaptive_length_target", "buckets": 2}]), Setting(Config.model_validate(TEN), [])
+        build_terms([{"name": "adaptive_length_target", "buckets": 2}]), RewardContext(Config.model_validate(TEN), [])
     )
     piece = term.function
     easy, hard = make_batch([1.0, 1.0, 0.0], [4, 8, 2]), make_batch([1.0, 0.0, 0.0], [9, 1, 12])
@@ -126,7 +126,7 @@ def test_an_adaptive_target_follows_what_each_class_of_difficulty_needs():
     again.load_state_dict(piece.state_dict())
     assert again.targets()[1] == 6
     explore = {"name": "adaptive_length_target", "buckets": 1, "explore": True, "alpha": 1}
-    (term,) = bind(build_terms([explore]), Setting(Config.model_validate(TEN), []))
+    (term,) = bind(build_terms([explore]), RewardContext(Config.model_validate(TEN), []))
     close(score(make_batch([1.0, 0.0, 0.0, None], [3, 3, 11, 3]), [term]).column("reward"), [1, 0, 1, np.nan])
 
 

@@ -1,4 +1,5 @@
-"""The likelihood of a given answer as a reward: what is asked for, the numbers worked by hand, and the log-probs themselves."""
+"""The likelihood of a given answer as a reward: what is asked for, the numbers worked by hand, and the log-probs
+themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy.continuations import continuation_logprobs, encoded
 from rlvr.records import Batch, Task
-from rlvr.rewards import AnswerLikelihood, SelfAligned, Setting, bind, build_terms
+from rlvr.rewards import AnswerLikelihood, RewardContext, SelfAligned, bind, build_terms
 from rlvr.stages.grpo.scoring import Scoring
 
 TASK = Task(id="t", prompt="?", answer="ab")
@@ -82,13 +83,14 @@ def test_a_task_without_an_answer():
     assert AnswerLikelihood(opening="[").asks(batch, encode) == []
     assert np.isnan(AnswerLikelihood(opening="[")(batch)).all()
     with pytest.raises(ConfigError, match="1 of 1 tasks have none, the first is task 'bare'"):
-        bind(build_terms(["answer_likelihood"]), Setting(Config(), [batch.rollouts[0].task]))
+        bind(build_terms(["answer_likelihood"]), RewardContext(Config(), [batch.rollouts[0].task]))
     with pytest.raises(ConfigError, match="debias is of probabilities"):
         build_terms([{"name": "answer_likelihood", "debias": True, "reduce": "reactive"}])
 
 
 def test_the_drop_in_perplexity():
-    """With the prompt 0.5 each, ppl 2; without 0.25, ppl 4: a half less. Worse with the prompt: below 0, at least -1."""
+    """With the prompt 0.5 each, ppl 2; without 0.25, ppl 4: a half less. Worse with the prompt: below 0, at least
+    -1."""
     piece, batch = SelfAligned(), make_batch([1.0] * 3, [2, 0, 1])
     asked = piece.asks(batch, encode)
     assert [(c.rollout, len(c.context)) for c in asked] == [(0, 2), (-1, 1), (2, 2), (-3, 1)]

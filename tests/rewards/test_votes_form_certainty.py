@@ -11,7 +11,7 @@ from reward_helpers import make_batch, make_rollout
 from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Task
-from rlvr.rewards import Setting, bind, build_terms, score
+from rlvr.rewards import RewardContext, bind, build_terms, score
 
 
 def close(got, expected):
@@ -53,7 +53,7 @@ def test_a_group_of_hundreds_votes(column):
 
 def test_answers_are_the_same_as_the_verifier_sees_it(column):
     batch = make_batch([0.0] * 3, answers=["1/2", "0.5", "3"])
-    same = Setting(Config(), [], lambda task, a, b: {a, b} == {"1/2", "0.5"})
+    same = RewardContext(Config(), [], lambda task, a, b: {a, b} == {"1/2", "0.5"})
     terms = bind(build_terms(["majority_vote"]), same)
     close(score(batch, terms).column("reward"), [1, 1, 0])
 
@@ -64,7 +64,9 @@ def test_the_partners_vote_is_the_label(column, nan):
         [0.0] * 6, groups=["a", "a", "a", "b", "b", "b"], answers=["1", "2", "2", "1", "1", "2"], tasks=tasks
     )
     close(column(batch, {"name": "majority_vote", "of": "partner"}), [1, 0, 0, 0, 0, 1])
-    alone = bind(build_terms([{"name": "majority_vote", "of": "partner"}]), Setting(Config(), list(tasks.values())))
+    alone = bind(
+        build_terms([{"name": "majority_vote", "of": "partner"}]), RewardContext(Config(), list(tasks.values()))
+    )
     close(score(batch.select([0, 1, 2]), alone).column("reward"), [nan] * 3)
     tasks["b"] = Task(id="b", prompt="?", info={"partner": "c"})
     with pytest.raises(ConfigError, match=r"needs info\.partner.*task 'a' has|task 'b' has"):

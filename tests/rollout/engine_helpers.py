@@ -15,7 +15,7 @@ from rlvr.core.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, load_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import Request, RolloutContext, Sampling, make_rollout
-from rlvr.rollout.decoder import Unfit
+from rlvr.rollout.decoder import UnfitError
 from rlvr.rollout.rows import uniforms
 
 PATIENCE = 60  # seconds: generous, since the machine is shared
@@ -144,7 +144,7 @@ def reference(policy, request):
 
 
 def _unproven(policy):
-    raise Unfit("a test looks on")
+    raise UnfitError("a test looks on")
 
 
 class Spy:

@@ -53,8 +53,8 @@ def test_all_ranks_take_the_engine_of_rank_0(monkeypatch):
     """Whatever is installed beside the others."""
 
     class Rank:
-        def __init__(self, leads, box):
-            self.leads = leads
+        def __init__(self, is_main, box):
+            self.is_main = is_main
             self.box = box
 
         def broadcast(self, value, what):
@@ -70,8 +70,8 @@ def test_all_ranks_take_the_engine_of_rank_0(monkeypatch):
     for rank_0_has_it, engine in ((True, "vllm"), (False, "hf")):
         box = {}
         found = []
-        for leads in (True, False):
-            monkeypatch.setattr(installed, "version", versions[leads is rank_0_has_it])
-            found.append(engine_of_run(AUTO, Rank(leads, box)))
+        for is_main in (True, False):
+            monkeypatch.setattr(installed, "version", versions[is_main is rank_0_has_it])
+            found.append(engine_of_run(AUTO, Rank(is_main, box)))
         assert found[0] == found[1]
         assert found[0][0].rollout.engine.name == engine

@@ -1,4 +1,5 @@
-"""The supply of groups: the window that bounds their age, refilling, and that no draw is lost or trained twice."""
+"""The buffer of groups: the window that bounds their age, dynamic sampling, and that no draw is lost or trained
+twice."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
-from rlvr.config import RefillConfig, RolloutConfig
+from rlvr.config import DynamicSamplingConfig, RolloutConfig
 from rlvr.core.seeding import seed_of
 from rlvr.data import Draw, TaskPool
-from rlvr.errors import WaitTimeout
+from rlvr.errors import WaitTimeoutError
 from rlvr.records import StopReason, Task, Verdict
 from rlvr.rollout import Completion, HFEngine, HFEngineOptions, RolloutBuffer, Sampling, single_turn
 
@@ -117,7 +118,7 @@ def test_what_is_given_back_is_drawn_again_with_the_same_seeds(collector, stalen
     supply = make_supply(collector, engine.generate, staleness=staleness)
     first = supply.next(0)
     second = supply.next(1)
-    supply.give_back()
+    supply.roll_back()
     again = supply.next(1)
     assert [r.id for r in again.rollouts] == [r.id for r in second.rollouts]
     assert [r.token_ids.tolist() for r in again.rollouts] == [r.token_ids.tolist() for r in second.rollouts]
@@ -134,9 +135,9 @@ def test_a_failed_or_late_step_can_be_tried_again(collector):
         return await engine.generate(request)
 
     supply = make_supply(collector, generate, staleness=1, deadline=0.4)
-    with pytest.raises(WaitTimeout, match=r"rollouts \(3 of 3 groups open\)"):
+    with pytest.raises(WaitTimeoutError, match=r"rollouts \(3 of 3 groups open\)"):
         supply.next(0)
-    supply.give_back()
+    supply.roll_back()
     patient.set()
     assert draws(supply.next(0).rollouts) == [0, 1, 2]
 
@@ -164,11 +165,13 @@ def test_the_state_names_the_draws_that_are_under_way(collector, staleness):
     good=st.sets(st.sampled_from([t.id for t in TASKS]), min_size=2),
     staleness=st.sampled_from([0, 1]),
 )
-def test_refilling_trains_on_the_shortest_run_of_draws_with_enough_useful_groups(collector, seed, good, staleness):
+def test_dynamic_sampling_trains_on_the_shortest_run_of_draws_with_enough_useful_groups(
+    collector, seed, good, staleness
+):
     """Whatever finishes first."""
     order = random.Random(seed)
     engine = FakeEngine(lambda request: 0.0005 * order.randrange(6))
-    options = {"refill": {"attempts": 9}, "staleness": staleness}
+    options = {"dynamic_sampling": {"attempts": 9}, "staleness": staleness}
     supply = make_supply(collector, engine.generate, useful=lambda task: task.id in good, last=3, **options)
     taken, dropped = [], []
     for step in range(3):
@@ -190,7 +193,7 @@ def test_refilling_trains_on_the_shortest_run_of_draws_with_enough_useful_groups
 def test_the_attempts_are_bounded_and_the_step_is_as_large_as_ever(collector):
     engine = FakeEngine()
     useful = lambda task: task.id == "t4"  # noqa: E731
-    supply = make_supply(collector, engine.generate, useful=useful, refill={"attempts": 2})
+    supply = make_supply(collector, engine.generate, useful=useful, dynamic_sampling={"attempts": 2})
     collected = supply.next(0)
     assert draws(collected.rollouts) == [0, 1, 4]
     assert draws(collected.dropped) == [2, 3, 5]
@@ -201,7 +204,7 @@ def test_what_over_sampling_leaves_is_kept_and_what_is_unfinished_is_drawn_again
     """Draw 1 is slow: the step goes on without it; 3 and 4, not needed, are the next step's."""
     slow = {seed_of(0, 1, member, 0) for member in (0, 1)}
     engine = FakeEngine(lambda request: 0.3 if request.seed in slow else 0.0)
-    supply = make_supply(collector, engine.generate, refill={"oversample": 1.7})  # 6 open at first
+    supply = make_supply(collector, engine.generate, dynamic_sampling={"oversample": 1.7})  # 6 open at first
     start = time.monotonic()
     assert draws(supply.next(0).rollouts) == [0, 2, 3]
     assert time.monotonic() - start < 0.25
@@ -217,8 +220,14 @@ def test_what_over_sampling_leaves_is_kept_and_what_is_unfinished_is_drawn_again
 def test_over_sampling_loses_nothing_and_its_age_is_bounded(collector, seed, staleness, oversample):
     order = random.Random(seed)
     engine = FakeEngine(lambda request: 0.0005 * order.randrange(6))
-    refill = {"oversample": oversample, "attempts": 5}
-    supply = make_supply(collector, engine.generate, useful=lambda t: t.id != "t3", refill=refill, staleness=staleness)
+    dynamic_sampling = {"oversample": oversample, "attempts": 5}
+    supply = make_supply(
+        collector,
+        engine.generate,
+        useful=lambda t: t.id != "t3",
+        dynamic_sampling=dynamic_sampling,
+        staleness=staleness,
+    )
     seen = []
     for step in range(6):
         collected = supply.next(step)
@@ -228,13 +237,13 @@ def test_over_sampling_loses_nothing_and_its_age_is_bounded(collector, seed, sta
         engine.version = step + 1
     owed = [number for number, _ in supply.state_dict()["owed"]]
     assert sorted(seen + owed) == list(range(len(seen) + len(owed)))
-    supply.give_back()
+    supply.roll_back()
 
 
 def test_a_group_that_was_left_over_too_long_is_sampled_again(collector):
     """Steps that end out of order may leave more groups than the next one needs."""
     engine = FakeEngine()
-    supply = make_supply(collector, engine.generate, refill={})
+    supply = make_supply(collector, engine.generate, dynamic_sampling={})
     old = groups(supply.next(0).rollouts)
     engine.version = 1
     supply.next(1)
@@ -255,16 +264,16 @@ def test_a_step_that_has_its_groups_does_not_wait_for_more(collector):
             supply._surplus = first
         return task.id != "t3"
 
-    supply = make_supply(collector, engine.generate, useful=useful, refill={}, deadline=PATIENCE)
+    supply = make_supply(collector, engine.generate, useful=useful, dynamic_sampling={}, deadline=PATIENCE)
     first = groups(supply.next(0).rollouts)
     assert draws(supply.next(1).rollouts) == [0, 1, 2]
     assert [number for number, _ in supply.state_dict()["owed"]] == [4, 5]
 
 
-def test_refill_options_are_checked():
-    assert RolloutConfig(refill={}).refill == RefillConfig()
+def test_options_of_dynamic_sampling_are_checked():
+    assert RolloutConfig(dynamic_sampling={}).dynamic_sampling == DynamicSamplingConfig()
     with pytest.raises(ValueError, match="oversample"):
-        RolloutConfig(refill={"oversample": 3})
+        RolloutConfig(dynamic_sampling={"oversample": 3})
 
 
 # With the real engine ------------------------------------------------------------------------------------------------

@@ -15,22 +15,22 @@ from engine_helpers import PATIENCE, DrawOf, alphabet_chain, chain, context_of, 
 import rlvr.rollout
 from rlvr import registry
 from rlvr.core.seeding import seed_of
-from rlvr.errors import WaitTimeout
+from rlvr.errors import WaitTimeoutError
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout import (
     Activity,
+    CollectionInterruptedError,
     Collector,
     Completion,
     HFEngine,
     HFEngineOptions,
-    Interrupted,
     Request,
     RolloutBuffer,
     Sampling,
     make_rollout,
     single_turn,
 )
-from rlvr.stages.base import Parts
+from rlvr.stages.stage_base import StageContext
 
 DEADLINE = 60.0
 
@@ -108,7 +108,7 @@ def test_results_are_in_order_however_they_finish(collector):
 
 
 def test_a_verdict_has_time_while_anything_is_sampled_and_none_at_the_end(collector):
-    activity, patience, left = Activity(), [], [12]
+    activity, batch_delay, left = Activity(), [], [12]
 
     async def generate(request):
         await asyncio.sleep(0.001 * (request.seed % 7))
@@ -116,15 +116,15 @@ def test_a_verdict_has_time_while_anything_is_sampled_and_none_at_the_end(collec
         return await numbered(request)
 
     async def verify(rollout):
-        patience.append((activity.patience() > 0, left[0]))
+        batch_delay.append((activity.batch_delay() > 0, left[0]))
         return await marked(rollout)
 
-    assert activity.patience() == 0.0
+    assert activity.batch_delay() == 0.0
     collector.collect(draws_of(3), single_turn, context_with(generate, verify, activity=activity), DEADLINE)
-    (waits, others), last = patience[0], patience[-1]
+    (waits, others), last = batch_delay[0], batch_delay[-1]
     assert waits and others > 0
     assert last == (False, 0)
-    assert activity.patience() == 0.0
+    assert activity.batch_delay() == 0.0
 
 
 def test_a_context_counts_what_was_asked_for_and_what_failed(collector):
@@ -171,7 +171,7 @@ def test_a_plan_that_was_written_for_the_version_before_works_with_a_notice(coll
 
 
 def test_a_stage_that_was_written_for_the_version_before_gets_its_context_with_a_notice():
-    parts = Parts(None, {}, None, None, None, context_with(), 64, True)
+    parts = StageContext(None, {}, None, None, None, context_with(), 64, True)
     with pytest.warns(FutureWarning, match=r"Parts\.means\(sampling\) is now Stage\.rollout_context_at\(step\)"):
         context = parts.means(Sampling(3))
     assert context.sampling == Sampling(3)
@@ -224,7 +224,7 @@ def test_a_rollout_is_the_flat_record_of_what_was_sampled(collector, policy):
 # Failures
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     pass
 
 
@@ -232,23 +232,23 @@ class Broken(Exception):
 def test_what_a_plan_raises_is_raised_and_no_task_is_left(collector, where):
     async def generate(request):
         if where == "generate" and request.seed == seed_of(0, "rollout", 2, 1, 0):
-            raise Broken("the third draw")
+            raise BrokenError("the third draw")
         await asyncio.sleep(0 if where == "generate" else 0.01)
         return await numbered(request)
 
     async def verify(rollout):
         if where == "verify" and rollout.group == "2":
-            raise Broken("the third draw")
+            raise BrokenError("the third draw")
         await asyncio.sleep(3600)
         return rollout
 
     async def plan(draw, context):
         if where == "plan" and draw.number == 2:
-            raise Broken("the third draw")
+            raise BrokenError("the third draw")
         async for rollout in single_turn(draw, context):
             yield rollout
 
-    with pytest.raises(Broken, match="the third draw"):
+    with pytest.raises(BrokenError, match="the third draw"):
         collector.collect(draws_of(6), plan, context_with(generate, verify), DEADLINE)
     assert left_over(collector) == []
     assert len(collector.collect(draws_of(2), single_turn, context_with(), DEADLINE)) == 8
@@ -258,9 +258,9 @@ def test_a_failing_engine_is_said_once_and_not_by_every_member(collector, caplog
     """No "Task exception was never retrieved" for each of the other members."""
 
     async def generate(request):
-        raise Broken("out of memory")
+        raise BrokenError("out of memory")
 
-    with caplog.at_level(logging.ERROR), pytest.raises(Broken):
+    with caplog.at_level(logging.ERROR), pytest.raises(BrokenError):
         collector.collect(draws_of(5), single_turn, context_with(generate), DEADLINE)
     assert left_over(collector) == []
     gc.collect()
@@ -274,7 +274,7 @@ def test_a_deadline_names_what_was_awaited(collector):
         return rollout
 
     start = time.monotonic()
-    with pytest.raises(WaitTimeout, match=r"rollouts \(2 of 3 groups open\).*deadline"):
+    with pytest.raises(WaitTimeoutError, match=r"rollouts \(2 of 3 groups open\).*deadline"):
         collector.collect(draws_of(3), single_turn, context_with(verify=verify), 0.5)
     assert time.monotonic() - start < PATIENCE
     assert left_over(collector) == []
@@ -285,7 +285,7 @@ def test_half_of_a_deadline_is_said_in_the_log(collector, caplog):
     async def verify(rollout):
         await asyncio.sleep(3600)
 
-    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeout):
+    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeoutError):
         collector.collect(draws_of(1), single_turn, context_with(verify=verify), 0.6)
     assert any("still waiting for rollouts (1 of 1 groups open)" in r.getMessage() for r in caplog.records)
 
@@ -308,7 +308,7 @@ def test_an_interrupted_collection_is_given_up_and_the_engine_goes_on(policy, mo
             return real(*inputs)
 
         monkeypatch.setattr(policy, "next_logits", slow, raising=False)
-        with pytest.raises(Interrupted):
+        with pytest.raises(CollectionInterruptedError):
             collector.collect(draws_of(20), single_turn, context_with(engine.generate, policy=policy), DEADLINE)
         assert left_over(collector) == []
         calls_then = len(calls)

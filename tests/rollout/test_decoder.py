@@ -8,7 +8,7 @@ import torch
 from engine_helpers import Spy, ask, gap, ids_of, shake, small, some_requests
 
 from rlvr.rollout import HFEngine, Request, Sampling
-from rlvr.rollout.decoder import Decoder, Unfit, proven
+from rlvr.rollout.decoder import Decoder, UnfitError, proven
 from rlvr.rollout.rows import RowCache
 
 FAMILY = ["llama", "qwen2", "qwen3", "gemma", "mistral", "phi3"]
@@ -29,7 +29,8 @@ def of_kind():
 
 
 def compared(policy, steps=20, seed=0):
-    """The largest difference of the short steps' logits from a pass over the whole sequences, without cache or padding."""
+    """The largest difference of the short steps' logits from a pass over the whole sequences, without cache or
+    padding."""
     random = np.random.default_rng(seed)
     lengths = [1, 4, 9]
     tokens = torch.from_numpy(random.integers(3, len(policy.tokenizer), size=(3, 9 + steps)))
@@ -110,7 +111,7 @@ def test_a_block_that_only_looks_like_one_of_ours_is_found_though_its_weights_hi
     assert proven(policy)
     attention = policy.causal_lm.base_model.layers[0].self_attn
     monkeypatch.setattr(type(attention), "forward", _without_rotation(type(attention).forward))
-    with pytest.raises(Unfit, match="with random weights"):
+    with pytest.raises(UnfitError, match="with random weights"):
         proven(policy)
 
 
@@ -126,7 +127,7 @@ def test_logits_that_are_not_finite_prove_nothing(of_kind, monkeypatch):
     policy = of_kind("llama")
     real = policy.next_logits
     monkeypatch.setattr(policy, "next_logits", lambda *inputs: torch.full_like(real(*inputs), -torch.inf))
-    with pytest.raises(Unfit, match="its logits"):
+    with pytest.raises(UnfitError, match="its logits"):
         proven(policy)
 
 

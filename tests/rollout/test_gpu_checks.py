@@ -1,4 +1,5 @@
-"""Runs that the GPUs found cannot hold: refused in one line, before any weight is loaded. The CUDA calls alone are replaced."""
+"""Runs that the GPUs found cannot hold: refused in one line, before any weight is loaded. The CUDA calls alone are
+replaced."""
 
 import itertools
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ from rlvr.distributed import World, gpu_checks
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
 from rlvr.evaluate import sampler
-from rlvr.rollout.vllm import VLLMOptions, devices, engine, installed
+from rlvr.rollout.vllm import VLLMOptions, devices, installed
+from rlvr.rollout.vllm import embedded_engine as engine
 from rlvr.run import policy_training
 from rlvr.trainer import GRPOTrainer
 
@@ -39,7 +41,8 @@ def machine(gpus):  # noqa: F811
     )
 
     def look(names):
-        """As CUDA does it, whose rule for names is torch's: one kind at a time, none twice, up to the first that is no GPU."""
+        """As CUDA does it, whose rule for names is torch's: one kind at a time, none twice, up to the first that is no
+        GPU."""
         with gpus.context() as there:
             there.setenv(devices.VISIBLE, ",".join(names))
             known = torch.cuda._parse_visible_devices()
@@ -134,7 +137,8 @@ def test_a_gpu_that_another_process_uses_is_refused_before_anything_is_loaded(ma
     config = tree(run={"dir": str(tmp_path), "steps": 1}, data={"train": "arithmetic"}, verifier="math")
     message = (
         r"the GPU 0 has 10\.0 of 80\.0 GiB free, and vLLM demands 32\.0 GiB \(gpu_memory_utilization 0\.4\): "
-        r"70\.0 GiB are held by other processes \(nvidia-smi\)\. End them, set gpu_memory_utilization to 0\.12 or less, or choose "
+        r"70\.0 GiB are held by other processes \(nvidia-smi\)\. End them, set gpu_memory_utilization to 0\.12 or "
+        r"less, or choose "
     )
     with pytest.raises(ConfigError, match=message):
         GRPOTrainer(config=config)

@@ -1,4 +1,5 @@
-"""The vLLM engines as they start and publish on a GPU: their own code, with vLLM's process and the CUDA calls replaced."""
+"""The vLLM engines as they start and publish on a GPU: their own code, with vLLM's process and the CUDA calls
+replaced."""
 
 from types import SimpleNamespace
 
@@ -9,12 +10,13 @@ from engine_helpers import small
 from rlvr.config import Config, ModelConfig, ScratchConfig
 from rlvr.config.stage_plan import longest_sequence, stage_plans
 from rlvr.distributed import PlainBackend, World
-from rlvr.distributed.farm import Elsewhere, open_engine
+from rlvr.distributed.engine_router import NullEngine, open_engine
 from rlvr.distributed.plain import PlainOptions
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.policy import loading
 from rlvr.rollout.engine import Published
-from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, devices, engine, installed, launch, server_engine
+from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, devices, installed, launch, server_engine
+from rlvr.rollout.vllm import embedded_engine as engine
 from rlvr.rollout.vllm.members import Member
 from rlvr.rollout.weights import weight_buckets
 
@@ -82,8 +84,9 @@ def opened(policy, **options):
 
 
 def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
-    """Gradients and the allocator's cache go first, then the engine's weights wake, then they are sent, then the buffer goes, then the
-    cache of keys and values wakes. The engine sleeps from its start, while the backend takes its memory."""
+    """Gradients and the allocator's cache go first, then the engine's weights wake, then they are sent, then the buffer
+    goes, then the cache of keys and values wakes. The engine sleeps from its start, while the backend takes its
+    memory."""
     policy = on_gpu(small())
     found = opened(policy)
     assert found._host.told == [("sleep", 2)]
@@ -112,10 +115,10 @@ def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
 
 
 def test_a_version_is_sent_once(gpus):
-    """An evaluation after a step publishes it again: the engine is awake, with all of its memory taken. Ranks that help to gather
-    the weights of rank 0's engine go through them as often."""
+    """An evaluation after a step publishes it again: the engine is awake, with all of its memory taken. Ranks that help
+    to gather the weights of rank 0's engine go through them as often."""
     policy = on_gpu(small())
-    found, other = opened(policy), Elsewhere()
+    found, other = opened(policy), NullEngine()
     gathers = []
 
     def weights():
@@ -345,9 +348,9 @@ def test_the_engine_is_as_long_as_the_longest_sequence(gpus):
 
 def test_servers_are_given_up_after_the_runs_silence(gpus, monkeypatch):
     seen = []
-    monkeypatch.setattr(VLLMServerOptions, "open", lambda self, *_: seen.append(self.silence))
-    for given in ({}, {"silence": 5.0}):
-        open_engine({"name": "vllm-server", **given}, on_gpu(small()), None, World(silence=12.0), None, False)
+    monkeypatch.setattr(VLLMServerOptions, "open", lambda self, *_: seen.append(self.stall_timeout))
+    for given in ({}, {"stall_timeout": 5.0}):
+        open_engine({"name": "vllm-server", **given}, on_gpu(small()), None, World(heartbeat_timeout=12.0), None, False)
     assert seen == [12.0, 5.0]
 
 

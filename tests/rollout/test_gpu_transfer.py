@@ -1,4 +1,5 @@
-"""The trainer's end of a publish between GPUs: vLLM's own sending engines, with the CUDA and NCCL calls alone replaced."""
+"""The trainer's end of a publish between GPUs: vLLM's own sending engines, with the CUDA and NCCL calls alone
+replaced."""
 
 import functools
 import math
@@ -19,8 +20,8 @@ from without_cuda import without_cuda
 
 from rlvr.core.waits import Wait
 from rlvr.distributed import PlainBackend
-from rlvr.distributed.farm import Elsewhere
-from rlvr.errors import LostRankError, TrainingError, WaitTimeout
+from rlvr.distributed.engine_router import NullEngine
+from rlvr.errors import LostRankError, TrainingError, WaitTimeoutError
 from rlvr.rollout.weights import Description, described, in_wire_dtype, weight_buckets
 
 pytestmark = needs_vllm
@@ -86,9 +87,10 @@ def test_real_models_are_packed_for_nccl(name, no_cuda):
 
 
 class Races:
-    """What CUDA would not keep in order: a weight that is copied on a stream before the work of another that makes it has been waited
-    for, and memory that a stream takes again before another's copy from it has been waited for. Trained weights are of the default
-    stream, which has the optimizer's step to do. torch's allocator keeps memory for the stream that it was taken on."""
+    """What CUDA would not keep in order: a weight that is copied on a stream before the work of another that makes it
+    has been waited for, and memory that a stream takes again before another's copy from it has been waited for. Trained
+    weights are of the default stream, which has the optimizer's step to do. torch's allocator keeps memory for the
+    stream that it was taken on."""
 
     def __init__(self, monkeypatch, no_cuda):
         self.streams, self.found = no_cuda.streams, []
@@ -146,7 +148,8 @@ class Races:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # cast weights, and the trainer's own
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B"])
 def test_weights_are_made_before_another_stream_packs_them(name, dtype, no_cuda, monkeypatch):
-    """And read before their memory is used again; for two publishes, by vLLM's own producer, which has a stream for each of two buffers."""
+    """And read before their memory is used again; for two publishes, by vLLM's own producer, which has a stream for
+    each of two buffers."""
     from rlvr.rollout.vllm.gpu_transfer import nccl_transfer
 
     policy, calls = on_meta(name, small().tokenizer, dtype), Calls()
@@ -179,7 +182,7 @@ def test_metadata_is_what_is_sent_and_takes_no_pass(no_cuda):
     sent = [(name, t.dtype, t.shape) for bucket in weights_of("rank 0")() for name, t in bucket]
     assert sent == [(weight.name, weight.dtype, weight.shape) for weight in known]
     passes["rank 0"] = 0
-    transfer, other, calls = nccl_transfer(known, "127.0.0.1", 1, 60.0), Elsewhere(), Calls()
+    transfer, other, calls = nccl_transfer(known, "127.0.0.1", 1, 60.0), NullEngine(), Calls()
     for version in (1, 2, 3):
         published = transfer.send(weights_of("rank 0"), calls)
         other.publish(version, weights_of("rank 1"))
@@ -208,7 +211,7 @@ def test_a_bucket_is_gone_before_the_next_one_is_made(no_cuda):
     def sent():
         return in_wire_dtype(weights(), torch.bfloat16)
 
-    Elsewhere().publish(1, weights)
+    NullEngine().publish(1, weights)
     SharedMemoryTransfer().send(weights, lambda *_, **__: None)
     SharedMemoryTransfer().send(sent, lambda *_, **__: None)
     source = Source([])
@@ -311,7 +314,7 @@ def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monk
     transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 0.5)
     weights = lambda: [[("a", torch.zeros(3))]]  # noqa: E731
     try:
-        with pytest.raises(WaitTimeout, match="for the weights to reach all vLLM servers"):
+        with pytest.raises(WaitTimeoutError, match="for the weights to reach all vLLM servers"):
             transfer.send(weights, lambda *_, **__: None)
         assert made[0].closed  # which vLLM does by an abort, and waits for nobody
         assert transfer.send(weights, lambda *_, **__: None).bytes == 12
@@ -325,7 +328,8 @@ def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monk
 
 
 class Group:
-    """A communicator of NCCL. A broadcast waits for a member that is gone until the group is aborted, as the kernel on the GPU does."""
+    """A communicator of NCCL. A broadcast waits for a member that is gone until the group is aborted, as the kernel on
+    the GPU does."""
 
     def __init__(self, lacks_a_member):
         self.lacks_a_member = lacks_a_member
@@ -346,7 +350,7 @@ def publish_threads():
     return [thread for thread in threading.enumerate() if thread.name == "rlvr-publish"]
 
 
-@pytest.mark.parametrize("ends_by", ["silence", "an answer"])
+@pytest.mark.parametrize("ends_by", ["a stall", "an answer"])
 def test_a_group_whose_send_failed_is_aborted_and_its_thread_does_nothing_more(monkeypatch, no_cuda, ends_by):
     """By vLLM's own sender. On a GPU the kernel of the broadcast would stay, and each later send wait for it."""
     from vllm.distributed.weight_transfer import nccl_engine
@@ -372,14 +376,14 @@ def test_a_group_whose_send_failed_is_aborted_and_its_thread_does_nothing_more(m
 
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", opens)
     described = [Description(str(number), torch.float32, torch.Size([100])) for number in range(3)]
-    transfer = gpu_transfer.nccl_transfer(described, "127.0.0.1", 2, 60.0, 0.5 if ends_by == "silence" else math.inf)
+    transfer = gpu_transfer.nccl_transfer(described, "127.0.0.1", 2, 60.0, 0.5 if ends_by == "a stall" else math.inf)
     transfer.info.packed_buffer_size_bytes = 100  # a broadcast for each weight
-    with pytest.raises((WaitTimeout, TrainingError), match=r"no weight was taken|servers were lost"):
+    with pytest.raises((WaitTimeoutError, TrainingError), match=r"no weight was taken|servers were lost"):
         transfer.send(weights, call)
     until(lambda: not publish_threads(), PATIENCE, "the thread of the first send to end")
     assert (groups[0].aborts, groups[0].broadcasts, taken) == (1, 1, [0])
     assert [method for method, _ in calls] == ["init_weight_transfer_engine", "start_weight_update", "update_weights"]
-    transfer.silence = math.inf
+    transfer.stall_timeout = math.inf
     assert transfer.send(weights, call).bytes == 1200
     assert (groups[1].broadcasts, taken) == (3, [0, 0, 1, 2])
     transfer.close()
@@ -427,25 +431,26 @@ def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatc
     from rlvr.rollout.vllm import gpu_transfer
 
     _, released = waiting_sender(monkeypatch, ["in the broadcast", "refused", "slow"])
-    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 60.0, silence=0.5)
+    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 60.0, stall_timeout=0.5)
 
     def call(method, **_):
         if method == "update_weights":
             raise TrainingError("1 of 2 vLLM servers were lost in update_weights")
 
     try:
-        with pytest.raises(WaitTimeout, match=r"no weight was taken for (0|1) s"):
+        with pytest.raises(WaitTimeoutError, match=r"no weight was taken for (0|1) s"):
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)
         with pytest.raises(TrainingError, match="1 of 2 vLLM servers were lost"):
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)
-        # longer than the silence, with a weight taken every 0.2 s
+        # longer than the stall timeout, with a weight taken every 0.2 s
         assert transfer.send(lambda: [[("a", torch.zeros(3))]] * 6, call).seconds > 1
     finally:
         released.set()
 
 
 def test_a_server_lost_in_the_handshake_is_named_and_a_slow_one_is_waited_for(monkeypatch, no_cuda):
-    """By vLLM's own engine, which opens its end of the group while the servers open theirs. No weight is taken until all are there."""
+    """By vLLM's own engine, which opens its end of the group while the servers open theirs. No weight is taken until
+    all are there."""
     from vllm.distributed.weight_transfer import nccl_engine
 
     from rlvr.rollout.vllm import gpu_transfer
@@ -462,7 +467,7 @@ def test_a_server_lost_in_the_handshake_is_named_and_a_slow_one_is_waited_for(mo
             raise TrainingError(f"no vLLM server took it: {lost.pop()}")
 
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", open_slowly)
-    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 1, 60.0, silence=0.5)
+    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 1, 60.0, stall_timeout=0.5)
     try:
         with pytest.raises(TrainingError, match="no vLLM server took it: cannot connect"):
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)

@@ -1,8 +1,9 @@
-"""The memory of a shared GPU over whole steps: events recorded by the code that takes and frees it, replayed against a device.
+"""The memory of a shared GPU over whole steps: events recorded by the code that takes and frees it, replayed against a
+device.
 
-Published shapes on the meta device; real engine, transfer and backends, with vLLM's process and the CUDA calls replaced. The trainer's
-own weights, its passes (the probe after a publish, the reference's log-probs, the update) and what a process takes beside tensors are
-arithmetic of this test.
+Published shapes on the meta device; real engine, transfer and backends, with vLLM's process and the CUDA calls
+replaced. The trainer's own weights, its passes (the probe after a publish, the reference's log-probs, the update) and
+what a process takes beside tensors are arithmetic of this test.
 """
 
 import contextlib
@@ -111,7 +112,8 @@ RUNS = [
 
 
 def inside_of_a_layer(policy):
-    """Float32 values for each token inside of a layer: about 16 vectors of the hidden size and 6 of the feed-forward's."""
+    """Float32 values for each token inside of a layer: about 16 vectors of the hidden size and 6 of the
+    feed-forward's."""
     config = policy.causal_lm.config.get_text_config()
     inside = getattr(config, "moe_intermediate_size", config.intermediate_size) * getattr(
         config, "num_experts_per_tok", 1
@@ -120,7 +122,8 @@ def inside_of_a_layer(policy):
 
 
 def copies(policy, run):
-    """Bytes of the weights that a pass makes: autocast's copies of float32 weights, and those that ZeRO-3 has whole at once."""
+    """Bytes of the weights that a pass makes: autocast's copies of float32 weights, and those that ZeRO-3 has whole at
+    once."""
     sizes = [p.numel() for p in policy.model.parameters()]
     if run.zero_stage == 3:
         limit = zero_config(3, "none", True, run.gpus, None, sum(sizes))["zero_optimization"]
@@ -134,8 +137,8 @@ def scoring(policy, run, tokens):
 
 
 def activations(policy, run):
-    """Bytes that a pass takes with gradient checkpointing, in float32: the input of every layer, and the inside of one. Beside them
-    ZeRO-2's gradients."""
+    """Bytes that a pass takes with gradient checkpointing, in float32: the input of every layer, and the inside of one.
+    Beside them ZeRO-2's gradients."""
     config = policy.causal_lm.config.get_text_config()
     inputs = 4 * run.tokens * config.num_hidden_layers * config.hidden_size
     gradients = 4 * sum(p.numel() for p in policy.model.parameters()) // run.gpus if run.zero_stage == 2 else 0
@@ -160,7 +163,8 @@ def flat_parts(policy, run):
 
 
 def zero_backend(policy, run):
-    """The backend's own `zero` and `release`, over a stand-in for DeepSpeed's optimizer: eight ranks do not run here."""
+    """The backend's own `zero` and `release`, over a stand-in for DeepSpeed's optimizer: eight ranks do not run
+    here."""
     backend = DeepSpeedBackend.__new__(DeepSpeedBackend)
     backend.policy, backend.offload_during_rollout = policy, run.offload
     backend.offload = HostOffload(torch.device("meta"))

@@ -11,7 +11,8 @@ from rlvr.rollout.weights import named_weights
 
 
 def small_update():
-    """(a bfloat16 policy whose adapter moves weights by about half of a rounding step, float64 merged weights by name)"""
+    """(a bfloat16 policy whose adapter moves weights by about half of a rounding step, float64 merged weights by
+    name)"""
     scratch = ScratchConfig(hidden_size=64, layers=2, intermediate_size=128, context=64, init_std=0.2)
     config = ModelConfig(scratch=scratch, device="cpu", dtype="bfloat16", adapter=LoraConfig(r=4, alpha=8.0))
     policy = load_policy(config)
@@ -34,7 +35,8 @@ def share_moved(got, base):
 
 
 def test_what_is_sent_and_what_is_copied_is_the_float32_merge_rounded_once():
-    """Merging in bfloat16 (the update rounded first) would give other weights: the float32 one is what both engines get."""
+    """Merging in bfloat16 (the update rounded first) would give other weights: the float32 one is what both engines
+    get."""
     policy, merged = small_update()
     base = {
         name: dict(policy.causal_lm.named_modules())[name.removesuffix(".weight")].base_layer.weight for name in merged

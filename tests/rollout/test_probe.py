@@ -10,7 +10,7 @@ from engine_helpers import small
 
 from rlvr import GRPOTrainer
 from rlvr.distributed import PlainBackend
-from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.errors import TrainingError, WaitTimeoutError
 from rlvr.rollout import Collector, HFEngine, HFEngineOptions, probe
 
 
@@ -116,7 +116,7 @@ def test_a_probe_that_is_not_answered_is_named_and_given_up(pair, monkeypatch, t
                 given_up.append(request)
 
         engine.generate = never
-        with pytest.raises(WaitTimeout, match="the probe of version 7 of the weights"):
+        with pytest.raises(WaitTimeoutError, match="the probe of version 7 of the weights"):
             probe(engine, policy, collector)
     finally:
         collector.close()

@@ -20,7 +20,7 @@ from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMServerOptions, devices, server_engine
-from rlvr.rollout.vllm.client import ServerTrouble
+from rlvr.rollout.vllm.client import ServerError
 from rlvr.rollout.vllm.members import State
 from rlvr.rollout.vllm.requests import Answer
 
@@ -47,7 +47,7 @@ class Process:
         if method == "shutdown_weight_transfer_engine":
             self.group = None
         if method == "update_weights" and "path" not in arguments["update_info"] and self.group is None:
-            raise ServerTrouble("NCCL weight transfer not initialized")  # as vLLM's workers say
+            raise ServerError("NCCL weight transfer not initialized")  # as vLLM's workers say
         return None
 
     async def generate(self, token_ids, fields, adapter, timeout, cache_salt=None):
@@ -171,7 +171,8 @@ def test_a_server_that_returns_waits_for_the_next_publish_where_ranks_have_parts
 
 
 def test_a_server_lost_after_it_took_the_weights_is_not_used_before_it_is_back(opened, may_start, monkeypatch):
-    """Between the last answer of a publish and its end: the new process has none of the weights that the old one took."""
+    """Between the last answer of a publish and its end: the new process has none of the weights that the old one
+    took."""
     policy = small()
     engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
     lost = engine._members.all[0]
@@ -384,14 +385,14 @@ def test_servers_of_a_policy_on_a_gpu_are_placed_beside_it_and_sent_to_from_it(o
     gpus.setattr(torch.cuda, "device_count", lambda: 4)
     gpus.setattr(torch.cuda, "set_device", current.append)
     policy = on_gpu(small(dtype="bfloat16"), 1)
-    engine = opened(policy, "auto", silence=7.0)
+    engine = opened(policy, "auto", stall_timeout=7.0)
     members = engine._members.all
     placed = {member.name: member.started.environment[devices.VISIBLE] for member in members}
     assert placed == {"vLLM server 0": "0", "vLLM server 1": "2"}
     for member in members:
         assert member.started.arguments["weight_transfer_config"] == {"backend": "nccl"}
     engine.publish(0, PlainBackend(policy).named_weights)
-    assert engine._transfer.silence == 7.0
+    assert engine._transfer.stall_timeout == 7.0
     for member in members:
         engine._run(engine._members.lose(member, "it was killed"))
     assert sampled(engine) == 0
@@ -438,7 +439,7 @@ def test_a_server_that_does_not_take_the_weights_of_its_return_is_started_anew(o
 
     async def unless_hung(process, method, timeout, **arguments):
         if process is hung:
-            raise ServerTrouble("connection refused")
+            raise ServerError("connection refused")
         return await call(process, method, timeout, **arguments)
 
     monkeypatch.setattr(Process, "call", unless_hung)
@@ -449,7 +450,7 @@ def test_a_server_that_does_not_take_the_weights_of_its_return_is_started_anew(o
     may_start.set()
     until(lambda: not deaf.returning, PATIENCE, "the server to be back")
     assert deaf.client is not hung
-    assert "vLLM server 0 did not come back: ServerTrouble: " in caplog.text
+    assert "vLLM server 0 did not come back: ServerError: " in caplog.text
     assert "vLLM server 0 is back with the current weights" not in caplog.text
 
 
@@ -473,7 +474,8 @@ def test_a_server_that_waits_gets_the_weights_where_the_one_that_took_the_publis
 
 
 def test_closing_while_a_returning_server_is_given_the_weights_ends_everything(opened, monkeypatch):
-    """The thread that gives them, which Python waits for at its exit, and a request that is open; no server is started anew."""
+    """The thread that gives them, which Python waits for at its exit, and a request that is open; no server is started
+    anew."""
     policy = small()
     engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
     engine.publish(0, weights)

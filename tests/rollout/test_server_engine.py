@@ -10,9 +10,9 @@ from engine_helpers import small
 
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMServerOptions, server_engine
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.client import Client, ServerError
+from rlvr.rollout.vllm.engine_process import EngineServer
 from rlvr.rollout.vllm.members import State
-from rlvr.rollout.vllm.process import Server as EngineServer
 from rlvr.rollout.vllm.requests import Answer
 
 
@@ -110,8 +110,8 @@ def test_a_response_that_ends_while_a_server_resumes_is_of_current_weights(engin
     [("continue", False, True), ("continue", True, False), ("finish", False, False), (None, False, False)],
 )
 def test_keys_and_values_are_kept_where_that_is_set(opened, in_flight, clear_cache, keeps):
-    """Nothing is cleared then, and requests after a publish are kept from what other weights computed by a salt of their own, also of the
-    same version: the run went back to a checkpoint."""
+    """Nothing is cleared then, and requests after a publish are kept from what other weights computed by a salt of
+    their own, also of the same version: the run went back to a checkpoint."""
     engine = opened(in_flight, clear_cache=clear_cache)
     request = Request((1, 2, 3), Sampling(3), seed=0)
     for version in (1, 2, 1):
@@ -140,7 +140,7 @@ def test_a_server_is_told_what_to_clear_by_vllms_own_parameters(monkeypatch, cle
             await client.call("pause", 1.0, mode="keep", clear_cache=clear_cache)
             await client.call("commit", 1.0, version="3", clear_cache=clear_cache)
             for salt in (None, "3"):
-                with contextlib.suppress(ServerTrouble):  # it answers nothing
+                with contextlib.suppress(ServerError):  # it answers nothing
                     await client.generate([5], {}, None, 1.0, salt)
         finally:
             await client.close()
@@ -158,7 +158,8 @@ def test_a_server_is_told_what_to_clear_by_vllms_own_parameters(monkeypatch, cle
 
 
 def test_steps_under_way_are_finished_before_weights_change_under_kept_caches():
-    """With asynchronous scheduling, whose tokens are labelled when they are handed out, a step after they were sampled."""
+    """With asynchronous scheduling, whose tokens are labelled when they are handed out, a step after they were
+    sampled."""
 
     class Core:
         def __init__(self):

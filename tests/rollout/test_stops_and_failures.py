@@ -1,4 +1,5 @@
-"""Why completions end, what is refused, and what happens to requests when a step fails or nobody wants them any more."""
+"""Why completions end, what is refused, and what happens to requests when a step fails or nobody wants them any
+more."""
 
 import asyncio
 import logging
@@ -184,7 +185,7 @@ def test_a_refused_request_leaves_the_others_alone(policy):
 # A step that fails
 
 
-class Failing(Exception):
+class FailingError(Exception):
     pass
 
 
@@ -199,7 +200,7 @@ def test_a_failing_step_fails_every_request_and_the_engine_works_afterwards(
 
     def before(spy):
         if len(spy.shapes) == failing_call:
-            raise Failing("out of memory, say")
+            raise FailingError("out of memory, say")
 
     Spy(monkeypatch, policy, before=before)
 
@@ -211,9 +212,9 @@ def test_a_failing_step_fails_every_request_and_the_engine_works_afterwards(
     failed, again = asyncio.run(main())
     gone = [f for f in failed if isinstance(f, BaseException)]
     assert gone
-    assert all(isinstance(f, Failing) and "out of memory" in str(f) for f in gone)
+    assert all(isinstance(f, FailingError) and "out of memory" in str(f) for f in gone)
     for result, want in zip(failed, expected, strict=True):  # those that had ended before keep what they have
-        assert isinstance(result, Failing) or result.token_ids.tolist() == want.token_ids.tolist()
+        assert isinstance(result, FailingError) or result.token_ids.tolist() == want.token_ids.tolist()
     assert [c.token_ids.tolist() for c in again] == [c.token_ids.tolist() for c in expected]
 
 

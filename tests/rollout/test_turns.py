@@ -17,7 +17,7 @@ from rlvr.core.seeding import seed_of
 from rlvr.data import Prompts
 from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
-from rlvr.rollout import Collector, Completion, HFEngine, Interrupted, Sampling, Turns
+from rlvr.rollout import CollectionInterruptedError, Collector, Completion, HFEngine, Sampling, Turns
 from rlvr.rollout.environments import calculator
 
 DEADLINE = 60.0
@@ -403,7 +403,7 @@ def test_an_episode_is_closed_when_its_rollout_is_given_up(environment, how):
 
     try:
         draws = [DrawOf(n, Task("t", chr(65 + n))) for n in range(4)]
-        with pytest.raises(ZeroDivisionError if how == "engine" else Interrupted):
+        with pytest.raises(ZeroDivisionError if how == "engine" else CollectionInterruptedError):
             talk(collector, context_with(generate, group_size=2), environment(Episodes), draws)
         assert Episodes.newest.begun >= 2
         assert Episodes.newest.closed == Episodes.newest.begun

@@ -24,7 +24,7 @@ from vllm_helpers import (
 )
 
 from rlvr.distributed import PlainBackend
-from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeout
+from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeoutError
 from rlvr.records import StopReason
 from rlvr.rollout import HFEngine, Request, Sampling, probe
 from rlvr.rollout.vllm import VLLMOptions
@@ -185,10 +185,10 @@ def test_weights_published_under_way_are_those_of_the_tokens_after(policy, publi
 
 def test_nothing_differs_after_a_publish_and_changed_tensors_are_named(policy, published):
     backend = PlainBackend(policy)
-    assert published.differing(backend.named_weights) == []
+    assert published.mismatched_weights(backend.named_weights) == []
     with torch.no_grad():
         policy.causal_lm.model.norm.weight.add_(0.5)
-    assert published.differing(backend.named_weights) == ["model.norm.weight"]
+    assert published.mismatched_weights(backend.named_weights) == ["model.norm.weight"]
 
 
 def test_the_silent_trap_of_a_stale_head_is_found_and_named(policy, published, collector):
@@ -356,12 +356,12 @@ def test_a_model_split_over_two_workers():
             publish(engine, version, PlainBackend(policy).named_weights)
             requests = some_requests(policy, 12, seed=version)
             assert gap(policy, requests, ask(engine, requests)) < 1e-4
-        assert engine.differing(PlainBackend(policy).named_weights) == []
+        assert engine.mismatched_weights(PlainBackend(policy).named_weights) == []
         norm = policy.causal_lm.model.norm.weight
         published = norm.detach().clone()
         with torch.no_grad():
             norm.add_(0.5)
-        assert engine.differing(PlainBackend(policy).named_weights) == ["model.norm.weight"]
+        assert engine.mismatched_weights(PlainBackend(policy).named_weights) == ["model.norm.weight"]
         with torch.no_grad():
             norm.copy_(published)  # what the engine has is what the tokens before the next publish are compared with
         check_publishing_under_way(policy, engine, publishes=2)
@@ -372,7 +372,7 @@ def test_a_model_split_over_two_workers():
 def test_an_engine_that_hangs_is_named(policy):
     """Stopped: at the start, and at a publish. Nothing of it is left."""
     before = set(children())
-    with pytest.raises(WaitTimeout, match="the vLLM engine to start"):
+    with pytest.raises(WaitTimeoutError, match="the vLLM engine to start"):
         VLLMOptions(**FAST, start_timeout=0.5).open(policy)
     until(lambda: set(children()) == before, 20, "the process to end")
 
@@ -396,7 +396,7 @@ def test_nothing_is_sampled_before_the_first_publish_and_hanging_and_death_are_t
 
         os.kill(engine._host.process.pid, signal.SIGSTOP)
         monkeypatch.setattr(engine, "options", dataclasses.replace(engine.options, publish_timeout=1.0))
-        with pytest.raises(WaitTimeout, match="the vLLM engine to do"):
+        with pytest.raises(WaitTimeoutError, match="the vLLM engine to do"):
             publish(engine, 2, PlainBackend(policy).named_weights)
         os.kill(engine._host.process.pid, signal.SIGCONT)
 

@@ -59,8 +59,8 @@ def with_old_cache(policy, old, new, request, completion):
     ],
 )
 def test_responses_under_way_keep_their_keys_and_values(options, monkeypatch):
-    """They go on in the memory that they have, each token is of the version that it is labelled with, and what the old weights
-    computed is not used for new requests with the same prompt."""
+    """They go on in the memory that they have, each token is of the version that it is labelled with, and what the old
+    weights computed is not used for new requests with the same prompt."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     policy = tiny(context=512)
     arguments = {"block_size": 32, "scheduler_cls": "counting_scheduler.CountingScheduler"}
@@ -108,8 +108,9 @@ def test_responses_under_way_keep_their_keys_and_values(options, monkeypatch):
 
 @pytest.mark.parametrize("adapter", [None, {"r": 4}])
 def test_weights_and_cache_in_fp8_are_those_of_the_newest_publish(adapter, collector):
-    """Quantised again at each publish: the log-probs are far closer to the new weights' than to the old ones'. An adapter goes by
-    itself, over weights in fp8 that are sent once. The engine's own constraint does not bind the probe."""
+    """Quantised again at each publish: the log-probs are far closer to the new weights' than to the old ones'. An
+    adapter goes by itself, over weights in fp8 that are sent once. The engine's own constraint does not bind the
+    probe."""
     policy = tiny(dtype="bfloat16", adapter=adapter)
     constraint = {"structured_outputs": {"regex": "[01]{1,60}"}}
     options = VLLMOptions(**FAST, quantization="fp8_per_channel", kv_cache_dtype="fp8", **constraint)
@@ -127,7 +128,7 @@ def test_weights_and_cache_in_fp8_are_those_of_the_newest_publish(adapter, colle
         shake(policy, 5, 0.2)
         new = copy_of(policy)
         publish(engine, 2, backend.named_weights)
-        assert engine.differing(backend.named_weights) == []
+        assert engine.mismatched_weights(backend.named_weights) == []
         constrained = some_requests(policy, 8, seed=7, max_new_tokens=60)
         assert all(re.fullmatch("[01]+", completion.text) for completion in ask(engine, constrained))
         # as the probe asks: without the engine's constraint, whose log-probs are of another distribution

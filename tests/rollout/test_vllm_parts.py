@@ -13,14 +13,14 @@ import torch
 from engine_helpers import small
 
 from rlvr.distributed import PlainBackend
-from rlvr.errors import ConfigError, DataError, WaitTimeout
+from rlvr.errors import ConfigError, DataError, WaitTimeoutError
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, installed, launch, requests
 from rlvr.rollout.vllm.client import Client
-from rlvr.rollout.vllm.gate import Gate
+from rlvr.rollout.vllm.gate import RequestGate
 from rlvr.rollout.vllm.guard import KEY, RequireKey
 from rlvr.rollout.vllm.started import check_free, flags, free_port
-from rlvr.rollout.vllm.transfer import FileTransfer, SharedMemoryTransfer, checksum, differing
+from rlvr.rollout.vllm.transfer import FileTransfer, SharedMemoryTransfer, checksum, mismatched_weights
 
 
 def passed(monkeypatch, headers, kind="http"):
@@ -59,7 +59,7 @@ def test_without_a_key_there_is_no_guard_and_no_server(monkeypatch):
 
 
 def test_the_gate_lets_nobody_in_while_it_is_shut_and_waits_for_those_inside():
-    gate, order = Gate(), []
+    gate, order = RequestGate(), []
 
     async def visit(name, seconds):
         async with gate.inside():
@@ -87,11 +87,11 @@ def test_the_gate_lets_nobody_in_while_it_is_shut_and_waits_for_those_inside():
 
 
 def test_a_gate_that_does_not_empty_in_time_says_so_and_opens_again():
-    gate = Gate()
+    gate = RequestGate()
 
     async def main():
         async with gate.inside():
-            with pytest.raises(WaitTimeout, match="1 responses to finish"):
+            with pytest.raises(WaitTimeoutError, match="1 responses to finish"):
                 await asyncio.to_thread(lambda: gate.emptied(0.05).__enter__())
         async with gate.inside():
             return True
@@ -149,7 +149,7 @@ def test_what_differs_is_named_and_what_cannot_be_told_is_not():
         held = {"a": checksum(torch.ones(2)), "b": checksum(torch.zeros(3)), "c": None}
         return [{"checksums": held, "unreached": ["lm_head.weight"]}]
 
-    assert differing(lambda: [list(tensors.items())], ask, torch.float32) == ["b", "lm_head.weight"]
+    assert mismatched_weights(lambda: [list(tensors.items())], ask, torch.float32) == ["b", "lm_head.weight"]
 
 
 def test_engine_arguments_as_the_command_line_has_them():

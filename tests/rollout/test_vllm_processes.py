@@ -1,4 +1,5 @@
-"""No process and no file of an engine outlives the trainer, however it ends; both engines inside a running event loop."""
+"""No process and no file of an engine outlives the trainer, however it ends; both engines inside a running event
+loop."""
 
 import os
 import signal
@@ -14,7 +15,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from vllm_helpers import alive, group_of, needs_vllm, until
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 
 pytestmark = [needs_vllm, pytest.mark.alone]
 START = 300  # seconds that an engine and a server may take to start on a busy machine
@@ -64,12 +65,12 @@ def test_nothing_outlives_the_trainer(tmp_path, number, then):
     processes = [pid for leader in leaders for pid in group_of(leader)]
     if number is not None:
         assert len(processes) >= 3  # the engine, the server and its engine core
-        assert len(list(tmp_path.glob(f"{lifeline.PREFIX}*"))) == 2
+        assert len(list(tmp_path.glob(f"{parent_death.PREFIX}*"))) == 2
         os.kill(process.pid, number)
     process.wait(60)
     until(lambda: not any(group_of(leader) for leader in leaders), 20, "the engines' processes to end")
     assert not any(map(alive, processes))
-    until(lambda: not list(tmp_path.glob(f"{lifeline.PREFIX}*")), 20, "the scratch folders to go")
+    until(lambda: not list(tmp_path.glob(f"{parent_death.PREFIX}*")), 20, "the scratch folders to go")
 
 
 @pytest.mark.timeout(400)
@@ -89,11 +90,13 @@ def test_a_trainer_inside_a_running_event_loop(tmp_path, name):
                 config = {{
                     "run": {{"dir": {str(tmp_path)!r}, "steps": 3}},
                     "model": {{"scratch": {{**TINY, "context": 96, "init_std": 0.2}}, "device": "cpu"}},
-                    "rollout": {{"engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8}},
+                    "rollout": {{"engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4,
+                                "max_new_tokens": 8}},
                     "optim": {{"lr": 0.01}},
                     "logging": {{"console": "off"}},
                 }}
-                with GRPOTrainer(None, ["a b", "c d"], lambda completion: sum(c.isdigit() for c in completion) / 8, config) as trainer:
+                digits = lambda completion: sum(c.isdigit() for c in completion) / 8
+                with GRPOTrainer(None, ["a b", "c d"], digits, config) as trainer:
                     return trainer.train()
 
             if __name__ == "__main__":
@@ -119,7 +122,8 @@ config = {{
     "run": {{"dir": {folder!r}, "name": {name!r}, "steps": 3}},
     "model": {{"scratch": {{**TINY, "context": 96, "init_std": 0.2}}, "device": "cpu"}},
     "rollout": {{
-        "engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8, "staleness": 1
+        "engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8,
+        "staleness": 1
     }},
     "optim": {{"lr": 0.01}},
     "logging": {{"console": "off"}},
@@ -157,14 +161,14 @@ def test_cells_of_a_notebook(tmp_path, monkeypatch, name):
 
 def test_scratch_folders_are_removed_and_nothing_else(tmp_path):
     """A process whose owner is gone removes the owner's scratch folder, only when it is one by its name."""
-    for name, goes in ((f"{lifeline.PREFIX}abc", True), ("my-data", False)):
+    for name, goes in ((f"{parent_death.PREFIX}abc", True), ("my-data", False)):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "file").write_text("x")
-        code = "from rlvr.core import lifeline; lifeline.tie(); import time; time.sleep(30)"
+        code = "from rlvr.core import parent_death; parent_death.die_with_parent(); import time; time.sleep(30)"
         gone = subprocess.Popen([sys.executable, "-c", "pass"])
         gone.wait()
-        environment = {**os.environ, lifeline.OWNER: str(gone.pid), lifeline.SCRATCH: str(folder)}
+        environment = {**os.environ, parent_death.OWNER: str(gone.pid), parent_death.SCRATCH: str(folder)}
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, start_new_session=True, timeout=60, check=False
         )

@@ -1,4 +1,5 @@
-"""The engine `vllm-server` for real: two servers, their weights, their keys, and what happens when one dies or hangs."""
+"""The engine `vllm-server` for real: two servers, their weights, their keys, and what happens when one dies or
+hangs."""
 
 import asyncio
 import json
@@ -26,7 +27,7 @@ from vllm_helpers import (
 )
 
 from rlvr.distributed import PlainBackend
-from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeout
+from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeoutError
 from rlvr.records import StopReason
 from rlvr.rollout import HFEngine, Request, Sampling, probe
 from rlvr.rollout.vllm import VLLMServerOptions, checks, installed
@@ -68,7 +69,7 @@ def test_log_probs_are_the_trainers_after_each_publish(policy, published, collec
         assert gap(policy, requests, completions) < 1e-4
         assert {v for c in completions for v in c.versions.tolist()} == {version}
         assert probe(published, policy, collector, PlainBackend(policy).named_weights) < 1e-4
-        assert published.differing(PlainBackend(policy).named_weights) == []
+        assert published.mismatched_weights(PlainBackend(policy).named_weights) == []
 
 
 def test_completions_are_those_of_the_hf_engine_where_nothing_is_drawn(policy, published):
@@ -247,7 +248,7 @@ def test_a_taken_port_is_named(policy):
 
 def test_a_server_that_takes_too_long_to_start_is_named_and_gone(policy, published):
     before = set(children())  # none is being started beside it: `published` waits for that
-    with pytest.raises(WaitTimeout, match="vLLM server 0 did not start in time"):
+    with pytest.raises(WaitTimeoutError, match="vLLM server 0 did not start in time"):
         VLLMServerOptions(**FAST, start_timeout=0.5).open(policy)
     until(lambda: set(children()) <= before, 20, "the process to end")
 

@@ -1,4 +1,5 @@
-"""Settings of vLLM that are decided before an engine starts, read from the configuration that vLLM itself makes of them."""
+"""Settings of vLLM that are decided before an engine starts, read from the configuration that vLLM itself makes of
+them."""
 
 import dataclasses
 import os
@@ -13,7 +14,8 @@ from vllm_helpers import needs_vllm, tiny
 from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError
-from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, checks, engine, launch, server_engine
+from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, checks, launch, server_engine
+from rlvr.rollout.vllm import embedded_engine as engine
 from rlvr.rollout.vllm.model_folder import cache_folder, content_digest, model_folder, stable_copy
 from rlvr.rollout.vllm.started import flags
 from rlvr.rollout.vllm.transfer import checksum
@@ -22,11 +24,11 @@ from rlvr.stages.grpo.build_objective import build_objective, warn_uncorrected
 GIB = 1 << 30
 
 
-class Made(Exception):
+class MadeError(Exception):
     """Carries the configuration that an engine would be built from."""
 
 
-class Started(Exception):
+class StartedError(Exception):
     """Carries what a process would be started with: its engine arguments and its environment."""
 
 
@@ -51,12 +53,13 @@ class Device:
 
 @pytest.fixture
 def vllm(monkeypatch):
-    """vLLM in this process, up to the point where an engine would be built; it writes environment variables on the way."""
+    """vLLM in this process, up to the point where an engine would be built; it writes environment variables on the
+    way."""
     before = dict(os.environ)
     from vllm.v1.engine.llm_engine import LLMEngine
 
     def stop(self, vllm_config, **options):
-        raise Made(vllm_config)
+        raise MadeError(vllm_config)
 
     monkeypatch.setattr(LLMEngine, "__init__", stop)
     yield monkeypatch
@@ -80,10 +83,10 @@ def on(monkeypatch, device):
 
 def colocated(policy, folder, options):
     """The configuration that the engine's process makes of its arguments."""
-    from rlvr.rollout.vllm.process import Server
+    from rlvr.rollout.vllm.engine_process import EngineServer
 
-    with pytest.raises(Made) as made:
-        Server(launch.engine_arguments(policy, folder, options, "shared_memory"), None)
+    with pytest.raises(MadeError) as made:
+        EngineServer(launch.engine_arguments(policy, folder, options, "shared_memory"), None)
     return made.value.args[0]
 
 
@@ -131,13 +134,13 @@ def starts(monkeypatch):
 
     def stop(*given):
         arguments, environment = (part for part in given if isinstance(part, dict))
-        raise Started(arguments, environment)
+        raise StartedError(arguments, environment)
 
     monkeypatch.setattr(engine, "EngineHost", stop)
     monkeypatch.setattr(server_engine, "StartedServer", stop)
 
     def start(policy, options):
-        with pytest.raises(Started) as started:
+        with pytest.raises(StartedError) as started:
             options.open(policy)
         return started.value.args
 
@@ -329,7 +332,8 @@ def test_vllm_takes_the_options_by_its_own_names(vllm, tmp_path):
 
 @needs_vllm
 def test_the_log_probs_of_guessed_tokens_are_of_the_distribution_sampled_from(vllm):
-    """vLLM's own rejection sampler: guesses that are taken, those put in the place of one that is not, and the token after them.
+    """vLLM's own rejection sampler: guesses that are taken, those put in the place of one that is not, and the token
+    after them.
 
     Its kernels run on a CPU but for the one that spreads the temperatures over guesses, which is replaced.
     """
@@ -402,8 +406,8 @@ def test_the_log_probs_of_guessed_tokens_are_of_the_distribution_sampled_from(vl
 @needs_vllm
 @pytest.mark.parametrize("scheme", ["fp8_per_channel", "fp8_per_tensor"])
 def test_weights_that_are_published_are_quantised_again(vllm, scheme):
-    """vLLM's own layer under its layer-wise reload, as every transfer drives it: new values and new scales in the same memory,
-    which CUDA graphs keep. The operator that a CPU lacks for fp8_per_tensor is replaced by its definition."""
+    """vLLM's own layer under its layer-wise reload, as every transfer drives it: new values and new scales in the same
+    memory, which CUDA graphs keep. The operator that a CPU lacks for fp8_per_tensor is replaced by its definition."""
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.config.quantization import resolve_quantization_config
     from vllm.distributed import parallel_state

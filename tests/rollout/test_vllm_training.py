@@ -1,4 +1,5 @@
-"""Whole training runs on both engines: adapters sent by themselves, several turns, and a server that is killed in a step.
+"""Whole training runs on both engines: adapters sent by themselves, several turns, and a server that is killed in a
+step.
 
 Before each update the trainer's policy is that which sampled, so all its rollouts' log-probs are computed anew there.
 """
@@ -124,7 +125,8 @@ def test_talks_with_a_calculator(make_trainer):
 
 @pytest.mark.slow
 def test_a_server_killed_in_a_step_costs_no_rollout_and_no_wrong_token(make_trainer):
-    """The first of two servers is killed under way in the second step; the third step begins with it back or without it."""
+    """The first of two servers is killed under way in the second step; the third step begins with it back or without
+    it."""
     trainer = make_trainer(
         {"name": "vllm-server", "servers": 2, "health_every": 0.5}, prompts_per_step=4, group_size=8, max_new_tokens=230
     )

@@ -127,7 +127,8 @@ def check_publishing_under_way(policy, published, publishes):
 
 
 def _completions_over_publishes(policy, published, publishes):
-    """Five requests made before the first publish and three after it, each token tried against its version's weights."""
+    """Five requests made before the first publish and three after it, each token tried against its version's
+    weights."""
     requests = some_requests(policy, 8, seed=11, longest=8, max_new_tokens=80, ignore_eos=True)
     backend, weights = PlainBackend(policy), {}
 

@@ -24,8 +24,8 @@ class Streams:
 
 
 def without_cuda(setattr, device):
-    """Replace the CUDA and NCCL calls of the senders: buffers are on `device`, there are no handles, and streams are names. Gives the
-    `streams`, and the bytes of each broadcast by NCCL as `sent`."""
+    """Replace the CUDA and NCCL calls of the senders: buffers are on `device`, there are no handles, and streams are
+    names. Gives the `streams`, and the bytes of each broadcast by NCCL as `sent`."""
     from vllm.distributed.weight_transfer import ipc_engine, nccl_engine, packed_tensor
 
     empty = torch.empty

@@ -1,4 +1,5 @@
-"""Advantages in the real trainer: baselines that the plan adds, history, modifiers, spans, statistics, memory, refusals."""
+"""Advantages in the real trainer: baselines that the plan adds, history, modifiers, spans, statistics, memory,
+refusals."""
 
 from __future__ import annotations
 
@@ -199,8 +200,8 @@ def _rollout(ids):
             "'whiten' needs one advantage per response, and 'spans'",
         ),
         (
-            by({"name": "group", "baseline": 0.5, "scale": 0.5}, rollout={"group_size": 1, "refill": {}}),
-            "rollout.refill replaces groups",
+            by({"name": "group", "baseline": 0.5, "scale": 0.5}, rollout={"group_size": 1, "dynamic_sampling": {}}),
+            "rollout.dynamic_sampling replaces groups",
         ),
     ],
     ids=range(9),

@@ -1,4 +1,5 @@
-"""A run's memory plan at its start: what `auto` becomes in the run folder, after a resume, and a run that cannot fit."""
+"""A run's memory plan at its start: what `auto` becomes in the run folder, after a resume, and a run that cannot
+fit."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from rlvr.errors import CheckpointError, ConfigError
-from rlvr.planner import devices
+from rlvr.planner import planned_devices as devices
 from rlvr.planner.planner import substituted
 from rlvr.policy import load_policy
 from rlvr.rollout.vllm import installed

@@ -258,8 +258,8 @@ def test_long_prompts_are_left_out_on_request(command, folder, tmp_path):
     code, _, err = command(f"data.train={path}")
     assert code == 2
     assert (
-        f"{path}, line 3, task 'long': its prompt has 80 tokens, and 1 to 63 are possible, in a context of 64 (the smaller one of the model's and the engine's) (1 of 4 tasks are like that)"
-        in err
+        f"{path}, line 3, task 'long': its prompt has 80 tokens, and 1 to 63 are possible, in a context of 64 (the "
+        "smaller one of the model's and the engine's) (1 of 4 tasks are like that)" in err
     )
     code, out, err = command(
         f"data.train={path}", "data.skip_long_prompts=true", over={"logging": {"console": "plain"}}
@@ -357,7 +357,10 @@ def test_interrupted_runs_end_well_and_go_on_to_the_same_end(tmp_path, make_tree
 
 
 def test_importing_the_library_is_quick_and_takes_no_torch():
-    program = "import time; t = time.perf_counter(); import rlvr; t = time.perf_counter() - t; import sys; print(t, 'torch' in sys.modules)"
+    program = (
+        "import time; t = time.perf_counter(); import rlvr; t = time.perf_counter() - t; import sys; print(t, "
+        "'torch' in sys.modules)"
+    )
     runs = [
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
         for _ in range(3)

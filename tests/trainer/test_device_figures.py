@@ -139,7 +139,8 @@ def rollouts(prompt, *lengths):
 H, MLP, L = 16, 24, 3
 """Hidden and intermediate size and layers of the model, 4 heads of 4 channels, 2 of them for keys."""
 LAYER = H * H + 2 * H * 8 + H * H + 3 * H * MLP + 2 * H + 2 * 4
-"""Weights of a layer: q, k and v, o, the three of the MLP, two norms, those of queries and keys; the final norm adds H to all."""
+"""Weights of a layer: q, k and v, o, the three of the MLP, two norms, those of queries and keys; the final norm adds H
+to all."""
 
 
 @pytest.mark.parametrize("adapter", [None, LoraConfig(r=2, target_modules=["q_proj"])])

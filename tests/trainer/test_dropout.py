@@ -53,7 +53,8 @@ def noisy_model(architecture, tokenizer):
     ["gpt2", "opt", "gpt_neo", "bloom", "falcon", "starcoder2", "phi", "xglm", "biogpt", "mixtral", "phimoe", "qwen2"],
 )
 def test_gradient_checkpointing_makes_nothing_random(architecture):
-    """A pass of an update gives the very numbers of evaluation mode, and the configuration that is saved is the model's."""
+    """A pass of an update gives the very numbers of evaluation mode, and the configuration that is saved is the
+    model's."""
     tokenizer = build_tokenizer(ScratchConfig())
     model = noisy_model(architecture, tokenizer)
     before = model.config.to_dict()
@@ -98,7 +99,8 @@ def test_a_run_with_gradient_checkpointing_measures_no_dropout(make_trainer, arc
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_an_adapters_dropout_is_in_the_gradient_alone(make_trainer, checkpointing):
-    """With an adapter that is not fresh: KL, mismatch and ratio are those of a run without dropout, the gradient is not."""
+    """With an adapter that is not fresh: KL, mismatch and ratio are those of a run without dropout, the gradient is
+    not."""
     rows = {}
     for dropout in (0.0, 0.5):
         model = {"adapter": {"r": 4, "dropout": dropout}, "gradient_checkpointing": checkpointing}

@@ -1,4 +1,5 @@
-"""An evaluation that fails costs its own results only: the step is saved before, the run goes on, a resume makes it up."""
+"""An evaluation that fails costs its own results only: the step is saved before, the run goes on, a resume makes it
+up."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ HELD_OUT = [{**row, "id": f"e{row['id']}"} for row in task_rows(3)]
 
 
 def trainer_of(tree, failing, steps=()):
-    """A trainer whose evaluations at these steps fail: the verifier hangs past the deadline, or the engine is in trouble."""
+    """A trainer whose evaluations at these steps fail: the verifier hangs past the deadline, or the engine is in
+    trouble."""
 
     async def reward(completion, task):
         if failing == "timeout" and task.id.startswith("e") and trainer.step in steps:
@@ -58,7 +60,7 @@ class Kept:
 
 @pytest.mark.parametrize(
     ("failing", "reason"),
-    [("timeout", "WaitTimeout: waited .* for rollouts"), ("engine", "TrainingError: the engine has")],
+    [("timeout", "WaitTimeoutError: waited .* for rollouts"), ("engine", "TrainingError: the engine has")],
 )
 def test_a_failed_evaluation_does_not_end_the_run(make_tree, caplog, failing, reason):
     over = overlaid(OVER, {"rollout": {"deadline": 3.0}} if failing == "timeout" else {})

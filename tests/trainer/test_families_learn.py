@@ -1,7 +1,7 @@
 """One learning curve for each family of pieces on the bandit task, against the same run without training.
 
-The curves of estimators and losses are those of the presets in test_trainer.py. Here the piece carries the learning, or is
-in its way: a penalty, a bonus, a selection must not stop it.
+The curves of estimators and losses are those of the presets in test_trainer.py. Here the piece carries the learning, or
+is in its way: a penalty, a bonus, a selection must not stop it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Losses, KL forms, auxiliary terms and token selection through the real trainer; what contradicts itself is refused."""
+"""Losses, KL forms, auxiliary terms and token selection through the real trainer; what contradicts itself is
+refused."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def sampled_logprobs(rollouts):
 
 
 def test_where_all_groups_agree_both_are_measured(make_trainer, monkeypatch, forwards):
-    """No group has an advantage: mismatch and entropy are numbers, for one pass without gradient; a wrong engine shows."""
+    """No group has an advantage: mismatch and entropy are numbers, for one pass without gradient; a wrong engine
+    shows."""
     over = {"rollout": {"prompts_per_step": 4}, "run": {"steps": 1}}
     with make_trainer(over, verifier=constant) as trainer:
         (row,) = trainer.train()
@@ -47,7 +48,7 @@ def test_where_all_groups_agree_both_are_measured(make_trainer, monkeypatch, for
 
 def test_the_entropy_counts_rollouts_that_were_dropped(make_trainer):
     """It is over all that was sampled, as reward and verdicts are; that of trained tokens has a name of its own."""
-    rollout = {"refill": {"attempts": 4}, "group_size": 2, "prompts_per_step": 4}
+    rollout = {"dynamic_sampling": {"attempts": 4}, "group_size": 2, "prompts_per_step": 4}
     over = {"rollout": rollout, "run": {"steps": 2}, "algorithm": {"entropy": 0.01}}
     collected = []
     with make_trainer(over) as trainer:

@@ -10,7 +10,7 @@ import torch
 from rlvr import registry
 from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.errors import ConfigError
-from rlvr.losses.reference import compares_with_reference
+from rlvr.losses.reference_test import compares_with_reference
 from rlvr.policy import adamw, load_policy
 from rlvr.policy.optimizers import adamw_8bit
 

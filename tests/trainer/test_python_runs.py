@@ -60,7 +60,8 @@ def share(text):
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """The script in a project folder, to be run from the folder above it. What it registers is forgotten after the test."""
+    """The script in a project folder, to be run from the folder above it. What it registers is forgotten after the
+    test."""
     registry.names("reward")
     monkeypatch.setitem(registry._pieces, "reward", dict(registry._pieces["reward"]))
     monkeypatch.chdir(tmp_path)

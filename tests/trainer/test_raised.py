@@ -1,4 +1,5 @@
-"""A verifier or reward that raises: on every answer it ends the run with the user's traceback, on some it is said once."""
+"""A verifier or reward that raises: on every answer it ends the run with the user's traceback, on some it is said
+once."""
 
 from __future__ import annotations
 
@@ -131,11 +132,11 @@ def test_so_do_reward_terms_of_one_answer_and_of_the_batch(make_tree, faulty):
     users_lines(said, faulty)
 
 
-@pytest.mark.parametrize("refill", [None, {"attempts": 2}])
+@pytest.mark.parametrize("dynamic_sampling", [None, {"attempts": 2}])
 @pytest.mark.parametrize("name", ["leaves", "leaves_whole"])
-def test_a_reward_that_ends_python_ends_no_run_in_silence(make_tree, faulty, name, refill, caplog):
+def test_a_reward_that_ends_python_ends_no_run_in_silence(make_tree, faulty, name, dynamic_sampling, caplog):
     """SystemExit is the trouble of the user's code as any exception is; with weight 0 it is a warning."""
-    rollout = {"refill": refill}
+    rollout = {"dynamic_sampling": dynamic_sampling}
     said = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:{name}"], "rollout": rollout})))
     assert f'File "{faulty}", line ' in said
     assert "SystemExit: " in said
@@ -174,7 +175,10 @@ def test_training_again_with_the_same_broken_verifier_ends_again(make_tree, faul
 def test_the_error_names_the_steps_that_are_saved(make_tree, faulty, monkeypatch):
     """After an sft stage, and on a resume; an evaluation says nothing of training."""
     demonstrated = {"stages": [{"kind": "sft", "steps": 2}, {"kind": "grpo", "steps": 2}], "run": {"steps": None}}
-    saved = "failed on every answer that it was asked for (8). Steps 1 to {} are saved: correct it and go on with --resume auto."
+    saved = (
+        "failed on every answer that it was asked for (8). Steps 1 to {} are saved: correct it and go on with "
+        "--resume auto."
+    )
     with GRPOTrainer(config=make_tree({"verifier": f"{faulty}:counts", **demonstrated})) as trainer:
         with pytest.raises(UserCodeError, match=re.escape(saved.format(2))):
             trainer.train()

@@ -104,7 +104,7 @@ def test_entry_points_of_installed_packages(monkeypatch, tmp_path):
     assert registry.build("verifier", {"name": "theirs", "weight": 0.5}).weight == 0.5
     assert "theirs" in registry.names("verifier")
     assert (
-        registry.find("verifier", "math").__module__ == "rlvr.verifiers.math.verifier"
+        registry.find("verifier", "math").__module__ == "rlvr.verifiers.math.math_verifier"
     )  # the library's own name stays its own
     with pytest.raises(ConfigError, match="did you mean 'theirs'"):
         registry.find("verifier", "their")

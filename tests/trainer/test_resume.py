@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from rlvr import GRPOTrainer, train
-from rlvr.errors import CheckpointError, ConfigError, WaitTimeout
+from rlvr.errors import CheckpointError, ConfigError, WaitTimeoutError
 from small_run import changed, lines, overlaid, task_rows, timeless, weights
 
 OVER = {
@@ -318,12 +318,12 @@ def test_a_collection_that_fails_gives_its_draws_back(make_trainer):
 
     def fail(*arguments):
         cut.rollouts.collector.wait = wait
-        raise WaitTimeout("waited 1 s for rollouts")
+        raise WaitTimeoutError("waited 1 s for rollouts")
 
     cut.train(1)
     cut.rollouts.collector.wait = fail
     shutil.rmtree(cut.folder.checkpoints)
-    with pytest.raises(WaitTimeout):
+    with pytest.raises(WaitTimeoutError):
         cut.train()
     assert [path.name for path in cut.folder.checkpoints.iterdir()] == ["step-2"]
     cut.train()

@@ -51,13 +51,13 @@ def test_looking_at_rewards_leaves_no_trace(make_trainer):
     over = {
         "verifier": {"name": "regex", "pattern": ".*[02468].*"},
         "rewards": ["verdict", "adaptive_length_target"],
-        "rollout": {"refill": {"attempts": 2}},
+        "rollout": {"dynamic_sampling": {"attempts": 2}},
     }
     trainer = make_trainer(over)
     trainer.train(1)
     stage = trainer.stages[0]
     before = stage.scoring.components.state_dict()
-    stage.teaches(trainer.batch.rollouts)
+    stage.has_signal(trainer.batch.rollouts)
     stage.observe({})
     assert stage.scoring.components.state_dict() == before
 
@@ -105,7 +105,7 @@ def test_demonstrations_weigh_what_their_source_does(make_trainer):
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"rewards": ["entropy"], "rollout": {"refill": {"attempts": 2}}}, "'entropy' needs a forward pass"),
+        ({"rewards": ["entropy"], "rollout": {"dynamic_sampling": {"attempts": 2}}}, "'entropy' needs a forward pass"),
         (
             {
                 "rewards": ["majority_vote"],
@@ -136,7 +136,8 @@ def listed(prompts, completions, level, **columns):
 
 
 def test_a_field_that_a_task_lacks_is_named_before_training(make_trainer, tmp_path):
-    """Of plain functions and TRL's form, inner terms and scorers, of every stage; not of tasks that a term is not for."""
+    """Of plain functions and TRL's form, inner terms and scorers, of every stage; not of tasks that a term is not
+    for."""
     path = tmp_path / "fields.py"
     path.write_text(FIELDS)
     rows = [{**row, "level": 3, "source": "with"} for row in task_rows(6)]

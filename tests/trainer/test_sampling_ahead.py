@@ -1,4 +1,4 @@
-"""Whole runs that sample ahead of training, refill their batches, and correct what other weights sampled."""
+"""Whole runs that sample ahead of training, sample dynamically, and correct what other weights sampled."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def test_a_stopped_run_that_samples_ahead_goes_on(make_trainer, make_tree):
     assert [*seen, *more] == [[2 * step, 2 * step + 1] for step in range(6)]
 
 
-def test_refilling_in_a_run(make_trainer):
+def test_dynamic_sampling_in_a_run(make_trainer):
     """Groups of equal rewards are replaced, and are still in the metrics and the history."""
-    over = {"run": {"steps": 4}, "rollout": {"refill": {"attempts": 4}, "max_new_tokens": 1, "group_size": 2}}
+    over = {"run": {"steps": 4}, "rollout": {"dynamic_sampling": {"attempts": 4}, "max_new_tokens": 1, "group_size": 2}}
     trainer = make_trainer(over)
     batches = batches_trained(trainer)
     rows = trainer.train()
@@ -151,7 +151,7 @@ def test_every_reward_function_is_called_once_per_rollout_under_dynamic_sampling
     random = np.random.default_rng(0)
     over = {
         "rewards": ["once_coin", {"name": "once_of_group", "weight": 0.0}, "once_of_batch"],
-        "rollout": {"refill": {"attempts": 4, "oversample": 2}, "group_size": 2, "staleness": 1},
+        "rollout": {"dynamic_sampling": {"attempts": 4, "oversample": 2}, "group_size": 2, "staleness": 1},
         "run": {"steps": 4},
         "algorithm": {"select": ["mixed_groups"]},
     }
@@ -210,6 +210,6 @@ def test_no_two_threads_are_inside_of_reward_functions(make_trainer):
         return np.asarray([float(len(rollout.text) % 3) for rollout in batch.rollouts])
 
     register_reward("slow_of_batch")(of_batch)
-    rollout = {"refill": {"attempts": 4}, "staleness": 2, "prompts_per_step": 4}
+    rollout = {"dynamic_sampling": {"attempts": 4}, "staleness": 2, "prompts_per_step": 4}
     make_trainer({"run": {"steps": 4}, "rewards": ["slow_of_batch"], "rollout": rollout}).train()
     assert len(threads) == 2 and max(most) == 1

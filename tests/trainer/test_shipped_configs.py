@@ -1,4 +1,5 @@
-"""The shipped configs that no other test runs, at toy size on a CPU: everything but the size of the model and the hub is theirs."""
+"""The shipped configs that no other test runs, at toy size on a CPU: everything but the size of the model and the hub
+is theirs."""
 
 import json
 from pathlib import Path

@@ -13,7 +13,7 @@ import torch
 from rlvr import registry
 from rlvr.config import ModelConfig
 from rlvr.config.config_loading import load_config
-from rlvr.distributed.farm import open_engine
+from rlvr.distributed.engine_router import open_engine
 from rlvr.errors import ConfigError, DataError, RlvrError
 from rlvr.evaluate import main as evaluate
 from rlvr.policy import given_policy
@@ -127,7 +127,7 @@ def test_a_rank_without_an_engine_knows_the_context_of_the_one_that_samples(poli
     class Second:
         """Rank 1 of 2."""
 
-        size, leads, silence = 2, False, 30.0
+        size, is_main, heartbeat_timeout = 2, False, 30.0
 
         def broadcast(self, value, what):
             assert value is None
@@ -256,7 +256,8 @@ def test_numbers_at_the_edge_are_taken():
 
 
 def test_a_term_of_weight_0_leaves_no_reward_undecided(make_trainer, tmp_path):
-    """Also where a schedule is 0 at the step, within another term and for some sources; the column shows what is undecided."""
+    """Also where a schedule is 0 at the step, within another term and for some sources; the column shows what is
+    undecided."""
     (tmp_path / "maybe.py").write_text("def maybe(completion, token_ids): return None if len(token_ids) % 2 else 1.0")
     maybe = {"name": f"{tmp_path / 'maybe.py'}:maybe"}
     weights = {"a": 0.0, "b": {"at": {0: 0.0, 1: 1.0}}}
@@ -304,7 +305,8 @@ def test_a_name_that_reads_as_a_number_and_broken_yaml_say_what_to_do(tmp_path):
     assert load_config({}, ["run.name='123'"]).run.name == "123"
     path = tmp_path / "broken.yaml"
     broken = {
-        b"run:\n  steps: 3\n optim: {lr: [1\n": r"broken\.yaml, line 3, column 2: it is not YAML \(.*expected <block end>",
+        b"run:\n  steps: 3\n optim: {lr: "
+        b"[1\n": r"broken\.yaml, line 3, column 2: it is not YAML \(.*expected <block end>",
         b"": r"broken\.yaml is empty, and a config is a mapping of sections",
         b"# run: {steps: 3}\n": r"broken\.yaml is empty",
         b"run:\n" + bytes(100): r"broken\.yaml, line 2: it is not YAML",  # the end of a file that a power cut leaves

@@ -1,4 +1,5 @@
-"""GRPOTrainer in process: its Python interface, all registered pieces, trouble with verifiers, the same seed, learning."""
+"""GRPOTrainer in process: its Python interface, all registered pieces, trouble with verifiers, the same seed,
+learning."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def judge(completion, gold="B", options=CITIES, verifier=None, **info):
         "B) Paris", "B. Paris", "(B) Paris", "B: Paris", "B - Paris", "(B): Paris.", "Paris (B)", "Paris", "paris.", "\"Paris\"", "**Paris**", "**B**",
         "\uff22", "\uff08\uff22\uff09", "\u24b7", "\u249d", "Option B", "option (B)", "The answer is B", "The correct answer is (B).", "The correct option is **B) Paris**",
         "Answer: B", "<answer>B</answer>", "<answer> (B) Paris </answer>", "#### B", "B, because it is the capital", "B is correct", "the answer is the city of Paris",
-        "It is Paris, founded before 250 BC.", "Definitely B", "<think>A? B? C?</think>B", "I considered A and C. So the answer is B.", "B, B",
+        "It is Paris, founded before 250 "
+        "BC.", "Definitely B", "<think>A? B? C?</think>B", "I considered A and C. So the answer is B.", "B, B",
         "(B) Paris is the correct one", "  B\n", "B <|im_start|>user\nC", "Choice B", "\\(B\\)",
     ],
 )  # fmt: skip
@@ -41,7 +42,8 @@ def test_the_ways_to_name_one_option(answer):
     "answer",
     [
         "A", "C", "London", "A) London", "A, B", "A and B", "A or B", "B or C", "A B C D", "ABCD", "A, B, C, D", "(A) (B) (C) (D)",
-        "A) London B) Paris C) New York D) York", "Which? A) London B) Paris C) New York D) York", "London, Paris, New York, York", "London or Paris",
+        "A) London B) Paris C) New York D) "
+        "York", "Which? A) London B) Paris C) New York D) York", "London, Paris, New York, York", "London or Paris",
         "B) London", "A) Paris", "(A) Paris", "Paris (A)", "B: York", "B, maybe C", "B (or C)", "not B", "not Paris", "anything but Paris", "Paris is wrong",
         "B) Lyon", "B) none of these", "E", "", " ", "banana", "?", "B?", "either (A) or (B)", "it isn't Paris", "It isn\u2019t Paris", "B. C.", "\\text{B or C}", "B and maybe A",
         "The answer is not B", "Paris, London", "A<|im_end|>\n<|im_start|>assistant\nB", "All of the above", "Both B and C", "Parisian", "Paris-Nord",

@@ -1,6 +1,7 @@
 """Programs that try to be paid without solving the task: each one ends as a plain failure, a decided 0.
 
-What is expected is a text that nothing but the verifier knows, so a program that finds it anywhere is paid, and the test fails.
+What is expected is a text that nothing but the verifier knows, so a program that finds it anywhere is paid, and the
+test fails.
 """
 
 from __future__ import annotations
@@ -221,7 +222,8 @@ RIGGED = {
     "a list that equals all": "class L(list):\n    def __eq__(self, o): return True\ndef f(x): return L()",
     "a dict that equals all": "class D(dict):\n    def __eq__(self, o): return True\ndef f(x): return D()",
     "a metaclass": "class M(type):\n    def __eq__(c, o): return True\nclass A(metaclass=M): pass\ndef f(x): return A",
-    "a class that says it is str": "class S:\n    __class__ = str\n    def __eq__(s, o): return True\ndef f(x): return S()",
+    "a class that says it is str": "class S:\n    __class__ = str\n    def __eq__(s, o): return True\ndef f(x): "
+    "return S()",
     "mock.ANY": "from unittest.mock import ANY\ndef f(x): return ANY",
     "a pickle": "class P:\n    def __reduce__(self): return (print, ('x',))\ndef f(x): return P()",
     "a coroutine": "async def f(x): return x",
@@ -288,7 +290,8 @@ def test_no_way_to_end_is_a_way_to_pass(name):
 
 PATCHES = {
     "builtins": (
-        "import builtins\nfor n in ('len', 'sorted', 'abs', 'isinstance', 'all', 'repr', 'print', 'range', 'type', 'getattr'):\n"
+        "import builtins\nfor n in ('len', 'sorted', 'abs', 'isinstance', 'all', 'repr', 'print', 'range', 'type', "
+        "'getattr'):\n"
         "    setattr(builtins, n, lambda *a, **k: True)\nbuiltins.AssertionError = type('A', (BaseException,), {})\n"
         "def f(x): return x"
     ),
@@ -310,11 +313,13 @@ PATCHES = {
         "def f(x): return x"
     ),
     "the import system": "import builtins\nbuiltins.__import__ = lambda *a, **k: None\ndef f(x): return x",
-    "trace and profile": "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\ndef f(x): return x",
+    "trace and profile": "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\ndef f(x): "
+    "return x",
     "the streams": "import sys, io\nsys.stdout = sys.stderr = sys.__stdout__ = io.StringIO()\ndef f(x): return x",
     "the caller's code": (
         "import sys\ndef f(x):\n    frame = sys._getframe(1)\n    while frame:\n"
-        "        for n, v in list(frame.f_globals.items()):\n            if callable(v): frame.f_globals[n] = lambda *a, **k: b'true'\n"
+        "        for n, v in list(frame.f_globals.items()):\n            if callable(v): frame.f_globals[n] = lambda "
+        "*a, **k: b'true'\n"
         "        frame = frame.f_back\n    return x"
     ),
     "every function's code": (
@@ -341,11 +346,13 @@ def test_what_a_program_changes_changes_nothing_outside_of_it(name):
 def test_no_state_is_kept_from_case_to_case():
     """A program that counts its runs, wherever it can write, is at its first run in every case."""
     count = (
-        "import os\ndef f(x):\n    n = 0\n    for place in ('/tmp/n', 'n', '/dev/shm/n', '/var/tmp/n', os.path.expanduser('~/n')):\n"
+        "import os\ndef f(x):\n    n = 0\n    for place in ('/tmp/n', 'n', '/dev/shm/n', '/var/tmp/n', "
+        "os.path.expanduser('~/n')):\n"
         "        try:\n            n = max(n, int(open(place).read()))\n        except (OSError, ValueError): pass\n"
         "    n += 1\n    f.calls = getattr(f, 'calls', 0) + 1\n"
         "    for place in ('/tmp/n', 'n', '/dev/shm/n', '/var/tmp/n', os.path.expanduser('~/n')):\n"
-        "        try:\n            open(place, 'w').write(str(n))\n        except OSError: pass\n    return max(n, f.calls)"
+        "        try:\n            open(place, 'w').write(str(n))\n        except OSError: pass\n    return max(n, "
+        "f.calls)"
     )
     cases = [{"args": [0], "expected": number} for number in (1, 2, 3, 4)]
     counted = Task("count", "?", info={"kind": "function", "name": "f", "cases": cases})

@@ -177,7 +177,8 @@ def test_only_what_is_ours_to_divide_is_used(tmp_path):
 
 
 def test_version_2_is_divided_as_the_kernel_asks(tmp_path, monkeypatch):
-    """A cgroup with limits for its leaves has no processes of its own: they are moved before controllers are enabled."""
+    """A cgroup with limits for its leaves has no processes of its own: they are moved before controllers are
+    enabled."""
     mounts = f"41 31 0:38 / {tmp_path} rw - cgroup2 cgroup2 rw"
     inner = tmp_path / "trainer"
     inner.mkdir()

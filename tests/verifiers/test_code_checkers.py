@@ -1,4 +1,5 @@
-"""Checkers and properties: what passes them, what they may spend, and that no output is run by the process that judges it."""
+"""Checkers and properties: what passes them, what they may spend, and that no output is run by the process that judges
+it."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def f(x): return 2 * x if x in known else 0
 
 
 def test_no_program_computes_the_inputs_of_a_property(monkeypatch):
-    """It has all texts: the property's and its own. What it lacks is the machine's secret; without one, its guess is right."""
+    """It has all texts: the property's and its own. What it lacks is the machine's secret; without one, its guess is
+    right."""
     source = "def holds(f, random):\n    x = random.random()\n    return f(x) == 2 * x"
     guess = f"SOURCE = {source!r}{GUESSES}"
     monkeypatch.setattr(cases, "_machine_secret", lambda: b"")
@@ -106,7 +108,10 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_checker_may_have_parameters_of_its_own_with_defaults(head):
-    source = f"def check({head}): return (output, locals().get('expected', 'y')) == ('1\\n', 'y') and locals().get('tol', 1) <= 1"
+    source = (
+        f"def check({head}): return (output, locals().get('expected', 'y')) == ('1\\n', 'y') and "
+        "locals().get('tol', 1) <= 1"
+    )
     info = checker(source)
     info["cases"] = [{"input": "x", "output": "y"}]
     if not HEADS[head]:
@@ -125,8 +130,10 @@ EVALUATING = {
     "by another name": "return getattr(__builtins__, 'ev' + 'al')(output) == 24",
     "compiled": "return eval(compile(output.strip(), 'x', 'eval')) == 24",
     "through the library": "import timeit\n    return timeit.timeit(output.strip(), number=1) < 0",
-    "a module": "open('made.py', 'w').write(output)\n    import importlib, sys\n    sys.path.append('.')\n    importlib.import_module('made')\n    return False",
-    "a run path": "import runpy\n    open('made.py', 'w').write(output)\n    runpy.run_path('made.py')\n    return False",
+    "a module": "open('made.py', 'w').write(output)\n    import importlib, sys\n    sys.path.append('.')\n    "
+    "importlib.import_module('made')\n    return False",
+    "a run path": "import runpy\n    open('made.py', 'w').write(output)\n    runpy.run_path('made.py')\n    return "
+    "False",
     "a function": "import types\n    return types.FunctionType(compile(output, 'x', 'exec'), {})() == 24",
     "a function's code": "def f(): pass\n    f.__code__ = compile(output, 'x', 'exec')\n    return f() == 24",
     "a caught error": "try: return eval(output) == 24\n    except Exception: return False",

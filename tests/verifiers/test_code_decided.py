@@ -16,7 +16,7 @@ from rlvr.verifiers.code.runner import Call, Ended, Job, Limits
 from rlvr.verifiers.code.sandbox import execution, tiers
 from rlvr.verifiers.code.sandbox.link import Link
 from rlvr.verifiers.code.sandbox.local import LocalRunner
-from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
+from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 
 LIMITS = Limits(seconds=0.6, memory_mb=128, processes=16)
 
@@ -177,7 +177,8 @@ HEADS = [
 
 @pytest.mark.parametrize("started", [True, False])
 def test_no_last_words_of_a_supervisor_are_an_error_of_the_trainers(monkeypatch, started):
-    """Where a program can write as its supervisor, nonsense is a failure; before it ran it is the sandbox's own trouble."""
+    """Where a program can write as its supervisor, nonsense is a failure; before it ran it is the sandbox's own
+    trouble."""
     usable_tier("full")
     if not started:
         monkeypatch.setattr(execution, "STARTED", b"never")

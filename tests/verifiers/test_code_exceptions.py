@@ -1,4 +1,5 @@
-"""What a program raises is judged as its failure in every form of test, and never ends or passes the test that calls it."""
+"""What a program raises is judged as its failure in every form of test, and never ends or passes the test that calls
+it."""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ LOOPS = {
     "async for": "import asyncio\nclass Each:\n    def __aiter__(self): return self\n"
     "    async def __anext__(self):\n        if f(1) == 2: raise StopAsyncIteration\n        return 0\n"
     "async def run():\n    async for got in Each():\n        assert False\nasyncio.run(run())",
-    "getitem": "class Each:\n    def __getitem__(self, n):\n        if n > 1: raise IndexError\n        assert f(n) == 2 * n\n"
+    "getitem": "class Each:\n    def __getitem__(self, n):\n        if n > 1: raise IndexError\n        assert f(n) "
+    "== 2 * n\n"
     "for got in Each(): pass",
     "getitem and a helper": "class Each:\n    def value(self, n): return f(n)\n"
     "    def __getitem__(self, n):\n        if n > 1: raise IndexError\n        assert self.value(n) == 2 * n\n"
     "list(Each())",
-    "getattr": "class Each:\n    def __getattr__(self, name): return f(1)\nassert not hasattr(Each(), 'x') or Each().x == 2",
+    "getattr": "class Each:\n    def __getattr__(self, name): return f(1)\nassert not hasattr(Each(), 'x') or "
+    "Each().x == 2",
     "rewritten": "assert f(1) == 2",
 }
 HOLDS = "def holds(f, random):\n    return all(map(lambda n: f(n) == 2 * n, [1, 2]))"
@@ -68,8 +71,10 @@ HOSTILE = {
     "args that raise": "class E({}):\n    @property\n    def args(self): raise SystemExit(0)\n"
     "    def with_traceback(self, trace): raise StopIteration",
     "a code of its own": "class E({}):\n    code = property(lambda self: 0)",
-    "a metaclass": "class M(type):\n    def __instancecheck__(cls, o): return True\n    __subclasscheck__ = __instancecheck__\n"
-    "    @property\n    def __name__(cls): raise SystemExit(0)\n    @property\n    def __mro__(cls): raise SystemExit(0)\n"
+    "a metaclass": "class M(type):\n    def __instancecheck__(cls, o): return True\n    __subclasscheck__ = "
+    "__instancecheck__\n"
+    "    @property\n    def __name__(cls): raise SystemExit(0)\n    @property\n    def __mro__(cls): raise "
+    "SystemExit(0)\n"
     "    def mro(cls): return type.mro(cls)\nclass E({}, metaclass=M): pass",
     "two bases": "class E({}, ValueError): pass",
 }

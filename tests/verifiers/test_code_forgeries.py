@@ -1,4 +1,5 @@
-"""Programs that make a test agree with them, beside honest ones: what a test compares with is never the program's to choose."""
+"""Programs that make a test agree with them, beside honest ones: what a test compares with is never the program's to
+choose."""
 
 from __future__ import annotations
 

@@ -46,14 +46,16 @@ ENDINGS = {
     "open(1)": "w = open(1, 'w')\nw.write('7\\n')",
     "fdopen": "import os\nw = os.fdopen(1, 'w')\nw.write('7\\n')",
     "unbuffered layers": "import io\nraw = io.FileIO(1, 'w')\nb = io.BufferedWriter(raw)\nb.write(b'7\\n')",
-    "text over bytes": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, write_through=False)\nprint(7)",
+    "text over bytes": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, "
+    "write_through=False)\nprint(7)",
     "layer taken off": "import sys\nbelow = sys.stdout.detach()\nsys.stdout = None\nbelow.write(b'7\\n')",
     "another stdout": "import io, sys\nsys.stdout = io.StringIO()\nsys.__stdout__.write('7\\n')",
     "what streams say of themselves": (
         "import sys\n"
         "said = [(s.seekable(), s.isatty(), s.fileno()) for s in (sys.stdin, sys.stdout, sys.stderr)]\n"
         "ends = sys.stdin.tell(), sys.stdout.line_buffering, sys.stderr.line_buffering\n"
-        "print(7 if (*said, ends) == ((True, False, 0), (False, False, 1), (False, False, 2), (0, False, True)) else said)"
+        "print(7 if (*said, ends) == ((True, False, 0), (False, False, 1), (False, False, 2), (0, False, True)) else "
+        "said)"
     ),
     "atexit": (
         "import atexit, io, sys\nsys.stdout = io.StringIO()\n"
@@ -73,12 +75,14 @@ ENDINGS = {
     "a file in a list": "files = [open(1, 'w', buffering=4096)]\nprint(7, file=files[0])",
     "after an exception": "w = open(1, 'w')\nw.write('7\\n')\nraise SystemExit",
     "/dev/stdin": "print(sum(map(int, open('/dev/stdin').read().split())))",
-    "/dev/stdin twice": "a = open('/dev/stdin').read()\nb = open('/dev/stdin').readline()\nprint(int(b.split()[0]) + 4)",
+    "/dev/stdin twice": "a = open('/dev/stdin').read()\nb = open('/dev/stdin').readline()\nprint(int(b.split()[0]) + "
+    "4)",
     "/dev/fd": "print(sum(map(int, open('/dev/fd/0').read().split())))",
     "/dev/stdout": "print(7, file=open('/dev/stdout', 'w'))",
     "/dev/stdout and print": "with open('/dev/stdout', 'w') as w:\n    w.write('7')\nprint()",
     "/dev/stderr": "print('x', file=open('/dev/stderr', 'w'))\nprint(7)",
-    "__file__": "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\nprint(7 if __file__.endswith('.py') else 8)",
+    "__file__": "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\nprint(7 if "
+    "__file__.endswith('.py') else 8)",
     "stack size": (
         "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**29)\n"
         "def f(n):\n    return 0 if n == 0 else 1 + f(n - 1)\n"
@@ -153,17 +157,20 @@ def test_recursion_through_c_is_deep_enough_for_contest_programs():
 def test_other_languages_open_their_streams_by_path(language):
     sources = {
         "c": [
-            '#include <stdio.h>\nint main() { int a, b; FILE *f = fopen("/dev/stdin", "r"), *o = fopen("/dev/stdout", "w");\n'
+            '#include <stdio.h>\nint main() { int a, b; FILE *f = fopen("/dev/stdin", "r"), *o = '
+            'fopen("/dev/stdout", "w");\n'
             ' fscanf(f, "%d %d", &a, &b); fprintf(o, "%d\\n", a + b); }',
             '#include <stdio.h>\nint main() { int a, b; freopen("/dev/fd/0", "r", stdin); scanf("%d %d", &a, &b);\n'
             ' printf("%d\\n", a + b); }',
         ],
         "cpp": [
-            '#include <fstream>\n#include <iostream>\nint main() { std::ifstream in("/dev/stdin"); int a, b; in >> a >> b;\n'
+            '#include <fstream>\n#include <iostream>\nint main() { std::ifstream in("/dev/stdin"); int a, b; in >> a '
+            ">> b;\n"
             ' std::ofstream out("/dev/stdout"); out << a + b << "\\n"; }',
         ],
         "javascript": [
-            "const t = require('fs').readFileSync('/dev/stdin', 'utf8').split(' ').map(Number); console.log(t[0] + t[1])",
+            "const t = require('fs').readFileSync('/dev/stdin', 'utf8').split(' ').map(Number); console.log(t[0] + "
+            "t[1])",
             "const t = require('fs').readFileSync('/dev/fd/0').toString().split(' ').map(Number);\n"
             "require('fs').writeFileSync('/dev/stdout', (t[0] + t[1]) + '\\n')",
         ],
@@ -209,13 +216,17 @@ def function(*cases, **more) -> Task:
 def test_functions_have_the_names_that_livecodebench_gives():
     task = function([[3, 1, 2], 2, 5], [[5, 5], 1, 5])
     right = {
-        "List": "class Solution:\n    def f(self, nums: List[int], k: int) -> int:\n        return sum(sorted(nums)[-k:])",
+        "List": "class Solution:\n    def f(self, nums: List[int], k: int) -> int:\n        return "
+        "sum(sorted(nums)[-k:])",
         "heapq": "def f(nums: List[int], k: int) -> Optional[int]:\n    return sum(nlargest(k, nums))",
         "modules": "def f(n, k):\n    return sum(heapq.nlargest(k, n)) + int(math.log(1)) + len(collections.Counter())",
-        "collections": "def f(n, k):\n    d = deque(sorted(n)); h = defaultdict(int)\n    return sum(d.pop() for _ in range(k))",
+        "collections": "def f(n, k):\n    d = deque(sorted(n)); h = defaultdict(int)\n    return sum(d.pop() for _ "
+        "in range(k))",
         "pow stays the builtin": "def f(n, k):\n    return sum(sorted(n)[-k:]) * pow(3, 2, 8)",
-        "cache": "@cache\ndef g(k):\n    return 0 if k == 0 else 1 + g(k - 1)\ndef f(n, k):\n    return sum(sorted(n)[-k:]) + 0 * g(400)",
-        "deep": "def g(k):\n    return 0 if k == 0 else 1 + g(k - 1)\ndef f(n, k):\n    return sum(sorted(n)[-k:]) + 0 * g(9000)",
+        "cache": "@cache\ndef g(k):\n    return 0 if k == 0 else 1 + g(k - 1)\ndef f(n, k):\n    return "
+        "sum(sorted(n)[-k:]) + 0 * g(400)",
+        "deep": "def g(k):\n    return 0 if k == 0 else 1 + g(k - 1)\ndef f(n, k):\n    return sum(sorted(n)[-k:]) + "
+        "0 * g(9000)",
         "future": "from __future__ import annotations\ndef f(n: Listy, k): return sum(sorted(n)[-k:])",
     }
     assert scores(task, right) == dict.fromkeys(right, 1.0)
@@ -245,7 +256,8 @@ def test_lists_become_the_nodes_that_a_function_is_annotated_with():
         "nodes of the harness": LINKED + rotate,
         "nodes of its own": DEFINED + LINKED + rotate,
         "new nodes": LINKED + "a = None\n        while head:\n            a = ListNode(head.val, a); head = head.next\n"
-        "        b = None\n        while a:\n            b = ListNode(a.val, b); a = a.next\n        return b.next if b and k else b",
+        "        b = None\n        while a:\n            b = ListNode(a.val, b); a = a.next\n        return b.next "
+        "if b and k else b",
         "plain lists": "def f(head, k): return head[k:]",
     }
     assert scores(linked, right) == dict.fromkeys(right, 1.0)
@@ -261,7 +273,10 @@ def test_lists_become_the_nodes_that_a_function_is_annotated_with():
 
 # --- compilers
 
-LARGE = '#include <cstdio>\nint a[{n}] = {{1}};\nint main() {{ int x, y; scanf("%d %d", &x, &y); printf("%d\\n", a[0] + a[{n} - 1] + x + y - 1); }}'
+LARGE = (
+    '#include <cstdio>\nint a[{n}] = {{1}};\nint main() {{ int x, y; scanf("%d %d", &x, &y); printf("%d\\n", '
+    "a[0] + a[{n} - 1] + x + y - 1); }}"
+)
 
 
 CPP20 = """
@@ -292,7 +307,8 @@ def test_cpp_is_cpp20():
 
 @pytest.mark.skipif("cpp" not in languages(), reason="there is no C++ compiler here")
 def test_programs_with_large_initialised_arrays_compile_and_run():
-    """A binary of 4 MB, one of 24 MB (more than the files that a program may write), and one that is refused, at once."""
+    """A binary of 4 MB, one of 24 MB (more than the files that a program may write), and one that is refused, at
+    once."""
     interpreter = os.path.realpath(sys.executable)  # a file of many MB that a sandbox can read, and that packs badly
     random_data = f'asm(".data\\n.incbin \\"{interpreter}\\"");\nint main() {{}}'
     jobs = [Job(LARGE.format(n=n), "cpp", b"3 4\n", limits=SLOW) for n in (1_000_005, 6_000_000)]
@@ -399,9 +415,11 @@ VALUES = {
     ),
     "own iterator": (
         "class I:\n    def __init__(self, n): self.i, self.n = 0, n\n    def __iter__(self): return self\n"
-        "    def __next__(self):\n        self.i += 1\n        if self.i > self.n: raise StopIteration\n        return self.i - 1\n"
+        "    def __next__(self):\n        self.i += 1\n        if self.i > self.n: raise StopIteration\n        "
+        "return self.i - 1\n"
         "f = I",
-        "class I:\n    def __init__(self, n): pass\n    def __iter__(self): return self\n    def __next__(self): return 1\nf = I",
+        "class I:\n    def __init__(self, n): pass\n    def __iter__(self): return self\n    def __next__(self): "
+        "return 1\nf = I",
     ),
 }
 ITERATED = asserts(
@@ -557,7 +575,8 @@ CHANGES = {
         "def f(d): raise KeyError(\"'a'\")",
     ),
     "several arguments": (
-        "try:\n    f(1)\nexcept ValueError as error:\n    assert error.args == (1, 'two', (3,))\nelse:\n    assert False",
+        "try:\n    f(1)\nexcept ValueError as error:\n    assert error.args == (1, 'two', (3,))\nelse:\n    assert "
+        "False",
         "def f(x): raise ValueError(x, 'two', (3,))",
         "def f(x): raise ValueError(x, 'two', [3])",
     ),

@@ -43,7 +43,8 @@ SAME = {
     "asserts": (asserted(f"assert len(f({BIG})) == {BIG} and sorted(f({BIG}))[-1] == {BIG - 1}"), MANY),
     "a wrong assert": (asserted(f"assert f({BIG})[5] == 6"), MANY),
     "an error": (asserted(f"assert f({BIG})[{BIG}] == 6"), MANY),
-    "calls of calls": (asserted(f"assert g(f({BIG})) == {BIG * (BIG - 1) // 2} and len(h(f({BIG}))[0]) == {BIG}"), MANY),
+    "calls of calls": (asserted(f"assert g(f({BIG})) == {BIG * (BIG - 1) // 2} and len(h(f({BIG}))[0]) == "
+                                f"{BIG}"), MANY),
     "a call that fails": (asserted(f"assert h(f({BIG})) == 1 or f('x') == 2"), MANY),
     "humaneval": (task(kind="humaneval", prompt="def f(x):\n", entry_point="f",
                        test=f"def check(candidate):\n    assert candidate({BIG})[-1] == {BIG - 1}"), MANY),
@@ -101,7 +102,10 @@ def test_a_large_range_is_compared_in_its_judge():
     assert score(one, LONG.replace("return range", "return list(range") + ")") == (1, "")
 
 
-NONSENSE = "import os\ndef f(x):\n    body = b'v' + {body!r} * 30000\n    os.write(3, len(body).to_bytes(4, 'big') + body)\n    os._exit(0)"
+NONSENSE = (
+    "import os\ndef f(x):\n    body = b'v' + {body!r} * 30000\n    os.write(3, len(body).to_bytes(4, 'big') + "
+    "body)\n    os._exit(0)"
+)
 
 
 @pytest.mark.parametrize("body", [b"[", b'{"set":[', b"x", b'{"int":"0x"}', b"\xff", b"[[]],", b'"a" '])

@@ -1,4 +1,5 @@
-"""The trainer's event loop keeps turning, whatever a sandbox sends, and what it missed while it stood still is not held late."""
+"""The trainer's event loop keeps turning, whatever a sandbox sends, and what it missed while it stood still is not held
+late."""
 
 from __future__ import annotations
 

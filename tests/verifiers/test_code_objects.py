@@ -32,7 +32,10 @@ FIRST = STACK.replace("self.items.pop()", "self.items.pop(0)")
 NO_ERROR = STACK.replace("raise Empty('nothing')", "return None")
 EMPTY_SUM = STACK.replace("self.items + other.items", "self.items")
 PAIRS = "class Pair:\n    def __init__(self, a, b):\n        self.a, self.b = a, b\ndef longest(arr, n): return {}"
-NODES = "class Node:\n    def __init__(self, value):\n        self.value, self.left, self.right = value, None, None\ndef height(n):\n    "
+NODES = (
+    "class Node:\n    def __init__(self, value):\n        self.value, self.left, self.right = value, None, "
+    "None\ndef height(n):\n    "
+)
 
 OBJECTS = {
     "a stack in one line": (asserts("s = Stack(); s.push(1); s.push(2); assert s.pop() == 2"), STACK, FIRST),
@@ -42,23 +45,27 @@ OBJECTS = {
         FIRST,
     ),
     "only methods that a list has, too": (
-        asserts("s = Stack([1, 2])\nassert isinstance(s, Stack)\nassert s.pop() == 2", "assert Stack([1, 2]).pop() == 2"),
+        asserts("s = Stack([1, 2])\nassert isinstance(s, Stack)\nassert s.pop() == "
+                "2", "assert Stack([1, 2]).pop() == 2"),
         STACK,
         FIRST,
     ),
     "its own exception": (
-        asserts("s = Stack()\ns.push(1)\ns.pop()\ntry:\n    s.pop()\nexcept Empty as error:\n    assert str(error) == 'nothing'\n"
+        asserts("s = Stack()\ns.push(1)\ns.pop()\ntry:\n    s.pop()\nexcept Empty as error:\n    assert str(error) "
+                "== 'nothing'\n"
                 "else:\n    assert False"),
         STACK,
         NO_ERROR,
     ),
     "operators between objects": (
-        asserts("a, b = Stack([1]), Stack([2])\na.push(3)\nassert a + b == Stack([1, 3, 2]) and a != b and str(b) == 'Stack([2])'"),
+        asserts("a, b = Stack([1]), Stack([2])\na.push(3)\nassert a + b == Stack([1, 3, 2]) and a != b and str(b) == "
+                "'Stack([2])'"),
         STACK,
         EMPTY_SUM,
     ),
     "class and members": (
-        asserts("s = Stack.of(1, 2)\nassert Stack().limit == Stack.limit == 3 and list(s) == [1, 2] and sum(s) == 3 and 2 in s"),
+        asserts("s = Stack.of(1, 2)\nassert Stack().limit == Stack.limit == 3 and list(s) == [1, 2] and sum(s) == 3 "
+                "and 2 in s"),
         STACK,
         STACK.replace("return cls(items)", "return cls()"),
     ),
@@ -95,7 +102,8 @@ OBJECTS = {
         "def f(x): return lambda y: x",
     ),
     "a coroutine": (
-        asserts("import asyncio\nassert asyncio.run(f(1)) == 2", "import asyncio\nasync def main():\n    assert await f(2) == 4\nasyncio.run(main())"),
+        asserts("import asyncio\nassert asyncio.run(f(1)) == "
+                "2", "import asyncio\nasync def main():\n    assert await f(2) == 4\nasyncio.run(main())"),
         "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return 2 * x",
         "async def f(x): return 2",
     ),
@@ -106,7 +114,8 @@ OBJECTS = {
     ),
     "an object from humaneval": (
         humaneval("f", "for n in (1, 2):", "    assert candidate(n).x == n and candidate(n).twice() == 2 * n"),
-        "class P:\n    def __init__(self, x): self.x = x\n    def twice(self): return 2 * self.x\ndef f(x): return P(x)",
+        "class P:\n    def __init__(self, x): self.x = x\n    def twice(self): return 2 * self.x\ndef f(x): return "
+        "P(x)",
         "class P:\n    def __init__(self, x): self.x = x\n    def twice(self): return self.x\ndef f(x): return P(x)",
     ),
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Tasks with packages: arrays cross between a test, its candidate and the trainer, and a sealed process has all of its packages."""
+"""Tasks with packages: arrays cross between a test, its candidate and the trainer, and a sealed process has all of its
+packages."""
 
 from __future__ import annotations
 

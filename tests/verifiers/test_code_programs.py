@@ -1,4 +1,5 @@
-"""The parts of the code verifier that run no program: which text is the program, comparison, rewritten assertions, layouts."""
+"""The parts of the code verifier that run no program: which text is the program, comparison, rewritten assertions,
+layouts."""
 
 from __future__ import annotations
 
@@ -490,13 +491,17 @@ def test_values_made_to_be_costly_or_wrong_are_errors(test, f, error):
 
 
 def test_data_is_not_parsed_and_everything_else_is_parsed_once(monkeypatch):
-    """A test of megabytes is read in milliseconds: nobody can look at the clock for it, so what reaches the parser is measured."""
+    """A test of megabytes is read in milliseconds: nobody can look at the clock for it, so what reaches the parser is
+    measured."""
     parsed = []
     parse = ast.parse
     monkeypatch.setattr(ast, "parse", lambda code, *more: parsed.append(code) or parse(code, *more))
     names.statements.cache_clear()
     data = [[1, -2.5e-07, None, "it's [", 'say "x" \\', {"a": (True,)}, {2}, set()] for _ in range(300)]
-    test = f"def check(candidate):\n    inputs = {data!r}\n    for one in inputs:\n        assert candidate(one) == g(one)\n"
+    test = (
+        f"def check(candidate):\n    inputs = {data!r}\n    for one in inputs:\n        assert candidate(one) == "
+        "g(one)\n"
+    )
     helper = "def g(x):\n    return x\n"
     info = {"kind": "humaneval", "prompt": "def f(x):\n", "entry_point": "f", "test": helper + test}
     (case,) = read_layout(info, "python", HOW).cases
@@ -663,7 +668,8 @@ def test_a_setup_that_gives_builtins_another_meaning_is_obeyed(name):
     ],
 )
 def test_a_task_that_imports_what_is_not_there_is_refused(info, problem):
-    """Every program would score 0. A service elsewhere has modules of its own, so that there it is no fault of the layout."""
+    """Every program would score 0. A service elsewhere has modules of its own, so that there it is no fault of the
+    layout."""
     assert re.search(problem, CodeVerifier().check_task(Task("t", "?", info=info)))
     fine = {**info, "tests": ["try:\n  import pytest\nexcept ImportError: pass\nimport os, numpy.ma\nassert f(1)"]}
     assert not read_layout(

@@ -21,9 +21,9 @@ from rlvr.errors import ConfigError
 from rlvr.verifiers.code import values
 from rlvr.verifiers.code.runner import Call, Ended, Job, Limits
 from rlvr.verifiers.code.sandbox import cgroups, languages, open_runner
+from rlvr.verifiers.code.sandbox.escape_probe import weakness
 from rlvr.verifiers.code.sandbox.local import LocalRunner
 from rlvr.verifiers.code.sandbox.opening import problem_of
-from rlvr.verifiers.code.sandbox.probe import weakness
 from rlvr.verifiers.code.sandbox.tiers import ESCAPES, TIERS
 
 FULL = TIERS[0]

@@ -1,7 +1,7 @@
 """Attacks on the sandbox: each must end as a plain failure, or do nothing, with nothing changed on the host.
 
-A program prints `ESCAPED` where its attack worked; `LOWER` says which lower tiers do not stop it (only of the attacks that do
-no harm there).
+A program prints `ESCAPED` where its attack worked; `LOWER` says which lower tiers do not stop it (only of the attacks
+that do no harm there).
 """
 
 import asyncio
@@ -82,7 +82,8 @@ ATTACKS = {
     ),
     "stop itself": Attack("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", {Ended.TIME}, BOTH),
     "ignored signals": Attack(
-        "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except Exception: pass\nwhile 1: pass",
+        "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except Exception: "
+        "pass\nwhile 1: pass",
         {Ended.TIME},
         BOTH,
     ),
@@ -139,19 +140,21 @@ print(total, 'ESCAPED' if total > 5 << 20 else '')
     ),
     "files without end": Attack("n = 0\nwhile 1: n += 1; open(f'/tmp/{n}', 'w')", {Ended.RAISED}),
     "daemon": Attack(
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(100)\n    os._exit(0)\nprint('left')",
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(100)\n    "
+        "os._exit(0)\nprint('left')",
         {Ended.DONE},
         BOTH,
     ),
     # the kernel
     "mount": Attack(
-        TRY
-        + "attempt(lambda: must(libc.mount(b't', b'/tmp', b'tmpfs', 0, b'')))\nattempt(lambda: must(libc.umount2(b'/proc', 2)))",
+        TRY + "attempt(lambda: must(libc.mount(b't', b'/tmp', b'tmpfs', 0, b'')))\nattempt(lambda: "
+        "must(libc.umount2(b'/proc', 2)))",
         lower=BOTH,
     ),
     "namespaces": Attack(
         TRY
-        + "attempt(lambda: must(libc.unshare(0x10000000)))\nattempt(lambda: must(libc.syscall(56, 0x10000011, 0, 0, 0, 0) or 0))"
+        + "attempt(lambda: must(libc.unshare(0x10000000)))\nattempt(lambda: must(libc.syscall(56, 0x10000011, 0, 0, "
+        "0, 0) or 0))"
     ),
     "ptrace": Attack(
         TRY
@@ -163,19 +166,19 @@ print(total, 'ESCAPED' if total > 5 << 20 else '')
         + "attempt(lambda: os.setuid(0))\nattempt(lambda: os.chroot('/tmp'))\nattempt(lambda: os.chown('/tmp', 1, 1))"
     ),
     "x32 and io_uring": Attack(
-        TRY
-        + "attempt(lambda: must(libc.syscall(0x40000000 + 39)))\nattempt(lambda: must(libc.syscall(425, 1, bytes(200))))"
+        TRY + "attempt(lambda: must(libc.syscall(0x40000000 + 39)))\nattempt(lambda: must(libc.syscall(425, 1, "
+        "bytes(200))))"
     ),
     "setuid programs": Attack(
-        TRY
-        + "attempt(lambda: [os.execv(p, [p, '-c', 'true']) for p in ('/usr/bin/su', '/usr/bin/mount') if os.path.exists(p)] or 1/0)"
+        TRY + "attempt(lambda: [os.execv(p, [p, '-c', 'true']) for p in ('/usr/bin/su', '/usr/bin/mount') if "
+        "os.path.exists(p)] or 1/0)"
     ),
     # the network
     "network": Attack(TRY + "attempt(lambda: socket.create_connection(('1.1.1.1', 53), 1))", lower=BOTH),
     "loopback": Attack(TRY + "attempt(lambda: socket.create_connection(('127.0.0.1', PORT), 1))", lower=BOTH),
     "sockets": Attack(
-        TRY
-        + "attempt(lambda: socket.socket(socket.AF_INET))\nattempt(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))",
+        TRY + "attempt(lambda: socket.socket(socket.AF_INET))\nattempt(lambda: socket.socket(socket.AF_NETLINK, "
+        "socket.SOCK_RAW))",
         lower=NOT_BUBBLEWRAP,
     ),
     "a socket of another": Attack(
@@ -183,14 +186,15 @@ print(total, 'ESCAPED' if total > 5 << 20 else '')
     ),
     # the host's files
     "read the host": Attack(
-        TRY
-        + "for p in ('CANARY', '/etc/shadow', '/etc/passwd', '/proc/1/environ', '/proc/self/environ', 'HOME/.ssh/id_rsa', '/proc/kcore'):\n"
-        "    attempt(lambda: open(p, 'rb').read(1))\nfor p in ('/home', 'FOLDER', '/var', '/sys'): attempt(lambda: os.listdir(p)[0])",
+        TRY + "for p in ('CANARY', '/etc/shadow', '/etc/passwd', '/proc/1/environ', '/proc/self/environ', "
+        "'HOME/.ssh/id_rsa', '/proc/kcore'):\n"
+        "    attempt(lambda: open(p, 'rb').read(1))\nfor p in ('/home', 'FOLDER', '/var', '/sys'): attempt(lambda: "
+        "os.listdir(p)[0])",
     ),
     "read the canary": Attack(TRY + "attempt(lambda: open('CANARY').read())", lower=BOTH),
     "write the host": Attack(
-        TRY
-        + "for p in ('CANARY', '/usr/x', '/x', '/code/x', '/dev/x', '/etc/x', sys.prefix + '/x'): attempt(lambda: open(p, 'w'))\n"
+        TRY + "for p in ('CANARY', '/usr/x', '/x', '/code/x', '/dev/x', '/etc/x', sys.prefix + '/x'): attempt(lambda: "
+        "open(p, 'w'))\n"
         "attempt(lambda: os.unlink('CANARY'))\nattempt(lambda: os.rename('/code', '/tmp/c'))",
         lower=BOTH,
     ),
@@ -210,7 +214,8 @@ print(total, 'ESCAPED' if total > 5 << 20 else '')
     ),
     "the zygote's memory": Attack(
         TRY
-        + "import gc\nprint('ESCAPED' if any(type(o) is str and 'sk-' + 'TASK' in o for o in gc.get_objects()) else '')",
+        + "import gc\nprint('ESCAPED' if any(type(o) is str and 'sk-' + 'TASK' in o for o in gc.get_objects()) else "
+        "'')",
         lower=BOTH,
     ),
 }

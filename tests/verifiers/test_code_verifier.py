@@ -1,4 +1,5 @@
-"""The code verifier with its sandbox: every kind of task, credit, undecided verdicts, solutions, pool, combine, audit, loops."""
+"""The code verifier with its sandbox: every kind of task, credit, undecided verdicts, solutions, pool, combine, audit,
+loops."""
 
 from __future__ import annotations
 
@@ -142,7 +143,10 @@ def test_checkers_judge_outputs():
 
 
 def test_properties_are_tried_on_inputs_that_depend_on_the_program():
-    text = "def holds(f, random):\n    items = [random.randrange(99) for _ in range(4)]\n    assert f(items) == sorted(items)"
+    text = (
+        "def holds(f, random):\n    items = [random.randrange(99) for _ in range(4)]\n    assert f(items) == "
+        "sorted(items)"
+    )
     one = task(kind="property", entry_point="f", property=text, trials=3)
     assert score(one, "def f(items):\n    return sorted(items)") == 1
     assert score(one, "def f(items):\n    return items") == 0
@@ -288,7 +292,10 @@ def test_verdicts_are_remembered_where_a_program_cannot_vary():
     assert key is not None
     assert key[0] == verifier.cache_key(DOUBLE, "So:\n```\ndef f(x): return 2 * x\n```")[0]
     assert key != verifier.cache_key(SHARES, "def f(x): return x + x")
-    kept = "def f(x):\n    d: Dict[int, List[int]] = defaultdict(list)\n    d[x].append(max(x, 2))\n    return sum(d[x]) + ceil(x)"
+    kept = (
+        "def f(x):\n    d: Dict[int, List[int]] = defaultdict(list)\n    d[x].append(max(x, 2))\n    return "
+        "sum(d[x]) + ceil(x)"
+    )
     assert verifier.cache_key(DOUBLE, kept) is not None
     for varies in (
         "import random\nf = random.choice",

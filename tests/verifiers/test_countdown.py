@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.records import Task, VerdictStatus
-from rlvr.verifiers.puzzles.arithmetic import Expression, read_expression
 from rlvr.verifiers.puzzles.countdown import CountdownVerifier
+from rlvr.verifiers.puzzles.expressions import Expression, read_expression
 
 
 def judge(answer, numbers=(25, 3, 4, 50), target=53, gold=None, **options):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from rlvr.records import Task, Verdict, VerdictStatus
-from rlvr.verifiers.audit.findings import SHOWN, Case, Findings, doubts
+from rlvr.verifiers.audit.findings import SHOWN, FindingCase, Findings, doubts
 
 TASK = Task(id="1", prompt="?", answer="42")
 
 
 def case(status, score, completion="", answer=None, reason="", task=TASK, expected=None, seconds=0.0, name="1"):
     verdict = Verdict(VerdictStatus(status), score, reason, answer, seconds=seconds)
-    return Case(name, "mine", completion, verdict, expected, task)
+    return FindingCase(name, "mine", completion, verdict, expected, task)
 
 
 @pytest.mark.parametrize(

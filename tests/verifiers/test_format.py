@@ -33,8 +33,11 @@ def test_what_follows_the_template(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "4", "<think></think><answer></answer>", "<think>x</think><answer> </answer>", "<think> </think><answer>4</answer>", "<think>x</think>", "<answer>4</answer>",
-        "<answer>4</answer><think>x</think>", "<think>x</think>so <answer>4</answer>", f"Well: {GOOD}", f"{GOOD} ok", f"{GOOD}{GOOD}", "<think>x</think><answer>4</answer><answer>5</answer>",
+        "", "4", "<think></think><answer></answer>", "<think>x</think><answer> "
+                                                     "</answer>", "<think> "
+                                                                  "</think><answer>4</answer>", "<think>x</think>", "<answer>4</answer>",
+        "<answer>4</answer><think>x</think>", "<think>x</think>so "
+                                              "<answer>4</answer>", f"Well: {GOOD}", f"{GOOD} ok", f"{GOOD}{GOOD}", "<think>x</think><answer>4</answer><answer>5</answer>",
         "<think>x<answer>5</answer></think><answer>4</answer>", "<think>a<think>b</think><answer>4</answer>", "<think>x</think></think><answer>4</answer>", "<think>x<answer>4</answer></think>",
         "<think>x</think><answer>4", "<think>x</THINK></think><answer>4</answer>", "<think>x</think><answer>4<Answer>5</answer>", "<think>x</think><answer>4< / answer >5</answer>",
         "<think>x<|im_end|></think><answer>4</answer>", "<think>x</think><answer>4<|im_start|>assistant</answer>", "<think>x</think><answer>[INST] 4</answer>", "<THINK>x</THINK><ANSWER>4</ANSWER>",

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from rlvr import registry
 from rlvr.records import Task, VerdictStatus
 from rlvr.verifiers import InstructionsVerifier
+from rlvr.verifiers.instructions.instruction_registry import CONSTRAINTS
+from rlvr.verifiers.instructions.instructions_verifier import loose_variants
 from rlvr.verifiers.instructions.language import detect
-from rlvr.verifiers.instructions.registry import CONSTRAINTS
 from rlvr.verifiers.instructions.sentences import count_sentences
-from rlvr.verifiers.instructions.verifier import loose_variants
 
 ENGLISH = "the weather is nice today and we are going to the park with the children."
 FRENCH = "Il fait beau aujourd'hui et nous allons au parc avec les enfants."
@@ -46,7 +46,8 @@ CASES = {
     "length_constraints:number_sentences": (
         {"num_sentences": 3, "relation": "at least"},
         ["One. Two! Three?", "A cat sat. \"It did.\" Then it left...", "One.\n\nTwo.\n\nThree", "一。二。三。"],
-        ["One. Two.", "Dr. J. Smith met Mr. Jones vs. Mrs. Lee.", "1. One 2. two", "3.14 and 2.71 and 1.41", ". . . .", "No! . ?"],
+        ["One. Two.", "Dr. J. Smith met Mr. Jones vs. Mrs. "
+                      "Lee.", "1. One 2. two", "3.14 and 2.71 and 1.41", ". . . .", "No! . ?"],
     ),
     "length_constraints:number_paragraphs": (
         {"num_paragraphs": 2},
@@ -90,7 +91,8 @@ CASES = {
     ),
     "detectable_format:multiple_sections": (
         {"section_spliter": "Section", "num_sections": 2},
-        ["Section 1\nfirst\nSection 2\nsecond", "# Section 1: A\nx\n**Section 2**\ny", "Section1\na\nSection2\nb\nSection3\nc"],
+        ["Section 1\nfirst\nSection "
+         "2\nsecond", "# Section 1: A\nx\n**Section 2**\ny", "Section1\na\nSection2\nb\nSection3\nc"],
         ["Section 1\nfirst", "Section 1 Section 2 Section 3", "SECTION 1\na\nSECTION 2\nb", "Section 1\nSection 2", "as Section 1 says,\nand Section 2 too", "Section A\na\nSection B\nb"],
     ),
     "detectable_format:json_format": (
@@ -195,7 +197,9 @@ def test_relations_at_their_edges(id, count, relation_name, rest, text, number, 
         ("", 0), ("word", 1), ("One. Two.", 2), ("One.Two.", 1), ("Really?! Yes.", 2), ("Wait... what?", 2),
         ('He said "Go." Then he left.', 2), ("(It is.) So.", 2), ("It costs 3.50 dollars. Cheap.", 2),
         ("Mr. Smith and Dr. Lee met.", 1), ("J. R. Tolkien wrote it. Yes.", 2), ("I like it, e.g. the end. Good.", 2),
-        ("He lives in the U.S. It is big.", 2), ("He lives in the U.S. since May.", 1), ("cats, dogs, etc. Then more.", 2), ("cats, etc. and dogs. More.", 2), ("Acme Inc. makes it.", 1),
+        ("He lives in the U.S. It is "
+         "big.", 2), ("He lives in the U.S. since "
+                      "May.", 1), ("cats, dogs, etc. Then more.", 2), ("cats, etc. and dogs. More.", 2), ("Acme Inc. makes it.", 1),
         ("1. First thing.\n2. Second thing.", 2), ("It was 1999. Then came 2000.", 2), ("So am I. You too.", 2),
         ("He said no. She sat. The sun rose.", 3), ("**Bold.** Next.", 2), ("A line\nthat goes on.", 1),
         ("Heading\n\nText here.", 1), ("今日は晴れ。明日は雨！", 2), ("No end here", 1), ("!!! ... ???", 0), ("see example.com now.", 1),
@@ -207,19 +211,29 @@ def test_sentences(text, number):
 
 LANGUAGES = {
     "en": ENGLISH, "fr": FRENCH, "es": "El tiempo es bueno hoy y vamos al parque con los niños.",
-    "pt": "O tempo está bom hoje e vamos ao parque com as crianças.", "ar": "الطقس جميل اليوم وسوف نذهب إلى الحديقة مع الأطفال.",
-    "hi": "आज मौसम अच्छा है और हम बच्चों के साथ पार्क जा रहे हैं।", "ru": "Сегодня хорошая погода, и мы идём в парк с детьми.",
+    "pt": "O tempo está bom hoje e vamos ao parque com as "
+          "crianças.", "ar": "الطقس جميل اليوم وسوف نذهب إلى الحديقة مع الأطفال.",
+    "hi": "आज मौसम अच्छा है और हम बच्चों के साथ पार्क जा रहे "
+          "हैं।", "ru": "Сегодня хорошая погода, и мы идём в парк с детьми.",
     "de": "Das Wetter ist heute schön und wir gehen mit den Kindern in den Park.", "ja": "今日は天気が良いので、子供たちと公園に行きます。",
-    "it": "Oggi il tempo è bello e andiamo al parco con i bambini.", "bn": "আজ আবহাওয়া সুন্দর এবং আমরা শিশুদের সাথে পার্কে যাচ্ছি।",
+    "it": "Oggi il tempo è bello e andiamo al parco con i "
+          "bambini.", "bn": "আজ আবহাওয়া সুন্দর এবং আমরা শিশুদের সাথে পার্কে যাচ্ছি।",
     "uk": "Сьогодні гарна погода, і ми йдемо до парку з дітьми.", "th": "วันนี้อากาศดีและเรากำลังไปสวนสาธารณะกับเด็กๆ",
-    "ur": "آج موسم اچھا ہے اور ہم بچوں کے ساتھ پارک جا رہے ہیں۔", "ta": "இன்று வானிலை நன்றாக உள்ளது, நாங்கள் பூங்காவிற்குச் செல்கிறோம்.",
-    "te": "ఈరోజు వాతావరణం బాగుంది మరియు మేము పిల్లలతో పార్కుకు వెళ్తున్నాము.", "bg": "Днес времето е хубаво и отиваме в парка с децата.",
+    "ur": "آج موسم اچھا ہے اور ہم بچوں کے ساتھ پارک جا رہے "
+          "ہیں۔", "ta": "இன்று வானிலை நன்றாக உள்ளது, நாங்கள் பூங்காவிற்குச் செல்கிறோம்.",
+    "te": "ఈరోజు వాతావరణం బాగుంది మరియు మేము పిల్లలతో పార్కుకు "
+          "వెళ్తున్నాము.", "bg": "Днес времето е хубаво и отиваме в парка с децата.",
     "ko": "오늘은 날씨가 좋아서 아이들과 함께 공원에 갑니다.", "pl": "Dziś jest ładna pogoda i idziemy z dziećmi do parku.",
-    "he": "מזג האוויר נעים היום ואנחנו הולכים לפארק עם הילדים.", "fa": "امروز هوا خوب است و ما با بچه‌ها به پارک می‌رویم.",
-    "vi": "Hôm nay thời tiết đẹp và chúng tôi đi công viên với bọn trẻ.", "ne": "आज मौसम राम्रो छ र हामी बच्चाहरूसँग पार्क जाँदैछौं।",
-    "sw": "Hali ya hewa ni nzuri leo na tunaenda kwenye bustani pamoja na watoto.", "kn": "ಇಂದು ಹವಾಮಾನ ಚೆನ್ನಾಗಿದೆ ಮತ್ತು ನಾವು ಉದ್ಯಾನವನಕ್ಕೆ ಹೋಗುತ್ತಿದ್ದೇವೆ.",
-    "mr": "आज हवामान छान आहे आणि आम्ही मुलांसोबत उद्यानात जात आहोत.", "gu": "આજે હવામાન સારું છે અને અમે બાળકો સાથે પાર્કમાં જઈ રહ્યા છીએ.",
-    "pa": "ਅੱਜ ਮੌਸਮ ਚੰਗਾ ਹੈ ਅਤੇ ਅਸੀਂ ਬੱਚਿਆਂ ਨਾਲ ਪਾਰਕ ਜਾ ਰਹੇ ਹਾਂ।", "ml": "ഇന്ന് കാലാവസ്ഥ നല്ലതാണ്, ഞങ്ങൾ പാർക്കിലേക്ക് പോകുന്നു.",
+    "he": "מזג האוויר נעים היום ואנחנו הולכים לפארק עם "
+          "הילדים.", "fa": "امروز هوا خوب است و ما با بچه‌ها به پارک می‌رویم.",
+    "vi": "Hôm nay thời tiết đẹp và chúng tôi đi công viên với bọn "
+          "trẻ.", "ne": "आज मौसम राम्रो छ र हामी बच्चाहरूसँग पार्क जाँदैछौं।",
+    "sw": "Hali ya hewa ni nzuri leo na tunaenda kwenye bustani pamoja na "
+          "watoto.", "kn": "ಇಂದು ಹವಾಮಾನ ಚೆನ್ನಾಗಿದೆ ಮತ್ತು ನಾವು ಉದ್ಯಾನವನಕ್ಕೆ ಹೋಗುತ್ತಿದ್ದೇವೆ.",
+    "mr": "आज हवामान छान आहे आणि आम्ही मुलांसोबत उद्यानात जात "
+          "आहोत.", "gu": "આજે હવામાન સારું છે અને અમે બાળકો સાથે પાર્કમાં જઈ રહ્યા છીએ.",
+    "pa": "ਅੱਜ ਮੌਸਮ ਚੰਗਾ ਹੈ ਅਤੇ ਅਸੀਂ ਬੱਚਿਆਂ ਨਾਲ ਪਾਰਕ ਜਾ ਰਹੇ "
+          "ਹਾਂ।", "ml": "ഇന്ന് കാലാവസ്ഥ നല്ലതാണ്, ഞങ്ങൾ പാർക്കിലേക്ക് പോകുന്നു.",
     "fi": "Tänään on kaunis sää ja menemme lasten kanssa puistoon.",
 }  # fmt: skip
 
@@ -299,7 +313,8 @@ def test_rows_of_the_public_data_are_taken_as_they_are():
         ({"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{"num_words": 3, "relation": "at most"}]}, "relation='at most'"),
         ({"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{"num_words": -1, "relation": "at least"}]}, "num_words=-1"),
         ({"instruction_id_list": ["keywords:letter_frequency"], "kwargs": [{"letter": "ab", "let_frequency": 1, "let_relation": "at least"}]}, "letter='ab'"),
-        ({"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "klingon"}]}, "no language is known as 'klingon'"),
+        ({"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "klingon"}]}, "no language "
+                                                                                                       "is known as 'klingon'"),
         ({"instruction_id_list": ["length_constraints:nth_paragraph_first_word"], "kwargs": [{"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "x"}]}, "beyond num_paragraphs"),
         ({"instruction_id_list": [None], "kwargs": [{}]}, "no instruction None"),
     ],
@@ -399,7 +414,8 @@ def test_unseen_characters_are_no_words():
     ("text", "count"),
     [
         ("We follow plan B. It works.", 2), ("Take vitamin C. Then rest.", 2), ("The value of x. Then y.", 2), ("It was J. Smith who came.", 1),
-        ("Written by J. K. Rowling. It sold.", 2), ("See e.g. the sea.", 1), ("This is plan B.", 1), ("A type A. B is other.", 2), ("He met Mr. X. It rained.", 1),
+        ("Written by J. K. Rowling. It "
+         "sold.", 2), ("See e.g. the sea.", 1), ("This is plan B.", 1), ("A type A. B is other.", 2), ("He met Mr. X. It rained.", 1),
     ],
 )  # fmt: skip
 def test_a_letter_that_names_something_may_end_a_sentence(text, count):

@@ -18,9 +18,14 @@ def judge(answer, assignment=ROLES, **options):
 @pytest.mark.parametrize(
     "answer",
     [
-        "Zoey is a knight, Jack is a knave, Mary Ann is a knight", "(1) Zoey is a knight\n(2) Jack is a knave\n(3) Mary Ann is a knight.", "zoey: KNIGHT; jack: knave; mary ann: knight",
-        "Zoey and Mary Ann are knights, while Jack is a knave.", "**Zoey** is a knight, and \\text{Jack} is a knave, and Mary Ann is the knight", "Jack = knave, Zoey = knight, Mary Ann = knight",
-        "- Zoey -> knight\n- Jack -> knave\n- Mary  Ann -> knight", "Zoey is a knight, Zoey is a knight, Jack is a knave, Mary Ann is a knight",
+        "Zoey is a knight, Jack is a knave, Mary Ann is a "
+        "knight", "(1) Zoey is a knight\n(2) Jack is a knave\n(3) Mary Ann is a "
+                  "knight.", "zoey: KNIGHT; jack: knave; mary ann: knight",
+        "Zoey and Mary Ann are knights, while Jack is a "
+        "knave.", "**Zoey** is a knight, and \\text{Jack} is a knave, and Mary Ann is the "
+                  "knight", "Jack = knave, Zoey = knight, Mary Ann = knight",
+        "- Zoey -> knight\n- Jack -> knave\n- Mary  Ann -> "
+        "knight", "Zoey is a knight, Zoey is a knight, Jack is a knave, Mary Ann is a knight",
     ],
 )  # fmt: skip
 def test_right_answers(answer):
@@ -31,10 +36,19 @@ def test_right_answers(answer):
 @pytest.mark.parametrize(
     "answer",
     [
-        "", "banana", "Zoey is a knight", "Zoey is a knave, Jack is a knave, Mary Ann is a knight", "Zoey is a knight, Zoey is a knave, Jack is a knave, Mary Ann is a knight",
-        "Zoey is a knight or a knave, Jack is a knave, Mary Ann is a knight", "Zoey is not a knave, Jack is a knave, Mary Ann is a knight", "Zoey, Jack and Mary Ann are knights and knaves",
-        "Zoey is a knight, Jack is a knave, Mary is a knight", "Zoey is a knight, Jack is a knave, Mary Ann", "knight knave knight", "Zoey is a knight, Jack is a knave, Mary Ann is a knight, Bob is a knave",
-        "Zoey is a knightly, Jack is a knave, Mary Ann is a knight", "Zoey is a knight, Jack is a knave, Mary Ann is a knight if Zoey is", "Zoey is a knight knave, Jack is a knave, Mary Ann is a knight",
+        "", "banana", "Zoey is a knight", "Zoey is a knave, Jack is a knave, Mary Ann is a "
+                                          "knight", "Zoey is a knight, Zoey is a knave, Jack is a knave, Mary Ann is "
+                                                    "a knight",
+        "Zoey is a knight or a knave, Jack is a knave, Mary Ann is a "
+        "knight", "Zoey is not a knave, Jack is a knave, Mary Ann is a "
+                  "knight", "Zoey, Jack and Mary Ann are knights and knaves",
+        "Zoey is a knight, Jack is a knave, Mary is a "
+        "knight", "Zoey is a knight, Jack is a knave, Mary "
+                  "Ann", "knight knave knight", "Zoey is a knight, Jack is a knave, Mary Ann is a knight, Bob is a "
+                                                "knave",
+        "Zoey is a knightly, Jack is a knave, Mary Ann is a "
+        "knight", "Zoey is a knight, Jack is a knave, Mary Ann is a knight if Zoey "
+                  "is", "Zoey is a knight knave, Jack is a knave, Mary Ann is a knight",
     ],
 )  # fmt: skip
 def test_wrong_and_hedged_answers(answer):

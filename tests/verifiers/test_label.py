@@ -21,7 +21,9 @@ def judge(answer, gold="B", labels=JUDGE, **options):
     "answer",
     [
         "B", "[[B]]", "[B]", "(B)", "\\boxed{B}", "<answer>B</answer>", "**B**", "B is better", "Response B is better.", "Assistant B wins", "My verdict: [[B]]", "A is fine.\nB is better.",
-        "First [[A]] seemed better.\nFinal verdict: [[B]]", "The better response is B.", "The answer is B", "A long look at both.\n\n[[B]]\n", "<think>A</think>B", "response b", "\\text{Response B}",
+        "First [[A]] seemed better.\nFinal verdict: "
+        "[[B]]", "The better response is B.", "The answer is B", "A long look at "
+                                                                 "both.\n\n[[B]]\n", "<think>A</think>B", "response b", "\\text{Response B}",
         "<answer>A</answer> no: <answer>B</answer>", "A tidy reply.\nB", "B\nThank you.",
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
-r"""Comparison of mathematical answers: a table of both verdicts, and properties of generated expressions.
+r"""MathComparison of mathematical answers: a table of both verdicts, and properties of generated expressions.
 
-The generator builds expressions as small tuples and prints them itself; SymPy, built from the tuples and never from text,
-says whether two of them are equal.
+The generator builds expressions as small tuples and prints them itself; SymPy, built from the tuples and never from
+text, says whether two of them are equal.
 """
 
 # ruff: noqa: RUF001 - characters that look like ASCII are among the cases
@@ -14,7 +14,7 @@ import sympy
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rlvr.verifiers.math.compare import Comparison, Rules, compare
+from rlvr.verifiers.math.answer_comparison import MathComparison, Rules, compare
 from rlvr.verifiers.math.latex import clean
 
 EQUAL = r"""
@@ -597,7 +597,8 @@ HOSTILE = [
     "9^{9^{9^9}}", "10^{10^{10}}!", "9^9^9^9", "(" * 300 + "1" + ")" * 300, "\\sqrt{" * 300 + "2" + "}" * 300,
     "\\frac{1}{" * 300 + "2" + "}" * 300, "1" * 2000, "9" * 999 + "!", "((((x+1)^9)^9)^9)^9", "*".join("x" * 600), "^".join("x" * 200),
     "-" * 1000 + "1", "|" * 1000, "{" * 1000, "x" + "!" * 500, "/".join("x" * 300), "\\sum_{k=1}^{10^9} k",
-    "\\sum_{k=1}^{60}\\sum_{j=1}^{60}\\sum_{i=1}^{60} ijk", "\\prod_{k=1}^{60} k!", "\\binom{10^9}{10^8}", "e^{e^{e^{e^{10}}}}", "\\sin(10^{100})",
+    "\\sum_{k=1}^{60}\\sum_{j=1}^{60}\\sum_{i=1}^{60} "
+    "ijk", "\\prod_{k=1}^{60} k!", "\\binom{10^9}{10^8}", "e^{e^{e^{e^{10}}}}", "\\sin(10^{100})",
     "2^{10^6}+1", "(10^5)!", ",".join(map(str, range(400))), ",".join(f"\\sqrt{{{k}}}" for k in range(60)),
     "\\{" + ",".join(f"\\sqrt{{{k}}}+x" for k in range(60)) + "\\}", "\\pm" * 50 + "1", "1e999999999", "10^{999999}", "\\Gamma(10^{5})",
     "\\cup".join(["[1,2]"] * 300), "x_" * 300 + "1", "\\text{" * 50, "word " * 400, "\\int " * 100 + "x dx", "\\frac" * 500 + "12", "f(" * 300,
@@ -606,7 +607,8 @@ HOSTILE = [
 
 @pytest.fixture
 def no_collection():
-    """No garbage collection: it takes 0.2 s and more in a process that has imported torch, and is no work of the test's."""
+    """No garbage collection: it takes 0.2 s and more in a process that has imported torch, and is no work of the
+    test's."""
     gc.disable()
     yield
     gc.enable()
@@ -627,8 +629,8 @@ def test_no_text_costs_more_than_its_fuel(text, no_collection):
 @example("0", "1:A_")
 @settings(max_examples=300, deadline=None)
 def test_any_text_gets_a_verdict(one, other):
-    assert isinstance(compare(clean(one), clean(other)), Comparison)
-    assert isinstance(compare(one, other), Comparison)
+    assert isinstance(compare(clean(one), clean(other)), MathComparison)
+    assert isinstance(compare(one, other), MathComparison)
     if one.strip():
         assert compare(one, one).equal is True
 

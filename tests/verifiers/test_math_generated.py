@@ -1,8 +1,8 @@
 r"""Pairs of expressions whose truth is known by construction, and what may be added to an answer without changing it.
 
-Trees are tuples; an equal pair is two renderings of one tree through identities applied at random places, an unequal pair
-changes one leaf so that a value in exact fractions (no code of the verifier) differs. Whatever is added to a wrong answer,
-a declaration, a unit, white space, a `\text{}`, another order of its terms, it stays wrong.
+Trees are tuples; an equal pair is two renderings of one tree through identities applied at random places, an unequal
+pair changes one leaf so that a value in exact fractions (no code of the verifier) differs. Whatever is added to a wrong
+answer, a declaration, a unit, white space, a `\text{}`, another order of its terms, it stays wrong.
 """
 
 import random
@@ -151,7 +151,8 @@ def test_generated_pairs_are_judged_by_their_truth():
 
 
 ADDITIONS = [
-    r"{}, x \in \mathbb{{Z}}", r"{}, k \in \mathbb{{Z}}", r"{} \text{{ where }} n \text{{ is an integer}}", r"{}, x \in \mathbb{{R}}", r"{} \text{{ cm}}", "{} cm", "{} m",
+    r"{}, x \in \mathbb{{Z}}", r"{}, k \in \mathbb{{Z}}", r"{} \text{{ where }} n \text{{ is an "
+                                                          r"integer}}", r"{}, x \in \mathbb{{R}}", r"{} \text{{ cm}}", "{} cm", "{} m",
     r"{}\,\mathrm{{kg}}", r"\text{{}}{}", r"{}\text{{}}", r"  {}  ", r"\ {}\quad", r"\left({}\right)", r"{} \text{{ units}}", r"\boxed{{{}}}", r"{}.", r"y = {}", r"\mathrm{{Area}} = {}", r"\text{{Answer: }} {}",
 ]  # fmt: skip
 
@@ -196,7 +197,8 @@ SURDS = {2: r"\sqrt{2}", 3: r"\sqrt{3}", 7: r"\sqrt{7}"}
     st.sampled_from(["{}", "({}, 2)", r"\{{{}, -5\}}", "[-9, {})", r"\begin{{pmatrix}} {} & 1 \end{{pmatrix}}"]),
 )
 def test_a_decimal_of_twelve_digits_is_right_where_they_are(p, q, radicand, digits, place):
-    """Decimals by `decimal`, from the rule alone: rounded, cut off, one unit of the last place too large, and too short."""
+    """Decimals by `decimal`, from the rule alone: rounded, cut off, one unit of the last place too large, and too
+    short."""
     with localcontext() as context:
         context.prec = 80
         exact = Decimal(p) / Decimal(q) * Decimal(radicand).sqrt()
@@ -236,7 +238,8 @@ SLOPES = st.integers(-50, 50).filter(bool)
 @settings(max_examples=100, deadline=None)
 @given(SLOPES, CORNERS, SLOPES, CORNERS)
 def test_piecewise_lines_are_equal_where_all_of_their_pieces_are(a, b, c, d):
-    """|ax + b| is one line on each side of -b/a, and max(ax + b, cx + d) of two lines is one where they are the same."""
+    """|ax + b| is one line on each side of -b/a, and max(ax + b, cx + d) of two lines is one where they are the
+    same."""
     one, other = f"{a}x+({b})", f"{c}x+({d})"
     assert score(f"|{one}|", f"|-({one})|") == 1
     assert score(f"|{one}|", one) == 0

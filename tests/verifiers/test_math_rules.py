@@ -693,7 +693,8 @@ DIGITS_ACCEPTED = [
     (r"[\frac13, \sqrt2)", r"[0.333333333333, 1.4142135623730951)"),
     (r"x > \sqrt2", r"x > 1.4142135623730951"),
     (r"(-\infty, \frac13) \cup (\sqrt2, \infty)", r"(-\infty, 0.333333333333) \cup (1.4142135623730951, \infty)"),
-    (r"\begin{pmatrix} 1/3 \\ \sqrt2 \end{pmatrix}", r"\begin{pmatrix} 0.333333333333 \\ 1.4142135623730951 \end{pmatrix}"),
+    (r"\begin{pmatrix} 1/3 \\ \sqrt2 "
+     r"\end{pmatrix}", r"\begin{pmatrix} 0.333333333333 \\ 1.4142135623730951 \end{pmatrix}"),
     (r"\sqrt2", r"\sqrt2 = 1.4142135623730951"),
 ]  # fmt: skip
 DIGITS_REFUSED = [
@@ -731,7 +732,8 @@ DIGITS_REFUSED = [
     (r"[\frac13, \sqrt2)", r"[0.333333333333, 1.4142135623730952)"),
     (r"[\frac13, \sqrt2)", r"[0.333333333333, 1.4142135623730951]"),
     (r"x > \sqrt2", r"x > 1.41421356"),
-    (r"\begin{pmatrix} 1/3 \\ \sqrt2 \end{pmatrix}", r"\begin{pmatrix} 0.333333333334 \\ 1.4142135623730951 \end{pmatrix}"),
+    (r"\begin{pmatrix} 1/3 \\ \sqrt2 "
+     r"\end{pmatrix}", r"\begin{pmatrix} 0.333333333334 \\ 1.4142135623730951 \end{pmatrix}"),
     (r"1 + \sqrt2 x", r"1 + 1.4142135623730951 x"),
 ]  # fmt: skip
 

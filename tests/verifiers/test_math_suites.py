@@ -10,8 +10,8 @@ import pytest
 from rlvr.records import Task
 from rlvr.verifiers import MathVerifier
 from rlvr.verifiers.math.latex import clean
+from rlvr.verifiers.math.math_verifier import read_golds
 from rlvr.verifiers.math.numeric import read_number
-from rlvr.verifiers.math.verifier import read_golds
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
@@ -33,8 +33,9 @@ suites, benchmark = module("math_suites"), module("math_verifier")
 
 @pytest.fixture(autouse=True)
 def _unhurried(monkeypatch):
-    """What is judged here is right or wrong, not how fast: a pause of a large test process must not end a comparison."""
-    monkeypatch.setattr("rlvr.verifiers.math.verifier.SYMBOLIC_SECONDS", 10.0)
+    """What is judged here is right or wrong, not how fast: a pause of a large test process must not end a
+    comparison."""
+    monkeypatch.setattr("rlvr.verifiers.math.math_verifier.SYMBOLIC_SECONDS", 10.0)
 
 
 def cases(name):

@@ -1,4 +1,5 @@
-"""Libraries behind the verifiers (math-verify, latex2sympy, jsonschema) print nothing about the texts that a model wrote."""
+"""Libraries behind the verifiers (math-verify, latex2sympy, jsonschema) print nothing about the texts that a model
+wrote."""
 
 import importlib.util
 import subprocess

@@ -12,10 +12,10 @@ from rlvr.records import Task, VerdictStatus
 from rlvr.verifiers.base import as_verifier
 from rlvr.verifiers.pool import VerifierPool
 from rlvr.verifiers.pool.courier import Courier
-from rlvr.verifiers.pool.crews import Crew
 from rlvr.verifiers.pool.threads import LoopThread
 from rlvr.verifiers.pool.together import ENOUGH, MOST, Together
-from rlvr.verifiers.pool.wire import Job
+from rlvr.verifiers.pool.wire import VerifierJob
+from rlvr.verifiers.pool.worker_groups import WorkerGroup
 
 TASK = Task(id="t", prompt="p")
 
@@ -36,13 +36,13 @@ def counted(monkeypatch):
     """How many messages went to workers: alone, and together."""
     counts = {"run": 0, "_at_once": 0}
     for name in counts:
-        real = getattr(Crew, name)
+        real = getattr(WorkerGroup, name)
 
         async def spied(self, *args, real=real, name=name):
             counts[name] += 1
             return await real(self, *args)
 
-        monkeypatch.setattr(Crew, name, spied)
+        monkeypatch.setattr(WorkerGroup, name, spied)
     return counts
 
 
@@ -58,7 +58,7 @@ def warmed(pool, verifier):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         verified(pool, verifier, ["x"] * 8)
-        if all(crew.pace.quick for crew in pool._crews._crews.values()):
+        if all(worker_group.latency.quick for worker_group in pool._worker_groups._worker_groups.values()):
             return
     pytest.fail("the verifier never was quick")
 
@@ -83,7 +83,7 @@ def test_quick_verdicts_of_a_moment_travel_together_where_they_are_held(counted)
             await asyncio.sleep(0.001)
         return [verdict.score for verdict in await asyncio.wait_for(asyncio.gather(*tasks), 60)]
 
-    with VerifierPool(workers=4, hold=lambda: 5.0) as pool:
+    with VerifierPool(workers=4, batch_delay=lambda: 5.0) as pool:
         verifier = as_verifier(marked)
         warmed(pool, verifier)
         before, start = dict(counted), time.monotonic()
@@ -186,15 +186,15 @@ class Sent:
         return [[text] for text in texts]
 
 
-def held(together, texts, hold, turn=0.0, between=None):
+def held(together, texts, batch_delay, turn=0.0, between=None):
     """What each text finds, asked for one in each turn of the loop."""
     verifier = as_verifier(marked)
 
     async def everything():
         tasks = []
         for number, text in enumerate(texts):
-            wait = hold[number] if isinstance(hold, list) else hold
-            tasks.append(asyncio.ensure_future(together.verdicts(verifier, Job(TASK, (text,), (None,)), wait)))
+            wait = batch_delay[number] if isinstance(batch_delay, list) else batch_delay
+            tasks.append(asyncio.ensure_future(together.verdicts(verifier, VerifierJob(TASK, (text,), (None,)), wait)))
             await asyncio.sleep(turn)
         if between is not None:
             between(tasks)
@@ -206,8 +206,8 @@ def held(together, texts, hold, turn=0.0, between=None):
 def test_held_jobs_go_when_they_are_enough_or_one_that_is_not_held_comes():
     sent = Sent()
     together, texts = Together(sent), [str(n) for n in range(ENOUGH)]
-    for hold in (60.0, [60.0] * (ENOUGH - 1) + [0.0], 0.02):
-        assert held(together, texts, hold) == [[text] for text in texts]
+    for batch_delay in (60.0, [60.0] * (ENOUGH - 1) + [0.0], 0.02):
+        assert held(together, texts, batch_delay) == [[text] for text in texts]
     assert sent.bundles == [texts, texts, texts]
     assert held(together, texts[:3], 0.02) == [["0"], ["1"], ["2"]]
     assert sent.bundles[3:] == [texts[:3]]
@@ -218,7 +218,9 @@ def test_jobs_that_are_not_held_go_with_those_of_their_turn():
     together, verifier = Together(sent), as_verifier(marked)
 
     async def at_once():
-        return await asyncio.gather(*(together.verdicts(verifier, Job(TASK, (t,), (None,)), 0.0) for t in "abc"))
+        return await asyncio.gather(
+            *(together.verdicts(verifier, VerifierJob(TASK, (t,), (None,)), 0.0) for t in "abc")
+        )
 
     assert run(at_once()) == [["a"], ["b"], ["c"]]
     assert sent.bundles == [["a", "b", "c"]]
@@ -230,7 +232,7 @@ def test_verifiers_and_loops_do_not_wait_for_each_other():
 
     async def both():
         asked = ((first, "a"), (second, "b"), (first, "c"))
-        return await asyncio.gather(*(together.verdicts(v, Job(TASK, (t,), (None,)), 0.02) for v, t in asked))
+        return await asyncio.gather(*(together.verdicts(v, VerifierJob(TASK, (t,), (None,)), 0.02) for v, t in asked))
 
     found = []
     threads = [threading.Thread(target=lambda: found.append(run(both()))) for _ in range(2)]

@@ -216,7 +216,8 @@ def test_what_cannot_be_read_later_is_undecided():
 def test_math_is_imported_alone():
     code = (
         "import sys; from rlvr.verifiers import MathVerifier; MathVerifier().quick; "
-        "heavy = {'torch', 'transformers', 'sympy', 'mpmath', 'math_verify', 'pydantic', 'asyncio', 'datasets', 'regex'}; "
+        "heavy = {'torch', 'transformers', 'sympy', 'mpmath', 'math_verify', 'pydantic', 'asyncio', 'datasets', "
+        "'regex'}; "
         "print(len(sys.modules), sorted(heavy & set(sys.modules)), sum(m.startswith('rlvr') for m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

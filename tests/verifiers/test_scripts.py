@@ -1,4 +1,5 @@
-"""Numbers in texts of many scripts: the fallback `last_number` of the extraction, and how `math` reads what it finds."""
+"""Numbers in texts of many scripts: the fallback `last_number` of the extraction, and how `math` reads what it
+finds."""
 
 # ruff: noqa: RUF001 - characters that look like ASCII are what is tested
 

@@ -23,7 +23,8 @@ def judge(answer, puzzle=PUZZLE, **info):
     "answer",
     [
         SOLUTION, "\n".join(ROWS), "\n".join(" ".join(row) for row in ROWS), "\n".join("|".join(row) for row in ROWS), json.dumps([[int(c) for c in row] for row in ROWS]),
-        "\n".join(f"| {row[:3]} | {row[3:6]} | {row[6:]} |" for row in ROWS), "```\n" + "\n".join(ROWS) + "\n```", "---\n" + "\n-----+-----\n".join(ROWS), str([[int(c) for c in row] for row in ROWS]),
+        "\n".join(f"| {row[:3]} | {row[3:6]} | {row[6:]} "
+                  "|" for row in ROWS), "```\n" + "\n".join(ROWS) + "\n```", "---\n" + "\n-----+-----\n".join(ROWS), str([[int(c) for c in row] for row in ROWS]),
         "\n".join(",".join(row) for row in ROWS),
     ],
 )  # fmt: skip

@@ -131,7 +131,9 @@ def test_numbers_are_read(text, value, percent):
     [
         "", "x", "1 2", "1, 2", "42 or 43", "41 or more", "not 42", "2^5", "6*7", "40+2", "x=42", "42=42", "1e999", "1e999999999999", "10^{999999}", "1/0", "3.4.5", "1-2", "v2", "2x",
         "between 40", "at least 42", "less than 42", "\u00b142", "42 \u00b1 1", "9" * 400, "nan", "inf", "[42]", "{42}", "cost - 5", "4-", "0x10", "1e5e5", "42 > 41", "--5", "5 million", "minus 5", "two times 5", "5 squared",
-        "42\u4e07", "42 \ub9cc", "42 \u5343", "42 \u0442\u044b\u0441\u044f\u0447", "42 \u043c\u0438\u043b\u043b\u0438\u043e\u043d\u0430", "42 lakh", "42 \u0442\u044b\u0441.",
+        "42\u4e07", "42 \ub9cc", "42 \u5343", "42 "
+                                              "\u0442\u044b\u0441\u044f\u0447", "42 "
+                                                                                "\u043c\u0438\u043b\u043b\u0438\u043e\u043d\u0430", "42 lakh", "42 \u0442\u044b\u0441.",
     ],
 )  # fmt: skip
 def test_what_is_not_one_number_is_refused(text):

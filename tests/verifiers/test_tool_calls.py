@@ -76,10 +76,13 @@ def test_the_same_call_in_every_format(format, completion, gold):
         ("hermes", "<tool_call>" + hermes(WEATHER) + "</tool_call>", "unparsable"),
         ("hermes", hermes(WEATHER) + "</tool_call>", "unparsable"),
         ("hermes", "<tool_call>weather(city='Paris', days=3)</tool_call>", "unparsable"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "city": "Paris", "days": 3}}</tool_call>', "unparsable"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris", "days": 3}, "parameters": {}}</tool_call>', "unparsable"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "city": "Paris", "days": '
+                   '3}}</tool_call>', "unparsable"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris", "days": 3}, "parameters": '
+                   '{}}</tool_call>', "unparsable"),
         ("hermes", '<tool_call>{"name": "weather", "arguments": "{}"}</tool_call>', "unparsable"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris", "days": NaN}}</tool_call>', "unparsable"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris", "days": '
+                   'NaN}}</tool_call>', "unparsable"),
         ("hermes", hermes({"weather": WEATHER["arguments"]}), "unparsable"),
         ("hermes", hermes(WEATHER, WEATHER), "wrong"),
         ("hermes", hermes(WEATHER, TIME), "wrong"),

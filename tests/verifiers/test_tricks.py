@@ -17,7 +17,7 @@ from rlvr.verifiers import Verifier, VerifierPool, as_verifier, judged
 from rlvr.verifiers.answers import last_boxed
 from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.targets import FORMS, Target, form_of, gold_texts, wrong_answers
-from rlvr.verifiers.audit.trial import Attempt, Example, Outcome, Trial, outcome_of, try_tricks
+from rlvr.verifiers.audit.trial import Attempt, Example, TrickOutcome, TrickTrial, outcome_of, try_tricks
 from rlvr.verifiers.audit.tricks import TRICKS
 
 NUMBER = Task(id="n", prompt="What is 6 times 7?", answer="42")
@@ -131,7 +131,7 @@ def always(completion):
 
 
 async def tried(verifier, *tasks, tricks=TRICKS):
-    trial = Trial()
+    trial = TrickTrial()
     verifier = as_verifier(verifier)
     examples = [task if isinstance(task, Example) else Example(task) for task in tasks]
     await try_tricks(lambda task, text: judged(verifier, task, text), examples, "mine", trial, tricks)
@@ -197,7 +197,7 @@ class Hangs(Verifier):
 
 def test_a_verifier_that_a_trick_holds_up_is_reported():
     async def trial_on_pool():
-        trial = Trial()
+        trial = TrickTrial()
         tricks = [trick for trick in TRICKS if trick.name in ("empty", "a megabyte", "megabyte before the answer")]
         with VerifierPool(workers=4) as pool:
             judge = lambda task, text: pool.verify(Hangs(), task, text)  # noqa: E731
@@ -206,7 +206,7 @@ def test_a_verifier_that_a_trick_holds_up_is_reported():
 
     trial = asyncio.run(trial_on_pool())
     assert {a.trick.name for a in trial.failures} == {"a megabyte", "megabyte before the answer"}
-    assert {a.outcome for a in trial.failures} == {Outcome.UNDECIDED}
+    assert {a.outcome for a in trial.failures} == {TrickOutcome.UNDECIDED}
 
 
 def overlap(completion, answer):
@@ -218,8 +218,8 @@ def overlap(completion, answer):
 def test_a_verifier_that_pays_parts_may_pay_parts_for_hedges_and_nothing_for_silence():
     trial = asyncio.run(tried(overlap, Task(id="c", prompt="Who?", answer="Johann Goethe")))
     assert not trial.failures
-    assert trial.counts["hedge"][Outcome.PART] > 0
-    assert trial.counts["empty"] == {Outcome.REFUSED: 1}
+    assert trial.counts["hedge"][TrickOutcome.PART] > 0
+    assert trial.counts["empty"] == {TrickOutcome.REFUSED: 1}
 
 
 @pytest.mark.parametrize(
@@ -322,17 +322,17 @@ def test_a_verifier_of_ones_own_has_examples_too():
 
 def test_what_an_outcome_is():
     trick = TRICKS[3]
-    assert outcome_of(trick, Verdict.from_score(1.0), 1.0) is Outcome.PAID
-    assert outcome_of(trick, Verdict.from_score(0.4), 1.0) is Outcome.PART
-    assert outcome_of(trick, Verdict.from_score(0.4), 0.4) is Outcome.PAID
-    assert outcome_of(trick, Verdict.from_score(-1.0), 1.0) is Outcome.REFUSED
-    assert outcome_of(trick, Verdict.undecided("no"), 1.0) is Outcome.UNDECIDED
+    assert outcome_of(trick, Verdict.from_score(1.0), 1.0) is TrickOutcome.PAID
+    assert outcome_of(trick, Verdict.from_score(0.4), 1.0) is TrickOutcome.PART
+    assert outcome_of(trick, Verdict.from_score(0.4), 0.4) is TrickOutcome.PAID
+    assert outcome_of(trick, Verdict.from_score(-1.0), 1.0) is TrickOutcome.REFUSED
+    assert outcome_of(trick, Verdict.undecided("no"), 1.0) is TrickOutcome.UNDECIDED
 
 
 @pytest.mark.parametrize("name", sorted(set(registry.names("verifier")) - {"combine"}))
 def test_no_registered_verifier_pays_a_trick_or_is_left_undecided_by_one(name):
     async def trial_on_pool():
-        verifier, trial = as_verifier(name), Trial()
+        verifier, trial = as_verifier(name), TrickTrial()
         with VerifierPool(workers=4) as pool:
             await try_tricks(lambda task, text: pool.verify(verifier, task, text), examples_for(name), name, trial)
         return trial
@@ -428,8 +428,10 @@ def test_every_trick_is_tried_on_a_registered_verifier_and_the_rules_of_math_on_
 
 def test_timeouts_are_counted_beside_the_outcomes():
     slow = Verdict(VerdictStatus.TIMEOUT, 0.0, reason="too long")
-    trial = Trial()
+    trial = TrickTrial()
     for trick in TRICKS[:2]:
-        trial.add(Attempt(trick, NUMBER, "x", slow if trick is TRICKS[0] else Verdict.from_score(0.0), Outcome.REFUSED))
+        trial.add(
+            Attempt(trick, NUMBER, "x", slow if trick is TRICKS[0] else Verdict.from_score(0.0), TrickOutcome.REFUSED)
+        )
     assert trial.timeouts[TRICKS[0].name] == 1
     assert trial.timeouts[TRICKS[1].name] == 0

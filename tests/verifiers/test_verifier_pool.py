@@ -16,7 +16,7 @@ from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, json_schema, judged
 from rlvr.verifiers.math import symbolic
 from rlvr.verifiers.math import verifier as math_verifier
-from rlvr.verifiers.pool import process
+from rlvr.verifiers.pool import worker_process as process
 from rlvr.verifiers.puzzles import gym
 
 TASK = Task("t1", "2+2?", "4", info={"tests": ["a"]})
@@ -103,8 +103,8 @@ def test_what_a_verifier_says_is_cut_before_it_crosses(pool, completion):
     ],
 )
 def test_a_verifier_that_leaks_costs_its_worker_and_no_answer(leaky, caplog):
-    """64 MB a call of 256, and 100 descriptors a call of 256: every answer has its right score, and the log says why, also where
-    the verifier makes an error or a score of its own of it."""
+    """64 MB a call of 256, and 100 descriptors a call of 256: every answer has its right score, and the log says why,
+    also where the verifier makes an error or a score of its own of it."""
     with VerifierPool(workers=1, memory_mb=256) as pool:
         verdicts = pool.verify_many(leaky, [(TASK, str(number)) for number in range(24)])
     assert [verdict.score for verdict in verdicts] == [1.0, 0.0] * 12
@@ -114,7 +114,8 @@ def test_a_verifier_that_leaks_costs_its_worker_and_no_answer(leaky, caplog):
 
 
 def test_a_verifier_that_never_has_enough_memory_scores_no_answer(caplog):
-    """It needs more than memory_mb for any answer: the reward says nothing of the answers, and the user is shown why."""
+    """It needs more than memory_mb for any answer: the reward says nothing of the answers, and the user is shown
+    why."""
     with VerifierPool(workers=1, memory_mb=256) as pool:
         verdicts = pool.verify_many(NeedsMuch(), [(TASK, str(number)) for number in range(4)])
         assert [verdict.score for verdict in verdicts] == [None] * 4
@@ -260,11 +261,12 @@ def test_what_a_verifier_detaches_dies_with_its_worker(pool, tmp_path):
     ],
 )
 def test_a_verifier_that_cannot_be_loaded_costs_its_verdicts_only(pool, tmp_path, monkeypatch, line, reason):
-    monkeypatch.setattr("rlvr.verifiers.pool.process.START_SECONDS", 1.5)
+    monkeypatch.setattr("rlvr.verifiers.pool.worker_process.START_SECONDS", 1.5)
     file = tmp_path / "bad.py"
     file.write_text(
         f"import os, time\nfrom rlvr.verifiers import Needs, Verifier\nif os.getpid() != {os.getpid()}:\n    {line}\n"
-        "class Bad(Verifier):\n    needs = Needs(process=True)\n    def verify(self, task, completion):\n        return 1.0\n"
+        "class Bad(Verifier):\n    needs = Needs(process=True)\n    def verify(self, task, completion):\n        "
+        "return 1.0\n"
     )
     bad = as_verifier(f"{file}:Bad")
     verdicts = pool.verify_many(bad, [(TASK, "x")] * 8)
@@ -573,7 +575,8 @@ def test_an_answer_does_not_pay_for_a_trainer_that_was_held_up(tmp_path):
 
 
 def test_a_verifier_that_excuses_errors_lets_want_of_memory_through(monkeypatch):
-    """It is the pool that finds out whose doing it is: not the answer's, after another verifier call has kept the memory."""
+    """It is the pool that finds out whose doing it is: not the answer's, after another verifier call has kept the
+    memory."""
 
     def without_memory(*_):
         raise MemoryError

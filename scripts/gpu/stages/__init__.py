@@ -2,8 +2,8 @@
 
     python -m stages NUMBER --device cuda --until TIME --results FILE
 
-is one stage (scripts/gpu and src on PYTHONPATH); scripts/gpu/evidence.py runs several, with limits. This file imports nothing but
-Python's own library, so that the runner starts on a machine on which the library does not.
+is one stage (scripts/gpu and src on PYTHONPATH); scripts/gpu/evidence.py runs several, with limits. This file imports
+nothing but Python's own library, so that the runner starts on a machine on which the library does not.
 """
 
 from __future__ import annotations

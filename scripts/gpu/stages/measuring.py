@@ -46,7 +46,8 @@ class Peak:
 
 @contextlib.contextmanager
 def peak_memory(device: str) -> Iterator[Peak]:
-    """Measure the memory of a block: of a GPU what torch's allocator handed out; of a CPU what was resident, which is coarse."""
+    """Measure the memory of a block: of a GPU what torch's allocator handed out; of a CPU what was resident, which is
+    coarse."""
     found = Peak()
     if device == "cuda":
         torch.cuda.synchronize()

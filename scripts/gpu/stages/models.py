@@ -48,7 +48,8 @@ def characters(count: int) -> str:
 
 
 def load(section: dict[str, Any]) -> Policy:
-    """The policy of a `model` section, its weights made on the device: billions of random numbers take minutes on a CPU."""
+    """The policy of a `model` section, its weights made on the device: billions of random numbers take minutes on a
+    CPU."""
     with torch.device(section["device"]):
         return load_policy(ModelConfig(**section))
 

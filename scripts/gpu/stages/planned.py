@@ -11,9 +11,9 @@ from rlvr.planner import STATE, micro_batch_bytes, shape_of
 def planned_parts(model: dict[str, Any], tokens: int, trained: int, length: int, prefix: int = 0) -> dict[str, float]:
     """MiB by part of an update under the plain backend with AdamW, for the `model` section of a configuration.
 
-    `tokens`: of its one micro-batch; `trained`: those of them that the loss is computed on; `length`: of each rollout; `prefix`: its
-    first tokens, where they are computed once for a group. What torch's allocator does not hand out (the program, the GPU's
-    context) is left out.
+    `tokens`: of its one micro-batch; `trained`: those of them that the loss is computed on; `length`: of each rollout;
+    `prefix`: its first tokens, where they are computed once for a group. What torch's allocator does not hand out (the
+    program, the GPU's context) is left out.
     """
     config = ModelConfig(**model)
     shape = shape_of(config)

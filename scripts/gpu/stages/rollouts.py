@@ -1,5 +1,5 @@
-"""Stage 6: vLLM beside the trainer on one GPU: whole runs, a publish by CUDA IPC of a vocabulary of 152k, the gap of log-probs after
-it, memory asleep and awake, tokens per second; and the hf engine with the same requests."""
+"""Stage 6: vLLM beside the trainer on one GPU: whole runs, a publish by CUDA IPC of a vocabulary of 152k, the gap of
+log-probs after it, memory asleep and awake, tokens per second; and the hf engine with the same requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr import GRPOTrainer
 from rlvr.rollout import Request, Sampling, probe
-from stages.context import Context, Skip
+from stages.context import Context, SkipError
 from stages.measuring import free_gib
 from stages.runs import summary, trainer_of
 
@@ -65,7 +65,7 @@ def run(context: Context) -> None:
 def measured(context: Context, case: Case) -> dict[str, Any]:
     """The run, and then its engine by itself."""
     if case.needs_vllm and importlib.util.find_spec("vllm") is None:
-        raise Skip("vLLM is not installed here: its pieces of pack.sh bring it")
+        raise SkipError("vLLM is not installed here: its pieces of pack.sh bring it")
     before = free_gib() if context.device == "cuda" else None
     rollout = {
         "engine": case.engine,
@@ -92,7 +92,8 @@ def measured(context: Context, case: Case) -> dict[str, Any]:
 
 
 def publishes(context: Context, trainer: GRPOTrainer) -> dict[str, Any]:
-    """Seconds, bytes and gap of log-probs of a publish, and the GPU's free memory while the engine sleeps and when it is awake."""
+    """Seconds, bytes and gap of log-probs of a publish, and the GPU's free memory while the engine sleeps and when it
+    is awake."""
     engine, backend, times = trainer.rollouts.engine, trainer.training.backend, []
     found: dict[str, Any] = {}
     for _ in range(PUBLISHES):

@@ -1,4 +1,5 @@
-"""Stage 4: whole optimizer steps of real shapes with random weights: peak memory against the plan, time, FLOP/s, a profile."""
+"""Stage 4: whole optimizer steps of real shapes with random weights: peak memory against the plan, time, FLOP/s, a
+profile."""
 
 from __future__ import annotations
 

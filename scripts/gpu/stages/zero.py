@@ -1,5 +1,5 @@
-"""Stage 5: DeepSpeed ZeRO 1 to 3 with one rank (over NCCL on a GPU, gloo on a CPU) against the plain backend: the same steps on the
-same rollouts, and a short run that samples, publishes and updates under ZeRO-3."""
+"""Stage 5: DeepSpeed ZeRO 1 to 3 with one rank (over NCCL on a GPU, gloo on a CPU) against the plain backend: the same
+steps on the same rollouts, and a short run that samples, publishes and updates under ZeRO-3."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from rlvr.distributed import World
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import load_policy
-from stages.context import Context, Skip
+from stages.context import Context, SkipError
 from stages.models import made_up, model_section
 from stages.runs import run_and_summarize
 
 STEPS = 3
 COMPARED = ("grad_norm", "entropy/trained", "mismatch/mean")
-"""Of each step. The last two show the weights that the steps before it made; the loss of a first step is the same for all weights."""
+"""Of each step. The last two show the weights that the steps before it made; the loss of a first step is the same for
+all weights."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Relative. bfloat16 has 8 bits: the plain backend computes by autocast, DeepSpeed with bfloat16 weights."""
 
@@ -31,7 +32,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 def run(context: Context) -> None:
     """The plain backend first, then the stages of ZeRO, in both types; then the run."""
     if importlib.util.find_spec("deepspeed") is None:
-        raise Skip("DeepSpeed is not installed here: its piece of pack.sh brings it")
+        raise SkipError("DeepSpeed is not installed here: its piece of pack.sh brings it")
     for dtype in ("float32", "bfloat16"):
         expected = context.measure(f"plain {dtype}", steps, context, dtype, {"name": "plain"}, expected=5.0)
         for stage in (1, 2, 3):

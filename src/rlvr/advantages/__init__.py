@@ -1,11 +1,11 @@
 """From rewards to advantages: pure functions of a batch, numpy in, numpy out.
 
-An estimator reads the column `reward` (float64 [B], NaN where undecided) and returns float64 [B] advantages, or a list of
-one array [T_b] per rollout: 0 for undecided rollouts, which also stay out of every baseline and scale. Modifiers change
-what an estimator gave. What either may declare, all optional: `smallest_group`, `needs` (statistics of the policy before
-the update, found in the token columns `STATISTIC/current`), `per_token` (it gives a number per token), `per_response` (it
-needs one per response), `reads_characters` (it reads `Rollout.char_ends`), `check(config, tasks)`, and for a piece with a
-memory `observe(metrics)`, `state_dict` and `load_state_dict`.
+An estimator reads the column `reward` (float64 [B], NaN where undecided) and returns float64 [B] advantages, or a list
+of one array [T_b] per rollout: 0 for undecided rollouts, which also stay out of every baseline and scale. Modifiers
+change what an estimator gave. What either may declare, all optional: `smallest_group`, `needs` (statistics of the
+policy before the update, found in the token columns `STATISTIC/current`), `per_token` (it gives a number per token),
+`per_response` (it needs one per response), `reads_characters` (it reads `Rollout.char_ends`), `check(config, tasks)`,
+and for a piece with a memory `observe(metrics)`, `state_dict` and `load_state_dict`.
 """
 
 from rlvr.advantages.blend import Blend

@@ -21,9 +21,9 @@ from rlvr.registry import register
 class Blend(Modifier):
     """(1 - share) advantage + share x the group-normalised values of a reward term.
 
-    LaSeR's mix of the verifier's and the model's own judgement (Yang et al. 2025, arXiv 2510.14943; the form and both numbers
-    are confirmed in the authors' scripts), with the term `last_token` at weight 0 and a share that begins after a warm-up. The
-    group's mean and standard deviation, as in GRPO. Share 0 changes nothing.
+    LaSeR's mix of the verifier's and the model's own judgement (Yang et al. 2025, arXiv 2510.14943; the form and both
+    numbers are confirmed in the authors' scripts), with the term `last_token` at weight 0 and a share that begins after
+    a warm-up. The group's mean and standard deviation, as in GRPO. Share 0 changes nothing.
     """
 
     of: str = "last_token"
@@ -46,7 +46,8 @@ class Blend(Modifier):
         names = [term.column for term in config.rewards]
         if self.of not in names:
             raise ConfigError(
-                f"algorithm.modifiers: blend is of {self.of!r}, and there is no such term in `rewards`{nearest(self.of, names)}"
+                f"algorithm.modifiers: blend is of {self.of!r}, and there is no such term in "
+                f"`rewards`{nearest(self.of, names)}"
             )
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
@@ -54,7 +55,8 @@ class Blend(Modifier):
         share = float(self.share)
         if share == 0:
             return advantage
-        values, groups = np.where(decided(batch), batch.column(f"reward/{self.of}"), np.nan), batch.group_index()
+        values = np.where(decided(batch), batch.column(f"reward/{self.of}"), np.nan)
+        groups = batch.group_index()
         own = group_advantage(values, groups, "mean", "std", self.epsilon)
         known = np.isfinite(values)
         spread = np.zeros(int(groups.max(initial=-1)) + 1)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rlvr.advantages.group import Tokens
+from rlvr.advantages.group import FlatTokens
 from rlvr.components import Advantage
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
@@ -20,10 +20,10 @@ from rlvr.registry import register
 class Conditional(Advantage):
     """mix (r - mean of the other half) + (1 - mix) (r - mean of the own half), the halves by a metric of the response.
 
-    CANON (Chen et al. 2025, arXiv 2509.23962, from notes): which half is better is read off the rewards, no direction of the
-    metric is assumed. The decided members are sorted by the metric, ties by member; the lower half has the odd one less. With
-    halves of one size and mix 0.5 this is the reward minus the group's mean. A group with fewer than two decided members, or
-    with equal rewards, has 0.
+    CANON (Chen et al. 2025, arXiv 2509.23962, from notes): which half is better is read off the rewards, no direction
+    of the metric is assumed. The decided members are sorted by the metric, ties by member; the lower half has the odd
+    one less. With halves of one size and mix 0.5 this is the reward minus the group's mean. A group with fewer than two
+    decided members, or with equal rewards, has 0.
     """
 
     metric: Literal["length", "entropy"] = "length"
@@ -34,26 +34,30 @@ class Conditional(Advantage):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What it reads of a forward pass."""
+        """Return what it reads of a forward pass."""
         return frozenset({Need("entropy")} if self.metric == "entropy" else ())
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, metric = batch.column("reward"), self._metric(batch)
+        rewards = batch.column("reward")
+        metric = self._metric(batch)
         member = np.asarray([r.member for r in batch.rollouts], dtype=np.int64)
-        result, mix = np.zeros(len(batch)), float(self.mix)
+        result = np.zeros(len(batch))
+        mix = float(self.mix)
         for group in batch.groups():
             index = group.index[np.isfinite(rewards[group.index])]
             index = index[np.lexsort((member[index], metric[index]))]
-            r, half = rewards[index], len(index) // 2
+            r = rewards[index]
+            half = len(index) // 2
             if half == 0 or r.min() == r.max():
                 continue
-            low, high = r[:half].mean(), r[half:].mean()
+            low = r[:half].mean()
+            high = r[half:].mean()
             upper = np.arange(len(index)) >= half
             result[index] = r - np.where(upper, mix * low + (1 - mix) * high, mix * high + (1 - mix) * low)
         return result
 
     def _metric(self, batch: Batch) -> np.ndarray:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         if self.metric == "length":
             return tokens.lengths
         entropy = tokens.flat(batch.tokens(f"entropy/{CURRENT}"))

@@ -22,10 +22,10 @@ class Consistency(Advantage):
 
     COPO (Han et al. 2025, arXiv 2508.04138; confirmed in the authors' code, which blends the clipped losses of the two
     advantages: the same until they are clipped). local is GRPO's advantage; global is the prompt's mean reward times
-    1 - (1 - 1 / n) H / log2 n for n responses, centred and scaled over the batch's prompts, the same for all its responses. So a
-    group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1. Answers are those that
-    the verifier extracted, compared as text; a response without one is an answer of its own. A large negative level and
-    `forced: false` are local alone.
+    1 - (1 - 1 / n) H / log2 n for n responses, centred and scaled over the batch's prompts, the same for all its
+    responses. So a group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1.
+    Answers are those that the verifier extracted, compared as text; a response without one is an answer of its own. A
+    large negative level and `forced: false` are local alone.
     """
 
     sharpness: Scalar = 5.0
@@ -41,9 +41,11 @@ class Consistency(Advantage):
     smallest_group: ClassVar = 2
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, groups = batch.column("reward"), batch.group_index()
+        rewards = batch.column("reward")
+        groups = batch.group_index()
         local = group_advantage(rewards, groups, epsilon=self.epsilon, unbiased=True)
-        result, on = np.zeros(len(batch)), np.isfinite(rewards)
+        result = np.zeros(len(batch))
+        on = np.isfinite(rewards)
         if not on.any():
             return result
         g = np.unique(groups[on], return_inverse=True)[1]
@@ -51,11 +53,15 @@ class Consistency(Advantage):
         answers = [answers[i] for i in np.flatnonzero(on)]
         members = np.split(np.argsort(g, kind="stable"), np.cumsum(np.bincount(g))[:-1])
         entropy = np.asarray([_entropy([answers[i] for i in index]) for index in members])
-        rates, size = means(rewards[on], g), np.bincount(g)
+        rates = means(rewards[on], g)
+        size = np.bincount(g)
         if self.agreement:
             rates = rates * (1 - (1 - 1 / size) * entropy / np.log2(np.maximum(size, 2)))
         spread = std(rates, unbiased=True)
-        over_batch = (rates - rates.mean()) / (spread + self.epsilon) if spread > 0 else np.zeros(len(rates))
+        if spread > 0:
+            over_batch = (rates - rates.mean()) / (spread + self.epsilon)
+        else:
+            over_batch = np.zeros(len(rates))
         odds = float(self.sharpness) * (entropy - float(self.level))
         weight = 0.5 * (1 + np.tanh(odds / 2))
         if self.forced:

@@ -1,7 +1,7 @@
 """Modifiers that weigh tokens or responses by how sure the policy was of them.
 
-`surprise` reads the log-probs that the engine sampled with; the others read statistics of the policy as it is before the
-update, and cost a forward pass. Tokens without a known log-prob keep their advantage.
+`surprise` reads the log-probs that the engine sampled with; the others read statistics of the policy as it is before
+the update, and cost a forward pass. Tokens without a known log-prob keep their advantage.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvr.advantages.group import AdvantageValues, Tokens, decided, group_advantage
+from rlvr.advantages.group import AdvantageValues, FlatTokens, decided, group_advantage
 from rlvr.components import Modifier
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
@@ -35,7 +35,7 @@ class Surprise(Modifier):
     per_token = True
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         logprobs = tokens.flat([r.behaviour_logprobs for r in batch.rollouts])
         on = tokens.sampled & np.isfinite(logprobs) & (self.negative | (values > 0))
@@ -66,7 +66,7 @@ class Entropy(Modifier):
             raise ValueError(f"bound is {self.bound}: at 1 or below, entropy would turn negative advantages positive")
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         entropy = np.nan_to_num(tokens.flat(batch.tokens(f"entropy/{CURRENT}")), nan=0.0)
         added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)
@@ -78,11 +78,11 @@ class Entropy(Modifier):
 class Confidence(Modifier):
     """Unsure right answers and sure wrong ones count more, and sure tokens pay.
 
-    A response's confidence is the mean over its tokens of KL(uniform || p) = -log V - mean log p over the vocabulary V; with
-    z its standard score in the group, a positive advantage is times exp(-scale z), a negative one times exp(scale z). Then
-    penalty x the token's logit, brought to [0, 1] within its response, is subtracted. UCAS (Xie et al. 2025, arXiv
-    2510.10649): the form, 0.25 and 0.01 as in a copy of the authors' code; that its log-probs are means over the vocabulary
-    and the interval [0, 1] are read into it.
+    A response's confidence is the mean over its tokens of KL(uniform || p) = -log V - mean log p over the vocabulary V;
+    with z its standard score in the group, a positive advantage is times exp(-scale z), a negative one times exp(scale
+    z). Then penalty x the token's logit, brought to [0, 1] within its response, is subtracted. UCAS (Xie et al. 2025,
+    arXiv 2510.10649): the form, 0.25 and 0.01 as in a copy of the authors' code; that its log-probs are means over the
+    vocabulary and the interval [0, 1] are read into it.
     """
 
     scale: Scalar = 0.25
@@ -96,7 +96,7 @@ class Confidence(Modifier):
     per_token = True
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         logprobs, partition, mean_logit = (
             tokens.flat(batch.tokens(f"{name}/{CURRENT}")) for name in ("logprobs", "logsumexp", "mean_logit")
         )
@@ -115,9 +115,10 @@ class Confidence(Modifier):
         return group_advantage(np.where(on, sure, np.nan), groups, "mean", "std", self.epsilon, unbiased=True)
 
 
-def _within(tokens: Tokens, values: np.ndarray, live: np.ndarray) -> np.ndarray:
+def _within(tokens: FlatTokens, values: np.ndarray, live: np.ndarray) -> np.ndarray:
     """Values of live tokens brought to [0, 1] within their response, 0 where all are the same; other tokens 0."""
-    low, high = np.full(len(tokens.sizes), np.inf), np.full(len(tokens.sizes), -np.inf)
+    low = np.full(len(tokens.sizes), np.inf)
+    high = np.full(len(tokens.sizes), -np.inf)
     np.minimum.at(low, tokens.rollout[live], values[live])
     np.maximum.at(high, tokens.rollout[live], values[live])
     spread = np.where(high > low, high - low, 1.0)

@@ -1,8 +1,8 @@
 """The advantage matrix: a baseline times a scale, over the decided rewards of each group or of the batch.
 
-Invariants: permuting rollouts changes no advantage, and adding other groups changes one only where the batch is asked for
-by name (N4); a group whose decided rewards are all equal has advantages of exactly 0 under a baseline made of its own
-rewards, whatever the floating-point mean; a group without spread is not divided by its standard deviation.
+Invariants: permuting rollouts changes no advantage, and adding other groups changes one only where the batch is asked
+for by name (N4); a group whose decided rewards are all equal has advantages of exactly 0 under a baseline made of its
+own rewards, whatever the floating-point mean; a group without spread is not divided by its standard deviation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def std(values: np.ndarray, weights: np.ndarray | None = None, unbiased: bool = 
 def same(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """bool [G]: whether all values of a group are the same number; a group without members counts as one."""
     size = int(groups.max()) + 1 if len(groups) else 0
-    low, high = np.full(size, np.inf), np.full(size, -np.inf)
+    low = np.full(size, np.inf)
+    high = np.full(size, -np.inf)
     np.minimum.at(low, groups, values)
     np.maximum.at(high, groups, values)
     return low >= high
@@ -83,7 +84,7 @@ def decided(batch: Batch) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class FlatTokens:
     """All tokens of a batch's rollouts, one after the other: N of them."""
 
     sizes: np.ndarray
@@ -92,7 +93,7 @@ class Tokens:
     """bool [N], written by the policy"""
 
     @classmethod
-    def of(cls, batch: Batch) -> Tokens:
+    def of(cls, batch: Batch) -> FlatTokens:
         """The tokens of `batch`."""
         origins = [r.origin for r in batch.rollouts]
         sizes = np.fromiter(map(len, origins), dtype=np.int64, count=len(origins))
@@ -162,15 +163,15 @@ class GroupAdvantage(Advantage):
     | forward noise correction (same) | 1 - false negative rate | none | |
 
     Confirmed against the authors' code or verl's: OPO, REINFORCE++, GDPO, PSR; from the abstract and the algebra of the
-    noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has nothing to compare: its advantage is 0 under a
-    baseline of the group. Where a given baseline is undecided the response's advantage is 0.
+    noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has nothing to compare:
+    its advantage is 0 under a baseline of the group. Where a given baseline is undecided the response's advantage is 0.
     """
 
     baseline: Baseline | Scalar = "mean"
     """mean: of the group; leave_one_out: mean of the other members; length_weighted: mean of the group weighted by the
     lengths of the responses; batch_mean: mean of all decided rewards of the batch; greedy: reward of the draw's greedy
-    response; reference: reward of the task's demonstration (both want the plan to add them: `rollout.plan`); history: mean
-    score of the prompt's earlier draws, on its first draw the group's mean; a number: that constant; none: 0."""
+    response; reference: reward of the task's demonstration (both want the plan to add them: `rollout.plan`); history:
+    mean score of the prompt's earlier draws, on its first draw the group's mean; a number: that constant; none: 0."""
     scale: Scale | Scalar = "std"
     """std: of the group's rewards; batch_std: of all rewards of the batch; a number above 0: that constant; none: 1."""
     epsilon: float = 1e-4
@@ -178,8 +179,8 @@ class GroupAdvantage(Advantage):
     unbiased: bool = False
     """Standard deviations with n - 1, as torch.std has them (TRL, verl), instead of n."""
     per_reward: dict[str, float] | None = None
-    """Reward terms, each with a weight: each is centred and scaled by itself before the weighted sum is taken (GDPO), so that
-    a term with a small spread counts. null: the rewards are summed first."""
+    """Reward terms, each with a weight: each is centred and scaled by itself before the weighted sum is taken (GDPO),
+    so that a term with a small spread counts. null: the rewards are summed first."""
 
     def __post_init__(self) -> None:
         if self.per_reward is not None and self.baseline in GIVEN:
@@ -191,32 +192,42 @@ class GroupAdvantage(Advantage):
     @property
     def smallest_group(self) -> int:
         """The group size from which the estimator says anything."""
-        return 2 if self.baseline in OF_THE_GROUP or self.scale == "std" else 1
+        if self.baseline in OF_THE_GROUP or self.scale == "std":
+            return 2
+        return 1
 
     @property
     def wants_baseline(self) -> str | None:
-        """What the plan must add to every draw: greedy, reference or nothing."""
-        return str(self.baseline) if GIVEN.get(str(self.baseline)) == "baseline" else None
+        """Return what the plan must add to every draw: greedy, reference or nothing."""
+        if GIVEN.get(str(self.baseline)) == "baseline":
+            return str(self.baseline)
+        return None
 
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where the run does not give what the options want."""
         given = config.rollout.plan.options.get("baseline")
         if self.wants_baseline and given != self.baseline:
             raise ConfigError(
-                f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: set "
+                f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: "
+                "set "
                 f"rollout.plan to {{name: single_turn, baseline: {self.baseline}}}"
             )
-        bare = [task.id for task in tasks if task.demonstration is None] if self.baseline == "reference" else []
+        if self.baseline == "reference":
+            bare = [task.id for task in tasks if task.demonstration is None]
+        else:
+            bare = []
         if bare:
             raise ConfigError(
-                f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} of "
+                f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} "
+                "of "
                 f"{len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"
             )
         names = [term.column for term in config.rewards]
         for name in self.per_reward or ():
             if name not in names:
                 raise ConfigError(
-                    f"algorithm.advantage: per_reward has {name!r}, and there is no such term in `rewards`{nearest(name, names)}"
+                    f"algorithm.advantage: per_reward has {name!r}, and there is no such term in "
+                    f"`rewards`{nearest(name, names)}"
                 )
         if self.baseline == "history" and (names != ["verdict"] or config.rewards[0].weight != 1.0):
             raise ConfigError(
@@ -225,8 +236,12 @@ class GroupAdvantage(Advantage):
             )
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        groups, given = batch.group_index(), None
-        lengths = Tokens.of(batch).lengths if self.baseline == "length_weighted" else None
+        groups = batch.group_index()
+        given = None
+        if self.baseline == "length_weighted":
+            lengths = FlatTokens.of(batch).lengths
+        else:
+            lengths = None
         if str(self.baseline) in GIVEN:
             given = batch.column(GIVEN[str(self.baseline)])
         options = (self.baseline, self.scale, self.epsilon, self.unbiased, lengths, given)
@@ -254,13 +269,15 @@ def group_advantage(
     `lengths` [B] are what `length_weighted` weighs with; `given` [B] are the baselines greedy, reference and history.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    result, decided = np.zeros(len(rewards)), np.isfinite(rewards)
+    result = np.zeros(len(rewards))
+    decided = np.isfinite(rewards)
     if baseline in ("greedy", "reference"):
         assert given is not None, f"the baseline {baseline!r} is not given"
         decided &= np.isfinite(given)
     if not decided.any():
         return result
-    r, g = rewards[decided], groups[decided]
+    r = rewards[decided]
+    g = groups[decided]
     advantage = _centred(r, g, baseline, *(None if x is None else x[decided] for x in (lengths, given)))
     if scale == "std":
         flat = same(r, g)
@@ -281,7 +298,9 @@ def _centred(
     if baseline == "none":
         return r.copy()
     if baseline == "batch_mean":
-        return r - r.mean() if r.min() < r.max() else np.zeros(len(r))
+        if r.min() < r.max():
+            return r - r.mean()
+        return np.zeros(len(r))
     if baseline in ("greedy", "reference"):
         return r - given
     if baseline not in (*OF_THE_GROUP, "history"):
@@ -292,4 +311,6 @@ def _centred(
         size = counts(g)
         advantage *= (size / np.maximum(size - 1, 1))[g]
     advantage[same(r, g)[g]] = 0.0
-    return advantage if given is None else np.where(np.isfinite(given), r - given, advantage)
+    if given is None:
+        return advantage
+    return np.where(np.isfinite(given), r - given, advantage)

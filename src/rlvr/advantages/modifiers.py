@@ -1,8 +1,8 @@
 """Modifiers: what is done to advantages after they were estimated, one after the other, as `algorithm.modifiers` lists.
 
-A modifier is a function of the batch and of its advantages, one number per response or one array per response, that gives
-advantages of either form. Invariants: undecided responses and tokens that the policy did not write have 0 before and after,
-and stay out of every statistic; at its neutral setting a modifier changes no number.
+A modifier is a function of the batch and of its advantages, one number per response or one array per response, that
+gives advantages of either form. Invariants: undecided responses and tokens that the policy did not write have 0 before
+and after, and stay out of every statistic; at its neutral setting a modifier changes no number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.group import AdvantageValues, Tokens, decided, elementwise, std
+from rlvr.advantages.group import AdvantageValues, FlatTokens, decided, elementwise, std
 from rlvr.components import Modifier
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
@@ -30,7 +30,8 @@ class Clip(Modifier):
     """The largest; null: no bound."""
 
     def __post_init__(self) -> None:
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         if (isinstance(low, (int, float)) and low > 0) or (isinstance(high, (int, float)) and high < 0):
             raise ValueError(f"the bounds [{low}, {high}] must hold 0, the advantage of undecided responses")
 
@@ -45,8 +46,8 @@ class Signs(Modifier):
     """Positive and negative advantages times a weight each.
 
     With the advantage {name: group, baseline: 0.5, scale: 0.5}, which is 1 for a right answer and -1 for a wrong one:
-    negative 0 is PSR, positive 0 is NSR, positive 0.1 is W-REINFORCE (Zhu et al. 2025, arXiv 2506.01347; as in the authors'
-    code). 1 and 1 change nothing.
+    negative 0 is PSR, positive 0 is NSR, positive 0.1 is W-REINFORCE (Zhu et al. 2025, arXiv 2506.01347; as in the
+    authors' code). 1 and 1 change nothing.
     """
 
     positive: Scalar = 1.0
@@ -59,7 +60,8 @@ class Signs(Modifier):
             raise ValueError("the weights must be at least 0: a negative one would train towards wrong answers")
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
-        up, down = float(self.positive), float(self.negative)
+        up = float(self.positive)
+        down = float(self.negative)
         return elementwise(lambda a: np.where(a > 0, up * a, down * a), advantage)  # type: ignore[arg-type]
 
 
@@ -68,8 +70,8 @@ class Signs(Modifier):
 class Whiten(Modifier):
     """Advantages of the whole batch to mean 0 and standard deviation 1.
 
-    The global normalisation of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) and the last step of GDPO; `over: tokens` and
-    `unbiased: true` are verl's `masked_whiten`. Advantages that are all the same become 0.
+    The global normalisation of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) and the last step of GDPO; `over: tokens`
+    and `unbiased: true` are verl's `masked_whiten`. Advantages that are all the same become 0.
     """
 
     over: Literal["tokens", "responses"] = "tokens"
@@ -83,15 +85,15 @@ class Whiten(Modifier):
 
     @property
     def per_response(self) -> bool:
-        """Whether it needs one advantage per response."""
+        """Return whether it needs one advantage per response."""
         return self.over == "responses"
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         on = decided(batch)
         if not isinstance(advantage, list):
-            weights = (Tokens.of(batch).lengths if self.over == "tokens" else np.ones(len(batch))) * on
+            weights = (FlatTokens.of(batch).lengths if self.over == "tokens" else np.ones(len(batch))) * on
             return np.where(on, self._white(advantage, weights), 0.0)
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         live = tokens.sampled & on[tokens.rollout]
         return tokens.split(np.where(live, self._white(tokens.flat(advantage), live.astype(np.float64)), 0.0))
 
@@ -101,8 +103,12 @@ class Whiten(Modifier):
         spread = std(values, weights, self.unbiased)
         mean = np.average(values, weights=weights)
         if not self.shift:
-            return values / (spread + self.epsilon) if spread > 0 else values
-        return (values - mean) / (spread + self.epsilon) if spread > 0 else np.zeros(len(values))
+            if spread > 0:
+                return values / (spread + self.epsilon)
+            return values
+        if spread > 0:
+            return (values - mean) / (spread + self.epsilon)
+        return np.zeros(len(values))
 
 
 @register("modifier", "outliers")
@@ -110,25 +116,29 @@ class Whiten(Modifier):
 class Outliers(Modifier):
     """Advantages further than some standard deviations of the batch from its mean become 0.
 
-    The advantage filter of StableReinforce, with 3 (Zhang et al. 2025, arXiv 2505.02835; from memory, its text could not be
-    read); put `whiten` before it to have the standardised advantages too. Filtered responses still count in the loss's
-    average.
+    The advantage filter of StableReinforce, with 3 (Zhang et al. 2025, arXiv 2505.02835; from memory, its text could
+    not be read); put `whiten` before it to have the standardised advantages too. Filtered responses still count in the
+    loss's average.
     """
 
     deviations: Scalar = 3.0
     """The bound, above 0."""
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
-        on, tokens = decided(batch), None
+        on = decided(batch)
+        tokens = None
         values = advantage
         if isinstance(advantage, list):
-            tokens = Tokens.of(batch)
-            on, values = tokens.sampled & on[tokens.rollout], tokens.flat(advantage)
+            tokens = FlatTokens.of(batch)
+            on = tokens.sampled & on[tokens.rollout]
+            values = tokens.flat(advantage)
         assert isinstance(values, np.ndarray)
         if on.any():
             far = np.abs(values - values[on].mean()) > float(self.deviations) * std(values[on])
             values = np.where(far, 0.0, values)
-        return values if tokens is None else tokens.split(values)
+        if tokens is None:
+            return values
+        return tokens.split(values)
 
 
 @register("modifier", "length")
@@ -136,8 +146,8 @@ class Outliers(Modifier):
 class Length(Modifier):
     """Each response's advantage times (its length / the batch's mean length) ^ power.
 
-    Under `average: sequences`, power 1 makes every token of the batch weigh the same, and power -1 under `average: tokens`
-    every response; 0 changes nothing. A response without tokens has 0 unless the power is 0.
+    Under `average: sequences`, power 1 makes every token of the batch weigh the same, and power -1 under
+    `average: tokens` every response; 0 changes nothing. A response without tokens has 0 unless the power is 0.
     """
 
     power: Scalar = 1.0
@@ -145,7 +155,8 @@ class Length(Modifier):
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         power = float(self.power)
-        on, lengths = decided(batch), Tokens.of(batch).lengths
+        on = decided(batch)
+        lengths = FlatTokens.of(batch).lengths
         if power == 0 or not lengths[on].any():
             return advantage
         ratio = lengths / lengths[on].mean()
@@ -155,17 +166,22 @@ class Length(Modifier):
 
 @register("modifier", "informative")
 def informative(batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
-    """All advantages times decided responses / those of them with an advantage, so that groups which teach nothing do not
-    make the step smaller.
+    """All advantages times decided responses / those of them with an advantage, so that groups which teach nothing do
+    not make the step smaller.
 
-    The scale of GPG (Chu et al. 2025, arXiv 2504.02546): alpha = B / (B - M) with M responses in groups of equal rewards;
-    read off a fork of the authors' code, not confirmed in the paper's text. verl's `gpg` divides by the share of responses
-    whose reward is not 0 instead.
+    The scale of GPG (Chu et al. 2025, arXiv 2504.02546): alpha = B / (B - M) with M responses in groups of equal
+    rewards; read off a fork of the authors' code, not confirmed in the paper's text. verl's `gpg` divides by the share
+    of responses whose reward is not 0 instead.
     """
     on = decided(batch)
-    nonzero = np.asarray([a.any() for a in advantage], dtype=bool) if isinstance(advantage, list) else advantage != 0
+    if isinstance(advantage, list):
+        nonzero = np.asarray([a.any() for a in advantage], dtype=bool)
+    else:
+        nonzero = advantage != 0
     teaching = int((nonzero & on).sum())
-    return elementwise(np.multiply, advantage, on.sum() / teaching) if teaching else advantage
+    if teaching:
+        return elementwise(np.multiply, advantage, on.sum() / teaching)
+    return advantage
 
 
 def times(advantage: AdvantageValues, weights: np.ndarray) -> AdvantageValues:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.group import Tokens, decided, same
+from rlvr.advantages.group import FlatTokens, decided, same
 from rlvr.components import Advantage
 from rlvr.core.needs import CURRENT, Need
 from rlvr.records import Batch
@@ -23,24 +23,25 @@ from rlvr.registry import register
 class OptimalTokenBaseline(Advantage):
     """Reward minus, at the t-th token, the mean reward of the group's responses that reach it, weighted by W_t.
 
-    W_t is the sum up to t of 1 - 2 p + sum of p^2 over the vocabulary: the squared norm of the gradient of the log-prob in
-    the logits, which stands for that in the weights (Li et al. 2026, "The optimal token baseline", the logit-gradient
-    proxy; formula confirmed in the authors' code in verl). It takes one forward pass more.
+    W_t is the sum up to t of 1 - 2 p + sum of p^2 over the vocabulary: the squared norm of the gradient of the log-prob
+    in the logits, which stands for that in the weights (Li et al. 2026, "The optimal token baseline", the
+    logit-gradient proxy; formula confirmed in the authors' code in verl). It takes one forward pass more.
     """
 
     tail: Literal["reward", "none"] = "reward"
-    """Where one response alone is longer than all others of its group: its baseline there is 0 (reward, as in verl), or it
-    is its own reward, and the advantage 0 (none)."""
+    """Where one response alone is longer than all others of its group: its baseline there is 0 (reward, as in verl), or
+    it is its own reward, and the advantage 0 (none)."""
 
     needs = frozenset({Need("logprobs"), Need("sum_squared_probs")})
     per_token = True
     smallest_group = 2
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         rewards = np.where(decided(batch), batch.column("reward"), 0.0)
         live = tokens.sampled & decided(batch)[tokens.rollout]
-        of, groups = tokens.rollout[live], batch.group_index()
+        of = tokens.rollout[live]
+        groups = batch.group_index()
         logprobs, squares = (
             tokens.flat(batch.tokens(f"{name}/{CURRENT}"))[live] for name in ("logprobs", "sum_squared_probs")
         )
@@ -50,11 +51,15 @@ class OptimalTokenBaseline(Advantage):
         width = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
         np.maximum.at(width, groups, np.bincount(of, minlength=len(batch)))
         cell = (np.cumsum(width) - width)[groups[of]] + position
-        count, total = np.bincount(cell), np.bincount(cell, weight)
+        count = np.bincount(cell)
+        total = np.bincount(cell, weight)
         plain = np.bincount(cell, rewards[of]) / np.maximum(count, 1)
         weighted = np.bincount(cell, weight * rewards[of]) / np.where(total > 0, total, 1.0)
         baseline = np.where(total > 0, weighted, plain)
-        equal = same(rewards[decided(batch)], groups[decided(batch)]) if len(of) else np.zeros(0, dtype=bool)
+        if len(of):
+            equal = same(rewards[decided(batch)], groups[decided(batch)])
+        else:
+            equal = np.zeros(0, dtype=bool)
         advantage = np.where(equal[groups[of]], 0.0, rewards[of] - baseline[cell])
         result = np.zeros(len(live))
         result[live] = np.where(count[cell] > 1, advantage, rewards[of] if self.tail == "reward" else 0.0)

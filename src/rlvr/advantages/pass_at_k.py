@@ -25,10 +25,10 @@ class PassAtK(Advantage):
     """The expected best of k responses given that this one is among them, minus a baseline.
 
     mean and std: pass@k training with its analytical advantage (Chen et al. 2025, arXiv 2508.10751, eq. 11 to 15, which
-    are the case of rewards 0 and 1); with k 1 it is GRPO. leave_one_out and none: PKPO (Walder and Karkhanis 2025, arXiv
-    2505.15201, eq. 33, up to the factor k / n, the same for all); at k = n only the best response has an advantage, the
-    best minus the second best (Tang et al. 2025, arXiv 2503.19595; verl's `grpo_passk`). Formulas confirmed in
-    implementations of each, not in the papers' text.
+    are the case of rewards 0 and 1); with k 1 it is GRPO. leave_one_out and none: PKPO (Walder and Karkhanis 2025,
+    arXiv 2505.15201, eq. 33, up to the factor k / n, the same for all); at k = n only the best response has an
+    advantage, the best minus the second best (Tang et al. 2025, arXiv 2503.19595; verl's `grpo_passk`). Formulas
+    confirmed in implementations of each, not in the papers' text.
     """
 
     k: int = 2
@@ -58,8 +58,10 @@ class PassAtK(Advantage):
 
     def __call__(self, batch: Batch) -> np.ndarray:
         rewards = batch.column("reward")
-        result, decided = np.zeros(len(batch)), np.isfinite(rewards)
-        r, g = rewards[decided], batch.group_index()[decided]
+        result = np.zeros(len(batch))
+        decided = np.isfinite(rewards)
+        r = rewards[decided]
+        g = batch.group_index()[decided]
         advantage = np.zeros(len(r))
         for index in by_size(g) if len(r) else ():
             order = np.argsort(r[index], axis=1, kind="stable")
@@ -74,7 +76,8 @@ class PassAtK(Advantage):
 
     def _of_sorted(self, r: np.ndarray) -> np.ndarray:
         """[G, n] rewards in rising order -> advantages in the same places."""
-        n, k = r.shape[1], min(self.k, r.shape[1])
+        n = r.shape[1]
+        k = min(self.k, r.shape[1])
         if self.baseline == "leave_one_out":
             return self._marginal(r, k)
         best = _ratios(range(n), k - 1, n, k)
@@ -92,7 +95,8 @@ class PassAtK(Advantage):
         """E[best(S) - best(S without i) | i in S], S a k-subset: i counts where all others of S are below it."""
         n = r.shape[1]
         second = _ratios(range(n), k - 2, n - 1, k - 1)
-        below, share = np.cumsum(r * second, axis=1) - r * second, np.cumsum(second) - second
+        below = np.cumsum(r * second, axis=1) - r * second
+        share = np.cumsum(second) - second
         advantage = r * share - below
         if self.scale == "std":
             rows = np.repeat(np.arange(len(r)), n)

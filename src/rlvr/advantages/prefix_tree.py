@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlvr.advantages.group import Tokens, decided, means, same, stds
+from rlvr.advantages.group import FlatTokens, decided, means, same, stds
 from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Origin
@@ -19,10 +19,11 @@ from rlvr.registry import register
 class PrefixTree(Advantage):
     """(r - mean + branch (V after the token - V before it)) / std, V the mean reward of the responses with that prefix.
 
-    TEMPO (Tran et al. 2025, arXiv 2509.18314; from notes and a summary, by which prefix values are means of normalised rewards). The second term is not 0 only where
-    responses of the group part, so it says which branch was the better one; no critic, no further sampling. branch 0 is the
-    group's mean and standard deviation (GRPO). Prefixes are compared by the token ids that were not prompt; undecided
-    responses are in no mean and have 0, as has a group of equal rewards.
+    TEMPO (Tran et al. 2025, arXiv 2509.18314; from notes and a summary, by which prefix values are means of normalised
+    rewards). The second term is not 0 only where responses of the group part, so it says which branch was the better
+    one; no critic, no further sampling. branch 0 is the group's mean and standard deviation (GRPO). Prefixes are
+    compared by the token ids that were not prompt; undecided responses are in no mean and have 0, as has a group of
+    equal rewards.
     """
 
     branch: Scalar = 1.0
@@ -33,20 +34,27 @@ class PrefixTree(Advantage):
     per_token: ClassVar = True
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
-        rewards, groups, tokens = batch.column("reward"), batch.group_index(), Tokens.of(batch)
-        result, on = np.zeros(len(tokens.sampled)), decided(batch)
+        rewards = batch.column("reward")
+        groups = batch.group_index()
+        tokens = FlatTokens.of(batch)
+        result = np.zeros(len(tokens.sampled))
+        on = decided(batch)
         if not on.any():
             return tokens.split(result)
-        flat, known = np.ones(int(groups.max()) + 1, dtype=bool), same(rewards[on], groups[on])
+        flat = np.ones(int(groups.max()) + 1, dtype=bool)
+        known = same(rewards[on], groups[on])
         flat[: len(known)] = known
         live = on & ~flat[groups]
         origins = np.concatenate([r.origin for r in batch.rollouts])
         written = (origins != Origin.PROMPT) & live[tokens.rollout]
         of = tokens.rollout[written]
         ids = np.concatenate([r.token_ids for r in batch.rollouts])[written]
-        r, g = np.where(live, rewards, 0.0)[live], groups[live]
-        center, spread = np.zeros(len(batch)), np.ones(len(batch))
-        center[live], spread[live] = r - means(r, g)[g], stds(r, g)[g] + self.epsilon
+        r = np.where(live, rewards, 0.0)[live]
+        g = groups[live]
+        center = np.zeros(len(batch))
+        spread = np.ones(len(batch))
+        center[live] = r - means(r, g)[g]
+        spread[live] = stds(r, g)[g] + self.epsilon
         steps = branches(ids, np.bincount(of, minlength=len(batch)), np.where(live, rewards, 0.0), groups, live)
         values = (center[of] + float(self.branch) * steps) / spread[of]
         result[written] = np.where(tokens.sampled[written], values, 0.0)
@@ -58,23 +66,30 @@ def branches(
 ) -> np.ndarray:
     """Per token, how the mean reward of the responses of its group with its prefix changes by the token.
 
-    `ids` [N] are the tokens of the `live` responses one after the other, `sizes` [B] their numbers (0 for others). All groups go on token by token
-    together; a response that is alone in its branch is not looked at again, so the work is that of the common prefixes.
+    `ids` [N] are the tokens of the `live` responses one after the other, `sizes` [B] their numbers (0 for others). All
+    groups go on token by token together; a response that is alone in its branch is not looked at again, so the work is
+    that of the common prefixes.
     """
-    steps, starts = np.zeros(len(ids)), np.cumsum(sizes) - sizes
+    steps = np.zeros(len(ids))
+    starts = np.cumsum(sizes) - sizes
     members = np.flatnonzero(live)
-    node, t = np.unique(groups[members], return_inverse=True)[1], 0
+    node = np.unique(groups[members], return_inverse=True)[1]
+    t = 0
     while len(members):
-        before, count = means(rewards[members], node), np.bincount(node)
+        before = means(rewards[members], node)
+        count = np.bincount(node)
         goes_on = sizes[members] > t
-        members, node = members[goes_on], node[goes_on]
+        members = members[goes_on]
+        node = node[goes_on]
         at = starts[members] + t
         token = np.unique(ids[at], return_inverse=True)[1]
         child = np.unique(node * (int(token.max(initial=0)) + 1) + token, return_inverse=True)[1]
-        after, size = means(rewards[members], child), np.bincount(child)
+        after = means(rewards[members], child)
+        size = np.bincount(child)
         parted = size[child] < count[node]
         steps[at] = np.where(parted, after[child] - before[node], 0.0)
         more = size[child] > 1
-        members, t = members[more], t + 1
+        members = members[more]
+        t = t + 1
         node = np.unique(child[more], return_inverse=True)[1]
     return steps

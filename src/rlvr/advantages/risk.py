@@ -1,8 +1,8 @@
 """Risk measures: advantages that weigh parts of the reward distribution, for bundles of prompts.
 
-Invariants: bundles are made of neighbouring groups in the order of the batch and of members in the order of their number,
-so the order of groups matters where `bundle` is above 1 and that of members never; rewards that are all the same in a
-bundle give exactly 0; undecided responses join no bundle, and responses left over in a larger group have 0.
+Invariants: bundles are made of neighbouring groups in the order of the batch and of members in the order of their
+number, so the order of groups matters where `bundle` is above 1 and that of members never; rewards that are all the
+same in a bundle give exactly 0; undecided responses join no bundle, and responses left over in a larger group have 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class MixedValueAtRisk(Advantage):
     bundle: int = 1
     """Prompts per paper (the paper bundles several, so that sums of rewards 0 and 1 have a distribution)."""
     track: float | None = None
-    """Rate at which the quantiles follow the papers of step after step; null: the quantiles of each bundle's own papers."""
+    """Rate at which the quantiles follow the papers of step after step; null: the quantiles of each bundle's own
+    papers."""
     _quantiles: np.ndarray | None = field(default=None, init=False, repr=False)
     _next: np.ndarray | None = field(default=None, init=False, repr=False)
 
@@ -57,7 +58,8 @@ class MixedValueAtRisk(Advantage):
 
     def __call__(self, batch: Batch) -> np.ndarray:
         rewards = batch.column("reward")
-        result, where = np.zeros(len(batch)), np.flatnonzero(np.isfinite(rewards))
+        result = np.zeros(len(batch))
+        where = np.flatnonzero(np.isfinite(rewards))
         if not len(where):
             return result
         _, groups = np.unique(batch.group_index()[where], return_inverse=True)
@@ -77,7 +79,10 @@ class MixedValueAtRisk(Advantage):
             for index in by_size(bundles):
                 result[:, index] = np.quantile(scores[index], levels, axis=1)[:, :, None]
             return result[0], result[1]
-        tracked = np.quantile(scores, levels) if self._quantiles is None else self._quantiles
+        if self._quantiles is None:
+            tracked = np.quantile(scores, levels)
+        else:
+            tracked = self._quantiles
         below = (scores < tracked[:, None]).mean(axis=1)
         self._next = tracked + self.track * (levels - below)
         return np.full(len(scores), tracked[0]), np.full(len(scores), tracked[1])
@@ -99,7 +104,10 @@ class MixedValueAtRisk(Advantage):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the quantiles of a checkpoint."""
-        self._quantiles = None if state["quantiles"] is None else np.asarray(state["quantiles"])
+        if state["quantiles"] is None:
+            self._quantiles = None
+        else:
+            self._quantiles = np.asarray(state["quantiles"])
 
 
 def _papers(groups: np.ndarray, member: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

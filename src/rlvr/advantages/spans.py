@@ -1,8 +1,8 @@
 """Per-token advantages from scores of parts of a response: turns, steps, sentences.
 
-A response is a row of steps, each with a score at its end and a number of tokens before that end; a token's advantage is
-what is still to come. Invariants: tokens that the policy did not write have 0; undecided responses have 0 and stay out of
-every mean; a response without a scored span is one step of reward 0, whatever the transforms.
+A response is a row of steps, each with a score at its end and a number of tokens before that end; a token's advantage
+is what is still to come. Invariants: tokens that the policy did not write have 0; undecided responses have 0 and stay
+out of every mean; a response without a scored span is one step of reward 0, whatever the transforms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.group import Tokens, decided, group_advantage
+from rlvr.advantages.group import FlatTokens, decided, group_advantage
 from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Rollout
@@ -28,16 +28,16 @@ Transform = Literal["clip", "delta"]
 class SpanAdvantage(Advantage):
     """Returns to go of the scores that the verdict gives to spans of the text (`Verdict.spans`).
 
-    A token of step k has the sum over steps j >= k of discount^(j - k) r_j, plus, with outcome `apart`, the response's own
-    advantage. outcome `apart`, normalise `std`: GRPO with process supervision (Shao et al. 2024, section 4.1.3). outcome
-    `last`, normalise `std`, discount below 1: IGPO (Wang et al. 2025, arXiv 2510.14967; from memory, its text could not be
-    read). transform [clip, delta]: "On designing effective RL reward at training time" (Gao et al. 2024, arXiv
-    2410.15115; from memory likewise). Without any span it is the advantage `group` on every token.
+    A token of step k has the sum over steps j >= k of discount^(j - k) r_j, plus, with outcome `apart`, the response's
+    own advantage. outcome `apart`, normalise `std`: GRPO with process supervision (Shao et al. 2024, section 4.1.3).
+    outcome `last`, normalise `std`, discount below 1: IGPO (Wang et al. 2025, arXiv 2510.14967; from memory, its text
+    could not be read). transform [clip, delta]: "On designing effective RL reward at training time" (Gao et al. 2024,
+    arXiv 2410.15115; from memory likewise). Without any span it is the advantage `group` on every token.
     """
 
     kind: str | None = None
-    """Segments of this kind (turn, step, think ...) are the steps, each with the sum of the scores that end in it; null:
-    every scored span is a step."""
+    """Segments of this kind (turn, step, think ...) are the steps, each with the sum of the scores that end in it;
+    null: every scored span is a step."""
     transform: tuple[Transform, ...] = ()
     """In order: clip, min(score - threshold, 0), so that a further step never pays; delta, score minus that of the next
     step, the last one keeping its own, so that the sum from any step on is that step's score."""
@@ -48,11 +48,11 @@ class SpanAdvantage(Advantage):
     weight: Scalar = 1.0
     """Factor of the scores."""
     outcome: Literal["apart", "last", "none"] = "apart"
-    """Where the response's reward goes: normalised by itself and given to all tokens; added to the last step's score; or
-    left out."""
+    """Where the response's reward goes: normalised by itself and given to all tokens; added to the last step's score;
+    or left out."""
     normalise: Literal["std", "mean", "none"] = "std"
-    """Within a group, over all steps of all responses (and over the outcomes): minus the mean, over the standard deviation;
-    minus the mean; as they are."""
+    """Within a group, over all steps of all responses (and over the outcomes): minus the mean, over the standard
+    deviation; minus the mean; as they are."""
     epsilon: float = 1e-4
     """Added to a standard deviation."""
 
@@ -65,14 +65,17 @@ class SpanAdvantage(Advantage):
         return 1 if self.normalise == "none" else 2
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
-        on, groups, tokens = decided(batch), batch.group_index(), Tokens.of(batch)
+        on = decided(batch)
+        groups = batch.group_index()
+        tokens = FlatTokens.of(batch)
         rewards = np.where(on, batch.column("reward"), np.nan)
         scored = [i for i, r in enumerate(batch.rollouts) if on[i] and (v := r.verdict) is not None and v.spans]
         found = {i: s for i in scored if (s := _steps(batch.rollouts[i], self.kind)) is not None}
         count = np.ones(len(batch), dtype=np.int64)
         count[list(found)] = [len(s.scores) for s in found.values()]
         first = np.cumsum(count) - count
-        scores, step = np.zeros(int(count.sum())), np.zeros(len(tokens.sampled), dtype=np.int64)
+        scores = np.zeros(int(count.sum()))
+        step = np.zeros(len(tokens.sampled), dtype=np.int64)
         ends = np.cumsum(tokens.sizes)
         for i, steps in found.items():
             scores[first[i] : first[i] + count[i]] = self._transformed(steps.scores)
@@ -82,7 +85,10 @@ class SpanAdvantage(Advantage):
         if self.outcome == "last":
             scores[first + count - 1] += rewards
         normal = self._normalised(np.where(on[owner], scores, np.nan), groups[owner])
-        outcome = self._normalised(rewards, groups) if self.outcome == "apart" else np.zeros(len(batch))
+        if self.outcome == "apart":
+            outcome = self._normalised(rewards, groups)
+        else:
+            outcome = np.zeros(len(batch))
         to_go = np.append(_returns(normal, first, count, float(self.discount)), 0.0)
         of = tokens.rollout
         at = np.where(step < count[of], first[of] + step, len(normal))  # past the last step nothing is to come
@@ -119,7 +125,8 @@ def _steps(rollout: Rollout, kind: str | None) -> _Steps | None:
     spans = [s for s in verdict.spans if math.isfinite(s[2])]
     if not spans:
         return None
-    places, scores = _last_tokens(rollout, [end for _, end, _ in spans]), np.asarray([s[2] for s in spans])
+    places = _last_tokens(rollout, [end for _, end, _ in spans])
+    scores = np.asarray([s[2] for s in spans])
     if kind is not None:
         return _by_segment(rollout, kind, places, scores)
     order = np.argsort(places, kind="stable")
@@ -143,7 +150,8 @@ def _ending_at(rollout: Rollout, lasts: np.ndarray, scores: np.ndarray) -> _Step
 
 
 def _last_tokens(rollout: Rollout, ends: Sequence[int]) -> np.ndarray:
-    """The tokens that complete the text up to each of the characters `ends`; the last sampled one where nothing says which."""
+    """The tokens that complete the text up to each of the characters `ends`; the last sampled one where nothing says
+    which."""
     written = rollout.sampled.nonzero()[0]
     last = int(written[-1]) if len(written) else len(rollout) - 1
     if rollout.char_ends is None:
@@ -153,7 +161,8 @@ def _last_tokens(rollout: Rollout, ends: Sequence[int]) -> np.ndarray:
 
 def _returns(rewards: np.ndarray, first: np.ndarray, count: np.ndarray, discount: float) -> np.ndarray:
     """The discounted sums from each step on; the steps of a response are `first` and the `count` - 1 after it."""
-    result, left = rewards.copy(), np.arange(len(first))
+    result = rewards.copy()
+    left = np.arange(len(first))
     for k in range(2, int(count.max(initial=0)) + 1):
         left = left[count[left] >= k]
         at = first[left] + count[left] - k

@@ -1,15 +1,15 @@
 """python -m rlvr.audit --verifier NAME [key=value ...] --input FILE.jsonl --output FILE.jsonl [--tricks]
 
-Scores a file of completions (one JSON object a line: `completion`, and a task's fields: `id`, `prompt`, `answer`, `info`,
-`source` ...) and writes `id, status, score, reason, seconds` per row, in order, as verdicts come. Then it prints counts,
-agreement with an `expected` column, the slowest and the doubtful cases. `--tricks` tries the built-in tricks on the
-verifier, on the tasks of the input or, without one, on built-in examples.
+Scores a file of completions (one JSON object a line: `completion`, and a task's fields: `id`, `prompt`, `answer`,
+`info`, `source` ...) and writes `id, status, score, reason, seconds` per row, in order, as verdicts come. Then it
+prints counts, agreement with an `expected` column, the slowest and the doubtful cases. `--tricks` tries the built-in
+tricks on the verifier, on the tasks of the input or, without one, on built-in examples.
 
-A row that cannot be read (no JSON, no completion, a field of the wrong type) gets an undecided `error` verdict whose reason
-names its line, and the audit goes on; a file without one readable row is refused.
+A row that cannot be read (no JSON, no completion, a field of the wrong type) gets an undecided `error` verdict whose
+reason names its line, and the audit goes on; a file without one readable row is refused.
 
-Exit codes: 0 done, 1 a trick was paid or left undecided, or the output could not be written; 2 bad input, 130 after Ctrl-C,
-143 after SIGTERM. What was scored before an interrupt is in the output.
+Exit codes: 0 done, 1 a trick was paid or left undecided, or the output could not be written; 2 bad input, 130 after
+Ctrl-C, 143 after SIGTERM. What was scored before an interrupt is in the output.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from typing import IO, Any
 
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.core.tree import as_tree, merge
-from rlvr.data.adapters import to_task
+from rlvr.data.row_adapters import to_task
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
 from rlvr.records import Task, Verdict
 from rlvr.verifiers.audit.examples import examples_for
-from rlvr.verifiers.audit.findings import Case, Findings
+from rlvr.verifiers.audit.findings import FindingCase, Findings
 from rlvr.verifiers.audit.in_order import in_order
 from rlvr.verifiers.audit.tables import show_findings, show_trial
-from rlvr.verifiers.audit.trial import Example, Trial, try_tricks
+from rlvr.verifiers.audit.trial import Example, TrickTrial, try_tricks
 from rlvr.verifiers.base import Verifier, as_verifier
 from rlvr.verifiers.pool import VerifierPool
 
@@ -135,10 +135,12 @@ def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) 
         return 0
     examples = _checkable(verifier, _examples(options), console)
     judge = functools.partial(pool.verify, verifier)
-    trial = Trial()
+    trial = TrickTrial()
     stopped = _until_signal(try_tricks(judge, examples, options.verifier, trial))
     show_trial(console, trial)
-    return 128 + stopped if stopped else int(bool(trial.failures))
+    if stopped:
+        return 128 + stopped
+    return int(bool(trial.failures))
 
 
 def _until_signal(work: Coroutine[Any, Any, None]) -> int:
@@ -146,7 +148,8 @@ def _until_signal(work: Coroutine[Any, Any, None]) -> int:
     stopped = 0
 
     async def run() -> None:
-        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
 
         def stop(number: int) -> None:
             nonlocal stopped
@@ -165,7 +168,7 @@ def _until_signal(work: Coroutine[Any, Any, None]) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class AuditRow:
     """One line of the input: what is to be verified, or what is wrong with it."""
 
     id: Any
@@ -175,29 +178,35 @@ class Row:
     problem: str = ""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[AuditRow]:
     """The rows of a file of JSON lines, read as they are asked for; blank lines are passed over."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            else:
+                line = line
             if line.strip():
                 yield _row(line, number)
 
 
-def _row(line: bytes, number: int) -> Row:
+def _row(line: bytes, number: int) -> AuditRow:
     place = f"line {number}"
     try:
         fields = json.loads(line.decode())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        return Row(place, problem=f"{place} is not valid JSON: {error}")
+        return AuditRow(place, problem=f"{place} is not valid JSON: {error}")
     if not isinstance(fields, dict):
-        return Row(place, problem=f"{place} is not an object with a `completion`")
+        return AuditRow(place, problem=f"{place} is not an object with a `completion`")
     known = fields.get("id")
-    known = known if isinstance(known, (str, int)) and not isinstance(known, bool) else place
+    if isinstance(known, (str, int)) and not isinstance(known, bool):
+        known = known
+    else:
+        known = place
     try:
-        return Row(known, _completion(fields, place), _task(fields, place), _expected(fields, place))
+        return AuditRow(known, _completion(fields, place), _task(fields, place), _expected(fields, place))
     except DataError as error:
-        return Row(known, problem=str(error))
+        return AuditRow(known, problem=str(error))
 
 
 def _completion(fields: dict[str, Any], place: str) -> str:
@@ -244,8 +253,9 @@ async def score(
     """
     readable = 0
 
-    async def judge(rows: Sequence[Row]) -> list[Verdict]:
-        task, texts = rows[0].task, [row.completion for row in rows]
+    async def judge(rows: Sequence[AuditRow]) -> list[Verdict]:
+        task = rows[0].task
+        texts = [row.completion for row in rows]
         if task is None:
             return [Verdict.undecided(rows[0].problem)]
         return await (
@@ -258,10 +268,13 @@ async def score(
             readable += row.task is not None
             written = {"id": row.id, "status": str(verdict.status), "score": verdict.score, "reason": verdict.reason}
             sink.write(json.dumps({**written, "seconds": round(verdict.seconds, 6)}) + "\n")
-            findings.add(Case(str(row.id), name, row.completion, verdict, row.expected, row.task))
+            findings.add(FindingCase(str(row.id), name, row.completion, verdict, row.expected, row.task))
         sink.flush()
     if not readable:
-        problem = findings.slowest[0].verdict.reason if findings.rows else "it is empty"
+        if findings.rows:
+            problem = findings.slowest[0].verdict.reason
+        else:
+            problem = "it is empty"
         raise DataError(f"{path} holds no row that can be read: {problem}")
 
 
@@ -269,19 +282,21 @@ async def _one(pool: VerifierPool, verifier: Verifier, task: Task, completion: s
     return [await pool.verify(verifier, task, completion)]
 
 
-def _groups(rows: Iterator[Row], alone: bool) -> Iterator[list[Row]]:
+def _groups(rows: Iterator[AuditRow], alone: bool) -> Iterator[list[AuditRow]]:
     """Rows each alone, or those of one task that follow each other together; a row that cannot be read is alone."""
     numbers = itertools.count()
 
-    def key(row: Row) -> object:
-        return next(numbers) if alone or row.task is None else (row.task.prompt, row.task.answer, row.task.info)
+    def key(row: AuditRow) -> object:
+        if alone or row.task is None:
+            return next(numbers)
+        return (row.task.prompt, row.task.answer, row.task.info)
 
     for _, group in itertools.groupby(rows, key):
         yield list(group)
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:
-    """What tricks are tried on: the first different tasks of the input, or built-in examples."""
+    """Return what tricks are tried on: the first different tasks of the input, or built-in examples."""
     if not options.input:
         return examples_for(options.verifier)
     examples: dict[str, Example] = {}
@@ -290,7 +305,10 @@ def _examples(options: argparse.Namespace) -> list[Example]:
             key = json.dumps([row.task.prompt, row.task.answer, dict(row.task.info)])
             if key in examples or len(examples) < TRIED_TASKS:
                 known = examples.get(key, Example(row.task))
-                examples[key] = replace(known, completion=row.completion) if row.expected else known
+                if row.expected:
+                    examples[key] = replace(known, completion=row.completion)
+                else:
+                    examples[key] = known
     if not examples:
         raise DataError(f"{options.input} holds no row that can be read")
     return list(examples.values())

@@ -1,9 +1,9 @@
 """One strict typed tree: everything that a run can be told, with a docstring under every field.
 
-The docstrings are the reference page docs/config.md. Unknown keys are errors that suggest the nearest name. Values come,
-weakest first, from the field defaults, the preset named by `algorithm.preset`, the YAML file and dotted overrides.
-A piece (verifier, reward, loss ...) is checked against the piece's own options when the tree is made, so a typo in an
-option is found before any model is loaded.
+The docstrings are the reference page docs/config.md. Unknown keys are errors that suggest the nearest name. Values
+come, weakest first, from the field defaults, the preset named by `algorithm.preset`, the YAML file and dotted
+overrides. A piece (verifier, reward, loss ...) is checked against the piece's own options when the tree is made, so a
+typo in an option is found before any model is loaded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pydantic import AfterValidator, model_validator
 
 from rlvr import registry
 from rlvr.config.algorithm import AlgorithmConfig, KLConfig, KLScaleConfig, over_preset
-from rlvr.config.model import LoraConfig, ModelConfig, ScratchConfig
-from rlvr.config.pieces import AuxiliarySpec, OfKind, RewardSpec, Section
+from rlvr.config.model_config import LoraConfig, ModelConfig, ScratchConfig
+from rlvr.config.renamed_keys import with_new_names
+from rlvr.config.rollout_config import DataConfig, DynamicSamplingConfig, RolloutConfig, VerificationConfig
 from rlvr.config.running import (
     BestConfig,
     CheckpointConfig,
@@ -27,7 +28,7 @@ from rlvr.config.running import (
     TensorBoardConfig,
     WandbConfig,
 )
-from rlvr.config.sampling import DataConfig, RefillConfig, RolloutConfig, VerificationConfig
+from rlvr.config.sections import AuxiliarySpec, OfKind, RewardSpec, Section
 from rlvr.config.updating import DistributedConfig, OptimConfig
 from rlvr.core.specs import ComponentSpec
 from rlvr.monitor.health.watch import Mode, checked_modes
@@ -41,6 +42,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "DistributedConfig",
+    "DynamicSamplingConfig",
     "EvaluationConfig",
     "KLConfig",
     "KLScaleConfig",
@@ -50,7 +52,6 @@ __all__ = [
     "ModelConfig",
     "OfKind",
     "OptimConfig",
-    "RefillConfig",
     "RewardSpec",
     "RolloutConfig",
     "RunConfig",
@@ -71,7 +72,8 @@ class Config(Section):
     """A whole run."""
 
     imports: list[str] = []
-    """Files (`FILE.py`) and modules that are imported first, so that the pieces which they register are known by name."""
+    """Files (`FILE.py`) and modules that are imported first, so that the pieces which they register are known by
+    name."""
     run: RunConfig = RunConfig()
     """The run as a whole."""
     model: ModelConfig = ModelConfig()
@@ -87,9 +89,9 @@ class Config(Section):
     verification: VerificationConfig = VerificationConfig()
     """How verifiers are run."""
     rewards: list[Annotated[RewardSpec, OfKind("reward")]] = [RewardSpec("verdict")]
-    """Terms of the reward, summed with their weights; a list replaces the default. A term also takes a `weight` (a scalar), a
-    name for its column (`as`), and the `sources` of the tasks that have it. A term that is undecided for a rollout leaves its
-    reward undecided, unless the term's weight is 0 at the step."""
+    """Terms of the reward, summed with their weights; a list replaces the default. A term also takes a `weight` (a
+    scalar), a name for its column (`as`), and the `sources` of the tasks that have it. A term that is undecided for a
+    rollout leaves its reward undecided, unless the term's weight is 0 at the step."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """From scored rollouts to a loss."""
     optim: OptimConfig = OptimConfig()
@@ -103,20 +105,21 @@ class Config(Section):
     logging: LoggingConfig = LoggingConfig()
     """What is said and kept beside metrics.jsonl."""
     health: Annotated[Mode | dict[str, Mode], AfterValidator(_known_monitors)] = "warn"
-    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` says it once, on the console and
-    in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or a word by monitor:
-    `{all_wrong: stop, slow: off, default: warn}`."""
+    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` says it once, on the
+    console and in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or
+    a word by monitor: `{all_wrong: stop, slow: off, default: warn}`."""
     stages: list[dict[str, Any]] = []
-    """The stages of the run in order, each `{kind: sft | grpo, steps: N}` with overrides of this tree; empty: one grpo stage."""
+    """The stages of the run in order, each `{kind: sft | grpo, steps: N}` with overrides of this tree; empty: one grpo
+    stage."""
 
     @model_validator(mode="before")
     @classmethod
     def _under_preset(cls, values: Any) -> Any:
-        """Import what registers pieces; put the preset under what was written in `algorithm`, and `model` and `models.policy`
-        together."""
+        """Import what registers pieces; put the preset under what was written in `algorithm`, and `model` and
+        `models.policy` together."""
         if not isinstance(values, dict):
             return values
-        values = dict(values)
+        values = with_new_names(values)
         imports = values.get("imports")
         if isinstance(imports, list) and all(isinstance(file, str) for file in imports):  # else refused as a field
             registry.import_pieces(imports)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlvr import registry
-from rlvr.config.pieces import AuxiliarySpec, OfKind, Section
+from rlvr.config.sections import AuxiliarySpec, OfKind, Section
 from rlvr.core.schedules import Scalar
 from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
@@ -26,8 +26,8 @@ class KLScaleConfig(Section):
     """Which tokens a penalty on the divergence holds more or less than others."""
 
     by: Literal["source", "turn", "part"]
-    """source: the task's source; turn: the number of the policy's turn, from 1; part: `think`, up to and with `closing`, and
-    `answer`, what follows."""
+    """source: the task's source; turn: the number of the policy's turn, from 1; part: `think`, up to and with
+    `closing`, and `answer`, what follows."""
     factors: dict[str, Annotated[float, Field(ge=0)]]
     """Name of a source, number of a turn, or part -> what `coef` is multiplied by there."""
     other: float = Field(default=1.0, ge=0)
@@ -38,7 +38,9 @@ class KLScaleConfig(Section):
     @field_validator("factors", mode="before")
     @classmethod
     def _named_by_text(cls, factors: Any) -> Any:
-        return {str(name): factor for name, factor in factors.items()} if isinstance(factors, dict) else factors
+        if isinstance(factors, dict):
+            return {str(name): factor for name, factor in factors.items()}
+        return factors
 
     @model_validator(mode="after")
     def _names(self) -> KLScaleConfig:
@@ -59,21 +61,24 @@ class KLConfig(Section):
     """Weight of the term."""
     where: Literal["loss", "reward", "advantage"] = "loss"
     """loss: a term of the loss. reward: its sum over a response is taken from the reward before the baseline (RLOO).
-    advantage: each token's advantage loses the sum from that token on, before the modifiers (PPO, REINFORCE++). The two last
-    take a pass of the policy and one of the reference before the update."""
+    advantage: each token's advantage loses the sum from that token on, before the modifiers (PPO, REINFORCE++). The two
+    last take a pass of the policy and one of the reference before the update."""
     gradient: Annotated[ComponentSpec, OfKind("kl")] | None = None
     """In the loss: the estimator whose gradient is taken, where it is not that of `estimator`; k2's is the KL's own."""
     weighted: bool = False
-    """In the loss: times the ratio of current to proximal policy, which keeps k3's gradient right off-policy (DeepSeek-V3.2)."""
+    """In the loss: times the ratio of current to proximal policy, which keeps k3's gradient right off-policy
+    (DeepSeek-V3.2)."""
     bound: float | None = Field(default=None, gt=0)
-    """Clamps the value at each token to [-bound, bound] (and the log-ratio to 20 nats), beyond which there is no gradient."""
+    """Clamps the value at each token to [-bound, bound] (and the log-ratio to 20 nats), beyond which there is no
+    gradient."""
     scale: KLScaleConfig | None = None
-    """Factors of `coef` for tasks of some sources, some turns, or thinking and answer; null: `coef` everywhere. They count in no
-    average: a factor of 2 everywhere is twice the coefficient."""
+    """Factors of `coef` for tasks of some sources, some turns, or thinking and answer; null: `coef` everywhere. They
+    count in no average: a factor of 2 everywhere is twice the coefficient."""
     renew_every: int | None = Field(default=None, ge=1)
     """Steps after which the reference follows the policy; null: it stays as it was at the start of the stage."""
     renew_mix: float = Field(default=1.0, gt=0, le=1)
-    """What it then becomes: mix x policy + (1 - mix) x reference. 1: the policy; less, with renew_every 1: a moving average."""
+    """What it then becomes: mix x policy + (1 - mix) x reference. 1: the policy; less, with renew_every 1: a moving
+    average."""
 
 
 class AlgorithmConfig(Section):
@@ -96,26 +101,28 @@ class AlgorithmConfig(Section):
     kl: KLConfig | None = None
     """Penalty on the divergence from the reference; null: none, and no reference is kept."""
     entropy: Scalar = 0.0
-    """Weight of an entropy bonus; 0: none (the entropy is logged all the same). A controller on the metric entropy holds it near
-    a target."""
+    """Weight of an entropy bonus; 0: none (the entropy is logged all the same). A controller on the metric entropy
+    holds it near a target."""
     token_select: list[Annotated[ComponentSpec, OfKind("token_selector")]] = []
-    """Which tokens of an optimizer step the policy loss and the entropy bonus learn from; a selector sees all of them."""
+    """Which tokens of an optimizer step the policy loss and the entropy bonus learn from; a selector sees all of
+    them."""
     auxiliary: list[Annotated[AuxiliarySpec, OfKind("auxiliary")]] = []
-    """Further terms of the loss: likelihood of chosen responses or demonstrations, preferences between a group's members. A term
-    also takes a `coef` (a scalar, 1 by default)."""
+    """Further terms of the loss: likelihood of chosen responses or demonstrations, preferences between a group's
+    members. A term also takes a `coef` (a scalar, 1 by default)."""
     correction: Annotated[ComponentSpec, OfKind("correction", words=("auto",))] | None = ComponentSpec("auto")
-    """Weights for tokens that the engine sampled with other log-probs than the trainer's. auto: `truncate` where the engine
-    does not compute with the trainer's own weights; null: none (the gap is logged all the same). With several optimizer steps
-    per batch it costs one forward pass, and the weight multiplies the loss in every step."""
+    """Weights for tokens that the engine sampled with other log-probs than the trainer's. auto: `truncate` where the
+    engine does not compute with the trainer's own weights; null: none (the gap is logged all the same). With several
+    optimizer steps per batch it costs one forward pass, and the weight multiplies the loss in every step."""
     decoupled: bool = False
-    """Without a correction and with several optimizer steps per batch, take the ratio to the policy as it was before the first
-    of them (one forward pass) in place of the policy that sampled. With a correction the ratio is always taken to it."""
+    """Without a correction and with several optimizer steps per batch, take the ratio to the policy as it was before
+    the first of them (one forward pass) in place of the policy that sampled. With a correction the ratio is always
+    taken to it."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
 
 
 def over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
-    """What was written in `algorithm` over what its preset says."""
+    """Return what was written in `algorithm` over what its preset says."""
     preset = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)
     try:
         return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm}, ("algorithm",))

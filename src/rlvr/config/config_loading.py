@@ -38,8 +38,10 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
 
 
 def with_tasks_of(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the run in `folder`, with the tasks that lie there: the folder may have been moved or copied since."""
-    run, data = tree.get("run"), tree.get("data")
+    """The configuration of the run in `folder`, with the tasks that lie there: the folder may have been moved or copied
+    since."""
+    run = tree.get("run")
+    data = tree.get("data")
     if not isinstance(run, dict) or not isinstance(data, dict):
         return tree
     written = Path(str(run.get("dir", "")), str(run.get("name", "")))
@@ -63,7 +65,8 @@ def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
 def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Iterator[str]:
     """Every problem once, as `key.path: what is wrong`.
 
-    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its keys.
+    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its
+    keys.
     """
     by_place: dict[tuple[str | int, ...], dict[str, list[tuple[tuple[bool, bool], str]]]] = {}
     for problem in error.errors():
@@ -91,7 +94,7 @@ def _in_words(problem: Any, place: _Place) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a problem is, without the names of types that pydantic puts between the keys."""
+    """The path of a wrong key, without the names of types that pydantic puts between the keys."""
 
     path: tuple[str | int, ...]
     known: list[str]
@@ -106,18 +109,24 @@ def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
     hint: Any = root
     path: list[str | int] = []
     known: list[str] = []
-    choice, member = None, ""
+    choice = None
+    member = ""
     for part in location:
         members = _members(hint)
         if len(members) > 1:  # the part is the name of one of the types
             named = [m for m in members if getattr(m, "__name__", "") == part]
-            hint, choice, member = (named or [None])[0], tuple(path), str(part)
+            hint = (named or [None])[0]
+            choice = tuple(path)
+            member = str(part)
             continue
         hint = members[0]
         path.append(part)
         if isinstance(hint, type) and issubclass(hint, BaseModel):
             known = list(hint.model_fields)
-            hint = hint.model_fields[str(part)].annotation if part in hint.model_fields else None
+            if part in hint.model_fields:
+                hint = hint.model_fields[str(part)].annotation
+            else:
+                hint = None
         else:
             hint = (get_args(hint) or [None])[-1]
     return _Place(tuple(path), known, choice, member)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlvr.config.pieces import OfKind, RewardSpec, Section
+from rlvr.config.sections import OfKind, RewardSpec, Section
 from rlvr.errors import nearest
 from rlvr.monitor.metrics import FAMILIES, METRICS
 
@@ -22,15 +22,16 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0)
     """The seed that every random choice is derived from."""
     seeds: list[Annotated[int, Field(ge=0)]] = []
-    """Several seeds: `python -m rlvr.train` trains one after the other, each in a folder `seed-N` of the run folder, and puts
-    their results together. Empty: one run with `seed`."""
+    """Several seeds: `python -m rlvr.train` trains one after the other, each in a folder `seed-N` of the run folder,
+    and puts their results together. Empty: one run with `seed`."""
     steps: int | None = Field(default=None, ge=0)
     """At most this many steps in all; a stage's `steps` is its share. Null: the sum of the stages' steps."""
     overwrite: bool = False
-    """Where the run folder already holds a run, move that one to `NAME.old-TIME` and start anew. With `--resume auto`: only where
-    it has no checkpoint to go on from."""
+    """Where the run folder already holds a run, move that one to `NAME.old-TIME` and start anew. With `--resume auto`:
+    only where it has no checkpoint to go on from."""
     check_memory: bool = True
-    """Refuse a run whose memory plan does not fit its devices, before a model is loaded (docs/memory.md). False: say so and go on."""
+    """Refuse a run whose memory plan does not fit its devices, before a model is loaded (docs/memory.md). False: say so
+    and go on."""
     max_nonfinite: int = Field(default=5, ge=1)
     """Stop, with a checkpoint, after this many steps in a row with a non-finite loss or gradient."""
 
@@ -98,22 +99,22 @@ class CheckpointConfig(Section):
     """When the run is saved."""
 
     minutes: float = Field(default=10.0, ge=0)
-    """Minutes between checkpoints by the clock of rank 0; from the second on more, where all so far would hold the steps up for
-    over 3 % of the time; 0: none by the clock. The end of a run is saved in any case."""
+    """Minutes between checkpoints by the clock of rank 0; from the second on more, where all so far would hold the
+    steps up for over 3 % of the time; 0: none by the clock. The end of a run is saved in any case."""
     every: int = Field(default=0, ge=0)
     """Steps between checkpoints, beside those by the clock; 0: only by the clock."""
     keep: int = Field(default=2, ge=1)
-    """How many of the newest checkpoints are kept. With `every`: of those at its multiples, and beside them at most two that
-    are newer (by the clock, or of the end)."""
+    """How many of the newest checkpoints are kept. With `every`: of those at its multiples, and beside them at most two
+    that are newer (by the clock, or of the end)."""
     best: BestConfig | None = None
     """Keep the checkpoint with the best value of a metric too; a step that is better than all before is saved, whatever
     `every` says."""
     background: bool = True
-    """Write while training goes on: a step waits only for a copy of what is saved, which is kept in host memory. False: it
-    waits for the disk."""
+    """Write while training goes on: a step waits only for a copy of what is saved, which is kept in host memory. False:
+    it waits for the disk."""
     accept_changed_data: bool = False
-    """Go on from a checkpoint that was made with other tasks (they are compared by their content). The draws go on with a new
-    epoch of the tasks as they are now."""
+    """Go on from a checkpoint that was made with other tasks (they are compared by their content). The draws go on with
+    a new epoch of the tasks as they are now."""
     merged: bool = False
     """Where an adapter is trained, write the merged model (`merged/`) beside the adapter (`model/`) too."""
 
@@ -148,10 +149,11 @@ class EvaluationConfig(Section):
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Longest response in evaluation; null: as in training."""
     scorer: Annotated[RewardSpec, OfKind("reward")] | None = None
-    """What chooses among samples without the verdict, for best@k: a reward term, such as `likelihood`, `self_certainty`, or a
-    function `FILE.py:name`; null: no best@k."""
+    """What chooses among samples without the verdict, for best@k: a reward term, such as `likelihood`,
+    `self_certainty`, or a function `FILE.py:name`; null: no best@k."""
     difficulty: str = "difficulty"
-    """The field of a task's `info` (a column of the data) that says how difficult it is: results are given by level too."""
+    """The field of a task's `info` (a column of the data) that says how difficult it is: results are given by level
+    too."""
 
     @model_validator(mode="after")
     def _k_fits(self) -> EvaluationConfig:
@@ -182,26 +184,26 @@ class MlflowConfig(Section):
     """MLflow."""
 
     uri: str | None = None
-    """Tracking server or store; null: what MLFLOW_TRACKING_URI says, else a database in `mlflow/` of the run folder, where it also
-    goes when the server cannot be reached."""
+    """Tracking server or store; null: what MLFLOW_TRACKING_URI says, else a database in `mlflow/` of the run folder,
+    where it also goes when the server cannot be reached."""
     experiment: str = "rlvr"
     """Experiment that the run is filed under."""
 
 
 class LoggingConfig(Section):
-    """What is said and kept beside metrics.jsonl."""
+    """Console output, trackers and files beside metrics.jsonl."""
 
     console: Literal["auto", "plain", "quiet", "off"] = "auto"
-    """auto: a live view in a terminal, plain lines elsewhere. plain: always lines. quiet: what the monitors of health find, errors
-    and a last line. off: nothing."""
+    """auto: a live view in a terminal, plain lines elsewhere. plain: always lines. quiet: what the monitors of health
+    find, errors and a last line. off: nothing."""
     samples_every: int = Field(default=10, ge=0)
     """Steps between samples of a group shown on the console; 0: never."""
     rollouts: int = Field(default=1, ge=0)
     """Steps between files of rollouts in the run folder; 0: none."""
     rollouts_gb: float | None = Field(default=2.0, gt=0)
-    """Gigabytes that these files may take together; where they take more, the oldest are removed, but for those of the first
-    steps (a quarter of the bytes). Where a resume lowers it, what was recorded before stays and does not count. Null: all are
-    kept."""
+    """Gigabytes that these files may take together; where they take more, the oldest are removed, but for those of the
+    first steps (a quarter of the bytes). Where a resume lowers it, what was recorded before stays and does not count.
+    Null: all are kept."""
     wandb: bool | WandbConfig = False
     """Track the run with wandb."""
     tensorboard: bool | TensorBoardConfig = False
@@ -209,5 +211,5 @@ class LoggingConfig(Section):
     mlflow: bool | MlflowConfig = False
     """Track the run with MLflow."""
     profile: list[int] = []
-    """Steps whose time is looked into: `profile/step-N.json` of the run folder is a trace by torch's profiler (for Perfetto
-    or chrome://tracing), `profile/step-N.txt` says what took longest. Such a step is slower."""
+    """Steps whose time is looked into: `profile/step-N.json` of the run folder is a trace by torch's profiler (for
+    Perfetto or chrome://tracing), `profile/step-N.txt` says what took longest. Such a step is slower."""

@@ -1,4 +1,5 @@
-"""The stages of a run as planned: each with its kind, its share of the steps, and the whole tree as it stands during it."""
+"""The stages of a run as planned: each with its kind, its share of the steps, and the whole tree as it stands during
+it."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def stage_plans(config: Config) -> list[StagePlan]:
     for number, written in enumerate(config.stages or [{"kind": "grpo"}]):
         if "kind" not in written:
             raise ConfigError(f"stages[{number}]: a stage needs a `kind`: one of {', '.join(registry.names('stage'))}")
-        kind, overrides = written["kind"], {k: v for k, v in written.items() if k in STAGE_SECTIONS}
+        kind = written["kind"]
+        overrides = {k: v for k, v in written.items() if k in STAGE_SECTIONS}
         if not isinstance(kind, str):
             raise ConfigError(f"stages[{number}].kind is a name, not {kind!r}")
         options = {k: v for k, v in written.items() if k not in (*STAGE_SECTIONS, "kind", "name", "steps")}
@@ -65,7 +67,8 @@ def stage_plans(config: Config) -> list[StagePlan]:
         resolved = make_config(merge(tree, overrides), where=f"stages[{number}].")
         if resolved.rollout.engine != config.rollout.engine:
             raise ConfigError(f"stages[{number}].rollout.engine: one engine serves the whole run; set rollout.engine")
-        name, steps = written.get("name", kind), written.get("steps")
+        name = written.get("name", kind)
+        steps = written.get("steps")
         try:
             plan = StagePlan(kind=kind, name=name, steps=steps, options=options, config=resolved)
         except ValidationError as error:
@@ -79,12 +82,15 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
     """Tokens of the longest prompt and response together that the stages and their evaluations sample.
 
     `longest_evaluated(plan)` is the tokens of the longest prompt that a stage is evaluated on, 0 without any, since
-    `data.max_prompt_tokens` leaves out training tasks alone; it reads them, and is called only where there is a bound. None where the
-    configuration sets none: without `data.max_prompt_tokens`, and where an environment adds to a sequence.
+    `data.max_prompt_tokens` leaves out training tasks alone; it reads them, and is called only where there is a bound.
+    None where the configuration sets none: without `data.max_prompt_tokens`, and where an environment adds to a
+    sequence.
     """
     found = 0
     for plan in plans:
-        data, rollout, evaluation = plan.config.data, plan.config.rollout, plan.config.evaluation
+        data = plan.config.data
+        rollout = plan.config.rollout
+        evaluation = plan.config.evaluation
         if data.max_prompt_tokens is None or rollout.plan.name != "single_turn":
             return None
         found = max(found, data.max_prompt_tokens + rollout.max_new_tokens)
@@ -94,17 +100,24 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
 
 
 def _known_sections(error: ConfigError) -> str:
-    return f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})" if "no option" in str(error) else ""
+    if "no option" in str(error):
+        return f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})"
+    return ""
 
 
 def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
     """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
-    left, before = cap, 0
+    left = cap
+    before = 0
     for plan in plans:
         if plan.steps is None and left is None:
             raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
         plan.steps = left if plan.steps is None else plan.steps
-        plan.allowed = (plan.steps or 0) if left is None else min(plan.steps or 0, left)
+        if left is None:
+            plan.allowed = plan.steps or 0
+        else:
+            plan.allowed = min(plan.steps or 0, left)
         left = None if left is None else left - plan.allowed
-        plan.before, before = before, before + plan.allowed
+        plan.before = before
+        before = before + plan.allowed
     return plans

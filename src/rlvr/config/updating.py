@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlvr.config.pieces import OfKind, Section
+from rlvr.config.sections import OfKind, Section
 from rlvr.core.specs import ComponentSpec
 
 
@@ -26,19 +26,19 @@ class OptimConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Optimizer steps that one batch is cut into, by whole groups; at most `rollout.prompts_per_step`. A step with fewer groups
-    takes fewer (`update/steps`)."""
+    """Optimizer steps that one batch is cut into, by whole groups; at most `rollout.prompts_per_step`. A step with
+    fewer groups takes fewer (`update/steps`)."""
     epochs_per_batch: int = Field(default=1, ge=1)
     """How often the batch is gone through."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Completions per forward pass and rank; null: as many as `micro_batch_tokens` lets in."""
     micro_batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
-    """Tokens (unpadded, prompts included) per forward pass and rank. A prompt that completions share is counted once where it is
-    computed once. A rollout longer than this goes alone. auto: what the memory plan finds to fit (docs/memory.md), or null where
-    `micro_batch_size` is set; null: all of an optimizer step's."""
+    """Tokens (unpadded, prompts included) per forward pass and rank. A prompt that completions share is counted once
+    where it is computed once. A rollout longer than this goes alone. auto: what the memory plan finds to fit
+    (docs/memory.md), or null where `micro_batch_size` is set; null: all of an optimizer step's."""
     packing: Literal["auto"] | bool = "auto"
-    """Lay rollouts end to end, without padding, in the update; auto: where it is estimated to be faster and the model can.
-    The gradient is the same."""
+    """Lay rollouts end to end, without padding, in the update; auto: where it is estimated to be faster and the model
+    can. The gradient is the same."""
     share_prefix: Literal["auto"] | bool = "auto"
     """In packed rows, compute the tokens that a group's rollouts begin with (their prompt) once for all of them; auto:
     where it is estimated to be faster and the model can. The gradient is the same."""
@@ -66,7 +66,7 @@ class OptimConfig(Section):
 
 
 class DistributedConfig(Section):
-    """Where the policy's weights and optimizer live."""
+    """Placement of the policy's weights and optimizer on devices and ranks."""
 
     backend: Annotated[ComponentSpec, OfKind("backend")] = ComponentSpec("plain")
     """plain: every rank holds the whole model and optimizer; deepspeed: they are shared out among the ranks (ZeRO)."""
@@ -76,18 +76,22 @@ class DistributedConfig(Section):
     """With deepspeed, what waits in host memory: `optimizer` (its state and the float32 weights), or `parameters` (with
     `zero_stage: 3`: these and the weights computed with)."""
     offload_during_rollout: bool = False
-    """Keep what only an optimizer step needs in host memory (pinned, where the device is a GPU) from each publish of weights to
-    the next step: the optimizer's state and, with deepspeed, the float32 weights that are not computed with. An engine on the same
-    device then has their memory, and so have forward and backward passes; each step waits for the copies. The result is the same."""
+    """Keep what only an optimizer step needs in host memory (pinned, where the device is a GPU) from each publish of
+    weights to the next step: the optimizer's state and, with deepspeed, the float32 weights that are not computed with.
+    An engine on the same device then has their memory, and so have forward and backward passes; each step waits for the
+    copies. The result is the same."""
     deepspeed: str | None = None
     """A JSON file with more of DeepSpeed's own configuration, such as bucket sizes."""
-    silence: float = Field(default=30.0, gt=0)
+    heartbeat_timeout: float = Field(default=30.0, gt=0)
     """Seconds without a sign of life after which the other ranks give a rank up, name it and end."""
 
     @property
     def backend_spec(self) -> ComponentSpec:
         """The backend with its options: those of this section, and over them those written with the backend."""
-        own: dict[str, Any] = {"offload_during_rollout": True} if self.offload_during_rollout else {}
+        if self.offload_during_rollout:
+            own: dict[str, Any] = {"offload_during_rollout": True}
+        else:
+            own = {}
         if self.backend.name == "deepspeed":
             own |= {"zero_stage": self.zero_stage or 2, "offload": self.offload, "deepspeed": self.deepspeed}
         return ComponentSpec(self.backend.name, {**own, **self.backend.options})
@@ -112,7 +116,8 @@ class DistributedConfig(Section):
             )
         if options.get("offload", "none") != "none" and self.offloads_during_rollout:
             raise ValueError(
-                f"`offload: {options['offload']}` keeps in host memory all the time what `offload_during_rollout` would move "
+                f"`offload: {options['offload']}` keeps in host memory all the time what `offload_during_rollout` "
+                "would move "
                 "there and back: set one of them"
             )
         if self.offload == "parameters" and options["zero_stage"] != 3:

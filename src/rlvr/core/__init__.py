@@ -1,1 +1,1 @@
-"""What every package uses: seeds, schedules, waits, signals, processes, and configuration trees."""
+"""Basics of every package: seeds, schedules, waits, signals, processes, and configuration trees."""

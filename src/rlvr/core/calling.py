@@ -1,13 +1,13 @@
 """Plain functions as pieces: they receive by name what their signature asks for.
 
 One completion at a time (`ByName`): prompt, messages, completion, answer, task, token_ids, and any field of the task's
-info. A whole group at a time, as TRL calls reward functions (`ByColumns`): prompts, completions, completion_ids, and lists
-of the same fields. A function with `**kwargs` receives everything. Invariant: the signature is read once, when the piece is
-made, and a name that cannot be had is an error that says which task lacks it.
+info. A whole group at a time, as TRL calls reward functions (`ByColumns`): prompts, completions, completion_ids, and
+lists of the same fields. A function with `**kwargs` receives everything. Invariant: the signature is read once, when
+the piece is made, and a name that cannot be had is an error that says which task lacks it.
 
-A function of one completion that asks for `solution_str` has verl's form, `compute_score(data_source, solution_str, ground_truth,
-extra_info)`: verl's NaiveRewardManager (verl/workers/reward_manager/naive.py) calls it with these four keywords, and takes the
-`score` of a dict.
+A function of one completion that asks for `solution_str` has verl's form, `compute_score(data_source, solution_str,
+ground_truth, extra_info)`: verl's NaiveRewardManager (verl/workers/reward_manager/naive.py) calls it with these four
+keywords, and takes the `score` of a dict.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ByName(_Function):
     """A plain function of one completion."""
 
     def missing(self, task: Task) -> str | None:
-        """What the function asks for and `task` does not have, in words; None when all is there."""
+        """Return what the function asks for and `task` does not have, in words; None when all is there."""
         return self._lack(self._fields(task, "", None), task)
 
     def __call__(self, task: Task, completion: str, token_ids: Sequence[int] | None = None) -> Any:
@@ -89,7 +89,7 @@ class ByColumns(_Function):
     """A plain function of all completions of a prompt, in TRL's form: `f(prompts, completions, **columns) -> list`."""
 
     def missing(self, task: Task) -> str | None:
-        """What the function asks for and `task` does not have, in words; None when all is there."""
+        """Return what the function asks for and `task` does not have, in words; None when all is there."""
         return self._lack(_columns(task, [], []), task)
 
     def __call__(self, task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> Any:
@@ -100,16 +100,20 @@ class ByColumns(_Function):
 def by_signature(function: Callable[..., Any]) -> ByName | ByColumns:
     """The function ready to be called: in TRL's form when it asks for `prompts` or `completions`."""
     asked = {p.name for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return ByColumns(function) if asked & {"prompts", "completions"} else ByName(function)
+    if asked & {"prompts", "completions"}:
+        return ByColumns(function)
+    return ByName(function)
 
 
 def sampled_ids(rollout: Rollout | None) -> list[int] | None:
     """The token ids that the policy wrote; None where there is no rollout."""
-    return None if rollout is None else rollout.token_ids[rollout.sampled].tolist()
+    if rollout is None:
+        return None
+    return rollout.token_ids[rollout.sampled].tolist()
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How a function is called in messages and columns; a partial is called as what it binds."""
+    """Return how a function is called in messages and columns; a partial is called as what it binds."""
     return getattr(getattr(function, "func", function), "__name__", type(function).__name__)
 
 
@@ -121,7 +125,10 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _known(task: Task, completion: str, token_ids: Sequence[int] | None) -> dict[str, Any]:
-    messages = task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt}]
+    if isinstance(task.prompt, list):
+        messages = task.prompt
+    else:
+        messages = [{"role": "user", "content": task.prompt}]
     return {
         **task.info,
         "task": task,
@@ -143,14 +150,21 @@ def _verl_arguments(task: Task, completion: str) -> dict[str, Any]:
 
 
 def score_of(result: Any) -> Any:
-    """Return what a function returned, or its `score` where that is a mapping with one, as verl's functions may return."""
-    return result["score"] if isinstance(result, Mapping) and "score" in result else result
+    """Return what a function returned, or its `score` where that is a mapping with one, as verl's functions may
+    return."""
+    if isinstance(result, Mapping) and "score" in result:
+        return result["score"]
+    return result
 
 
 def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> dict[str, Any]:
     """TRL's arguments: completions of a chat prompt are lists of one message, every column has one entry each."""
-    chat, count = isinstance(task.prompt, list), len(completions)
-    answers = {} if task.answer is None else dict.fromkeys(ANSWER_NAMES, task.answer)
+    chat = isinstance(task.prompt, list)
+    count = len(completions)
+    if task.answer is None:
+        answers = {}
+    else:
+        answers = dict.fromkeys(ANSWER_NAMES, task.answer)
     fields = {**answers, **task.info} | {name: value for name, value in answers.items() if name == "answer"}
     return {
         **{name: [value] * count for name, value in fields.items()},

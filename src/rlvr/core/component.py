@@ -1,7 +1,7 @@
 """Components: members with defaults, the contract of each kind, and classes without a base class made components.
 
-A component is a subclass of a contract (rlvr.components lists them). A user may also write one without a base class, as a
-function or as a plain class: the registry passes it through `adapted`, which makes it one of its contract.
+A component is a subclass of a contract (rlvr.components lists them). A user may also write one without a base class, as
+a function or as a plain class: the registry passes it through `adapted`, which makes it one of its contract.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ else:
     class declared:  # noqa: N801 - a type checker takes it for `property`, whose name is written so
         """A member with a default: a subclass replaces it by a value, by a property or by an attribute of the instance.
 
-        A property of Python would refuse the attribute of the instance, and a dataclass would take an inherited class attribute
-        for the default of a field without one, so that the class itself does not have the member.
+        A property of Python would refuse the attribute of the instance, and a dataclass would take an inherited class
+        attribute for the default of a field without one, so that the class itself does not have the member.
         """
 
         def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -100,7 +100,10 @@ class FunctionComponent:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # A partial holds the function's options, and has its attributes and name only in `func`.
-        written = function.func if isinstance(function, functools.partial) else function
+        if isinstance(function, functools.partial):
+            written = function.func
+        else:
+            written = function
         functools.update_wrapper(self, written)
         self.__wrapped__ = function
 
@@ -129,10 +132,20 @@ def _with_contract(component: type, contract: type) -> type:
 
 def written_name(component: Any) -> str:
     """The name of a user's class or function in messages: `module.Name`, or `file.py:Name` where it is from a file."""
-    named = component.__wrapped__ if isinstance(component, FunctionComponent) else component
-    named = named.func if isinstance(named, functools.partial) else named
-    written = named if inspect.isclass(named) or inspect.isroutine(named) else type(named)
-    module, name = written.__module__, written.__qualname__
+    if isinstance(component, FunctionComponent):
+        named = component.__wrapped__
+    else:
+        named = component
+    if isinstance(named, functools.partial):
+        named = named.func
+    else:
+        named = named
+    if inspect.isclass(named) or inspect.isroutine(named):
+        written = named
+    else:
+        written = type(named)
+    module = written.__module__
+    name = written.__qualname__
     if module.startswith(FILE_MODULE):
         stem = module.removeprefix(FILE_MODULE).rpartition("_")[0]
         return f"{stem}.py:{name}"

@@ -1,7 +1,8 @@
 """Checks of a component that a user wrote, when it is registered and when it is built.
 
-Nothing reads a member whose name is a slip, so that a default would hold in silence: such names are refused. So are values of
-another type than the contract's default, which would fail later with an error that does not name the component.
+Nothing reads a member whose name is a slip, so that a default would hold in silence: such names are refused. So are
+values of another type than the contract's default, which would fail later with an error that does not name the
+component.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ BASE_CLASS_NEEDED = frozenset({"sampler", "stage"})
 WITHOUT_MEMORY = frozenset({"loss", "auxiliary", "token_selector", "correction"})
 """Kinds that the metrics of a step are not shown to."""
 
+RENAMED = {"give_back": "roll_back", "shares": "sequence_losses"}
+"""Members of components that have another name now."""
+
 SIMILAR = 0.84
-"""Likeness of two names, by difflib's ratio without case and underscores, from which one is taken for a slip of the other:
-`smallest_groups` is 0.96 like `smallest_group`, `ask` 0.86 like `asks`; a helper `judge` is 0.83 like `judge_of`."""
+"""Likeness of two names, by difflib's ratio without case and underscores, from which one is taken for a slip of the
+other: `smallest_groups` is 0.96 like `smallest_group`, `ask` 0.86 like `asks`; a helper `judge` is 0.83 like
+`judge_of`."""
 
 
 def refuse_without_base(kind: str, name: str, component: Any) -> None:
@@ -60,30 +65,39 @@ def _shared(contracts: Iterable[Any]) -> frozenset[str]:
 def refuse_misspelt(kind: str, component: Any) -> None:
     """ConfigError where a public member of a user's class, function or instance is a slip of a member of its contract.
 
-    It is one where its name is nearly that of a member which the component does not write, and the component does not read
-    it itself: `observed` beside `observe` is a helper, and so is an option that `__call__` reads.
+    It is one where its name is nearly that of a member which the component does not write, and the component does not
+    read it itself: `observed` beside `observe` is a helper, and so is an option that `__call__` reads.
     """
     members = {name: contract for contract in reversed(CONTRACTS.get(kind, ())) for name in dir(contract)}
     own = _own_members(component)
     if kind in WITHOUT_MEMORY and "observe" in own:
         raise ConfigError(
-            f"{kind} {written_name(component)}: nothing calls its member 'observe', since a {kind} is not shown the metrics of a "
+            f"{kind} {written_name(component)}: nothing calls its member 'observe', since a {kind} is not shown the "
+            "metrics of a "
             "step: leave it out, or begin its name with an underscore"
         )
+    for name, now in RENAMED.items():
+        if name in own and now in members:
+            raise ConfigError(f"{kind} {written_name(component)}: the member {name!r} is called {now!r} now: rename it")
     unread = own - _read_by_itself(component) - set(members)
     for name in sorted(unread):
-        near = None if name.startswith("_") else _nearest(name, _replaceable(members))
+        if name.startswith("_"):
+            near = None
+        else:
+            near = _nearest(name, _replaceable(members))
         if near is not None and near not in own:
             contract = members[near]
             listed = ", ".join(sorted(name for name in _replaceable(members) if name in dir(contract)))
             raise ConfigError(
-                f"{kind} {written_name(component)}: nothing reads its member {name!r}; is {near!r} meant? Rename it, or begin "
+                f"{kind} {written_name(component)}: nothing reads its member {name!r}; is {near!r} meant? Rename it, "
+                "or begin "
                 f"its name with an underscore. Members of {contract.__name__}: {listed}"
             )
 
 
 def check_members(kind: str, name: str, component: Any) -> None:
-    """ConfigError where a declared member of the component, written as `name`, has a value of another type than its default."""
+    """ConfigError where a declared member of the component, written as `name`, has a value of another type than its
+    default."""
     contract = next((one for one in CONTRACTS.get(kind, ()) if isinstance(component, one)), None)
     for member in () if contract is None else dir(contract):
         static = inspect.getattr_static(contract, member)
@@ -101,8 +115,13 @@ def _problem(component: Any, member: str, static: Any) -> str | None:
     except Exception:  # the user's property, or a member that is required: where it is read the error says which
         return None
     if member in ("needs", "chooses_by"):
-        wrong = [one for one in value if not isinstance(one, Need)] if isinstance(value, frozenset | set) else [value]
-        return f"holds {wrong[0]!r}: write a frozenset of rlvr.core.needs.Need" if wrong else None
+        if isinstance(value, frozenset | set):
+            wrong = [one for one in value if not isinstance(one, Need)]
+        else:
+            wrong = [value]
+        if wrong:
+            return f"holds {wrong[0]!r}: write a frozenset of rlvr.core.needs.Need"
+        return None
     try:
         default = static.function(component)
     except ConfigError:  # it is required
@@ -137,7 +156,10 @@ def _own_members(component: Any) -> set[str]:
         return set(vars(component))
     names = {name for base in _written(component) for name in (*vars(base), *vars(base).get("__annotations__", ()))}
     if not inspect.isclass(component) and names:
-        names |= set(vars(component)) if hasattr(component, "__dict__") else set()
+        if hasattr(component, "__dict__"):
+            names |= set(vars(component))
+        else:
+            names |= set()
     return names
 
 
@@ -151,16 +173,18 @@ def _written(component: Any) -> list[type]:
 
 def _read_by_itself(component: Any) -> set[str]:
     """Names of attributes that the user's own code reads, of whatever."""
-    values = (
-        [component] if inspect.isfunction(component) else [v for b in _written(component) for v in vars(b).values()]
-    )
+    if inspect.isfunction(component):
+        values = [component]
+    else:
+        values = [v for b in _written(component) for v in vars(b).values()]
     codes = [code for value in values for code in _codes(value)]
     loads = ("LOAD_ATTR", "LOAD_METHOD")
     return {str(step.argval) for code in codes for step in dis.get_instructions(code) if step.opname in loads}
 
 
 def _codes(value: Any) -> Iterator[CodeType]:
-    """The code of a member, with that of functions inside it. What a dataclass generates reads every field, and is left out."""
+    """The code of a member, with that of functions inside it. What a dataclass generates reads every field, and is left
+    out."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, property):

@@ -23,8 +23,8 @@ class MemoryEvent:
     holder: Literal["trainer", "engine"]
     what: str
     nbytes: int
-    """Taken where it is positive, freed where it is negative. What the trainer frees stays with torch's allocator until the next
-    event `CACHE`, which has 0; what the engine frees goes to the driver."""
+    """Taken where it is positive, freed where it is negative. What the trainer frees stays with torch's allocator until
+    the next event `CACHE`, which has 0; what the engine frees goes to the driver."""
 
 
 _ledger: list[MemoryEvent] | None = None
@@ -58,8 +58,8 @@ def free_cached(device: torch.device) -> None:
 class PeakMemory:
     """The largest memory that torch's allocator held on a GPU in each phase of a step; nothing elsewhere.
 
-    It counts this process: an engine in a process of its own is not in it. Nothing here waits for the device. Memory that other
-    code measures by `reset_peak_memory_stats` in the same process is disturbed.
+    It counts this process: an engine in a process of its own is not in it. Nothing here waits for the device. Memory
+    that other code measures by `reset_peak_memory_stats` in the same process is disturbed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,9 +93,10 @@ class PeakMemory:
 class HostOffload:
     """Keeps the contents of tensors in host memory while their storages hold nothing, and puts them back.
 
-    The storage is emptied, not the tensor replaced, so that every view of it stays valid: DeepSpeed holds many. verl does so
-    with Megatron's buffers (`offload_megatron_model_to_cpu`). DeepSpeed's own `offload_states` (0.19.8) drops the views that
-    say where a parameter's part is, takes no optimizer but its FusedAdam under ZeRO-3, and is missing under ZeRO-1 in bfloat16.
+    The storage is emptied, not the tensor replaced, so that every view of it stays valid: DeepSpeed holds many. verl
+    does so with Megatron's buffers (`offload_megatron_model_to_cpu`). DeepSpeed's own `offload_states` (0.19.8) drops
+    the views that say where a parameter's part is, takes no optimizer but its FusedAdam under ZeRO-3, and is missing
+    under ZeRO-1 in bfloat16.
 
     Between `move_out` and `move_back` the tensors must be read through `on_host` alone: they have no memory.
     """
@@ -109,7 +110,8 @@ class HostOffload:
         """Host memory by size, kept from one round to the next: to pin it takes longer than to copy."""
 
     def move_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy the contents of `tensors` to the host and free their memory on the device; those that are out stay there."""
+        """Copy the contents of `tensors` to the host and free their memory on the device; those that are out stay
+        there."""
         leaving: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -138,7 +140,8 @@ class HostOffload:
         self._away = {}
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself or, where it is out, its contents in host memory, which the next `move_out` may overwrite."""
+        """The tensor itself or, where it is out, its contents in host memory, which the next `move_out` may
+        overwrite."""
         if tensor.untyped_storage()._cdata not in self._away:
             return tensor
         _, host = self._away[tensor.untyped_storage()._cdata]
@@ -163,9 +166,10 @@ def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """The arrays as tensors of the same shapes and types on `device`; they are views of one buffer.
 
-    They are put there by one copy that the host does not wait for. A copy from pageable memory, and every copy to the host, makes
-    the host wait until the device has done all that it was asked for; meanwhile nothing new is asked for, and the device runs dry.
-    PyTorch's allocator of pinned memory keeps a buffer until the copies from it are done, so that it may be dropped here at once.
+    They are put there by one copy that the host does not wait for. A copy from pageable memory, and every copy to the
+    host, makes the host wait until the device has done all that it was asked for; meanwhile nothing new is asked for,
+    and the device runs dry. PyTorch's allocator of pinned memory keeps a buffer until the copies from it are done, so
+    that it may be dropped here at once.
     """
     sizes = [-(-array.nbytes // ALIGN) * ALIGN for array in arrays]
     starts = np.cumsum(sizes, dtype=np.int64) - sizes

@@ -15,25 +15,45 @@ from typing import TYPE_CHECKING, Any, ClassVar
 MOVED = {
     "rlvr.advantages.statistics": "rlvr.advantages.group",
     "rlvr.calling": "rlvr.core.calling",
+    "rlvr.config.model": "rlvr.config.model_config",
+    "rlvr.config.pieces": "rlvr.config.sections",
+    "rlvr.config.sampling": "rlvr.config.rollout_config",
     "rlvr.config_loading": "rlvr.config.config_loading",
+    "rlvr.core.lifeline": "rlvr.core.parent_death",
+    "rlvr.data.adapters": "rlvr.data.row_adapters",
     "rlvr.data.pool": "rlvr.data.samplers",
     "rlvr.device_memory": "rlvr.core.device_memory",
+    "rlvr.diff.metrics": "rlvr.diff.metric_differences",
+    "rlvr.distributed.farm": "rlvr.distributed.engine_router",
+    "rlvr.distributed.watchdog": "rlvr.distributed.heartbeat_monitor",
     "rlvr.dry_run": "rlvr.run.dry_run",
     "rlvr.due_evaluations": "rlvr.run.due_evaluations",
+    "rlvr.evaluation.tally": "rlvr.evaluation.task_result",
     "rlvr.given_objects": "rlvr.run.given_objects",
-    "rlvr.lifeline": "rlvr.core.lifeline",
+    "rlvr.lifeline": "rlvr.core.parent_death",
+    "rlvr.losses.ahead": "rlvr.losses.prepass",
     "rlvr.losses.clipping": "rlvr.losses.clip",
+    "rlvr.losses.likelihood": "rlvr.losses.likelihood_loss",
     "rlvr.losses.ratio": "rlvr.losses.tokens",
+    "rlvr.losses.reference": "rlvr.losses.reference_test",
     "rlvr.losses.step_metrics": "rlvr.losses.objective",
     "rlvr.monitor.averages": "rlvr.losses.objective",
+    "rlvr.monitor.guests": "rlvr.monitor.background_trackers",
+    "rlvr.monitor.reference": "rlvr.monitor.metric_reference",
+    "rlvr.monitor.text": "rlvr.monitor.console_text",
     "rlvr.needs": "rlvr.core.needs",
     "rlvr.own_files": "rlvr.core.own_files",
+    "rlvr.planner.devices": "rlvr.planner.planned_devices",
     "rlvr.policy.dropout": "rlvr.policy.model",
     "rlvr.policy.head": "rlvr.policy.model",
     "rlvr.policy.head_sums": "rlvr.policy.fused_head",
     "rlvr.policy.head_tiles": "rlvr.policy.fused_head",
     "rlvr.policy.packing": "rlvr.policy.microbatch",
     "rlvr.policy.transfer": "rlvr.core.device_memory",
+    "rlvr.recipes.page": "rlvr.recipes.recipes_page",
+    "rlvr.report.compare": "rlvr.report.run_comparison",
+    "rlvr.report.pieces": "rlvr.report.page_elements",
+    "rlvr.report.sampling": "rlvr.report.sampled_rollouts",
     "rlvr.rewards.basic": "rlvr.rewards.terms",
     "rlvr.rollout.activity": "rlvr.rollout.plans",
     "rlvr.rollout.collector": "rlvr.rollout.buffer",
@@ -41,32 +61,56 @@ MOVED = {
     "rlvr.rollout.idle": "rlvr.rollout.plans",
     "rlvr.rollout.kv_cache": "rlvr.rollout.rows",
     "rlvr.rollout.products": "rlvr.rollout.decoder",
+    "rlvr.rollout.recorded": "rlvr.rollout.recorded_rollouts",
     "rlvr.rollout.sampling": "rlvr.rollout.rows",
     "rlvr.rollout.supply": "rlvr.rollout.buffer",
+    "rlvr.rollout.vllm.engine": "rlvr.rollout.vllm.embedded_engine",
+    "rlvr.rollout.vllm.process": "rlvr.rollout.vllm.engine_process",
     "rlvr.run_folder": "rlvr.run.run_folder",
     "rlvr.run_lock": "rlvr.run.run_lock",
     "rlvr.run_status": "rlvr.run.run_status",
     "rlvr.saved_state": "rlvr.run.checkpointing",
     "rlvr.schedules": "rlvr.core.schedules",
     "rlvr.seeding": "rlvr.core.seeding",
+    "rlvr.selection.members": "rlvr.selection.member_selectors",
     "rlvr.signals": "rlvr.core.waits",
     "rlvr.stage_plan": "rlvr.config.stage_plan",
     "rlvr.stages.advantages": "rlvr.stages.grpo.scoring",
     "rlvr.stages.appended": "rlvr.stages.grpo.appended",
+    "rlvr.stages.base": "rlvr.stages.stage_base",
     "rlvr.stages.demonstrations": "rlvr.stages.grpo.demonstrations",
+    "rlvr.stages.grpo.recorded": "rlvr.stages.grpo.recorded_buffer",
     "rlvr.stages.kl_scale": "rlvr.stages.grpo.kl_scale",
     "rlvr.stages.objective": "rlvr.stages.grpo.build_objective",
     "rlvr.stages.raised": "rlvr.verifiers.raised_verdicts",
-    "rlvr.stages.recorded": "rlvr.stages.grpo.recorded",
+    "rlvr.stages.recorded": "rlvr.stages.grpo.recorded_buffer",
     "rlvr.stages.reference_penalty": "rlvr.stages.grpo.reference_penalty",
     "rlvr.stages.scoring": "rlvr.stages.grpo.scoring",
     "rlvr.sweep": "rlvr.train.sweep",
     "rlvr.tree": "rlvr.core.tree",
+    "rlvr.verifiers.choice.options": "rlvr.verifiers.choice.choice_options",
+    "rlvr.verifiers.choice.statements": "rlvr.verifiers.choice.choice_statements",
+    "rlvr.verifiers.code.sandbox.probe": "rlvr.verifiers.code.sandbox.escape_probe",
+    "rlvr.verifiers.code.sandbox.process": "rlvr.verifiers.code.sandbox.zygote_process",
+    "rlvr.verifiers.code.verifier": "rlvr.verifiers.code.code_verifier",
     "rlvr.verifiers.exact": "rlvr.verifiers.answers",
     "rlvr.verifiers.extraction": "rlvr.verifiers.answers",
     "rlvr.verifiers.golds": "rlvr.verifiers.answers",
-    "rlvr.verifiers.math.gold": "rlvr.verifiers.math.verifier",
+    "rlvr.verifiers.instructions.registry": "rlvr.verifiers.instructions.instruction_registry",
+    "rlvr.verifiers.instructions.verifier": "rlvr.verifiers.instructions.instructions_verifier",
+    "rlvr.verifiers.math.answers": "rlvr.verifiers.math.math_answers",
+    "rlvr.verifiers.math.compare": "rlvr.verifiers.math.answer_comparison",
+    "rlvr.verifiers.math.deadline": "rlvr.verifiers.math.computation_deadline",
+    "rlvr.verifiers.math.evaluate": "rlvr.verifiers.math.evaluation",
+    "rlvr.verifiers.math.gold": "rlvr.verifiers.math.math_verifier",
+    "rlvr.verifiers.math.sampling": "rlvr.verifiers.math.point_sampling",
+    "rlvr.verifiers.math.tokens": "rlvr.verifiers.math.math_tokens",
+    "rlvr.verifiers.math.values": "rlvr.verifiers.math.math_values",
+    "rlvr.verifiers.math.verifier": "rlvr.verifiers.math.math_verifier",
+    "rlvr.verifiers.pool.process": "rlvr.verifiers.pool.worker_process",
+    "rlvr.verifiers.puzzles.arithmetic": "rlvr.verifiers.puzzles.expressions",
     "rlvr.verifiers.routing": "rlvr.verifiers.pool.pool",
+    "rlvr.verifiers.tool_calls.verifier": "rlvr.verifiers.tool_calls.tool_call_verifier",
     "rlvr.waits": "rlvr.core.waits",
 }
 """Modules of the version before that have another place or were put together with another one."""
@@ -82,7 +126,9 @@ class MovedModules(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of a moved module, else None."""
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+        if fullname in MOVED:
+            return ModuleSpec(fullname, self)
+        return None
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Nothing, which gives an empty module; `exec_module` replaces it."""
@@ -96,7 +142,8 @@ class MovedModules(MetaPathFinder, Loader):
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module in which `names` (old name -> new name, with its module where that is another one) were renamed.
+    """The `__getattr__` of a module in which `names` (old name -> new name, with its module where that is another one)
+    were renamed.
 
     Warns with a FutureWarning.
     """

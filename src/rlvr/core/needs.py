@@ -1,4 +1,5 @@
-"""What a piece may ask of a forward pass, and of which model. Pieces declare it; the learner computes only that."""
+"""Statistics that a component may ask of a forward pass, and of which model. The learner computes only declared
+ones."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Literal
 CURRENT = "current"
 """The policy as it is now."""
 PROXIMAL = "proximal"
-"""The policy that the ratio is taken to: the current one, detached, on a batch's first optimizer step; on later steps the
-one that sampled, or, where the objective has a correction or is decoupled, the one that the update began with."""
+"""The policy that the ratio is taken to: the current one, detached, on a batch's first optimizer step; on later steps
+the one that sampled, or, where the objective has a correction or is decoupled, the one that the update began with."""
 BEHAVIOUR = "behaviour"
 """The policy that sampled, by the log-probs recorded then. A piece that needs them is refused tokens that have none."""
 REFERENCE = "reference"
@@ -25,11 +26,13 @@ Statistic = Literal[
     "sum_squared_probs",
     "top_k",
 ]
-"""What can be asked about the next-token distribution, which is the softmax of the logits divided by the token's temperature.
+"""What can be asked about the next-token distribution, which is the softmax of the logits divided by the token's
+temperature.
 
-logprobs: of the tokens themselves. pair_logprobs: of other token ids at the same positions, [T, K]. logsumexp, mean_logit and
-max_logit are of the logits after that division, over the whole vocabulary of the LM head. sum_squared_probs is 1 for a certain
-token and 1 / V for a uniform distribution. top_k: log-probs of the k most likely tokens, [T, k], best first."""
+logprobs: of the tokens themselves. pair_logprobs: of other token ids at the same positions, [T, K]. logsumexp,
+mean_logit and max_logit are of the logits after that division, over the whole vocabulary of the LM head.
+sum_squared_probs is 1 for a certain token and 1 / V for a uniform distribution. top_k: log-probs of the k most likely
+tokens, [T, k], best first."""
 
 SEVERAL_PER_TOKEN: frozenset[Statistic] = frozenset({"pair_logprobs", "top_k"})
 """The statistics that are more than one number per token."""
@@ -39,8 +42,9 @@ SEVERAL_PER_TOKEN: frozenset[Statistic] = frozenset({"pair_logprobs", "top_k"})
 class Need:
     """One statistic at the trained tokens.
 
-    `model` is current, proximal, behaviour, reference or a named model; `grad` says whether the piece differentiates it. `k` is
-    how many tokens top_k needs; where pieces ask for different k, all get the largest, and read their first k columns.
+    `model` is current, proximal, behaviour, reference or a named model; `grad` says whether the piece differentiates
+    it. `k` is how many tokens top_k needs; where pieces ask for different k, all get the largest, and read their first
+    k columns.
     """
 
     statistic: Statistic

@@ -1,6 +1,7 @@
 """Files that rlvr wrote, told from those of the user: only the former are ever removed or replaced.
 
-Invariants: what is not recognised is left where it is, or renamed, never removed; nothing is reached through a symbolic link.
+Invariants: what is not recognised is left where it is, or renamed, never removed; nothing is reached through a symbolic
+link.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
 def remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove the regular files `names` (relative) of `folder` in this order, then the folders that this left empty,
     `folder` included. Everything else stays."""
-    inside, emptied = folder.resolve(), {folder}
+    inside = folder.resolve()
+    emptied = {folder}
     for name in names:
         file = folder / name
         if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(inside):
@@ -92,8 +94,8 @@ def check_new_folder(path: Path, what: str) -> None:
 
 
 def check_output(path: Path, is_ours: Callable[[str], bool], what: str) -> None:
-    """ConfigError where `path` is a file and `is_ours` does not know the head of its text: a file of the user's; also where
-    nothing can be written to it: a folder, or a path below a file."""
+    """ConfigError where `path` is a file and `is_ours` does not know the head of its text: a file of the user's; also
+    where nothing can be written to it: a folder, or a path below a file."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: give the path of a file")
     above = next((parent for parent in path.parents if os.path.lexists(parent)), Path())

@@ -59,10 +59,10 @@ class StepSchedule(BaseModel):
 class Controller(BaseModel):
     """A number driven by a metric: it rises while the metric is above its target and falls while below (gain > 0).
 
-    The proportional controller of adaptive KL coefficients (Ziegler et al. 2019, eq. 4) with a clipped error:
-    e = clip((metric - target) / target, -0.2, 0.2); value <- value * (1 + gain * e). With `delta` it moves by steps of one
-    size instead, and may leave 0: the adaptive entropy coefficient of Skywork-OR1 (He et al. 2025, arXiv 2505.22312), which has
-    a negative delta and `idle`.
+    The proportional controller of adaptive KL coefficients (Ziegler et al. 2019, eq. 4) with a clipped error: e =
+    clip((metric - target) / target, -0.2, 0.2); value <- value * (1 + gain * e). With `delta` it moves by steps of one
+    size instead, and may leave 0: the adaptive entropy coefficient of Skywork-OR1 (He et al. 2025, arXiv 2505.22312),
+    which has a negative delta and `idle`.
     """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -76,11 +76,11 @@ class Controller(BaseModel):
     gain: float = 0.1
     """How much an error of 1 changes the value in one step; negative when a larger value raises the metric."""
     delta: float | None = None
-    """Added in each step in which the metric is above its target, and taken off otherwise, in place of `gain`; negative when a
-    larger value raises the metric. Null: the proportional form."""
+    """Added in each step in which the metric is above its target, and taken off otherwise, in place of `gain`; negative
+    when a larger value raises the metric. Null: the proportional form."""
     idle: bool = False
-    """With `delta`, 0 in place of the value while the metric, as last measured, is where it should be: below its target (above
-    it where delta is negative)."""
+    """With `delta`, 0 in place of the value while the metric, as last measured, is where it should be: below its target
+    (above it where delta is negative)."""
     minimum: float = 0.0
     """The value never falls below this."""
     maximum: float = Field(default=math.inf, allow_inf_nan=True)
@@ -122,7 +122,8 @@ class Controller(BaseModel):
         return {"current": self._bounded, "needed": self._needed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._current, self._needed = float(state["current"]), bool(state.get("needed", True))
+        self._current = float(state["current"])
+        self._needed = bool(state.get("needed", True))
 
 
 AnyScalar = Annotated[float, Field(allow_inf_nan=False)] | Schedule | StepSchedule | Controller
@@ -131,8 +132,8 @@ if TYPE_CHECKING:
     Scalar = float
 else:
     Scalar = AnyScalar
-"""The type of an option of a component that may be written so. The component is called as `at` returns it, with floats alone, which is
-what a type checker knows."""
+"""The type of an option of a component that may be written so. The component is called as `at` returns it, with floats
+alone, which is what a type checker knows."""
 
 
 def least_value(scalar: AnyScalar) -> float:
@@ -142,7 +143,9 @@ def least_value(scalar: AnyScalar) -> float:
             return min(0.0, scalar.minimum)
         if scalar.delta is None and scalar.value > 0:
             # The proportional form multiplies by at least 1 - 0.2 |gain|: above 0, a positive value never comes to 0.
-            return max(scalar.minimum, sys.float_info.min) if 0.2 * abs(scalar.gain) < 1 else scalar.minimum
+            if 0.2 * abs(scalar.gain) < 1:
+                return max(scalar.minimum, sys.float_info.min)
+            return scalar.minimum
         return min(scalar.minimum, scalar.value)
     if isinstance(scalar, Schedule):
         return min(scalar.start, scalar.end)
@@ -171,7 +174,10 @@ def refuse_below(name: str, scalar: AnyScalar | str | None, limit: float, above:
         return
     least = least_value(scalar)
     if least < limit or (above and least == limit):
-        reaches = f"is {least:g}" if isinstance(scalar, (int, float)) else f"goes down to {least:g}"
+        if isinstance(scalar, (int, float)):
+            reaches = f"is {least:g}"
+        else:
+            reaches = f"goes down to {least:g}"
         raise ValueError(f"{name} {reaches}, and must be {'above' if above else 'at least'} {limit:g}")
 
 
@@ -179,8 +185,14 @@ def refuse_above(name: str, scalar: AnyScalar, limit: float) -> None:
     """ValueError where a number, or a schedule or controller of it, may rise above `limit`."""
     most = most_value(scalar)
     if most > limit:
-        reaches = f"is {most:g}" if isinstance(scalar, (int, float)) else f"goes up to {most:g}"
-        fix = " (set `maximum`)" if isinstance(scalar, Controller) else ""
+        if isinstance(scalar, (int, float)):
+            reaches = f"is {most:g}"
+        else:
+            reaches = f"goes up to {most:g}"
+        if isinstance(scalar, Controller):
+            fix = " (set `maximum`)"
+        else:
+            fix = ""
         raise ValueError(f"{name} {reaches}, and must be at most {limit:g}{fix}")
 
 
@@ -202,11 +214,14 @@ def at(piece: Any, step: int, steps: int) -> Any:
         for f in dataclasses.fields(piece)
         if isinstance(value := getattr(piece, f.name), (Schedule, StepSchedule, Controller))
     }
-    return dataclasses.replace(piece, **moving) if moving else piece
+    if moving:
+        return dataclasses.replace(piece, **moving)
+    return piece
 
 
 def moving_options(piece: Any, prefix: str, step: int, steps: int) -> dict[str, float]:
-    """The options of `piece` that are no constants, as `prefix.option` -> the float that each is at `step` of `steps`."""
+    """The options of `piece` that are no constants, as `prefix.option` -> the float that each is at `step` of
+    `steps`."""
     if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
         return {}
     values = {f.name: getattr(piece, f.name) for f in dataclasses.fields(piece)}
@@ -244,8 +259,9 @@ class AdaptiveComponent(Component):
 class ComponentList:
     """Components by name, in the order in which a checkpoint saves them.
 
-    An item is a component or a dataclass beside it that holds its coefficient; both may have the same name. Every option of either
-    may be a schedule or a controller. Saved state: one entry for each adaptive component, None where it remembers nothing.
+    An item is a component or a dataclass beside it that holds its coefficient; both may have the same name. Every
+    option of either may be a schedule or a controller. Saved state: one entry for each adaptive component, None where
+    it remembers nothing.
     """
 
     def __init__(self, items: Iterable[tuple[str, Any]]) -> None:
@@ -256,7 +272,8 @@ class ComponentList:
         return iter(self._items)
 
     def at(self, step: int, steps: int) -> list[tuple[str, Any]]:
-        """Return the names and the items, with every scheduled or driven option as the float that it is at `step` of `steps`."""
+        """Return the names and the items, with every scheduled or driven option as the float that it is at `step` of
+        `steps`."""
         return [(name, at(item, step, steps)) for name, item in self._items]
 
     def controllers(self) -> Iterator[Controller]:

@@ -41,7 +41,8 @@ def read_yaml(text: str, name: str) -> Any:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. ConfigError, in one line with the place of the fault, where there is none in it."""
+    """Return the mapping in a YAML file. ConfigError, in one line with the place of the fault, where there is none in
+    it."""
     restore = "correct it, or restore the file from a copy"
     text = ""
     try:
@@ -49,7 +50,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
         tree = read_yaml(text, str(path))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        if mark is None:
+            place = ""
+        else:
+            place = f", line {mark.line + 1}, column {mark.column + 1}"
         problem = ", ".join(filter(None, [error.context, error.problem]))
         raise ConfigError(f"{path}{place}: it is not YAML ({problem}): {restore}") from error
     except yaml.reader.ReaderError as error:  # a file of zero bytes, as a power cut leaves it, has no marks
@@ -85,9 +89,10 @@ def as_tree(override: str) -> dict[str, Any]:
 def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:
     """`over` laid over `base`, both trees that stand at `path`: mappings key by key, everything else replaced.
 
-    A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name;
-    a mapping of options over a bare name keeps that name. A scheduled or driven number over a word replaces it. A mapping of
-    numbers over a list changes those items of it (`stages.0.steps=3`); ConfigError where there is none of that number.
+    A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name; a
+    mapping of options over a bare name keeps that name. A scheduled or driven number over a word replaces it. A mapping
+    of numbers over a list changes those items of it (`stages.0.steps=3`); ConfigError where there is none of that
+    number.
     """
     if isinstance(base, list) and isinstance(over, Mapping) and over and all(str(key).isdigit() for key in over):
         return _items(base, over, path)

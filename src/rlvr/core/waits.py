@@ -1,11 +1,12 @@
 """Waits with names and deadlines, and the signals that stop a run or ask what it is doing.
 
-Every blocking wait says what it waits for, and has a deadline. At half of its deadline a wait warns; at the end it writes the stacks of
-all threads to the log and raises. Time is monotonic, so a clock that jumps neither ends a wait nor prolongs it.
+Every blocking wait says what it waits for, and has a deadline. At half of its deadline a wait warns; at the end it
+writes the stacks of all threads to the log and raises. Time is monotonic, so a clock that jumps neither ends a wait nor
+prolongs it.
 
-Ctrl-C, SIGTERM and SIGHUP stop a run, SIGUSR1 has it say what it is doing. The first of the three asks the run to stop at the next safe
-point, a second Ctrl-C or SIGTERM stops it at once. SIGHUP, which a terminal that is closed sends, is left alone where it is ignored
-(nohup), and is ignored once one was taken.
+Ctrl-C, SIGTERM and SIGHUP stop a run, SIGUSR1 has it say what it is doing. The first of the three asks the run to stop
+at the next safe point, a second Ctrl-C or SIGTERM stops it at once. SIGHUP, which a terminal that is closed sends, is
+left alone where it is ignored (nohup), and is ignored once one was taken.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from concurrent.futures import Future, wait
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
-from rlvr.errors import WaitTimeout
+from rlvr.errors import WaitTimeoutError
 
 log = logging.getLogger(__name__)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -42,7 +43,8 @@ class Wait:
     """Called at every check; they raise where no wait makes sense any more (a rank of the run is lost)."""
 
     def __init__(self, what: object, deadline: float) -> None:
-        self.what, self.deadline = what, deadline
+        self.what = what
+        self.deadline = deadline
         self.began = time.monotonic()
         self._warned = False
 
@@ -55,18 +57,23 @@ class Wait:
 
     def __str__(self) -> str:
         now = time.monotonic()
-        left = "no deadline" if math.isinf(self.deadline) else f"deadline in {max(0.0, self.deadline - now):.0f} s"
+        if math.isinf(self.deadline):
+            left = "no deadline"
+        else:
+            left = f"deadline in {max(0.0, self.deadline - now):.0f} s"
         return f"{self.what} for {now - self.began:.0f} s ({left})"
 
     def check(self) -> None:
-        """Warn when half of the time has passed; WaitTimeout, after the stacks of all threads, when all of it has. Raises what
-        an alarm raises."""
+        """Warn when half of the time has passed; WaitTimeoutError, after the stacks of all threads, when all of it has.
+        Raises what an alarm raises."""
         for alarm in list(self.alarms):
             alarm()
         now = time.monotonic()
         if now > self.deadline:
             log.error("gave up waiting for %s; the stacks of all threads:\n%s", self, stacks())
-            raise WaitTimeout(f"waited {now - self.began:.0f} s for {self.what}, and nothing came before the deadline")
+            raise WaitTimeoutError(
+                f"waited {now - self.began:.0f} s for {self.what}, and nothing came before the deadline"
+            )
         if not self._warned and now - self.began > (self.deadline - self.began) / 2:
             log.warning("still waiting for %s", self)
             self._warned = True
@@ -77,8 +84,8 @@ def finished(
 ) -> bool:
     """Wait until `future` is done; False when `interrupted()` is true by then, or becomes true.
 
-    Waits at most until `deadline` (time.monotonic seconds) and then raises WaitTimeout that names `what`, as it reads by
-    then.
+    Waits at most until `deadline` (time.monotonic seconds) and then raises WaitTimeoutError that names `what`, as it
+    reads by then.
     """
     with Wait(what, deadline) as waiting:
         while True:
@@ -91,7 +98,7 @@ def finished(
 
 
 def stacks() -> str:
-    """Where every thread is."""
+    """Return where every thread is."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
@@ -102,8 +109,9 @@ def stacks() -> str:
 class StopRequest:
     """Inside the `with` block, SIGINT, SIGTERM and SIGHUP set `signal` instead of killing; only in the main thread.
 
-    `bool(request)` says whether what runs inside should stop; a second signal raises KeyboardInterrupt where the program
-    is. After a SIGHUP the process ignores others to its end: no terminal is left that could go. `signal` stays readable after the block. `reply` is written to standard error at the first one.
+    `bool(request)` says whether what runs inside should stop; a second signal raises KeyboardInterrupt where the
+    program is. After a SIGHUP the process ignores others to its end: no terminal is left that could go. `signal` stays
+    readable after the block. `reply` is written to standard error at the first one.
     """
 
     def __init__(self, reply: str = "") -> None:
@@ -118,7 +126,9 @@ class StopRequest:
         return self._inside and self.signal is not None
 
     def __enter__(self) -> StopRequest:
-        self.signal, self.at_once, self._inside = None, False, True
+        self.signal = None
+        self.at_once = False
+        self._inside = True
         if threading.current_thread() is threading.main_thread():
             nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             heard = [number for number in STOPPING if not (nohup and number == signal.SIGHUP)]
@@ -132,7 +142,8 @@ class StopRequest:
             self._before[signal.SIGHUP] = signal.SIG_IGN  # the second may come while the run is being closed
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before, self._inside = {}, False
+        self._before = {}
+        self._inside = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
@@ -147,16 +158,18 @@ class StopRequest:
 
 
 _descriptions: list[Callable[[], str]] = []
-"""Those of the `reporting` blocks that the main thread is in; the innermost, which is the last, is what SIGUSR1 writes."""
+"""Those of the `reporting` blocks that the main thread is in; the innermost, which is the last, is what SIGUSR1
+writes."""
 
 
 @contextlib.contextmanager
 def reporting(describe: Callable[[], str]) -> Iterator[None]:
-    """Inside, SIGUSR1 writes what `describe` gives to standard error; only in the main thread, and where there is SIGUSR1.
+    """Inside, SIGUSR1 writes what `describe` gives to standard error; only in the main thread, and where there is
+    SIGUSR1.
 
     A thread answers, so that the answer also comes while the main thread is inside a long kernel or a collective. Where
-    somebody else (an event loop in the main thread) already has Python's one wakeup descriptor, the main thread answers.
-    A block inside another one replaces the description until it ends.
+    somebody else (an event loop in the main thread) already has Python's one wakeup descriptor, the main thread
+    answers. A block inside another one replaces the description until it ends.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGUSR1"):
         yield

@@ -3,13 +3,13 @@
 Importing this room registers its samplers and sources.
 """
 
-from rlvr.data.adapters import to_task
 from rlvr.data.arithmetic import arithmetic
 from rlvr.data.functions import functions
 from rlvr.data.history import History, TaskHistory
 from rlvr.data.preferences import preferences
 from rlvr.data.products import products
 from rlvr.data.prompts import Prompts
+from rlvr.data.row_adapters import to_task
 from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle, TaskPool
 from rlvr.data.sources import load_tasks
 from rlvr.data.splits import in_split

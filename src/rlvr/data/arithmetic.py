@@ -1,8 +1,8 @@
 """Generated arithmetic: additions worked column by column, for the quickstart and for tests.
 
 The question is a chat message ("58+67=?"), the demonstration works from the last digit to the first, each column as
-`digit+digit+carry=sum`, and ends in `#### N`: "8+7+0=15,5+6+1=12 #### 125". Invariant: training and evaluation tasks never
-share a question; the side is decided by a hash of the question, not by its digits.
+`digit+digit+carry=sum`, and ends in `#### N`: "8+7+0=15,5+6+1=12 #### 125". Invariant: training and evaluation tasks
+never share a question; the side is decided by a hash of the question, not by its digits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def arithmetic(
     possible = sum((9 * 10 ** (n - 1)) ** 2 for n in lengths) * (EVAL_SHARE if split == "eval" else 1 - EVAL_SHARE)
     if count > possible / 2:
         raise ConfigError(
-            f"source 'arithmetic': {count} different tasks are too many for {lengths} digits: at most {int(possible / 2)}"
+            f"source 'arithmetic': {count} different tasks are too many for {lengths} digits: at most "
+            f"{int(possible / 2)}"
         )
     numbers = random.Random(seed_of("arithmetic", seed, split))
     seen: set[str] = set()
@@ -57,7 +58,8 @@ def arithmetic(
 
 def _columns(a: int, b: int) -> str:
     """The columns of an addition, last digit first, each with its carry and two-digit sum."""
-    columns, carry = [], 0
+    columns = []
+    carry = 0
     for x, y in zip(reversed(str(a)), reversed(str(b)), strict=True):
         total = int(x) + int(y) + carry
         columns.append(f"{x}+{y}+{carry}={total:02d}")

@@ -3,16 +3,18 @@
 Recognised by their columns:
 
 - HumanEval, HumanEval+: `prompt`, `entry_point`, `test`, `canonical_solution`
-- MBPP, MBPP+: `text` or `prompt`, `test_list`, `code`, `test_setup_code` or `test_imports`, of MBPP+ also `test`; the prompt shows the
-  first test only, since a policy writes down the answers of the tests that it sees
-- APPS, TACO: `question`, `input_output` (`inputs`, `outputs`, `fn_name`), `solutions`, TACO's `time_limit` and `memory_limit`
+- MBPP, MBPP+: `text` or `prompt`, `test_list`, `code`, `test_setup_code` or `test_imports`, of MBPP+ also `test`; the
+  prompt shows the first test only, since a policy writes down the answers of the tests that it sees
+- APPS, TACO: `question`, `input_output` (`inputs`, `outputs`, `fn_name`), `solutions`, TACO's `time_limit` and
+  `memory_limit`
 - CodeContests: `description`, `public_tests`, `private_tests`, `generated_tests`, `time_limit`, `memory_limit_bytes`
 - LiveCodeBench: `question_content`, `public_test_cases`, `private_test_cases`, `metadata`
-- verl: a `ground_truth` that is JSON of `inputs` and `outputs` (PRIME's layout too, with `fn_name`), or of `assert_case`
+- verl: a `ground_truth` that is JSON of `inputs` and `outputs` (PRIME's layout too, with `fn_name`), or of
+  `assert_case`
 - open-instruct: `messages` and a `ground_truth` that is a list of assertions, or of `input` and `output`
 
-Invariants: a row of no such layout comes back as it was; what is packed in text is read as JSON or as Python literals, and never
-unpickled to anything but text.
+Invariants: a row of no such layout comes back as it was; what is packed in text is read as JSON or as Python literals,
+and never unpickled to anything but text.
 """
 
 from __future__ import annotations
@@ -78,16 +80,20 @@ def same_numbers(out, exp, atol):
 
 
 """
-"""In place of the `np.allclose` of EvalPlus' tests on the hub, which broadcasts: it takes [] for 1.5, and 1.5 for [1.5, 1.5]. The distance
-is that of `np.testing.assert_allclose` in `evalplus/eval/__init__.py`, and a tuple is a list there too."""
+"""In place of the `np.allclose` of EvalPlus' tests on the hub, which broadcasts: it takes [] for 1.5, and 1.5 for [1.5,
+1.5]. The distance is that of `np.testing.assert_allclose` in `evalplus/eval/__init__.py`, and a tuple is a list there
+too."""
 
-_ASK = "Write a Python program that reads from standard input and prints to standard output. Put it into one ```python block."
+_ASK = (
+    "Write a Python program that reads from standard input and prints to standard output. Put it into one "
+    "```python block."
+)
 _ASK_FUNCTION = "Put the whole code into one ```python block."
 
 
 def as_code_row(row: Row, place: str) -> Row | None:
-    """The row with our columns in place of a code layout's, or None where it has none. DataError names the place; NoTestsError, which is
-    one, for a task that nothing can be tried on."""
+    """The row with our columns in place of a code layout's, or None where it has none. DataError names the place;
+    NoTestsError, which is one, for a task that nothing can be tried on."""
     if row.get("kind") is not None:  # ours already
         return None
     for columns, read in _LAYOUTS:
@@ -107,7 +113,8 @@ def as_code_row(row: Row, place: str) -> Row | None:
 
 
 def tests_of(graded: Any) -> dict[str, Any] | None:
-    """What a `ground_truth` of verl or open-instruct says about how programs are tried, or None where it is no such thing."""
+    """Return what a `ground_truth` of verl or open-instruct says about how programs are tried, or None where it is no
+    such thing."""
     value = graded
     if isinstance(graded, str):
         if graded[:1] not in ("{", "["):
@@ -132,7 +139,8 @@ def tests_of(graded: Any) -> dict[str, Any] | None:
 
 
 def _humaneval(row: Row) -> Row:
-    stub, test = row.pop("prompt"), _with_shapes(row.pop("test"))
+    stub = row.pop("prompt")
+    test = _with_shapes(row.pop("test"))
     info = {"kind": "humaneval", "prompt": stub, "entry_point": row.pop("entry_point"), "test": test}
     info["packages"] = _packages(test)
     info["time_limit"] = _seconds_for(test)
@@ -184,16 +192,22 @@ def _seconds_for(test: str) -> float | None:
 
 
 def _packages(tests: str) -> list[str] | None:
-    """What a data set's tests import: EvalPlus compares with numpy."""
-    return ["numpy"] if re.search(r"^(?:import|from) numpy\b", tests, re.MULTILINE) else None
+    """Return what a data set's tests import: EvalPlus compares with numpy."""
+    if re.search(r"^(?:import|from) numpy\b", tests, re.MULTILINE):
+        return ["numpy"]
+    return None
 
 
 def _apps(row: Row) -> Row:
-    packed, solutions = row.pop("input_output"), row.pop("solutions", None)
+    packed = row.pop("input_output")
+    solutions = row.pop("solutions", None)
     if packed == "":
         raise NoTestsError(_NO_TESTS)
     info = _in_place(_in_and_out(json.loads(packed) if isinstance(packed, str) else packed), row.get("starter_code"))
-    solutions = json.loads(solutions) if isinstance(solutions, str) and solutions else solutions
+    if isinstance(solutions, str) and solutions:
+        solutions = json.loads(solutions)
+    else:
+        solutions = solutions
     info["solution"] = solutions[0] if solutions else None
     if seconds := _quantity(row.pop("time_limit", None), _SECONDS):
         info["time_limit"] = max(seconds, _APPS_SECONDS)
@@ -203,9 +217,15 @@ def _apps(row: Row) -> Row:
 
 
 def _quantity(written: Any, units: Mapping[str, float]) -> float | None:
-    """A limit of TACO in our unit: `2.0 seconds`, `256.0 megabytes`; None where it is not known or written otherwise."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold()) if isinstance(written, str) else None
-    return None if found is None or found[2] not in units else float(found[1]) * units[found[2]] or None
+    """A limit of TACO in our unit: `2.0 seconds`, `256.0 megabytes`; None where it is not known or written
+    otherwise."""
+    if isinstance(written, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold())
+    else:
+        found = None
+    if found is None or found[2] not in units:
+        return None
+    return float(found[1]) * units[found[2]] or None
 
 
 def _codecontests(row: Row) -> Row:
@@ -230,7 +250,10 @@ def _codecontests(row: Row) -> Row:
 
 def _livecodebench(row: Row) -> Row:
     metadata = row.pop("metadata", None) or "{}"
-    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    if isinstance(metadata, str):
+        metadata = json.loads(metadata)
+    else:
+        metadata = metadata
     tests = [*_unpacked(row.pop("public_test_cases")), *_unpacked(row.pop("private_test_cases", None) or "[]")]
     value = {"inputs": [t["input"] for t in tests], "outputs": [t["output"] for t in tests]}
     if metadata.get("func_name"):
@@ -241,10 +264,14 @@ def _livecodebench(row: Row) -> Row:
 
 def _verl(row: Row) -> Row | None:
     graded = row["reward_model"]
-    info = tests_of(graded.get("ground_truth")) if isinstance(graded, Mapping) else None
+    if isinstance(graded, Mapping):
+        info = tests_of(graded.get("ground_truth"))
+    else:
+        info = None
     if info is None:
         return None
-    extra, source = dict(row.pop("extra_info", None) or {}), row.pop("data_source", None)
+    extra = dict(row.pop("extra_info", None) or {})
+    source = row.pop("data_source", None)
     row.pop("reward_model")
     return {**row, "source": source, "info": {**extra, **info}}
 
@@ -274,25 +301,34 @@ def _in_and_out(value: Mapping[str, Any]) -> dict[str, Any]:
 def _returned(arguments: Any, output: Any) -> Any:
     """The value that a call returns: written as text where its arguments are, as by LiveCodeBench and verl
     (`lcb_runner/evaluation/testing_util.py`, `reward_score/prime_code/testing_util.py`), else as it stands."""
-    return _value(output) if isinstance(arguments, str) else output
+    if isinstance(arguments, str):
+        return _value(output)
+    return output
 
 
 def _in_place(info: dict[str, Any], starter: Any) -> dict[str, Any]:
-    """The info of a function. Where LeetCode's stub returns None and a value is expected, it is what the first argument holds then."""
+    """The info of a function. Where LeetCode's stub returns None and a value is expected, it is what the first argument
+    holds then."""
     if info["kind"] != "function" or all(case["expected"] is None for case in info["cases"]):
         return info
     signature = rf"\bdef[ \t]+{re.escape(info['name'])}[ \t]*\((?:(?!\bdef\b).)*?\)[ \t]*->[ \t]*None[ \t]*:"
     found = isinstance(starter, str) and re.search(signature, starter, re.DOTALL)
-    return {**info, "result_argument": 0} if found else info
+    if found:
+        return {**info, "result_argument": 0}
+    return info
 
 
 def _lines(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return str(value)
 
 
 def _arguments(value: Any) -> list[Any]:
     """A call's arguments: a list of them, or text with one in each line."""
-    return [_value(line) for line in value.split("\n") if line] if isinstance(value, str) else list(value)
+    if isinstance(value, str):
+        return [_value(line) for line in value.split("\n") if line]
+    return list(value)
 
 
 def _value(text: Any) -> Any:
@@ -332,13 +368,19 @@ def _asked(question: str, info: Mapping[str, Any], starter: str | None = None) -
     """The question, and in which form the answer is wanted."""
     if info["kind"] == "stdio":
         return f"{question.strip()}\n\n{_ASK}"
-    started = f" Go on from:\n```python\n{starter.rstrip()}\n```" if starter and starter.strip() else ""
+    if starter and starter.strip():
+        started = f" Go on from:\n```python\n{starter.rstrip()}\n```"
+    else:
+        started = ""
     return f"{question.strip()}\n\nWrite the Python function `{info['name']}`. {_ASK_FUNCTION}{started}"
 
 
 def _with(row: Row, question: str, info: Mapping[str, Any], id_column: str) -> Row:
     known = row.pop(id_column, None)
-    named = {} if known is None or row.get("id") is not None else {"id": known}
+    if known is None or row.get("id") is not None:
+        named = {}
+    else:
+        named = {"id": known}
     kept = {name: value for name, value in info.items() if value not in (None, "")}
     return {**row, **named, "prompt": [{"role": "user", "content": question}], "info": kept}
 

@@ -76,7 +76,10 @@ def _parse(raw: bytes, place: str, whole: bool = False) -> Any:
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: not UTF-8 text at byte {error.start}; save the file as UTF-8") from error
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}" if whole else f"column {error.colno}"
+        if whole:
+            where = f"line {error.lineno}, column {error.colno}"
+        else:
+            where = f"column {error.colno}"
         raise DataError(f"{place}, {where}: not valid JSON: {error.msg}") from error
     except RecursionError as error:
         raise DataError(f"{place}: JSON nested too deeply to read") from error

@@ -1,8 +1,9 @@
 """Generated one-line functions: a small policy finds which function has two given values, and writes it in Python.
 
-The question is a chat message, "f(0)=37 f(4)=41"; the demonstration is "def f(x):return x+37"; the tests (kind `function` of the
-verifier `code`) ask for other values, which the question does not show. Invariants: the two values fit no other function x+n,
-x-n or x*n; training and evaluation tasks never share a question; the side is decided by a hash of the question.
+The question is a chat message, "f(0)=37 f(4)=41"; the demonstration is "def f(x):return x+37"; the tests (kind
+`function` of the verifier `code`) ask for other values, which the question does not show. Invariants: the two values
+fit no other function x+n, x-n or x*n; training and evaluation tasks never share a question; the side is decided by a
+hash of the question.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ EVAL_SHARE = 0.1
 NUMBERS = range(2, 100)
 """A function's number."""
 SECOND = range(2, 10)
-"""The second argument that a question shows; the first one is where the function's value is its number: 1 for x*n, else 0."""
+"""The second argument that a question shows; the first one is where the function's value is its number: 1 for x*n, else
+0."""
 TESTED = (11, 20, -3)
 """Arguments that are tested, none of which a question shows."""
 
@@ -38,7 +40,8 @@ def functions(*, count: int, split: Literal["train", "eval"] = "train", seed: in
     numbers = random.Random(seed_of("functions", seed, split))
     seen: set[str] = set()
     while len(seen) < count:
-        operator, number = numbers.choice("+-*"), numbers.choice(NUMBERS)
+        operator = numbers.choice("+-*")
+        number = numbers.choice(NUMBERS)
         shown = (int(operator == "*"), numbers.choice(SECOND))
         question = " ".join(f"f({x})={_value(x, operator, number)}" for x in shown)
         if question not in seen and in_split(question, split, EVAL_SHARE):

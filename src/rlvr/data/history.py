@@ -17,7 +17,7 @@ from rlvr.records import BASELINE, Rollout
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """What happened to one task so far."""
+    """Results of one task so far."""
 
     attempts: int = 0
     """Rollouts verified."""
@@ -34,11 +34,14 @@ class TaskHistory:
     @property
     def pass_rate(self) -> float | None:
         """The mean of all decided scores (with scores of 0 and 1 the share that is correct); None before the first."""
-        return self.total / self.decided if self.decided else None
+        if self.decided:
+            return self.total / self.decided
+        return None
 
 
 class History:
-    """The history of every attempted task, by id. Best answers are kept up to `answer_limit` characters; 0: not at all."""
+    """The history of every attempted task, by id. Best answers are kept up to `answer_limit` characters; 0: not at
+    all."""
 
     def __init__(self, answer_limit: int = 0) -> None:
         self.answer_limit = answer_limit
@@ -73,7 +76,7 @@ class History:
         )
 
     def __len__(self) -> int:
-        """How many tasks were attempted."""
+        """Return how many tasks were attempted."""
         return len(self._rows)
 
     def __iter__(self) -> Iterator[str]:

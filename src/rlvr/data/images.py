@@ -1,5 +1,5 @@
-"""Rows with images, video or audio, which are refused: a policy that reads text only would train on prompts that miss what
-they ask about.
+"""Rows with images, video or audio, which are refused: a policy that reads text only would train on prompts that miss
+what they ask about.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ COLUMNS = {
     "audio_path": "audio",
     "audio_url": "audio",
 }
-"""Columns that hold a row's media in data sets of multimodal models, and what they hold. A text there is a path or an address."""
+"""Columns that hold a row's media in data sets of multimodal models, and what they hold. A text there is a path or an
+address."""
 PARTS = {
     "image": "images",
     "image_url": "images",
@@ -39,10 +40,11 @@ PARTS = {
     "audio_url": "audio",
     "input_audio": "audio",
 }
-"""Types of the parts of a chat message that are no text, as transformers' templates and OpenAI's interfaces name them."""
+"""Types of the parts of a chat message that are no text, as transformers' templates and OpenAI's interfaces name
+them."""
 _MARK = re.compile(r"^<(image|video|audio)>(?!.*</\1>)|(?<!\w)<(image|video|audio)>\Z", re.DOTALL | re.MULTILINE)
-"""The place of a medium in the text of a prompt, as the data sets of LLaVA and verl write it: at the begin of a line or at the
-end. In a sentence, or with an end tag, it is markup that a task asks about."""
+"""The place of a medium in the text of a prompt, as the data sets of LLaVA and verl write it: at the begin of a line or
+at the end. In a sentence, or with an end tag, it is markup that a task asks about."""
 _MARKED = {"image": "images", "video": "videos", "audio": "audio"}
 _FILE = re.compile(r"^(data:|[a-z]+://)|\.\w{2,5}$", re.IGNORECASE)
 """A text that is a path or an address. In a column called `video`, say, other text is a description, which is kept."""
@@ -54,20 +56,30 @@ def refuse_images(columns: Mapping[str, Any], prompt: Any, place: str) -> None:
         kind = (COLUMNS.get(name) if _is_there(value, name) else None) or _kind(value)
         if kind is not None:
             raise DataError(
-                f"{place}: {_unsupported(kind)}, and the column {name!r} has one; where the prompts do not need it, leave the "
+                f"{place}: {_unsupported(kind)}, and the column {name!r} has one; where the prompts do not need it, "
+                "leave the "
                 "column out: data.fields={info: [the columns to keep]}"
             )
     if isinstance(prompt, str):
         _refuse_mark(prompt, "prompt", place)
-    messages = prompt if isinstance(prompt, Sequence) and not isinstance(prompt, str) else ()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        messages = prompt
+    else:
+        messages = ()
     for number, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(message, Mapping):
+            content = message.get("content")
+        else:
+            content = None
         where = f"prompt[{number}]"
         if isinstance(content, str):
             _refuse_mark(content, where, place)
         elif isinstance(content, Sequence):
             for part in content:
-                kind = PARTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+                if isinstance(part, Mapping):
+                    kind = PARTS.get(str(part.get("type")))
+                else:
+                    kind = None
                 if kind is not None:
                     raise DataError(f"{place}: {_unsupported(kind)}, and {where!r} has one")
 
@@ -84,11 +96,14 @@ def _refuse_mark(text: str, where: str, place: str) -> None:
 
 
 def _unsupported(kind: str) -> str:
-    return "audio is not supported yet" if kind == "audio" else f"{kind} are not supported yet"
+    if kind == "audio":
+        return "audio is not supported yet"
+    return f"{kind} are not supported yet"
 
 
 def _is_there(value: Any, column: str) -> bool:
-    """Tell a medium in a column of that name from null, an empty text, a number, a description, and a list of only these."""
+    """Tell a medium in a column of that name from null, an empty text, a number, a description, and a list of only
+    these."""
     if isinstance(value, (list, tuple)):
         numbers = column == "pixel_values" and len(value) > 0
         return numbers or any(_is_there(one, column) for one in value)
@@ -98,7 +113,8 @@ def _is_there(value: Any, column: str) -> bool:
 
 
 def _kind(value: Any) -> str | None:
-    """The kind of media as `datasets` gives them, in whatever column: PIL's images, and mappings of a file; and lists of these."""
+    """The kind of media as `datasets` gives them, in whatever column: PIL's images, and mappings of a file; and lists
+    of these."""
     if isinstance(value, (list, tuple)):
         return next((kind for one in value if (kind := _kind(one)) is not None), None)
     if isinstance(value, Mapping):
@@ -106,4 +122,6 @@ def _kind(value: Any) -> str | None:
             return "audio"
         is_file = set(value) == {"bytes", "path"} and any(one is not None for one in value.values())
         return "images" if is_file else None
-    return "images" if type(value).__module__.partition(".")[0] == "PIL" else None
+    if type(value).__module__.partition(".")[0] == "PIL":
+        return "images"
+    return None

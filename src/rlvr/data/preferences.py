@@ -17,7 +17,8 @@ from rlvr.records import Task
 from rlvr.registry import register
 
 TEMPLATE = (
-    "Which of two responses to a request is the better one?\n\n# Request\n{prompt}\n\n# Response A\n{a}\n\n# Response B\n{b}\n\n"
+    "Which of two responses to a request is the better one?\n\n# Request\n{prompt}\n\n# Response A\n{a}\n\n# "
+    "Response B\n{b}\n\n"
     "Reason first, then give your verdict."
 )
 
@@ -32,11 +33,11 @@ def preferences(
     fields: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> Iterator[Task]:
-    """One task, or with `both_orders` two, for each row of `data`, a data set as `data.train` takes it, whose rows have `prompt`,
-    `chosen` and `rejected` (texts, or messages of which the last one counts).
+    """One task, or with `both_orders` two, for each row of `data`, a data set as `data.train` takes it, whose rows have
+    `prompt`, `chosen` and `rejected` (texts, or messages of which the last one counts).
 
-    `template` has the slots {prompt}, {a} and {b}. The answer is A or B; info.labels are both. DataError names a row that lacks
-    a response.
+    `template` has the slots {prompt}, {a} and {b}. The answer is A or B; info.labels are both. DataError names a row
+    that lacks a response.
     """
     for task in load_tasks(data, split=split, fields=fields):
         pair = [_text(task, name) for name in ("chosen", "rejected")]
@@ -66,4 +67,6 @@ def _text(task: Task, name: str) -> str:
 
 
 def _last(value: Any) -> str:
-    return value if isinstance(value, str) else str(value[-1].get("content", ""))
+    if isinstance(value, str):
+        return value
+    return str(value[-1].get("content", ""))

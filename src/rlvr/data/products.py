@@ -1,8 +1,9 @@
 """Generated products: multiplications too hard for a small policy, for which it can ask a calculator.
 
-The question is a chat message ("58*67=?"). The demonstrations are turns of a talk with the `calculator` environment: the
-call "[58*67]"; the answer "#### 3886" after the reply "3886", which then stands in the prompt; a guess, which is the answer
-outright. Invariant: training and evaluation tasks never share a question; the side is decided by a hash of the question.
+The question is a chat message ("58*67=?"). The demonstrations are turns of a talk with the `calculator` environment:
+the call "[58*67]"; the answer "#### 3886" after the reply "3886", which then stands in the prompt; a guess, which is
+the answer outright. Invariant: training and evaluation tasks never share a question; the side is decided by a hash of
+the question.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def products(
     demonstrate: list[Turn] | None = None,
     seed: int = 0,
 ) -> Iterator[Task]:
-    """`count` different products of two numbers of `digits` digits, of one side of the split; with `demonstrate`, one of these
-    turns of a talk with a calculator each, in rotation.
+    """`count` different products of two numbers of `digits` digits, of one side of the split; with `demonstrate`, one
+    of these turns of a talk with a calculator each, in rotation.
 
     The first tasks of a larger count are those of a smaller one. ConfigError when there are not that many.
     """
@@ -46,15 +47,23 @@ def products(
     while len(seen) < count:
         a, b = (numbers.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
         if f"{a}*{b}" not in seen and in_split(f"{a}*{b}", split, EVAL_SHARE):
-            turn = demonstrate[len(seen) % len(demonstrate)] if demonstrate else None
+            if demonstrate:
+                turn = demonstrate[len(seen) % len(demonstrate)]
+            else:
+                turn = None
             seen.add(f"{a}*{b}")
             yield _task(a, b, turn)
 
 
 def _task(a: int, b: int, turn: Turn | None) -> Task:
     """The question, or the talk as it stands before `turn`, and that turn as the demonstration."""
-    prompt, call, answer = [{"role": "user", "content": f"{a}*{b}=?"}], f"[{a}*{b}]", f"#### {a * b}"
+    prompt = [{"role": "user", "content": f"{a}*{b}=?"}]
+    call = f"[{a}*{b}]"
+    answer = f"#### {a * b}"
     if turn == "answer":
         prompt += [{"role": "assistant", "content": call}, {"role": "user", "content": str(a * b)}]
-    shown = None if turn is None else call if turn == "call" else answer
+    if turn is None:
+        shown = None
+    else:
+        shown = call if turn == "call" else answer
     return Task(id=f"products-{a}*{b}", prompt=prompt, answer=str(a * b), demonstration=shown, source="products")

@@ -1,7 +1,7 @@
 """Prompts as token ids, encoded in batches and kept in arrays, and the replies that follow a turn of the policy's.
 
-Invariants: the ids of a prompt do not depend on the batch that it was encoded in; a prompt is encoded once, whichever stages
-and evaluations use it; memory is 4 bytes a token and 28 bytes a prompt.
+Invariants: the ids of a prompt do not depend on the batch that it was encoded in; a prompt is encoded once, whichever
+stages and evaluations use it; memory is 4 bytes a token and 28 bytes a prompt.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ BATCH_CHARACTERS = 2_000_000
 RECENT = 4096
 """Prompts that were encoded alone (of tasks made or rewritten during the run) and are kept: those of a few steps."""
 GROWTH = 1.125
-"""Size of the array of token ids beside what it holds, when it is enlarged: fewer copies where `realloc` has to copy."""
+"""Size of the array of token ids beside what it holds, when it is enlarged: fewer copies where `realloc` has to
+copy."""
 PROGRESS_SECONDS = 5.0
 """Encoding that takes longer is reported."""
 
@@ -64,7 +65,8 @@ def refuse_long(tasks: Sequence[Task], lengths: np.ndarray, context: int) -> Non
     for task, length in zip(tasks, lengths.tolist(), strict=True):
         if length >= context:
             raise DataError(
-                f"{task.place}{', ' if task.place else ''}evaluation task {task.id!r}: its prompt has {length} tokens, and the context of {context} tokens (the "
+                f"{task.place}{', ' if task.place else ''}evaluation task {task.id!r}: its prompt has {length} "
+                f"tokens, and the context of {context} tokens (the "
                 "smaller one of the model's and the engine's) leaves none for a response: shorten it or leave it out"
             )
 
@@ -72,9 +74,9 @@ def refuse_long(tasks: Sequence[Task], lengths: np.ndarray, context: int) -> Non
 class Prompts:
     """The token ids of tasks' prompts under one template; calling it with a task gives them.
 
-    `lengths` encodes many at once and keeps them. A prompt that is asked for without that is encoded alone, and kept for a
-    while. `report` is called with a line of text where encoding takes seconds. Threads may share it: it encodes with a copy of
-    the tokenizer.
+    `lengths` encodes many at once and keeps them. A prompt that is asked for without that is encoded alone, and kept
+    for a while. `report` is called with a line of text where encoding takes seconds. Threads may share it: it encodes
+    with a copy of the tokenizer.
     """
 
     def __init__(
@@ -112,8 +114,8 @@ class Prompts:
             return self._recent[key]
 
     def lengths(self, tasks: Sequence[Task]) -> np.ndarray:
-        """Tokens of each task's prompt, int32 [N]. Prompts that are new are encoded and kept. DataError names a task whose
-        prompt cannot be rendered."""
+        """Tokens of each task's prompt, int32 [N]. Prompts that are new are encoded and kept. DataError names a task
+        whose prompt cannot be rendered."""
         keys = np.fromiter(map(self._key, tasks), dtype=f"S{_DIGEST}", count=len(tasks))
         found, missing = self._known(keys)
         if missing.any():
@@ -195,8 +197,8 @@ class Prompts:
     def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
         """The token ids that put `text`, said by `role`, behind a turn of the policy's in the task's context.
 
-        `end` is the end-of-turn token that the policy sampled, None where a stop string ended the turn. ConfigError where the
-        prompt is a chat and its template takes no such message.
+        `end` is the end-of-turn token that the policy sampled, None where a stop string ended the turn. ConfigError
+        where the prompt is a chat and its template takes no such message.
         """
         is_text = isinstance(self._template.apply(task.prompt), str)
         with self._tokenizer as tokenizer:
@@ -211,11 +213,15 @@ def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
     """The tasks in order, in parts that are encoded together."""
     begin = characters = 0
     for number, task in enumerate(tasks):
-        prompt = task.prompt if isinstance(task.prompt, str) else repr(task.prompt)
+        if isinstance(task.prompt, str):
+            prompt = task.prompt
+        else:
+            prompt = repr(task.prompt)
         size = len(prompt) + len(task.demonstration or "")
         if number > begin and (number - begin == BATCH_PROMPTS or characters + size > BATCH_CHARACTERS):
             yield tasks[begin:number]
-            begin, characters = number, 0
+            begin = number
+            characters = 0
         characters += size
     if begin < len(tasks):
         yield tasks[begin:]

@@ -1,8 +1,8 @@
-"""What a tool or an environment says, as the token ids that follow a turn of the policy's.
+"""Replies of a tool or an environment, as the token ids that follow a turn of the policy's.
 
 In a text prompt the reply is text and nothing else. In a chat it is a message: what the chat template puts between an
-assistant's turn and the next one, from behind the end-of-turn token, which the policy sampled itself. Invariants: only the
-reply is tokenised, never what was sampled; a reply is text, so a special token written in it is not taken for one.
+assistant's turn and the next one, from behind the end-of-turn token, which the policy sampled itself. Invariants: only
+the reply is tokenised, never what was sampled; a reply is text, so a special token written in it is not taken for one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 
 from rlvr.errors import ConfigError
 
-_TURN, _REPLY = "RlvrTurnMark", "RlvrReplyMark"
+_TURN = "RlvrTurnMark"
+_REPLY = "RlvrReplyMark"
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a chat template puts round a message that follows an assistant's turn."""
+    """The text that a chat template puts round a message that follows an assistant's turn."""
 
     before: str
     """From the end of the turn's text (so with its end-of-turn token) to the message's text."""
@@ -27,7 +28,8 @@ class Frame:
 
 
 def frame_of(tokenizer: Any, role: str, options: Mapping[str, Any]) -> Frame:
-    """The frame of messages of `role`, read off a rendered chat. ConfigError where the template allows no such message."""
+    """The frame of messages of `role`, read off a rendered chat. ConfigError where the template allows no such
+    message."""
     import jinja2
 
     trouble = f"the chat template takes no message of the role {role!r} after an assistant's turn"
@@ -55,7 +57,8 @@ def frame_of(tokenizer: Any, role: str, options: Mapping[str, Any]) -> Frame:
 def reply_ids(text: str, tokenizer: Any, frame: Frame | None, end: int | None) -> list[int]:
     """The token ids of a reply: bare text without a frame, else the message in its frame.
 
-    `end` is the end token that the policy sampled, which is left out of the frame; None where it was cut by a stop string.
+    `end` is the end token that the policy sampled, which is left out of the frame; None where it was cut by a stop
+    string.
     """
     if frame is None:
         return _plain(text, tokenizer)
@@ -69,7 +72,9 @@ def reply_ids(text: str, tokenizer: Any, frame: Frame | None, end: int | None) -
 
 def _behind(text: str, end: str) -> str:
     """`text` without the end token that it begins with, if it does."""
-    return text.lstrip().removeprefix(end) if text.lstrip().startswith(end) else text
+    if text.lstrip().startswith(end):
+        return text.lstrip().removeprefix(end)
+    return text
 
 
 def _unknown(tokenizer: Any, text: str) -> bool:

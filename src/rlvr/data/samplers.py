@@ -3,11 +3,12 @@
 A sampler goes through the pool in epochs; a subclass says in what order. Registered with `register_sampler`; its
 options are the parameters of its `__init__`, the run gives it the rest by `bind`.
 
-Invariants: tasks keep their order and their place (a new task goes to the end, a rewritten one stays where it was,
-none is removed), so that `pool.at(index)` of a smaller pool means the same in the pool that grew out of it. What is drawn does not
-depend on how many are asked for at a time; draws are numbered from 0 for the whole run, so a task drawn twice makes two groups; tasks
-added to the pool are drawn from the next epoch on. The state is small: an epoch's order is computed again from (seed, epoch, pool),
-and of the pool a checkpoint holds only what differs from the loaded tasks, and a fingerprint of those.
+Invariants: tasks keep their order and their place (a new task goes to the end, a rewritten one stays where it was, none
+is removed), so that `pool.at(index)` of a smaller pool means the same in the pool that grew out of it. What is drawn
+does not depend on how many are asked for at a time; draws are numbered from 0 for the whole run, so a task drawn twice
+makes two groups; tasks added to the pool are drawn from the next epoch on. The state is small: an epoch's order is
+computed again from (seed, epoch, pool), and of the pool a checkpoint holds only what differs from the loaded tasks, and
+a fingerprint of those.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class TaskPool:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the loaded tasks what they were at the checkpoint; CheckpointError if others were loaded since, unless the
-        pool accepts that."""
+        """Make the loaded tasks what they were at the checkpoint; CheckpointError if others were loaded since, unless
+        the pool accepts that."""
         if state["fingerprint"] != self.fingerprint and not self.accept_changed:
             raise CheckpointError(
                 f"the checkpoint was made with other tasks: {state['loaded']} with the fingerprint "
@@ -166,7 +167,9 @@ class Sampler(Component):
     @property
     def epoch(self) -> int:
         """The epoch of the next draw, from 0."""
-        return self._epoch if self._position < len(self._order) else self._epoch + 1
+        if self._position < len(self._order):
+            return self._epoch
+        return self._epoch + 1
 
     def next(self, count: int) -> list[Draw]:
         """The next `count` (1 or more) draws; past the end of an epoch the next one begins."""
@@ -183,7 +186,8 @@ class Sampler(Component):
         return draw
 
     def _begin(self, epoch: int, size: int | None = None) -> None:
-        self._epoch, self._position = epoch, 0
+        self._epoch = epoch
+        self._position = 0
         self._size = len(self.pool) if size is None else size
         self._order = self.order(epoch, self._size)
 
@@ -198,7 +202,8 @@ class Sampler(Component):
                 "resume with the data it was made with, or start a new run"
             )
         self._begin(state["epoch"], state["size"])
-        self._draws, self._position = state["draws"], state["position"]
+        self._draws = state["draws"]
+        self._position = state["position"]
 
 
 CONTRACTS["sampler"] = (Sampler,)

@@ -8,8 +8,8 @@
 - `{name: SOURCE, option: value}`: a registered source, a function that returns an iterable of tasks
 - a `datasets.Dataset` (of a `DatasetDict`, the split)
 - a list of tasks (Task, row, or a string that is a prompt) or of several of the above, which are concatenated. A string
-  in a list is a data set where it is a source, a hub name, a single word, ends like a file of tasks or begins like a path;
-  else it is a prompt (`{prompt: STRING}` is never in doubt)
+  in a list is a data set where it is a source, a hub name, a single word, ends like a file of tasks or begins like a
+  path; else it is a prompt (`{prompt: STRING}` is never in doubt)
 
 Invariants: ids are unique in what is returned, and a data set without tasks is refused. A source is registered with
 `register("source", NAME)`; its options are its keyword-only parameters.
@@ -29,17 +29,18 @@ from typing import Any
 
 from rlvr import registry
 from rlvr.core.specs import ComponentSpec, SpecLike
-from rlvr.data.adapters import check_json, task_id, to_task
 from rlvr.data.code import NoTestsError
 from rlvr.data.files import SPLITS, SUFFIXES, read_rows, split_files
 from rlvr.data.images import refuse_images
+from rlvr.data.row_adapters import check_json, task_id, to_task
 from rlvr.errors import DataError, nearest
 from rlvr.records import Task
 
 log = logging.getLogger(__name__)
 
 _WORD = re.compile(r"[\w.-]+", re.ASCII)
-"""A word alone in a list is a name, so that a mistyped one is refused; a prompt of one word is written `{prompt: word}`."""
+"""A word alone in a list is a name, so that a mistyped one is refused; a prompt of one word is written
+`{prompt: word}`."""
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?(:(?P<split>.+))?")
 
 PlacedTask = tuple[str, Task]
@@ -96,7 +97,10 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
             return _registered(spec, fields)
         return _data_set(_DataSet(spec, split, fields=fields))
     if isinstance(spec, _hub_types()):
-        chosen: Any = spec[_known_split(spec, split)] if isinstance(spec, Mapping) else spec
+        if isinstance(spec, Mapping):
+            chosen: Any = spec[_known_split(spec, split)]
+        else:
+            chosen = spec
         return _filled("the data set", _adapted(_indexed("dataset", chosen), fields, None))
     if isinstance(spec, Mapping):
         return _open_mapping(spec, split, fields)
@@ -132,7 +136,7 @@ def _open_list(items: Iterable[Any], split: str, fields: Mapping[str, Any] | Non
 
 
 def _is_spec(item: Any, fields: Mapping[str, Any] | None) -> bool:
-    """Whether an item of a list is a data set (else it is one task)."""
+    """Return whether an item of a list is a data set (else it is one task)."""
     if isinstance(item, str):
         file = item.partition(":")[0]
         named = file.endswith(SUFFIXES) or file.startswith(("./", "../", "~/", "/")) or _HUB_NAME.fullmatch(item)
@@ -156,17 +160,22 @@ def _registered(spec: SpecLike, fields: Mapping[str, Any] | None) -> Iterator[Pl
 
 
 def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
-    path, split = Path(spec.path).expanduser(), spec.split
+    path = Path(spec.path).expanduser()
+    split = spec.split
     rows: Iterator[tuple[str, Any]]
     folder, colon, last = spec.path.rpartition(":")
     if not path.exists() and colon and Path(folder).expanduser().is_dir():
-        path, split = Path(folder).expanduser(), last
+        path = Path(folder).expanduser()
+        split = last
     if path.is_dir():
         rows = itertools.chain.from_iterable(map(read_rows, split_files(path, split)))
         source = path.resolve().name
     elif path.is_file():
         rows = read_rows(path)
-        source = path.resolve().parent.name if path.stem in SPLITS else path.stem
+        if path.stem in SPLITS:
+            source = path.resolve().parent.name
+        else:
+            source = path.stem
     elif hub := _HUB_NAME.fullmatch(spec.path):
         if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):
             raise _no_file(spec.path)
@@ -179,7 +188,10 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
 
 
 def _no_file(path: str) -> DataError:
-    named = "" if path.endswith(SUFFIXES) else f", it is no registered source{nearest(path, registry.names('source'))}"
+    if path.endswith(SUFFIXES):
+        named = ""
+    else:
+        named = f", it is no registered source{nearest(path, registry.names('source'))}"
     return DataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
 
 
@@ -205,7 +217,9 @@ def _known_split(splits: Mapping[str, Any], split: str) -> str:
 def _hub_types() -> tuple[type, ...]:
     """The classes of `datasets`, if anyone has imported it: nothing can be of them otherwise."""
     datasets = sys.modules.get("datasets")
-    return (datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict) if datasets else ()
+    if datasets:
+        return (datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict)
+    return ()
 
 
 def _indexed(name: str, items: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -215,7 +229,8 @@ def _indexed(name: str, items: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def _adapted(
     rows: Iterator[tuple[str, Any]], fields: Mapping[str, Any] | None, source: str | None
 ) -> Iterator[PlacedTask]:
-    """The tasks of a data set's rows, less those of programming tasks without tests, which published sets have; they are counted."""
+    """The tasks of a data set's rows, less those of programming tasks without tests, which published sets have; they
+    are counted."""
     without = 0
     for place, row in rows:
         try:
@@ -234,7 +249,9 @@ def _as_task(item: Any, place: str, fields: Mapping[str, Any] | None, source: st
     if isinstance(item, Task):
         refuse_images(item.info, item.prompt, place)
         check_json(item.to_json(), place)
-        return item if item.source or not source else dataclasses.replace(item, source=source)
+        if item.source or not source:
+            return item
+        return dataclasses.replace(item, source=source)
     if isinstance(item, str):
         return to_task({"prompt": item}, place=place, source=source)
     return to_task(item, place=place, fields=fields, source=source)

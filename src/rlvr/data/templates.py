@@ -21,7 +21,7 @@ TemplateSpec = str | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Template:
-    """What is put round a prompt, as `data.template` writes it.
+    """The text round a prompt, as `data.template` writes it.
 
     A string (inline, or the path of a file, whose last line break is dropped) is `wrap`; a mapping gives the others.
     """
@@ -66,7 +66,9 @@ class Template:
             return self.text.replace(SLOT, prompt if isinstance(prompt, str) else _joined(prompt))
         if isinstance(prompt, str):
             if self.user is None and self.system is None:
-                return prompt if self.wrap is None else self.wrap.replace(SLOT, prompt)
+                if self.wrap is None:
+                    return prompt
+                return self.wrap.replace(SLOT, prompt)
             prompt = [{"role": "user", "content": prompt}]
         around = self.user if self.user is not None else self.wrap
         messages = prompt if around is None else _wrapped(prompt, around)
@@ -118,7 +120,9 @@ def _kind(prompt: str | Messages) -> str:
     """Prompts of one kind are encoded by one call."""
     if isinstance(prompt, str):
         return "text"
-    return "continued chat" if prompt[-1]["role"] == "assistant" else "chat"
+    if prompt[-1]["role"] == "assistant":
+        return "continued chat"
+    return "chat"
 
 
 def render_demonstration(task: Task, tokenizer: Any) -> list[int]:

@@ -10,9 +10,9 @@ from typing import Any
 class TokenizerCopy:
     """A copy of a tokenizer, used by one thread at a time: `with copied as tokenizer: tokenizer(text)`.
 
-    A Hugging Face tokenizer writes arguments of a call (`split_special_tokens`, padding, truncation) into the one object
-    behind it, where a call of another thread reads them. The copy is never the caller's object, so that neither what is
-    done here nor what is done elsewhere with the original changes the other's token ids.
+    A Hugging Face tokenizer writes arguments of a call (`split_special_tokens`, padding, truncation) into the one
+    object behind it, where a call of another thread reads them. The copy is never the caller's object, so that neither
+    what is done here nor what is done elsewhere with the original changes the other's token ids.
     """
 
     def __init__(self, tokenizer: Any) -> None:

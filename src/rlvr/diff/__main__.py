@@ -1,8 +1,8 @@
 """python -m rlvr.diff RUN_A RUN_B [--tolerance X]
 
-Finds where two runs part: the first configuration key, the first step whose recorded rollouts differ with the token, the
-first step whose metrics differ, the first checkpoint that differs with the tensor. Metrics of the clock (times, throughput) are
-left out, and so are keys of the configuration that do not change what is learned.
+Finds where two runs part: the first configuration key, the first step whose recorded rollouts differ with the token,
+the first step whose metrics differ, the first checkpoint that differs with the tensor. Metrics of the clock (times,
+throughput) are left out, and so are keys of the configuration that do not change what is learned.
 
 Exit codes: 0 the runs are equal as far as both go, 1 they part, 2 bad input.
 """
@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlvr.diff.metrics import compare_metrics
+from rlvr.config.renamed_keys import with_new_names
+from rlvr.diff.metric_differences import compare_metrics
 from rlvr.diff.parting import Parting
 from rlvr.diff.rollouts import compare_rollouts
 from rlvr.diff.tensors import compare_checkpoints
@@ -52,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(one.compared for one in found):
         why = "".join(f"\n  {note}" for note in dict.fromkeys(notes))
         raise DataError(f"{a} and {b} have no finished step in common: there is nothing to compare{why}")
-    return _say(Console(), list(differences(recorded_config(a), recorded_config(b))), found, notes)
+    return _say(
+        Console(),
+        list(differences(with_new_names(recorded_config(a)), with_new_names(recorded_config(b)))),
+        found,
+        notes,
+    )
 
 
 def _say(console: Console, keys: Sequence[str], found: Sequence[Parting], notes: Sequence[str]) -> int:

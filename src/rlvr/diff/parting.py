@@ -1,4 +1,4 @@
-"""What the comparisons of two runs have in common: what they find, and what counts as a difference."""
+"""Common parts of the comparisons of two runs: their findings, and the definition of a difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Parting:
-    """What one comparison found."""
+    """The finding of one comparison."""
 
     what: str
     """What was compared: metrics, rollouts, checkpoints."""
@@ -25,7 +25,8 @@ class Parting:
 
 
 def differ(a: float, b: float, tolerance: float) -> bool:
-    """Whether two numbers are further apart than `tolerance` times the larger of them and 1; NaN is equal to NaN."""
+    """Return whether two numbers are further apart than `tolerance` times the larger of them and 1; NaN is equal to
+    NaN."""
     if math.isnan(a) or math.isnan(b):
         return math.isnan(a) != math.isnan(b)
     if a == b or math.isinf(a) or math.isinf(b):

@@ -15,7 +15,7 @@ from rlvr.diff.parting import Parting, differ
 from rlvr.errors import DataError
 from rlvr.monitor.recording import Recorded, read_recorded, recorded_steps
 from rlvr.records import Rollout
-from rlvr.report.pieces import decoder_of
+from rlvr.report.page_elements import decoder_of
 
 ROUND = 16
 """Tokens shown before and after the first that differs."""
@@ -24,8 +24,8 @@ Decode = Callable[[int], str] | None
 
 
 def compare_rollouts(a: Path, b: Path, tolerance: float, notes: list[str]) -> Parting:
-    """The steps that both runs recorded, in order, up to the first in which completions differ; what is made of equal ones may
-    differ before."""
+    """The steps that both runs recorded, in order, up to the first in which completions differ; what is made of equal
+    ones may differ before."""
     found = Parting("rollouts")
     try:
         files = recorded_steps(a), recorded_steps(b)
@@ -48,10 +48,11 @@ def compare_rollouts(a: Path, b: Path, tolerance: float, notes: list[str]) -> Pa
 
 
 def _written(number: int, one: Recorded | None, other: Recorded | None, decode: tuple[Decode, Decode]) -> list[str]:
-    """How two rollouts differ in their tokens, in words; empty where they do not."""
+    """Return how two rollouts differ in their tokens, in words; empty where they do not."""
     if one is None or other is None:
         return [f"line {number}: one run has {number - 1} rollouts, the other more"]
-    a, b = one.rollout, other.rollout
+    a = one.rollout
+    b = other.rollout
     where = _where(number, a)
     if (a.group, a.member, a.role, a.task.id) != (b.group, b.member, b.role, b.task.id):
         return [f"{where}: the other run has group {b.group}, member {b.member}, task {b.task.id}"]
@@ -60,21 +61,30 @@ def _written(number: int, one: Recorded | None, other: Recorded | None, decode: 
         return []
     begins = [np.flatnonzero(r.origin != 0) for r in (a, b)]
     first = min((int(b[0]) for b in begins if len(b)), default=0)
-    part = f"token {place - first} of the completion" if place >= first else f"token {place} of the prompt"
+    if place >= first:
+        part = f"token {place - first} of the completion"
+    else:
+        part = f"token {place} of the prompt"
     return [f"{where}: they part at {part}", *(_round(r, place, d) for r, d in zip((a, b), decode, strict=True))]
 
 
 def _made_of_it(number: int, one: Recorded | None, other: Recorded | None, tolerance: float) -> list[str]:
-    """How two rollouts of the same tokens differ otherwise: log-probs, versions, stop reason, verdicts, columns, use."""
+    """Return how two rollouts of the same tokens differ otherwise: log-probs, versions, stop reason, verdicts, columns,
+    use."""
     assert one is not None and other is not None
-    a, b = one.rollout, other.rollout
+    a = one.rollout
+    b = other.rollout
     where = f"{_where(number, a)}: the same tokens"
     for name, values in (("log-prob", "behaviour_logprobs"), ("version", "policy_version"), ("origin", "origin")):
-        x, y = np.asarray(getattr(a, values), dtype=np.float64), np.asarray(getattr(b, values), dtype=np.float64)
+        x = np.asarray(getattr(a, values), dtype=np.float64)
+        y = np.asarray(getattr(b, values), dtype=np.float64)
         place = _first(x, y, tolerance)
         if place is not None:
             return [f"{where}, another {name} of token {place}: {x[place]:.9g} and {y[place]:.9g}"]
-    lines = [] if a.stop == b.stop else [f"stopped by {a.stop} and by {b.stop}"]
+    if a.stop == b.stop:
+        lines = []
+    else:
+        lines = [f"stopped by {a.stop} and by {b.stop}"]
     for name in dict.fromkeys([*a.verdicts, *b.verdicts]):
         verdicts = a.verdicts.get(name), b.verdicts.get(name)
         said = [v and (v.status, v.score) for v in verdicts]
@@ -101,13 +111,16 @@ def _first(x: np.ndarray, y: np.ndarray, tolerance: float = 0.0) -> int | None:
         scale = np.maximum(1.0, np.maximum(np.abs(x[:count]), np.abs(y[:count])))
         same |= (np.abs(x[:count] - y[:count]) <= tolerance * scale) & np.isfinite(scale)
     places = np.flatnonzero(~same)
-    return int(places[0]) if len(places) else None if len(x) == len(y) else count
+    if len(places):
+        return int(places[0])
+    return None if len(x) == len(y) else count
 
 
 def _round(rollout: Rollout, place: int, decode: Decode) -> str:
     """The tokens round a place as text, or as ids where the run left no tokenizer."""
     ids = rollout.token_ids.tolist()
-    head, tail = ids[max(0, place - ROUND) : place], ids[place : place + ROUND]
+    head = ids[max(0, place - ROUND) : place]
+    tail = ids[place : place + ROUND]
     if decode is None:
         return f"  tokens {head} | {tail} of {rollout.text!r}"
     return f"  {''.join(map(decode, head))!r} | {''.join(map(decode, tail))!r} (token {tail[0] if tail else 'none'})"

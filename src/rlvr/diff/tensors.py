@@ -31,7 +31,8 @@ def compare_checkpoints(a: Path, b: Path, tolerance: float, notes: list[str]) ->
                 continue
             found.lines = _parting(tensors[0], tensors[1], tolerance)
             if found.lines:
-                found.compared, found.step = found.compared + 1, step
+                found.compared = found.compared + 1
+                found.step = step
                 found.lines = [f"{part.partition('/')[0].partition('-')[0]}: {line}" for line in found.lines]
                 return found
         found.compared += 1
@@ -39,9 +40,11 @@ def compare_checkpoints(a: Path, b: Path, tolerance: float, notes: list[str]) ->
 
 
 def _parting(a: Tensors, b: Tensors, tolerance: float) -> list[str]:
-    """What differs between two sets of tensors, in words."""
+    """Return what differs between two sets of tensors, in words."""
     lines = [f"{name} is in one checkpoint only" for name in sorted(set(a) ^ set(b), key=_natural)[:3]]
-    first, different, common = "", 0, sorted(set(a) & set(b), key=_natural)
+    first = ""
+    different = 0
+    common = sorted(set(a) & set(b), key=_natural)
     for name in common:
         said = _difference(a[name], b[name], tolerance)
         if said is not None:
@@ -56,7 +59,10 @@ def _difference(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> str | Non
     """The first entry in which two tensors differ, and the largest difference; None where there is none."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return f" is {a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
-    flat, first, largest, count = (a.reshape(-1), b.reshape(-1)), None, 0.0, 0
+    flat = (a.reshape(-1), b.reshape(-1))
+    first = None
+    largest = 0.0
+    count = 0
     for begin in range(0, len(flat[0]), CHUNK):
         x, y = (values[begin : begin + CHUNK].double() for values in flat)
         gap = (x - y).abs()
@@ -65,7 +71,8 @@ def _difference(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> str | Non
         if bool(over.any()):
             places = over.nonzero()[:, 0]
             first = begin + int(places[0]) if first is None else first
-            largest, count = max(largest, float(gap[over].nan_to_num(torch.inf).max())), count + len(places)
+            largest = max(largest, float(gap[over].nan_to_num(torch.inf).max()))
+            count = count + len(places)
     if first is None:
         return None
     index = [int(i) for i in torch.unravel_index(torch.tensor(first), a.shape)]

@@ -1,4 +1,4 @@
-"""Where weights and optimizer live: ranks, backends, named weights for engines, checkpoints."""
+"""Placement of weights and optimizer: ranks, backends, named weights for engines, checkpoints."""
 
 from rlvr.distributed.backend import Backend, BackendFactory
 from rlvr.distributed.deepspeed import DeepSpeedOptions

@@ -22,7 +22,8 @@ class BackendFactory(Component):
 
     @declared
     def partitions(self) -> bool:
-        """True where a rank alone does not have all weights, so that no rank can compute or sample with them by itself."""
+        """True where a rank alone does not have all weights, so that no rank can compute or sample with them by
+        itself."""
         return False
 
     @abstractmethod
@@ -41,12 +42,14 @@ class Backend(Protocol):
 
     policy: Policy
     lockstep: bool
-    """Whether forward and backward passes are collective, so that every rank has to make equally many between the others."""
+    """Whether forward and backward passes are collective, so that every rank has to make equally many between the
+    others."""
     saves_copies: bool
     """Whether `saved_tensors` gives copies in host memory, not the tensors in use."""
 
     def zero(self) -> None:
-        """Forget all gradients, those of passes that no step followed included: every trainable parameter's is zero then."""
+        """Forget all gradients, those of passes that no step followed included: every trainable parameter's is zero
+        then."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -54,31 +57,34 @@ class Backend(Protocol):
         ...
 
     def step(self, lr: float, max_norm: float) -> float:
-        """Sum the gradients over ranks, clip them to `max_norm` and take a step; the norm before clipping, the same on every rank.
+        """Sum the gradients over ranks, clip them to `max_norm` and take a step; the norm before clipping, the same on
+        every rank.
 
         A norm that is not finite changes no weight and no optimizer state.
         """
         ...
 
     def release(self) -> None:
-        """Give back the device memory that only updates need: gradients, what torch's allocator keeps for later and, with
-        `offload_during_rollout`, what only the optimizer reads. `zero` and `step` take it again."""
+        """Give back the device memory that only updates need: gradients, what torch's allocator keeps for later and,
+        with `offload_during_rollout`, what only the optimizer reads. `zero` and `step` take it again."""
         ...
 
     def named_weights(self) -> Iterator[Bucket]:
-        """The weights as an engine needs them: Hugging Face names, adapters merged, a tied LM head included, in buckets.
+        """The weights as an engine needs them: Hugging Face names, adapters merged, a tied LM head included, in
+        buckets.
 
         To be gone through to the end on every rank.
         """
         ...
 
     def saved_tensors(self) -> dict[str, torch.Tensor]:
-        """This rank's share of what a checkpoint holds of the backend: `weights/PARAMETER` and `optimizer/KEY/PARAMETER`, whole
-        tensors (of no dimension: counts), each from one rank."""
+        """This rank's share of what a checkpoint holds of the backend: `weights/PARAMETER` and
+        `optimizer/KEY/PARAMETER`, whole tensors (of no dimension: counts), each from one rank."""
         ...
 
     def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Take back what the ranks of any backend gave, however many they were; `saved` has all of it and may read lazily.
+        """Take back what the ranks of any backend gave, however many they were; `saved` has all of it and may read
+        lazily.
 
         CheckpointError names what does not fit.
         """

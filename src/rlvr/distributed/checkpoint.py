@@ -1,11 +1,11 @@
 """Checkpoints on disk: what one is, which may be used, and how it is read without running code.
 
 `step-N/` holds `model/` (Hugging Face files), `tensors-R.safetensors` of each rank R (weights that train, optimizer,
-reference), `state.json` (everything else) and `complete.json`: the format's number, the step and its metrics, the number of
-ranks, the versions of what wrote it, and a checksum of every other file. `checkpoint_writer` writes them.
+reference), `state.json` (everything else) and `complete.json`: the format's number, the step and its metrics, the
+number of ranks, the versions of what wrote it, and a checksum of every other file. `checkpoint_writer` writes them.
 
-Invariants: a folder named `step-N` is whole, or it is passed over in words; a tensor's name means the same whatever backend
-and number of ranks wrote it, so that any other can read it.
+Invariants: a folder named `step-N` is whole, or it is passed over in words; a tensor's name means the same whatever
+backend and number of ranks wrote it, so that any other can read it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,24 @@ from rlvr.core.own_files import remove_files, set_aside
 from rlvr.errors import CheckpointError
 
 log = logging.getLogger(__name__)
-SEAL, STATE = "complete.json", "state.json"
+MANIFEST = "complete.json"
+STATE = "state.json"
 FORMAT = 2
 PARTIAL = (
     r"tensors-\d+\.safetensors(\.note|\.tmp|\.note\.tmp)?|state\.json|complete\.json|"
-    r"(model|merged)/([a-z_]*model[\w.-]*\.(safetensors|model|json)|[a-z_]*(config|tokenizer|tokens|tokens_map|vocab)\.json|"
-    r"(tokenizer|spiece|sentencepiece\.bpe)\.model|merges\.txt|vocab\.txt|(additional_chat_templates/\w+|chat_template)\.jinja|"
+    r"(model|merged)/([a-z_]*model[\w.-]*\.(safetensors|model|json)|[a-z_]*(config|tokenizer|tokens|tokens_map"
+    r"|vocab)\.json|"
+    r"(tokenizer|spiece|sentencepiece\.bpe)\.model|merges\.txt|vocab\.txt|(additional_chat_templates/\w+"
+    r"|chat_template)\.jinja|"
     r"README\.md|(configuration|modeling|tokenization)_\w+\.py)"
 )
-"""Names, relative, of files that a checkpoint is made of: ours, and those that transformers, peft and tokenizers write."""
+"""Names, relative, of files that a checkpoint is made of: ours, and those that transformers, peft and tokenizers
+write."""
 
 
 @dataclass
-class Seal:
-    """What `complete.json` says."""
+class Manifest:
+    """The content of `complete.json`."""
 
     step: int
     ranks: int
@@ -61,7 +65,7 @@ class Seal:
 
     @property
     def whole(self) -> bool:
-        """Whether it is as it was written."""
+        """Return whether it is as it was written."""
         return self.own == self._checksum()
 
     def _checksum(self) -> str:
@@ -74,13 +78,14 @@ class Saved:
     """A checkpoint that was read."""
 
     path: Path
-    seal: Seal
+    manifest: Manifest
     state: dict[str, Any]
     tensors: Tensors
 
 
 class Tensors(Mapping[str, torch.Tensor]):
-    """The tensors of all ranks' files by name, each read when it is asked for. CheckpointError for files that are none."""
+    """The tensors of all ranks' files by name, each read when it is asked for. CheckpointError for files that are
+    none."""
 
     def __init__(self, files: list[Path]) -> None:
         self._of: dict[str, Any] = {}
@@ -115,12 +120,15 @@ def read(path: Path) -> Saved:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    return Saved(path, _seal(path), state, Tensors(sorted(path.glob("tensors-*.safetensors"))))
+    return Saved(path, _manifest(path), state, Tensors(sorted(path.glob("tensors-*.safetensors"))))
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, whole or torn."""
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)] if folder.is_dir() else []
+    if folder.is_dir():
+        found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    else:
+        found = []
     return sorted(found, key=step_of)
 
 
@@ -130,9 +138,11 @@ def step_of(path: Path) -> int:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`; torn ones are passed over with a warning. None where there are none at all.
+    """The newest whole checkpoint in `folder`; torn ones are passed over with a warning. None where there are none at
+    all.
 
-    CheckpointError where one in another format is newer, and where none can be used, with the reason of each: to begin again would throw their steps away.
+    CheckpointError where one in another format is newer, and where none can be used, with the reason of each: to begin
+    again would throw their steps away.
     """
     problems: list[tuple[Path, str]] = []
     for path in reversed(checkpoints(folder)):
@@ -157,12 +167,12 @@ def _older_usable(folder: Path, than: Path) -> Path | None:
 
 
 def why_unusable(path: Path) -> str | None:
-    """What is wrong with a checkpoint in words, None when it is whole and of this format."""
+    """Return what is wrong with a checkpoint in words, None when it is whole and of this format."""
     try:
-        seal = _seal(path)
+        manifest = _manifest(path)
     except CheckpointError as error:
         return str(error)
-    for name, checksum in seal.files.items():
+    for name, checksum in manifest.files.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
@@ -171,42 +181,45 @@ def why_unusable(path: Path) -> str | None:
     return None
 
 
-def _seal(path: Path) -> Seal:
-    """What `complete.json` says; CheckpointError in words that go on a sentence about the checkpoint."""
+def _manifest(path: Path) -> Manifest:
+    """Return what `complete.json` says; CheckpointError in words that go on a sentence about the checkpoint."""
     try:
-        seal = json.loads((path / SEAL).read_text(encoding="utf-8"))
-        if isinstance(seal, dict) and seal.get("format") == FORMAT:
-            seal = Seal(**seal)
-            if seal.whole:
-                return seal
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
+            manifest = Manifest(**manifest)
+            if manifest.whole:
+                return manifest
     except (OSError, ValueError, TypeError, AttributeError):
         pass
     if (number := _of_another_format(path)) is not None:
         raise CheckpointError(
-            f"it is in format {number}, and this version of rlvr reads format {FORMAT}: go on with the version that wrote it, "
+            f"it is in format {number}, and this version of rlvr reads format {FORMAT}: go on with the version that "
+            "wrote it, "
             "or start a new run from its model/ (model.path)"
         )
-    raise CheckpointError(f"it was not finished ({SEAL} is missing or broken)")
+    raise CheckpointError(f"it was not finished ({MANIFEST} is missing or broken)")
 
 
 def _of_another_format(path: Path) -> int | None:
     """The number of the format, where the checkpoint is whole in another one."""
     with contextlib.suppress(OSError, ValueError):
-        seal = json.loads((path / SEAL).read_text(encoding="utf-8"))
-        if isinstance(seal, dict) and "tensors.pt" in seal and "format" not in seal:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if isinstance(manifest, dict) and "tensors.pt" in manifest and "format" not in manifest:
             return 1
-        if isinstance(seal, dict) and isinstance(seal.get("format"), int) and seal["format"] != FORMAT:
-            return int(seal["format"])
+        if isinstance(manifest, dict) and isinstance(manifest.get("format"), int) and manifest["format"] != FORMAT:
+            return int(manifest["format"])
     return None
 
 
 def score_of(path: Path, metric: str) -> float | None:
     """The value of a metric at the step of a checkpoint; None where it was not computed or the checkpoint is none."""
     try:
-        value = _seal(path).metrics.get(metric)
+        value = _manifest(path).metrics.get(metric)
     except CheckpointError:
         return None
-    return float(value) if isinstance(value, (int, float)) else None
+    if isinstance(value, (int, float)):
+        return float(value)
+    return None
 
 
 def best(folder: Path, metric: str, mode: str) -> tuple[Path, float] | None:
@@ -219,8 +232,9 @@ def best(folder: Path, metric: str, mode: str) -> tuple[Path, float] | None:
 def remove_old(folder: Path, newest: Path, keep: int, also: Path | None, every: int = 0) -> None:
     """Remove all but the newest `keep` checkpoints, `newest` being one of them, and `also`.
 
-    With `every`, the `keep` are counted among those at its multiples; of others, `kept_between` stay, and only while they are
-    newer. What has no seal of ours is neither counted nor removed: a folder of the user's, or one that is torn.
+    With `every`, the `keep` are counted among those at its multiples; of others, `kept_between` stay, and only while
+    they are newer. What has no manifest of ours is neither counted nor removed: a folder of the user's, or one that is
+    torn.
     """
     sealed = [path for path in checkpoints(folder) if path != newest and is_sealed(path)]
     sealed.append(newest)  # a damaged one may have a higher number
@@ -239,15 +253,18 @@ def kept_between(keep: int) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove the files of a checkpoint that its seal names; others stay, and the folders that hold them.
+    """Remove the files of a checkpoint that its manifest names; others stay, and the folders that hold them.
 
-    CheckpointError where it has no seal.
+    CheckpointError where it has no manifest.
     """
-    remove_files(path, [*_seal(path).files, SEAL])  # the seal last: a kill in between leaves a folder known as ours
+    remove_files(
+        path, [*_manifest(path).files, MANIFEST]
+    )  # the manifest last: a kill in between leaves a folder known as ours
 
 
 def remove_partial(path: Path) -> None:
-    """Remove what a checkpoint writes from a folder that one was being written into; the folder with all else is set aside."""
+    """Remove what a checkpoint writes from a folder that one was being written into; the folder with all else is set
+    aside."""
     if path.is_dir() and not path.is_symlink():
         names = (file.relative_to(path).as_posix() for file in path.rglob("*"))
         remove_files(path, [name for name in names if re.fullmatch(PARTIAL, name)])
@@ -260,7 +277,8 @@ def remove_partial(path: Path) -> None:
 
 
 def replace(path: Path, new: Path) -> None:
-    """Put the checkpoint `new` in the place of `path`, where there may be one: that is removed, anything else set aside."""
+    """Put the checkpoint `new` in the place of `path`, where there may be one: that is removed, anything else set
+    aside."""
     old = set_aside(path) if os.path.lexists(path) else None
     os.replace(new, path)
     if old is not None and is_sealed(old):
@@ -270,7 +288,7 @@ def replace(path: Path, new: Path) -> None:
 def is_sealed(path: Path) -> bool:
     """Tell whether `path` is a folder that a checkpoint was written to, be it damaged since."""
     with contextlib.suppress(CheckpointError):
-        return not path.is_symlink() and bool(_seal(path).files)
+        return not path.is_symlink() and bool(_manifest(path).files)
     return False
 
 

@@ -1,12 +1,12 @@
 """Writing checkpoints: tensors are copied to host memory while the step waits, and a thread does the rest.
 
-Each rank writes its own tensors into a folder aside (`.step-N.partial`) and leaves a note with their checksum there; rank 0
-writes everything else, waits for the notes, seals the folder, syncs it and renames it. So the ranks need storage that they
-share, and no collective call is made outside the ranks' main threads.
+Each rank writes its own tensors into a folder aside (`.step-N.partial`) and leaves a note with their checksum there;
+rank 0 writes everything else, waits for the notes, seals the folder, syncs it and renames it. So the ranks need storage
+that they share, and no collective call is made outside the ranks' main threads.
 
-Invariants: `step-N` appears whole or not at all; what was there before is removed only when the new one is whole; a write
-that fails is said, and neither stops the run nor touches another checkpoint; one write is under way at a time; a run folder
-that was removed is not left there anew.
+Invariants: `step-N` appears whole or not at all; what was there before is removed only when the new one is whole; a
+write that fails is said, and neither stops the run nor touches another checkpoint; one write is under way at a time; a
+run folder that was removed is not left there anew.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from safetensors.torch import save_file
 from rlvr.config import CheckpointConfig
 from rlvr.core.waits import finished
 from rlvr.distributed import checkpoint
-from rlvr.distributed.checkpoint import SEAL, STATE, Seal, checksum_of
+from rlvr.distributed.checkpoint import MANIFEST, STATE, Manifest, checksum_of
 from rlvr.distributed.versions import installed
-from rlvr.distributed.world import Watch, World
+from rlvr.distributed.world import BarrierWait, World
 from rlvr.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ PACKAGES = ("rlvr", "torch", "transformers", "safetensors", "numpy", "peft")
 
 @dataclass
 class Contents:
-    """What a checkpoint is to hold, on one rank."""
+    """One rank's contents of a checkpoint."""
 
     step: int
     tensors: Mapping[str, torch.Tensor]
@@ -82,18 +82,21 @@ class Writer:
     """Writes the checkpoints of one run into `folder`, one at a time."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World) -> None:
-        self.folder, self.config, self.world = folder, config, world
+        self.folder = folder
+        self.config = config
+        self.world = world
         self._under_way: Future[Path] | None = None
         self._step = 0
         self._directory: int | None = None
-        """The folder of checkpoints, open on rank 0 while one is written, so that no other folder gets its inode number."""
+        """The folder of checkpoints, open on rank 0 while one is written, so that no other folder gets its inode
+        number."""
 
     def open(self, step: int, logs: bool = True) -> bool:
-        """Wait for the write before, and make the folder that all ranks write into. Where that is impossible: False, the write
-        counts as failed, and with `logs` that is logged."""
+        """Wait for the write before, and make the folder that all ranks write into. Where that is impossible: False,
+        the write counts as failed, and with `logs` that is logged."""
         self.wait()
         problem = None
-        if self.world.leads:
+        if self.world.is_main:
             try:
                 checkpoint.remove_partial(self._aside(step))
                 self.folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again
@@ -104,19 +107,22 @@ class Writer:
                 problem = error.strerror or str(error)  # without the path, which is said once
         problem = self.world.broadcast(problem, "the folder of the checkpoint")
         if problem is not None:
-            self._under_way, self._step = Future(), step
+            self._under_way = Future()
+            self._step = step
             self._under_way.set_exception(OSError(problem))
             if logs:
                 log.error(FAILED, step, self.folder, problem)
         return problem is None
 
     def write(self, contents: Contents, logs: bool = True) -> None:
-        """Write a checkpoint into the folder that `open` made; in the background, unless the configuration says otherwise.
+        """Write a checkpoint into the folder that `open` made; in the background, unless the configuration says
+        otherwise.
 
         `logs`: log a failure; without, the caller waits for the write and reports it.
         """
         future: Future[Path] = Future()
-        self._under_way, self._step = future, contents.step
+        self._under_way = future
+        self._step = contents.step
 
         def work() -> None:
             try:
@@ -140,13 +146,15 @@ class Writer:
             work()
 
     def wait(self) -> Exception | None:
-        """Wait until nothing is being written; why the last write failed, where it did. WaitTimeout."""
+        """Wait until nothing is being written; why the last write failed, where it did. WaitTimeoutError."""
         if self._under_way is None:
             return None
         what = f"the checkpoint of step {self._step} to be on disk"
         finished(self._under_way, what, time.monotonic() + WRITE_SECONDS)
         error = self._under_way.exception()
-        return error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
+        if error is None or isinstance(error, Exception):
+            return error
+        return RuntimeError(repr(error))
 
     @property
     def busy(self) -> bool:
@@ -155,7 +163,7 @@ class Writer:
 
     @property
     def state(self) -> str:
-        """What became of the last write, in words."""
+        """Return what became of the last write, in words."""
         if self._under_way is None:
             return "none written so far"
         if not self._under_way.done():
@@ -183,16 +191,18 @@ class Writer:
             return True
 
     def _remove_made_anew(self) -> None:
-        """Remove the empty folders that transformers made, with their parents, to save files in a folder that was gone."""
+        """Remove the empty folders that transformers made, with their parents, to save files in a folder that was
+        gone."""
         if self._is_gone():
             with contextlib.suppress(OSError):  # not there, or not empty
                 self.folder.rmdir()
                 self.folder.parent.rmdir()
 
     def _write(self, contents: Contents) -> Path:
-        aside, target = self._aside(contents.step), self.folder / f"step-{contents.step}"
+        aside = self._aside(contents.step)
+        target = self.folder / f"step-{contents.step}"
         name = f"tensors-{self.world.rank}.safetensors"
-        if not self.world.leads:
+        if not self.world.is_main:
             self._write_share(aside, name, contents.tensors)
             return target
         for path in contents.logs:
@@ -212,14 +222,17 @@ class Writer:
             if sums.get(f"tensors-{rank}.safetensors") != (aside / note).read_text():
                 raise CheckpointError(f"what rank {rank} wrote is not what is on disk")
             (aside / note).unlink()
-        seal = Seal(contents.step, self.world.size, contents.metrics, versions(), sums)
-        (aside / SEAL).write_text(seal.text(), encoding="utf-8")
-        for path in [aside / SEAL, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
+        manifest = Manifest(contents.step, self.world.size, contents.metrics, versions(), sums)
+        (aside / MANIFEST).write_text(manifest.text(), encoding="utf-8")
+        for path in [aside / MANIFEST, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
             _sync(path)
         checkpoint.replace(target, aside)
         _sync(self.folder)
         keeps = self.config.best
-        found = None if keeps is None else checkpoint.best(self.folder, keeps.metric, keeps.mode)
+        if keeps is None:
+            found = None
+        else:
+            found = checkpoint.best(self.folder, keeps.metric, keeps.mode)
         best = None if found is None else found[0]
         checkpoint.remove_old(self.folder, target, self.config.keep, best, self.config.every)
         return target
@@ -233,17 +246,20 @@ class Writer:
         os.replace(note.with_suffix(".tmp"), note)
 
     def _notes(self, aside: Path) -> list[str]:
-        """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write, TrainingError one
-        that is gone; one that only failed still writes what it has copied. A large share may take longer, while it grows."""
+        """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write, TrainingError
+        one that is gone; one that only failed still writes what it has copied. A large share may take longer, while it
+        grows."""
         notes = {rank: f"tensors-{rank}.safetensors.note" for rank in range(1, self.world.size)}
-        missing, deadline = set(notes), time.monotonic() + WRITE_SECONDS / 2
-        watch = Watch(self.world, missing)
+        missing = set(notes)
+        deadline = time.monotonic() + WRITE_SECONDS / 2
+        watch = BarrierWait(self.world, missing)
         before: dict[int, int] = {}
         while True:
             missing -= {rank for rank in missing if (aside / notes[rank]).exists()}
             sizes = {rank: _size(aside / f"tensors-{rank}.safetensors") for rank in missing}
             if sizes != before:
-                before, deadline = sizes, time.monotonic() + WRITE_SECONDS / 2
+                before = sizes
+                deadline = time.monotonic() + WRITE_SECONDS / 2
             if not missing:
                 return list(notes.values())
             if time.monotonic() > deadline:

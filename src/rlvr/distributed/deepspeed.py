@@ -1,9 +1,9 @@
 """The DeepSpeed backend: ZeRO 1, 2 and 3 over the ranks, with or without offload to host memory.
 
-`deepspeed.initialize` wraps the policy's model in place; passes go through the model itself, whose hooks DeepSpeed sets, and
-never through the engine's own forward. Invariants:
-- The gradient of a step is the sum over ranks and micro-batches: DeepSpeed's average is undone, its division by accumulation
-  steps is off, sums are float32.
+`deepspeed.initialize` wraps the policy's model in place; passes go through the model itself, whose hooks DeepSpeed
+sets, and never through the engine's own forward. Invariants:
+- The gradient of a step is the sum over ranks and micro-batches: DeepSpeed's average is undone, its division by
+  accumulation steps is off, sums are float32.
 - A step begins with `zero` and ends with `step`: gradients of passes that no step followed are gone.
 - The state that is saved is whole tensors (rlvr.distributed.shares); DeepSpeed's own checkpoints are not used.
 """
@@ -52,16 +52,18 @@ class DeepSpeedOptions(BackendFactory):
     zero_stage: int = 2
     """What is shared out among the ranks: 1, the optimizer's state; 2, gradients too; 3, weights too."""
     offload: Offload = "none"
-    """What waits in host memory: `optimizer` (state and float32 weights), or `parameters` (ZeRO-3: these and the weights)."""
+    """What waits in host memory: `optimizer` (state and float32 weights), or `parameters` (ZeRO-3: these and the
+    weights)."""
     offload_during_rollout: bool = False
-    """Keep the optimizer's state and the float32 weights that are not computed with in host memory from a publish of weights to
-    the next optimizer step."""
+    """Keep the optimizer's state and the float32 weights that are not computed with in host memory from a publish of
+    weights to the next optimizer step."""
     deepspeed: str | None = None
     """A JSON file with more of DeepSpeed's own configuration."""
 
     @property
     def partitions(self) -> bool:
-        """Whether a rank alone has not all weights, so that no rank can compute or sample with them by itself."""
+        """Return whether a rank alone has not all weights, so that no rank can compute or sample with them by
+        itself."""
         return self.zero_stage == 3
 
     def open(self, policy: Policy, optimizer: SpecLike, world: World | None = None) -> DeepSpeedBackend:
@@ -108,7 +110,10 @@ class DeepSpeedBackend:
         else:
             self._tried = policy.head_is_enough, policy.packing  # on the plain model, before it is wrapped
             share_from_first(policy.model, self.world)
-            before = _unrounded(self.parameters) if policy.dtype == torch.bfloat16 else {}
+            if policy.dtype == torch.bfloat16:
+                before = _unrounded(self.parameters)
+            else:
+                before = {}
         self.engine, *_ = deepspeed.initialize(
             model=policy.model,
             optimizer=base,
@@ -134,23 +139,26 @@ class DeepSpeedBackend:
             raise ConfigError("distributed.offload: parameters needs zero_stage 3, which alone shares them out")
         if options.offload != "none" and options.offload_during_rollout:
             raise ConfigError(
-                f"distributed.offload {options.offload} keeps in host memory all the time what distributed.offload_during_rollout "
+                f"distributed.offload {options.offload} keeps in host memory all the time what "
+                "distributed.offload_during_rollout "
                 "would move there and back: set one of them"
             )
         if ComponentSpec.parse(optimizer).name == "adamw_8bit":
             raise ConfigError(
-                "optim.optimizer adamw_8bit does not go with distributed.backend deepspeed, whose state is flat and shared out: "
+                "optim.optimizer adamw_8bit does not go with distributed.backend deepspeed, whose state is flat and "
+                "shared out: "
                 "use adamw, with offload where memory is short"
             )
 
     def _begin_pass(self, *_: Any) -> None:
-        """What the engine's forward would do for the fetching of partitioned weights: a pass begins."""
+        """Begin a pass, as the engine's forward would for the fetching of partitioned weights."""
         self.optimizer.parameter_offload.get_param_coordinator().reset_step()
 
     def renew(self, optimizer: SpecLike) -> None:
         """A fresh optimizer on the weights as they are. ConfigError where it is of another kind than the one before."""
         model = [torch.nn.Parameter(torch.empty(whole_shape(p), device="meta")) for p in self.parameters.values()]
-        new, base = registry.build("optimizer", optimizer)(model), self.optimizer.optimizer
+        new = registry.build("optimizer", optimizer)(model)
+        base = self.optimizer.optimizer
         if type(new) is not type(base) or len(new.param_groups) != len(base.param_groups):
             raise ConfigError(
                 "with distributed.backend deepspeed all stages use one kind of optim.optimizer: "
@@ -178,7 +186,7 @@ class DeepSpeedBackend:
 
     def step(self, lr: float, max_norm: float) -> float:
         """Sum over ranks, clip and step; see the protocol."""
-        self.world.meet("the optimizer step")
+        self.world.barrier("the optimizer step")
         self.offload.move_back()  # not before, so that backward passes have its memory
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -192,7 +200,9 @@ class DeepSpeedBackend:
             self.optimizer.finalize_gradient_accumulation_boundary()
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm())
-        return norm if self.engine.was_step_applied() else math.nan
+        if self.engine.was_step_applied():
+            return norm
+        return math.nan
 
     # weights
 
@@ -216,7 +226,10 @@ class DeepSpeedBackend:
         found: dict[str, torch.Tensor] = {}
         for name in self.parameters:
             for key, tensor in self.shards.of(name, keep=owner[name] == self.world.rank):
-                full = f"{WEIGHTS}{name}" if key is None else f"{OPTIMIZER}{key}/{name}"
+                if key is None:
+                    full = f"{WEIGHTS}{name}"
+                else:
+                    full = f"{OPTIMIZER}{key}/{name}"
                 if tensor is not None:
                     found[full] = tensor
         return found
@@ -263,5 +276,8 @@ def _join_alone() -> None:
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it, whoever made the process group
     if not dist.is_initialized():
         store = dist.HashStore()
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
+        else:
+            backend = "gloo"
         dist.init_process_group(backend, store=store, rank=0, world_size=1)

@@ -28,15 +28,16 @@ class RankGPU:
     machine: tuple[str, str]
 
     def is_same(self, other: RankGPU) -> bool:
-        """Return whether both are one GPU, as far as can be told: parts of one are the same where one machine or container has one name for
-        both."""
+        """Return whether both are one GPU, as far as can be told: parts of one are the same where one machine or
+        container has one name for both."""
         parts = self.is_part and other.is_part
         return self.uuid == other.uuid and (not parts or (self.name, self.machine) == (other.name, other.machine))
 
 
 def check_gpus(config: Config, world: World, engine_reason: str | None = None) -> None:
-    """ConfigError, the same on every rank, where a rank has no GPU of its own, or where the engine does not fit the GPUs: too few, too
-    little free memory, or a vLLM that was built for another device. `engine_reason` says why it is this engine."""
+    """ConfigError, the same on every rank, where a rank has no GPU of its own, or where the engine does not fit the
+    GPUs: too few, too little free memory, or a vLLM that was built for another device. `engine_reason` says why it is
+    this engine."""
     home = device_of(config.model)
     gpu: RankGPU | None = None
     problem: str | None = None
@@ -49,7 +50,7 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
             is_part = devices.is_part(name) or " MIG " in found.name
             gpu = RankGPU(name, str(found.uuid), is_part, machine())
         options = registry.build("engine", config.rollout.engine)
-        if isinstance(options, VLLMOptions | VLLMServerOptions) and (options.per_rank or world.leads):
+        if isinstance(options, VLLMOptions | VLLMServerOptions) and (options.per_rank or world.is_main):
             try:
                 options.check(home)
             except ConfigError as error:
@@ -66,8 +67,10 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
             before = gpus[other]
             if own is not None and before is not None and own.is_same(before):
                 raise ConfigError(
-                    f"ranks {other} and {rank} are to train on the same GPU ({own.name}, {own.uuid}): start one rank for each GPU "
-                    f"(--nproc-per-node), leave out the number in model.device ({config.model.device}), and let {devices.VISIBLE} show "
+                    f"ranks {other} and {rank} are to train on the same GPU ({own.name}, {own.uuid}): start one rank "
+                    "for each GPU "
+                    f"(--nproc-per-node), leave out the number in model.device ({config.model.device}), and let "
+                    f"{devices.VISIBLE} show "
                     "each rank all of them"
                 )
 
@@ -75,10 +78,14 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
 def _index(home: torch.device, world: World) -> int:
     """The index of this rank's GPU among those that are visible. ConfigError where there is none."""
     shown = devices.visible()
-    index = world.local_rank if home.index is None and world.size > 1 else devices.index_of(home)
+    if home.index is None and world.size > 1:
+        index = world.local_rank
+    else:
+        index = devices.index_of(home)
     if index >= len(shown):
         raise ConfigError(
-            f"the run is to train on the GPU of index {index}, and {devices.VISIBLE} shows {len(shown)} ({', '.join(shown)}): start at "
+            f"the run is to train on the GPU of index {index}, and {devices.VISIBLE} shows {len(shown)} "
+            f"({', '.join(shown)}): start at "
             "most as many ranks on a machine as it has GPUs (--nproc-per-node), or show it more"
         )
     return index

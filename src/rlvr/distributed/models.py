@@ -1,7 +1,7 @@
 """Hugging Face files of the policy, in two parts: weights come to host memory now, the files are written when it suits.
 
-The first part needs every rank where weights are partitioned, and is a copy, so that training may go on during the second,
-which rank 0 alone has.
+The first part needs every rank where weights are partitioned, and is a copy, so that training may go on during the
+second, which rank 0 alone has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlvr.errors import TrainingError
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter, name_base
 from rlvr.policy.quantization import dense, has_quantized
-from rlvr.rollout.weights import Source, host_copies, sources
+from rlvr.rollout.weights import WeightSource, host_copies, sources
 
 Files = Callable[[Path], None]
 """Writes files into a folder."""
@@ -30,26 +30,29 @@ _AVAILABLE = other.is_deepspeed_available
 """What accelerate asks whether DeepSpeed is installed; put back after `_unwrapped`, by whichever thread ends last."""
 
 
-def model_files(policy: Policy, leads: bool, copied: Mapping[int, torch.Tensor]) -> Files:
-    """The whole model, or the adapter where one is trained, with the tokenizer. `copied`: address of a weight in use -> a
-    copy of it that is there already."""
+def model_files(policy: Policy, is_main: bool, copied: Mapping[int, torch.Tensor]) -> Files:
+    """The whole model, or the adapter where one is trained, with the tokenizer. `copied`: address of a weight in use ->
+    a copy of it that is there already."""
     model = policy.model
-    kept = policy.trainable() if is_adapter(model) else dict(model.named_parameters(remove_duplicate=False))
-    return _files(policy, model, [Source(name, [p], p.detach) for name, p in kept.items()], leads, copied)
+    if is_adapter(model):
+        kept = policy.trainable()
+    else:
+        kept = dict(model.named_parameters(remove_duplicate=False))
+    return _files(policy, model, [WeightSource(name, [p], p.detach) for name, p in kept.items()], is_main, copied)
 
 
-def merged_files(policy: Policy, leads: bool) -> Files:
+def merged_files(policy: Policy, is_main: bool) -> Files:
     """The plain model with the adapter merged into it."""
-    return _files(policy, policy.causal_lm, sources(policy), leads, {})
+    return _files(policy, policy.causal_lm, sources(policy), is_main, {})
 
 
-def write_base(policy: Policy, folder: Path, leads: bool) -> None:
+def write_base(policy: Policy, folder: Path, is_main: bool) -> None:
     """Write the plain model under an adapter to `folder` and let the adapter name it, for bases that are nowhere else.
 
-    Called on every rank; rank 0 (`leads`) writes. TrainingError where it cannot be written.
+    Called on every rank; rank 0 (`is_main`) writes. TrainingError where it cannot be written.
     """
-    write = _base_files(policy, leads)
-    if leads:
+    write = _base_files(policy, is_main)
+    if is_main:
         try:
             write(folder)
         except (OSError, SafetensorError) as error:
@@ -57,15 +60,15 @@ def write_base(policy: Policy, folder: Path, leads: bool) -> None:
     name_base(policy.model, folder)
 
 
-def _base_files(policy: Policy, leads: bool) -> Files:
+def _base_files(policy: Policy, is_main: bool) -> Files:
     base = policy.model.base_model.model
     parameters = base.named_parameters(remove_duplicate=False)
     plain = {name.replace(".base_layer.", "."): p for name, p in parameters if ".lora_" not in name}
-    return _files(policy, base, [Source(name, [p], partial(dense, p)) for name, p in plain.items()], leads, {})
+    return _files(policy, base, [WeightSource(name, [p], partial(dense, p)) for name, p in plain.items()], is_main, {})
 
 
 def _files(
-    policy: Policy, model: Any, weights: Iterable[Source], leads: bool, copied: Mapping[int, torch.Tensor]
+    policy: Policy, model: Any, weights: Iterable[WeightSource], is_main: bool, copied: Mapping[int, torch.Tensor]
 ) -> Files:
     found: dict[str, torch.Tensor] = {}
     missing = []
@@ -75,7 +78,7 @@ def _files(
             found[source.name] = copy
         else:
             missing.append(source)
-    found |= host_copies(missing, keep=leads)
+    found |= host_copies(missing, keep=is_main)
     buffers = dict(model.named_buffers())
     found |= {name: tensor.clone() for name, tensor in model.state_dict().items() if name in buffers}
 

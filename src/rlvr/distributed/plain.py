@@ -1,7 +1,7 @@
 """The plain backend: every rank holds the whole model and optimizer; with several ranks, data parallel.
 
-It is the oracle of the DeepSpeed backend. Invariants: all ranks start from rank 0's weights and keep the same bits, because
-they take the same step on the same summed gradients; frozen parameters are neither summed nor changed.
+It is the oracle of the DeepSpeed backend. Invariants: all ranks start from rank 0's weights and keep the same bits,
+because they take the same step on the same summed gradients; frozen parameters are neither summed nor changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class PlainBackend:
         share_from_first(policy.model, self.world)
 
     def zero(self) -> None:
-        """Zero gradients, not absent ones, so that a step whose rollouts were all skipped still moves by its momentum."""
+        """Zero gradients, not absent ones, so that a step whose rollouts were all skipped still moves by its
+        momentum."""
         for parameter in self.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -92,7 +93,7 @@ class PlainBackend:
         if self.world.size == 1:
             return
         what = "the sum of the gradients"
-        self.world.meet(what)
+        self.world.barrier(what)
         with self.world.naming(what):
             for part in _alike(p.grad for p in self.parameters.values() if p.grad is not None):
                 flat = torch.cat([gradient.flatten() for gradient in part])
@@ -102,7 +103,8 @@ class PlainBackend:
     def release(self) -> None:
         """See the protocol. On a CPU gradients stay: making them anew costs the time of touching their pages.
 
-        The float32 weights stay too: they are those that the policy computes with, as it does for the probe after a publish.
+        The float32 weights stay too: they are those that the policy computes with, as it does for the probe after a
+        publish.
         """
         if self.policy.home.type == "cuda":
             for parameter in self.parameters.values():
@@ -136,7 +138,8 @@ class PlainBackend:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(saved[WEIGHTS + name])
-        keys, names = optimizer_keys(saved), {id(p): name for name, p in self.parameters.items()}
+        keys = optimizer_keys(saved)
+        names = {id(p): name for name, p in self.parameters.items()}
         ordered = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
         state = {
             i: {key: _number(saved[full]) for key in keys if (full := f"{OPTIMIZER}{key}/{name}") in saved}
@@ -153,11 +156,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def share_from_first(model: torch.nn.Module, world: World) -> None:
-    """Give every rank rank 0's weights and buffers, in place. ConfigError where ranks run different versions of packages."""
+    """Give every rank rank 0's weights and buffers, in place. ConfigError where ranks run different versions of
+    packages."""
     if world.size == 1:
         return
     check_versions(world)
-    world.meet("rank 0's weights")
+    world.barrier("rank 0's weights")
     with torch.no_grad():
         for part in _alike(t.detach() for t in [*model.parameters(), *model.buffers()]):
             flat = torch.cat([tensor.flatten() for tensor in part])
@@ -182,4 +186,6 @@ def _cut(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _number(value: torch.Tensor) -> Any:
     """A saved count as the int that it was; a copy of other values."""
-    return int(value) if value.ndim == 0 and value.dtype == torch.int64 else value.clone()
+    if value.ndim == 0 and value.dtype == torch.int64:
+        return int(value)
+    return value.clone()

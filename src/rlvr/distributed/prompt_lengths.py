@@ -15,12 +15,13 @@ from rlvr.records import Task
 def encoded_lengths(
     prompts: Prompts, world: World, tasks: Sequence[Task], demonstrations: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on every rank.
+    """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on every
+    rank.
 
     Only rank 0 encodes and keeps the prompts: it alone samples. Other ranks encode the few that a step asks them for.
     """
     lengths = shown = np.zeros(len(tasks), dtype=np.int32)
-    if world.leads:
+    if world.is_main:
         lengths = prompts.lengths(tasks)
         if demonstrations:
             shown = prompts.demonstration_lengths(tasks)

@@ -1,8 +1,7 @@
-"""What a backend saves, in one form for all backends and numbers of ranks.
+"""The saved state of a backend, in one form for all backends and numbers of ranks.
 
-A checkpoint's tensors are whole and named `weights/PARAMETER`, `optimizer/KEY/PARAMETER` and `reference/PARAMETER`; each is
-written by one rank.
-So a run saved under ZeRO-3 by two ranks is loaded by one process, and the other way round.
+A checkpoint's tensors are whole and named `weights/PARAMETER`, `optimizer/KEY/PARAMETER` and `reference/PARAMETER`;
+each is written by one rank. So a run saved under ZeRO-3 by two ranks is loaded by one process, and the other way round.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from rlvr.policy.microbatch import deal
 from rlvr.policy.model import gathered
 from rlvr.rollout.weights import has_parts, whole_shape, whole_size
 
-WEIGHTS, OPTIMIZER, REFERENCE = "weights/", "optimizer/", "reference/"
+WEIGHTS = "weights/"
+OPTIMIZER = "optimizer/"
+REFERENCE = "reference/"
 PIECE_BYTES = 64 << 20
 """On the device at once while a tensor that ranks have parts of is put together in host memory."""
 
@@ -34,7 +35,8 @@ def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def check_weights(saved: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], prefix: str = WEIGHTS) -> None:
-    """CheckpointError names the tensors that a checkpoint and the model do not both have, or have with another shape."""
+    """CheckpointError names the tensors that a checkpoint and the model do not both have, or have with another
+    shape."""
     names = {name.removeprefix(prefix) for name in saved if name.startswith(prefix)}
     wrong = [f"{name} (not in the checkpoint)" for name in sorted(shapes.keys() - names)]
     wrong += [f"{name} (only in the checkpoint)" for name in sorted(names - shapes.keys())]
@@ -97,11 +99,12 @@ def load_reference(snapshot: Snapshot, saved: Mapping[str, torch.Tensor]) -> Non
 def whole_on_host(
     size: int, part: torch.Tensor | None, start: int, device: torch.device, keep: bool
 ) -> torch.Tensor | None:
-    """A flat float32 tensor of `size` elements in host memory, of which each rank has a `part` from the element `start` on, or
-    nothing. Parts may be of a narrower type, which float32 holds exactly. None where it is not to be kept; every rank has to
-    call this.
+    """A flat float32 tensor of `size` elements in host memory, of which each rank has a `part` from the element `start`
+    on, or nothing. Parts may be of a narrower type, which float32 holds exactly. None where it is not to be kept; every
+    rank has to call this.
 
-    It is summed over ranks on `device`, piece by piece: an engine beside the trainer has most of a GPU's memory by then.
+    It is summed over ranks on `device`, piece by piece: an engine beside the trainer has most of a GPU's memory by
+    then.
     """
     whole = torch.empty(size, dtype=torch.int32) if keep else None
     step = PIECE_BYTES // 4
@@ -121,4 +124,6 @@ def whole_on_host(
         if whole is not None:
             whole[begin:end].copy_(bits)
     record_event("trainer", "checkpoint", -piece.nbytes)
-    return None if whole is None else whole.view(torch.float32)
+    if whole is None:
+        return None
+    return whole.view(torch.float32)

@@ -19,7 +19,7 @@ WORKING = ("update", "publish")
 
 @dataclass(frozen=True)
 class RankUse:
-    """What a rank did in a step."""
+    """Measurements of a rank's work in a step."""
 
     flops: float
     """Model FLOPs of its update."""
@@ -40,7 +40,10 @@ class StepMeters:
         self.engine_idle = IdleByPhase(clock)
         self.phases = Phases(torch.profiler.record_function, (self.memory, self.engine_idle))
         self.on_gpu = device.type == "cuda"
-        self.device_name = torch.cuda.get_device_name(device) if self.on_gpu else "CPU"
+        if self.on_gpu:
+            self.device_name = torch.cuda.get_device_name(device)
+        else:
+            self.device_name = "CPU"
         self.peak = peak_flops(self.device_name) if self.on_gpu else None
 
     @property
@@ -55,12 +58,17 @@ class StepMeters:
     ) -> dict[str, float | None]:
         """The step's metrics of time, memory and use; the same on every rank but for times and the first rank's memory.
 
-        `sampled`: tokens; `verifying`: seconds of verification beyond sampling, which count as verification; `engine_apart`:
-        whether the engine samples on other devices; `starting`: most of the step's time was that of starting.
+        `sampled`: tokens; `verifying`: seconds of verification beyond sampling, which count as verification;
+        `engine_apart`: whether the engine samples on other devices; `starting`: most of the step's time was that of
+        starting.
         """
         times = self.phases.finish()
-        seconds, idle = times["time/step"], self.engine_idle.seconds
-        unused = idle_share(times, idle, engine_apart) if self.on_gpu else None
+        seconds = times["time/step"]
+        idle = self.engine_idle.seconds
+        if self.on_gpu:
+            unused = idle_share(times, idle, engine_apart)
+        else:
+            unused = None
         waited = min(verifying, times["time/rollout"])
         times["time/rollout"] -= waited
         times["time/verify"] += waited
@@ -68,7 +76,10 @@ class StepMeters:
         own = RankUse(computed.flops, computed.tokens, self.peak, self.memory.peaks())
         ranks = self.world.gather(own, "memory and operations of the step")
         per_second = None if starting or not sampled else sampled / seconds
-        sampling = None if starting or not sampled else _per(sampled, seconds - engine_idle)
+        if starting or not sampled:
+            sampling = None
+        else:
+            sampling = _per(sampled, seconds - engine_idle)
         return {
             **times,
             "time/tokens_per_second": per_second,
@@ -81,10 +92,15 @@ class StepMeters:
 
 
 def use(ranks: list[RankUse], update: float, step: float | None) -> dict[str, float | None]:
-    """Throughput of the update, MFU and memory, of the seconds of an update and of a step (None: not to be measured)."""
+    """Throughput of the update, MFU and memory, of the seconds of an update and of a step (None: not to be
+    measured)."""
     peaks = [rank.peak for rank in ranks]
-    able = None if None in peaks else sum(peak for peak in peaks if peak)
-    flops, tokens = sum(rank.flops for rank in ranks), sum(rank.tokens for rank in ranks)
+    if None in peaks:
+        able = None
+    else:
+        able = sum(peak for peak in peaks if peak)
+    flops = sum(rank.flops for rank in ranks)
+    tokens = sum(rank.tokens for rank in ranks)
     largest = {f"{key}_max": max(rank.memory.get(key, 0.0) for rank in ranks) for key in ranks[0].memory}
     return {
         "time/update_tokens_per_second_per_device": _per(tokens, update * len(ranks)) if tokens else None,
@@ -98,12 +114,15 @@ def use(ranks: list[RankUse], update: float, step: float | None) -> dict[str, fl
 def idle_share(times: Mapping[str, float], engine_idle: Mapping[str | None, float], engine_apart: bool) -> float | None:
     """The share of a step in which neither the trainer nor an engine on its device had work.
 
-    The trainer works in the phases `WORKING`. In the others, and in none of them, the device works while the engine has an open
-    request, unless the engine is on other devices.
+    The trainer works in the phases `WORKING`. In the others, and in none of them, the device works while the engine has
+    an open request, unless the engine is on other devices.
     """
     others: dict[str | None, float] = {phase: times[f"time/{phase}"] for phase in KNOWN if phase not in WORKING}
     others[None] = times["time/unaccounted"]
-    idle = others if engine_apart else {p: min(s, engine_idle.get(p, 0.0)) for p, s in others.items()}
+    if engine_apart:
+        idle = others
+    else:
+        idle = {p: min(s, engine_idle.get(p, 0.0)) for p, s in others.items()}
     return _per(sum(idle.values()), times["time/step"])
 
 

@@ -1,14 +1,14 @@
 """The ranks of a run: who am I, and words between all of us, by name and with a deadline.
 
-Control goes over the CPU (gloo), whatever the devices. Before ranks exchange anything they meet at a
-name, so that a rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others. A
-rank that is lost while the others are inside a collective is named by the watchdog.
+Control goes over the CPU (gloo), whatever the devices. Before ranks exchange anything they meet at a name, so that a
+rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others. A rank that is
+lost while the others are inside a collective is named by the watchdog.
 
-A process may have several Worlds, one after the other or at once, as it may have several trainers: each has keys of its own in
-the one store, and all use torch's one process group, which lasts as long as the process.
+A process may have several Worlds, one after the other or at once, as it may have several trainers: each has keys of its
+own in the one store, and all use torch's one process group, which lasts as long as the process.
 
-Invariants: every rank makes the same calls in the same order; a call with one rank costs nothing; what a failed rank raised
-reaches the others as a LostRankError that says which rank it was.
+Invariants: every rank makes the same calls in the same order; a call with one rank costs nothing; what a failed rank
+raised reaches the others as a LostRankError that says which rank it was.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 
 from rlvr.core.waits import Wait
-from rlvr.distributed.watchdog import BEAT, Watchdog, beat_key, failure_key
-from rlvr.errors import LostRankError, TrainingError, WaitTimeout
+from rlvr.distributed.heartbeat_monitor import HEARTBEAT_SECONDS, HeartbeatMonitor, failure_key, heartbeat_key
+from rlvr.errors import LostRankError, TrainingError, WaitTimeoutError
 
 T = TypeVar("T")
 
@@ -47,41 +47,44 @@ class World:
     _worlds: ClassVar[Iterator[int]] = itertools.count()
     """Numbers of the Worlds of this process with several ranks; the same on every rank."""
     _shared_store: ClassVar[Any] = None
-    """The connection to the store that the launcher's address names: one for the process, since rank 0 may keep the store."""
+    """The connection to the store that the launcher's address names: one for the process, since rank 0 may keep the
+    store."""
     _ends_badly: ClassVar[bool] = False
     """Whether a World of this process failed: then ranks do not leave torch's process group together."""
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, silence: float = 30.0) -> None:
-        self.rank, self.size, self.local_rank = rank, size, local_rank
-        self.silence = silence
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, heartbeat_timeout: float = 30.0) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.heartbeat_timeout = heartbeat_timeout
         """Seconds without a sign of life after which a rank is given up."""
         self._meetings = 0
         self._store: Any = None
         self._failed = False
         self._closed = False
-        self._watchdog: Watchdog | None = None
+        self._watchdog: HeartbeatMonitor | None = None
         self._at = "its start"
         """What this rank exchanged last, or is exchanging."""
 
     @classmethod
-    def from_environment(cls, silence: float = 30.0) -> World:
+    def from_environment(cls, heartbeat_timeout: float = 30.0) -> World:
         """The world that torchrun, accelerate or deepspeed launched this process in; of one rank where none did.
 
-        Where the launcher does not say how many ranks this machine has, as deepspeed and srun do not, they are counted, and
-        LOCAL_WORLD_SIZE says it: cores, memory and GPUs are shared out by it.
+        Where the launcher does not say how many ranks this machine has, as deepspeed and srun do not, they are counted,
+        and LOCAL_WORLD_SIZE says it: cores, memory and GPUs are shared out by it.
         """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
-            return cls(silence=silence)
-        world = cls(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), silence)
+            return cls(heartbeat_timeout=heartbeat_timeout)
+        world = cls(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), heartbeat_timeout)
         world._join()
         if RANKS_HERE not in os.environ:
             os.environ[RANKS_HERE] = str(world.gather(machine(), "the machines of the ranks").count(machine()))
         return world
 
     @property
-    def leads(self) -> bool:
-        """Whether this is rank 0, which alone draws, verifies, decides, logs and writes."""
+    def is_main(self) -> bool:
+        """Return whether this is rank 0, which alone draws, verifies, decides, logs and writes."""
         return self.rank == 0
 
     def _join(self) -> None:
@@ -89,8 +92,8 @@ class World:
             World._shared_store, _, _ = next(iter(dist.rendezvous("env://", self.rank, self.size)))
         store = World._shared_store
         self._store = dist.PrefixStore(f"rlvr/{next(World._worlds)}", store)
-        self._watchdog = Watchdog(self.rank, self.size, self._store, self.silence, lambda: self._at)
-        self.meet("the other ranks to start", 600.0)
+        self._watchdog = HeartbeatMonitor(self.rank, self.size, self._store, self.heartbeat_timeout, lambda: self._at)
+        self.barrier("the other ranks to start", 600.0)
         if dist.is_initialized():
             return
         cuda = torch.cuda.is_available()
@@ -112,7 +115,7 @@ class World:
         if self.size == 1:
             return value
         box = [value]
-        self.meet(what, deadline)
+        self.barrier(what, deadline)
         with self.naming(what):
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
@@ -122,7 +125,7 @@ class World:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        self.meet(what, deadline)
+        self.barrier(what, deadline)
         with self.naming(what):
             dist.all_gather_object(found, value)
         return found
@@ -135,23 +138,24 @@ class World:
                 raise TrainingError(f"the ranks differ in {what}: rank 0 has {values[0]!r}, rank {rank} has {other!r}")
         return value
 
-    def meet(self, what: str, deadline: float | None = None) -> None:
+    def barrier(self, what: str, deadline: float | None = None) -> None:
         """Wait until every rank is here.
 
-        WaitTimeout names the ranks that are not here by the deadline (seconds); LostRankError one that failed or shows no
-        sign of life, TrainingError one that waits for something else. Without a deadline of its own a meeting waits for rank 0 as long as that
-        lives: what rank 0 does alone (sampling, verifying, evaluating, reading and writing checkpoints) may take hours and
-        has deadlines there, and it says when it fails.
+        WaitTimeoutError names the ranks that are not here by the deadline (seconds); LostRankError one that failed or
+        shows no sign of life, TrainingError one that waits for something else. Without a deadline of its own a meeting
+        waits for rank 0 as long as that lives: what rank 0 does alone (sampling, verifying, evaluating, reading and
+        writing checkpoints) may take hours and has deadlines there, and it says when it fails.
         """
         if self.size == 1:
             return
         self._meetings += 1
         missing = {rank for rank in range(self.size) if rank != self.rank}
         if deadline is None:
-            deadline = GIVEN_UP if self.leads else math.inf
+            deadline = GIVEN_UP if self.is_main else math.inf
         with self.naming(what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
             self._store.set(self._place(self._meetings, self.rank), what)
-            pause, watch = 0.0002, Watch(self, missing)
+            pause = 0.0002
+            watch = BarrierWait(self, missing)
             while missing:
                 for rank in sorted(missing):
                     if self._store.check([self._place(self._meetings, rank)]):
@@ -205,8 +209,8 @@ class World:
             return
         together = False
         if not self._failed:
-            with contextlib.suppress(TrainingError, WaitTimeout):  # whoever failed has said so
-                self.meet("the end of the run", self.silence if self.leads else None)
+            with contextlib.suppress(TrainingError, WaitTimeoutError):  # whoever failed has said so
+                self.barrier("the end of the run", self.heartbeat_timeout if self.is_main else None)
                 together = True
         self._closed = True
         if self._watchdog is not None:
@@ -221,12 +225,14 @@ class World:
             return
         meetings = range(max(1, self._meetings - 1), self._meetings + 1)  # those before are deleted
         keys = [self._place(meeting, rank) for meeting in meetings for rank in range(self.size)]
-        for key in [*keys, *(beat_key(rank) for rank in range(self.size)), "left"]:
+        for key in [*keys, *(heartbeat_key(rank) for rank in range(self.size)), "left"]:
             self._store.delete_key(key)
 
     def heard(self, rank: int) -> bytes:
         """The newest sign of life of `rank`."""
-        return self._store.get(beat_key(rank)) if self._store.check([beat_key(rank)]) else b""
+        if self._store.check([heartbeat_key(rank)]):
+            return self._store.get(heartbeat_key(rank))
+        return b""
 
     def raise_failure(self, rank: int, what: str) -> None:
         """LostRankError where `rank` said that it failed."""
@@ -234,12 +240,15 @@ class World:
             raise LostRankError(f"rank {rank} failed while rank {self.rank} waited for {what}: {said}")
 
     def failure(self, rank: int) -> str | None:
-        """What `rank` said when it failed."""
-        return self._store.get(failure_key(rank)).decode() if self._store.check([failure_key(rank)]) else None
+        """Return what `rank` said when it failed."""
+        if self._store.check([failure_key(rank)]):
+            return self._store.get(failure_key(rank)).decode()
+        return None
 
 
 def machine() -> tuple[str, str]:
-    """This machine and network, as far as ranks can tell them apart: containers have names of their own, machines boots."""
+    """This machine and network, as far as ranks can tell them apart: containers have names of their own, machines
+    boots."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return socket.gethostname(), boot.read_text().strip() if boot.exists() else ""
 
@@ -252,7 +261,7 @@ def _leave_process_group() -> None:
 
 @dataclass(frozen=True)
 class _Awaited:
-    """What a meeting waits for, in words."""
+    """The ranks that a barrier waits for, in words."""
 
     what: str
     missing: set[int]
@@ -261,34 +270,36 @@ class _Awaited:
         return f"{self.what}, where {', '.join(f'rank {rank}' for rank in sorted(self.missing))} did not come"
 
 
-class Watch:
-    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a beat.
+class BarrierWait:
+    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a heartbeat.
 
     Silence is counted in looks, not by the clock: a process that was itself stopped blames nobody.
     """
 
     def __init__(self, world: World, missing: set[int]) -> None:
-        self.world, self.missing = world, missing
+        self.world = world
+        self.missing = missing
         self._last: dict[int, bytes] = {}
         self._silent = dict.fromkeys(missing, 0.0)
-        self._next = time.monotonic() + BEAT
+        self._next = time.monotonic() + HEARTBEAT_SECONDS
 
     def look(self, what: str, failures: bool = True) -> None:
         """LostRankError where a missing rank was silent for too long, or, with `failures`, said that it has failed."""
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + BEAT
+        self._next = now + HEARTBEAT_SECONDS
         for rank in sorted(self.missing):
             if failures:
                 self.world.raise_failure(rank, what)
-            beat = self.world.heard(rank)
-            same = beat == self._last.get(rank) and beat != b""  # who has not begun is late, not silent
-            self._silent[rank] = self._silent[rank] + BEAT if same else 0.0
-            self._last[rank] = beat
-            if self._silent[rank] > self.world.silence:
+            heartbeat = self.world.heard(rank)
+            same = heartbeat == self._last.get(rank) and heartbeat != b""  # who has not begun is late, not silent
+            self._silent[rank] = self._silent[rank] + HEARTBEAT_SECONDS if same else 0.0
+            self._last[rank] = heartbeat
+            if self._silent[rank] > self.world.heartbeat_timeout:
                 raise LostRankError(
-                    f"rank {rank} has shown no sign of life for {self._silent[rank]:.0f} s, while rank {self.world.rank} waited for "
+                    f"rank {rank} has shown no sign of life for {self._silent[rank]:.0f} s, while rank "
+                    f"{self.world.rank} waited for "
                     f"{what}: its process was killed or stopped, or its machine is gone; go on with --resume auto"
                 )
 
@@ -297,7 +308,8 @@ class _Named:
     """Turns what torch raises when a peer is gone into a LostRankError that names it, as far as it can be known."""
 
     def __init__(self, world: World, what: str) -> None:
-        self.world, self.what = world, what
+        self.world = world
+        self.what = what
 
     def __enter__(self) -> None:
         return
@@ -305,7 +317,7 @@ class _Named:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:
             self.world.notice()
-        if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeout)):
+        if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeoutError)):
             raise LostRankError(
                 f"{self._who()} was lost while rank {self.world.rank} was at {self.what}: {error}"
             ) from error
@@ -316,7 +328,7 @@ class _Named:
         others = [rank for rank in range(world.size) if rank != world.rank]
         try:
             before = {rank: world.heard(rank) for rank in others}
-            time.sleep(3 * BEAT)
+            time.sleep(3 * HEARTBEAT_SECONDS)
             gone = [rank for rank in others if world.failure(rank) or world.heard(rank) == before[rank]]
         except Exception:
             gone = [0]  # without the store, which rank 0 or its launcher keeps

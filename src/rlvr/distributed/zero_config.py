@@ -1,7 +1,7 @@
 """The configuration that DeepSpeed gets: ours, and under it what the user's own file adds.
 
-Everything that our options or exact gradients decide is ours. A user's file (`distributed.deepspeed`) may hold those keys
-too, as long as they say the same; `auto` says nothing. Each one that differs is named.
+Everything that our options or exact gradients decide is ours. A user's file (`distributed.deepspeed`) may hold those
+keys too, as long as they say the same; `auto` says nothing. Each one that differs is named.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _ours(zero_stage: int, offload: Offload, bfloat16: bool, ranks: int) -> dict
 
 
 def _defaults(zero_stage: int, weights: int) -> dict[str, Any]:
-    """What a user's file may change."""
+    """Return what a user's file may change."""
     # DeepSpeed's own bucket is half a billion elements, whatever the model, and it is allocated at once.
     bucket = min(50_000_000, max(1 << 16, weights // 16))
     zero: dict[str, Any] = {
@@ -109,7 +109,8 @@ def _read(user_file: str) -> dict[str, Any]:
 
 def _conflicts(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in theirs.items():
-        name, off = f"{prefix}{key}", value in ("auto", None) or _off(value)
+        name = f"{prefix}{key}"
+        off = value in ("auto", None) or _off(value)
         if not prefix and key in OWN_SECTIONS:
             if not off and value is not False:
                 yield f"`{name}` has no place in it ({OWN_SECTIONS[key]})"
@@ -136,5 +137,8 @@ def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in top.items():
         below = base.get(key)
-        merged[key] = _over(below if isinstance(below, Mapping) else {}, value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            merged[key] = _over(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = value
     return {key: value for key, value in merged.items() if value is not None}

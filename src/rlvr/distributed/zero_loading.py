@@ -1,6 +1,8 @@
-"""Weights into parts, one at a time, before DeepSpeed has seen the model: under ZeRO-3 no device ever holds all of them.
+"""Weights into parts, one at a time, before DeepSpeed has seen the model: under ZeRO-3 no device ever holds all of
+them.
 
-The model waits in host memory, with its weights on rank 0; the other ranks have their shapes only. Each parameter goes to the device whole, is given to all ranks by rank 0, and is cut before the next one comes.
+The model waits in host memory, with its weights on rank 0; the other ranks have their shapes only. Each parameter goes
+to the device whole, is given to all ranks by rank 0, and is cut before the next one comes.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
     """
     check_versions(world)
     world.same(_kinds(policy), "the model's parameters by name and shape")
-    tried = world.broadcast(_tried(policy) if world.leads else None, "what the model was found to compute")
+    tried = world.broadcast(_tried(policy) if world.is_main else None, "what the model was found to compute")
     policy.head_is_enough, policy.packing = tried  # type: ignore[misc]  # nothing can be tried on the parts
-    if policy.packing.shares and not world.leads:
+    if policy.packing.shares and not world.is_main:
         hook(policy.causal_lm)
     _share_buffers(policy, world)
     unrounded = _unrounded(policy, world, dtype)
@@ -37,7 +39,10 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
     deepspeed.init_distributed(dist_init_required=False)  # its own name for the process group that there is
     convert: Any = None
     for parameter in policy.model.parameters():
-        kind = dtype if parameter.is_floating_point() else parameter.dtype
+        if parameter.is_floating_point():
+            kind = dtype
+        else:
+            kind = parameter.dtype
         parameter.data = _here(parameter.data, kind, policy, world)
         if convert is None:
             deepspeed.zero.Init(module=torch.nn.ParameterList([parameter]), config_dict_or_path=config)
@@ -48,7 +53,7 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
 
 
 def _tried(policy: Policy) -> tuple[bool, Packing]:
-    """What Policy tries, on the whole model in host memory, where some attention cannot be computed."""
+    """Return what Policy tries, on the whole model in host memory, where some attention cannot be computed."""
     model = policy.causal_lm
     kind = str(model.config._attn_implementation)
     if policy.device == policy.home or not kind.startswith("flash_attention"):
@@ -74,7 +79,7 @@ def _share_buffers(policy: Policy, world: World) -> None:
 
 def _unrounded(policy: Policy, world: World, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     weights = policy.trainable()
-    names = world.broadcast(changed_by(dtype, weights) if world.leads else [], "the weights that are rounded")
+    names = world.broadcast(changed_by(dtype, weights) if world.is_main else [], "the weights that are rounded")
     return {name: _from_first(weights[name].detach(), policy, world).to("cpu", copy=True) for name in names}
 
 
@@ -94,6 +99,6 @@ def _from_first(tensor: torch.Tensor, policy: Policy, world: World) -> torch.Ten
 
 def _here(tensor: torch.Tensor, dtype: torch.dtype, policy: Policy, world: World) -> torch.Tensor:
     """On the device that is computed on: rank 0's `tensor`, and room for it elsewhere."""
-    if world.leads:
+    if world.is_main:
         return tensor.to(policy.home, dtype)
     return torch.empty(tensor.shape, dtype=dtype, device=policy.home)

@@ -1,8 +1,8 @@
 """This rank's part of the float32 weights and optimizer state under ZeRO, read and written as whole tensors.
 
-DeepSpeed keeps them flat and shared out: a rank has a stretch of each parameter, or nothing of it. Its own functions for this
-(safe_get_full_fp32_param and its kin) cannot make the state of an optimizer that took no step yet, which a resumed run has to.
-Reading is collective: every rank asks for the same tensors in the same order.
+DeepSpeed keeps them flat and shared out: a rank has a stretch of each parameter, or nothing of it. Its own functions
+for this (safe_get_full_fp32_param and its kin) cannot make the state of an optimizer that took no step yet, which a
+resumed run has to. Reading is collective: every rank asks for the same tensors in the same order.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Shards:
         self._keep_one_copy()
 
     def _keep_one_copy(self) -> None:
-        """Under ZeRO-3 in float32, make the optimizer's weights those computed with, which DeepSpeed means to do and misses
-        (it compares a torch.device with a string); an eighth of what a rank holds."""
+        """Under ZeRO-3 in float32, make the optimizer's weights those computed with, which DeepSpeed means to do and
+        misses (it compares a torch.device with a string); an eighth of what a rank holds."""
         if getattr(self.optimizer, "offload_optimizer", True) or not hasattr(
             self.optimizer, "fp16_partitioned_groups_flat"
         ):
@@ -85,28 +85,39 @@ class Shards:
             if size <= 0:
                 return None
         elif (mapping := parameter._hp_mapping) is not None:
-            group, offset = mapping.param_group_index, mapping.hp_fragment_address.start
-            start, size = mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel
+            group = mapping.param_group_index
+            offset = mapping.hp_fragment_address.start
+            start = mapping.lp_fragment_address.start
+            size = mapping.lp_fragment_address.numel
         else:
             return None
         return Stretch(self.flats()[group], slice(offset, offset + size), slice(start, start + size))
 
     def of(self, name: str, keep: bool) -> Iterator[tuple[str | None, torch.Tensor | None]]:
-        """A parameter's whole float32 weights (under None) and whole optimizer state by key, in host memory; None in their place
-        where `keep` is false. Every rank has to go through them."""
+        """A parameter's whole float32 weights (under None) and whole optimizer state by key, in host memory; None in
+        their place where `keep` is false. Every rank has to go through them."""
         stretch = self.stretch(name)
-        own = self.offload.on_host(stretch.flat.detach())[stretch.place] if stretch else None
+        if stretch:
+            own = self.offload.on_host(stretch.flat.detach())[stretch.place]
+        else:
+            own = None
         yield None, self._whole(name, own, stretch, keep)
         some: Mapping[str, Any] = next(
             (self.inner.state[flat] for flat in self.flats() if self.inner.state.get(flat)), {}
         )
         for key in sorted(some):
-            state = self.inner.state.get(stretch.flat, {}) if stretch else {}
+            if stretch:
+                state = self.inner.state.get(stretch.flat, {})
+            else:
+                state = {}
             if not torch.is_tensor(some[key]) or some[key].ndim == 0:
                 count = self._count(state.get(key))
                 yield key, count if keep else None
             else:
-                own = self.offload.on_host(state[key])[stretch.place] if stretch else None
+                if stretch:
+                    own = self.offload.on_host(state[key])[stretch.place]
+                else:
+                    own = None
                 yield key, self._whole(name, own, stretch, keep)
 
     def _whole(self, name: str, part: torch.Tensor | None, stretch: Stretch | None, keep: bool) -> torch.Tensor | None:
@@ -114,7 +125,9 @@ class Shards:
         part = None if part is None else part.contiguous()
         start = 0 if stretch is None else stretch.within.start
         whole = whole_on_host(whole_size(parameter), part, start, parameter.device, keep)
-        return None if whole is None else whole.view(whole_shape(parameter))
+        if whole is None:
+            return None
+        return whole.view(whole_shape(parameter))
 
     def _count(self, value: Any) -> torch.Tensor:
         """A number that the ranks with a part of the parameter share."""
@@ -136,7 +149,8 @@ class Shards:
         """Write this rank's part of an optimizer state."""
         if (stretch := self.stretch(name)) is None:
             return
-        state, flat = self.inner.state[stretch.flat], stretch.flat.detach()
+        state = self.inner.state[stretch.flat]
+        flat = stretch.flat.detach()
         if value.ndim == 0:
             fused = self.inner.defaults.get("fused") or self.inner.defaults.get("capturable")
             state[key] = value.clone().to(flat.device if fused else "cpu")
@@ -156,8 +170,8 @@ class Shards:
                 self.optimizer._reassign_or_swap_out_partitioned_parameters(group)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
-        """Gradients that DeepSpeed keeps memory for between steps: a rank's own under ZeRO-3, and all of them on every rank under
-        ZeRO-1 in bfloat16. Those in host memory are not among them."""
+        """Gradients that DeepSpeed keeps memory for between steps: a rank's own under ZeRO-3, and all of them on every
+        rank under ZeRO-1 in bfloat16. Those in host memory are not among them."""
         buffers = list(getattr(self.optimizer, "fp32_groups_gradients_flat", []))
         if hasattr(self.optimizer, "grad_partitions_flat_buffer"):
             buffers.append(self.optimizer.grad_partitions_flat_buffer)
@@ -199,7 +213,7 @@ class Shards:
             gradient.zero_()
 
     def no_gradients(self) -> None:
-        """What a backward pass that reaches no parameter would leave, for a step that no pass came before."""
+        """Leave the gradients of a backward pass that reaches no parameter, for a step without any pass."""
         if hasattr(self.optimizer, "setup_buckets"):  # ZeRO-1 and 2
             self.optimizer.setup_buckets()
         if hasattr(self.optimizer, "fp32_groups_has_gradients"):  # ZeRO-1 in bfloat16

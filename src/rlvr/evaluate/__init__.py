@@ -1,11 +1,11 @@
 """python -m rlvr.evaluate --model PATH --data FILE [--samples N] [--k 1,8,...] [key.path=value ...]
 
-Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k, with `--scorer` best@k, all
-with bootstrap intervals over tasks, interquartile mean), the same by source and by difficulty, answer entropy, truncation, and
-`by_task`, from which `--compare` takes the differences to an earlier result, with paired intervals, and which tasks each can
-solve. Tasks are gone through in blocks: memory does not grow with tasks x samples. Where the model is of a run, the run's configuration
-holds: its verifier, template, tasks (data.eval), lengths and seed; else that of `--config`. What the command line says goes first. Under torchrun every rank samples, and rank 0
-writes.
+Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k, with `--scorer`
+best@k, all with bootstrap intervals over tasks, interquartile mean), the same by source and by difficulty, answer
+entropy, truncation, and `by_task`, from which `--compare` takes the differences to an earlier result, with paired
+intervals, and which tasks each can solve. Tasks are gone through in blocks: memory does not grow with tasks x samples.
+Where the model is of a run, the run's configuration holds: its verifier, template, tasks (data.eval), lengths and seed;
+else that of `--config`. What the command line says goes first. Under torchrun every rank samples, and rank 0 writes.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (nothing is written then).
 """
@@ -90,17 +90,26 @@ def _run(options: argparse.Namespace) -> int:
     from rlvr.distributed import World
 
     config = _config(options)
-    spec = options.data if options.data is not None else config.evaluation.data or config.data.eval
+    if options.data is not None:
+        spec = options.data
+    else:
+        spec = config.evaluation.data or config.data.eval
     if spec is None:
         raise ConfigError("there are no tasks to evaluate on: give --data, or data.eval")
     if options.output is not None:
         check_output(Path(options.output), _is_result, "a result")
-    spec = spec[0] if isinstance(spec, list) and len(spec) == 1 else spec
-    before = None if options.compare is None else read_result(Path(options.compare))
+    if isinstance(spec, list) and len(spec) == 1:
+        spec = spec[0]
+    else:
+        spec = spec
+    if options.compare is None:
+        before = None
+    else:
+        before = read_result(Path(options.compare))
     if options.contamination is not None:  # what cannot be read is refused before the model is sampled
         load_tasks(options.contamination, split="train", fields=config.data.fields)
     tasks = load_tasks(spec, split="eval", fields=config.data.fields)[: config.evaluation.limit]
-    world = World.from_environment(config.distributed.silence)
+    world = World.from_environment(config.distributed.heartbeat_timeout)
     try:
         code = _evaluate(config, tasks, world, options, before)
     except BaseException as error:
@@ -113,30 +122,31 @@ def _run(options: argparse.Namespace) -> int:
 
 def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse.Namespace, before: Any) -> int:
     """Sample and write; the exit code. Ranks other than the first lend their engines until it is done."""
-    from rlvr.rollout import Interrupted
+    from rlvr.rollout import CollectionInterruptedError
 
     began = time.perf_counter()
     with sampler(config, tasks, world) as means:
-        if world.leads:
+        if world.is_main:
 
             def say(done: int, kind: str) -> None:
                 print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
-            with suppress(Interrupted):  # told by its exit code
+            with suppress(CollectionInterruptedError):  # told by its exit code
                 done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
         code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
-    if code or not world.leads:
+    if code or not world.is_main:
         return code
     result = describe(done, config) | {"seconds": time.perf_counter() - began, "ranks": world.size}
     if options.contamination is not None:
         train = load_tasks(options.contamination, split="train", fields=config.data.fields)
         result["contamination"] = contamination(train, tasks)
     if before is not None:
-        result["comparison"] = compare(before, done.tallies, config.evaluation.k)
+        result["comparison"] = compare(before, done.task_results, config.evaluation.k)
     _write(result, options.output)
     for name, count in done.raised.raised.items():
         print(
-            f"warning: the verifier {name!r} failed on {count} of {done.raised.asked[name]} answers, which are left out. "
+            f"warning: the verifier {name!r} failed on {count} of {done.raised.asked[name]} answers, which are left "
+            "out. "
             f"What it raised first:\n{done.raised.tracebacks[name]}",
             file=sys.stderr,
         )
@@ -144,7 +154,10 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
         for name, value in result["results"].items():
             if not name.endswith(" interval") and value is not None:
                 low_high = result["results"].get(f"{name} interval")
-                span = "" if low_high is None else f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
+                if low_high is None:
+                    span = ""
+                else:
+                    span = f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
                 print(f"{name:>16}  {value:.4g}{span}", file=sys.stderr)
     return 0
 
@@ -160,7 +173,10 @@ def _config(options: argparse.Namespace) -> Config:
         source = _of_run(folder, options.verifier)
     given = load_config(source, options.overrides)
     asked: dict[str, Any] = {"at_start": False, "at_end": False}
-    samples = options.samples if options.samples is not None else given.evaluation.samples or 8
+    if options.samples is not None:
+        samples = options.samples
+    else:
+        samples = given.evaluation.samples or 8
     if samples < 0:
         raise ConfigError("--samples is a number from 0 on")
     asked["samples"] = samples
@@ -191,7 +207,9 @@ def _ks(written: str | None, samples: int, given: Config) -> list[int]:
     """The k asked for. ConfigError for one that is no number or larger than the samples."""
     if written is None:
         fitting = [k for k in given.evaluation.k if k <= samples]
-        return fitting if given.evaluation.samples else sorted({1, samples} - {0})
+        if given.evaluation.samples:
+            return fitting
+        return sorted({1, samples} - {0})
     try:
         ks = sorted({int(part) for part in written.split(",")})
     except ValueError:
@@ -212,10 +230,11 @@ def _run_folder(model: str) -> Path | None:
 
 
 def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
-    """What of a run's configuration an evaluation goes by: as its last stage had it, with another verifier where one is given.
+    """Return what of a run's configuration an evaluation goes by: as its last stage had it, with another verifier where
+    one is given.
 
-    Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with its
-    adapter, so nothing is added to it.
+    Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with
+    its adapter, so nothing is added to it.
     """
     try:
         tree = with_tasks_of(folder, read_mapping(folder / WRITTEN))
@@ -244,7 +263,7 @@ def _model_folder(path: str) -> Path | str:
 
 @dataclass(frozen=True)
 class Instruments:
-    """What an evaluation works with."""
+    """Parts of an evaluation."""
 
     collect: Collect
     """Samples and verifies."""
@@ -257,9 +276,10 @@ class Instruments:
 
 @contextmanager
 def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Instruments]:
-    """What samples and verifies under `config`, on all ranks of `world`; only rank 0 may collect.
+    """Open the sampling and verification of `config`, on all ranks of `world`; only rank 0 may collect.
 
-    Samples are those that the trainer's own evaluation would draw: both sample with `RolloutRuntime.evaluation_samples`.
+    Samples are those that the trainer's own evaluation would draw: both sample with
+    `RolloutRuntime.evaluation_samples`.
     """
     from rlvr.core.waits import StopRequest
     from rlvr.distributed.gpu_checks import check_gpus
@@ -272,12 +292,12 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
     config, engine_reason = engine_of_run(config, world)
     check_gpus(config, world, engine_reason)
-    stop = StopRequest("stopping; nothing will be written" if world.leads else "")
+    stop = StopRequest("stopping; nothing will be written" if world.is_main else "")
     rollouts = RolloutRuntime(config, world, stop)
     with closing(rollouts):
         rollouts.build_verifiers([config.verifier])
         (verification,) = rollouts.verifications
-        if world.leads:
+        if world.is_main:
             verification.check(tasks)
         policy = load_policy(config.model, config.run.seed)
         prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))

@@ -1,21 +1,22 @@
 """Evaluation: estimators, the run of one over held-out tasks, and what can be said of its results."""
 
+from rlvr.core.moved import renamed
 from rlvr.evaluation.best_of import best_of_k
-from rlvr.evaluation.compare import compare
 from rlvr.evaluation.contamination import contamination
 from rlvr.evaluation.estimators import majority_at_k, pass_at_k
-from rlvr.evaluation.evaluate import Collect, Evaluation, SameAnswer, Scorer, evaluate
+from rlvr.evaluation.evaluation_loop import Collect, Evaluation, SameAnswer, Scorer, evaluate
 from rlvr.evaluation.intervals import interquartile_mean, interval
-from rlvr.evaluation.result import describe, read_result, write_tallies
+from rlvr.evaluation.paired_comparison import compare
+from rlvr.evaluation.result import describe, read_result, write_task_results
 from rlvr.evaluation.runs import over_runs
-from rlvr.evaluation.tally import Tally, summary, values_of
+from rlvr.evaluation.task_result import TaskResult, summary, values_of
 
 __all__ = [
     "Collect",
     "Evaluation",
     "SameAnswer",
     "Scorer",
-    "Tally",
+    "TaskResult",
     "best_of_k",
     "compare",
     "contamination",
@@ -29,5 +30,7 @@ __all__ = [
     "read_result",
     "summary",
     "values_of",
-    "write_tallies",
+    "write_task_results",
 ]
+
+__getattr__ = renamed(__name__, {"Tally": "TaskResult", "write_tallies": "write_task_results"})

@@ -7,19 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def best_of_k(liked: np.ndarray, scores: Sequence[float], k: int) -> float:
-    """The unbiased estimate, from n samples, of the score of the one liked best among `k` of them.
+def best_of_k(ranking: np.ndarray, scores: Sequence[float], k: int) -> float:
+    """Return the unbiased estimate, from n samples, of the verifier's score of the sample that the scorer ranks first
+    among `k`.
 
-    `liked` is what the scorer says of each sample (NaN: less than any other), `scores` what the verifier says. It is the mean over
-    all subsets of k: the sample of rank i, from the least liked, is the best of C(i - 1, k - 1) of the C(n, k) subsets. Samples
-    that are liked alike share their scores, which is choosing among them at random. ValueError when k is above n.
+    `ranking` is the scorer's number for each sample, [n] (NaN ranks last); `scores` are the verifier's, [n]. The
+    estimate is the mean over all subsets of k: the sample of rank i, from the lowest, is the best of C(i - 1, k - 1) of
+    the C(n, k) subsets. Samples of equal rank share their scores, which is a choice among them at random. Raises
+    ValueError when k is above n.
     """
     count = len(scores)
     if not 1 <= k <= count:
         raise ValueError(f"best@{k} cannot be estimated from {count} samples")
-    found = np.asarray(liked, dtype=np.float64)
+    found = np.asarray(ranking, dtype=np.float64)
     _, kind = np.unique(np.where(np.isnan(found), -np.inf, found), return_inverse=True)
-    sums, sizes = np.bincount(kind, weights=np.asarray(scores, dtype=np.float64)), np.bincount(kind)
+    sums = np.bincount(kind, weights=np.asarray(scores, dtype=np.float64))
+    sizes = np.bincount(kind)
     shared = (sums / sizes)[np.sort(kind)]
     return float(shared @ _chances(count, k))
 

@@ -1,7 +1,7 @@
-"""Whether evaluation tasks stand in the training tasks: overlap of runs of words.
+"""Evaluation tasks that stand in the training tasks: overlap of runs of words.
 
-Brown et al. 2020, "Language models are few-shot learners", appendix C: runs of 13 words, lower case, without punctuation. A
-prompt of fewer words is compared whole.
+Brown et al. 2020, "Language models are few-shot learners", appendix C: runs of 13 words, lower case, without
+punctuation. A prompt of fewer words is compared whole.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _WORD = re.compile(r"\w+")
 def contamination(train: Iterable[Task], held_out: Sequence[Task], words: int = WORDS) -> dict[str, Any]:
     """The evaluation tasks whose prompt shares a run of `words` words with a training prompt.
 
-    `share` of the tasks; `found` lists the first of them with the part of their runs that is shared. Short prompts are equal
-    only as a whole.
+    `share` of the tasks; `found` lists the first of them with the part of their runs that is shared. Short prompts are
+    equal only as a whole.
     """
     seen = {run for task in train for run in _runs(task, words)}
     found: list[dict[str, Any]] = []

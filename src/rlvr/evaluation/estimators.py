@@ -15,8 +15,8 @@ SUBSETS = 64
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """The unbiased estimate of the chance that one of `k` samples is correct, from `correct` of `samples`.
 
-    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, "Evaluating large language models trained on code", eq. 1), as a product
-    that does not overflow. ValueError when k is above the number of samples.
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, "Evaluating large language models trained on code", eq. 1), as a
+    product that does not overflow. ValueError when k is above the number of samples.
     """
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} cannot be estimated from {samples} samples")
@@ -32,7 +32,8 @@ def majority_at_k(
     same: Callable[[str, str], bool] = str.__eq__,
     seed: int = 0,
 ) -> float:
-    """The chance that the most frequent answer among `k` samples is correct; ties count by their share of correct answers.
+    """The chance that the most frequent answer among `k` samples is correct; ties count by their share of correct
+    answers.
 
     Samples without an answer do not vote. With k below the number of samples, the mean over fixed random subsets.
     """

@@ -13,22 +13,26 @@ from rlvr.records import Task
 
 
 def check_held_out(config: Config, tasks: Sequence[Task], lengths: np.ndarray, context: int, stages: int = 1) -> None:
-    """ConfigError where evaluations, or a best checkpoint by one, are asked for and there are no tasks; DataError for a prompt that fills the context.
+    """ConfigError where evaluations, or a best checkpoint by one, are asked for and there are no tasks; DataError for a
+    prompt that fills the context.
 
     `lengths`: tokens of each task's prompt, int32 [N]. `stages`: those of the run.
 
     `at_start` and `at_end` are true by default and mean "where there are tasks", so only `every` asks for them.
     """
-    asked, best = config.evaluation, config.checkpoint.best
+    asked = config.evaluation
+    best = config.checkpoint.best
     if asked.every and not tasks:
         raise ConfigError(
-            f"evaluation.every is {asked.every}, and there are no tasks to evaluate on: set data.eval or evaluation.data (in "
+            f"evaluation.every is {asked.every}, and there are no tasks to evaluate on: set data.eval or "
+            "evaluation.data (in "
             "Python, eval_tasks=...), or evaluation.every to 0"
         )
     # With several stages another one may have tasks.
     if best is not None and best.metric.startswith("eval/") and not tasks and stages < 2:
         raise ConfigError(
-            f"checkpoint.best.metric is {best.metric}, and there are no tasks to evaluate on: set data.eval or evaluation.data (in "
+            f"checkpoint.best.metric is {best.metric}, and there are no tasks to evaluate on: set data.eval or "
+            "evaluation.data (in "
             "Python, eval_tasks=...), or a metric of training steps such as reward/mean"
         )
     refuse_long(tasks, lengths, context)

@@ -1,8 +1,8 @@
-"""How sure a mean over tasks is: bootstrap intervals, and the interquartile mean.
+"""Uncertainty of a mean over tasks: bootstrap intervals, and the interquartile mean.
 
-Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (rliable): intervals by resampling,
-the interquartile mean in place of the median, paired comparison. Resampled are tasks; several runs (seeds) of the same tasks
-are resampled run by run within each task.
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (rliable): intervals by
+resampling, the interquartile mean in place of the median, paired comparison. Resampled are tasks; several runs (seeds)
+of the same tasks are resampled run by run within each task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """The mean of the middle half along the last axis: a quarter of the values, rounded down, is cut off at each end."""
+    """The mean of the middle half along the last axis: a quarter of the values, rounded down, is cut off at each
+    end."""
     count = values.shape[-1]
     cut = count // 4
     return np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
@@ -44,7 +45,10 @@ def interval(
 
     `values` is [T], or [R, T] for R runs on the same tasks; NaN (of a [T]) is left out.
     """
-    values = values[~np.isnan(values)] if values.ndim == 1 else values
+    if values.ndim == 1:
+        values = values[~np.isnan(values)]
+    else:
+        values = values
     runs, count = (1, len(values)) if values.ndim == 1 else values.shape
     if count == 0:
         return None

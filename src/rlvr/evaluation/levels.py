@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlvr.evaluation.tally import Tally
+from rlvr.evaluation.task_result import TaskResult
 
 MOST = 12
 """Levels that are told apart one by one."""
@@ -14,16 +14,18 @@ RANGES = 5
 """Ranges, each with as many tasks, that more numbers than that are put into."""
 
 
-def by_difficulty(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
+def by_difficulty(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
     """Level -> its tasks, from the easiest; empty where no task says its level, or too many different words are used.
 
     Levels are the texts or numbers that tasks have; where there are many numbers, ranges of them.
     """
-    said = [t for t in tallies if t.difficulty is not None]
+    said = [t for t in task_results if t.difficulty is not None]
     numbers = {t.difficulty for t in said if isinstance(t.difficulty, (int, float))}
     levels = {t.difficulty for t in said}
     if len(levels) > MOST:
-        return _ranges(said) if len(numbers) == len(levels) else {}
+        if len(numbers) == len(levels):
+            return _ranges(said)
+        return {}
     # Numbers by their size, then texts by their letters.
     ordered = sorted(levels, key=lambda level: (level not in numbers, level if level in numbers else 0, str(level)))
     return {
@@ -32,7 +34,7 @@ def by_difficulty(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
     }
 
 
-def _ranges(said: Sequence[Tally]) -> dict[str, list[Tally]]:
+def _ranges(said: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
     values = np.asarray([t.difficulty for t in said], dtype=np.float64)
     edges = np.unique(np.quantile(values, np.linspace(0, 1, RANGES + 1)))
     place = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))

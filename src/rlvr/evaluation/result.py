@@ -9,10 +9,10 @@ from typing import Any
 
 from rlvr.config import Config
 from rlvr.errors import DataError
-from rlvr.evaluation.evaluate import Evaluation
+from rlvr.evaluation.evaluation_loop import Evaluation
 from rlvr.evaluation.intervals import interquartile_mean, interval
 from rlvr.evaluation.levels import by_difficulty
-from rlvr.evaluation.tally import Tally, summary, values_of
+from rlvr.evaluation.task_result import TaskResult, summary, values_of
 from rlvr.monitor.whole_file import write_whole
 
 VERSION = 1
@@ -21,10 +21,11 @@ VERSION = 1
 
 def describe(done: Evaluation, config: Config) -> dict[str, Any]:
     """The object that is written: results with intervals, by source, by difficulty, and by task."""
-    asked, tallies = config.evaluation, done.tallies
+    asked = config.evaluation
+    task_results = done.task_results
     how = (asked.k, asked.greedy, asked.samples > 0)
-    sources = dict.fromkeys(t.source for t in tallies)
-    results = _with_intervals(tallies, *how)
+    sources = dict.fromkeys(t.source for t in task_results)
+    results = _with_intervals(task_results, *how)
     return {
         "version": VERSION,
         "model": config.model.path,
@@ -35,15 +36,17 @@ def describe(done: Evaluation, config: Config) -> dict[str, Any]:
         "scorer": None if asked.scorer is None else asked.scorer.written,
         "results": results,
         "answer_entropy": results.get("answer_entropy"),
-        "by_source": {str(s): _with_intervals([t for t in tallies if t.source == s], *how) for s in sources},
-        "by_difficulty": {level: _with_intervals(part, *how) for level, part in by_difficulty(tallies).items()},
-        "by_task": [tally.to_json() for tally in tallies],
+        "by_source": {str(s): _with_intervals([t for t in task_results if t.source == s], *how) for s in sources},
+        "by_difficulty": {level: _with_intervals(part, *how) for level, part in by_difficulty(task_results).items()},
+        "by_task": [task_result.to_json() for task_result in task_results],
     }
 
 
-def _with_intervals(tallies: Sequence[Tally], ks: Sequence[int], greedy: bool, samples: bool) -> dict[str, Any]:
-    plain = summary(tallies, ks, greedy, samples)
-    values = values_of(tallies, ks)
+def _with_intervals(
+    task_results: Sequence[TaskResult], ks: Sequence[int], greedy: bool, samples: bool
+) -> dict[str, Any]:
+    plain = summary(task_results, ks, greedy, samples)
+    values = values_of(task_results, ks)
     found: dict[str, Any] = {}
     for name, value in plain.items():
         found[name] = value
@@ -51,21 +54,22 @@ def _with_intervals(tallies: Sequence[Tally], ks: Sequence[int], greedy: bool, s
             found[f"{name} interval"] = interval(values[name])
     if samples and found.get("mean") is not None:
         known = values["mean"][values["mean"] == values["mean"]]
-        found["iqm"], found["iqm interval"] = float(interquartile_mean(known)), interval(known, interquartile_mean)
+        found["iqm"] = float(interquartile_mean(known))
+        found["iqm interval"] = interval(known, interquartile_mean)
     return found
 
 
-def write_tallies(path: Path, tallies: Sequence[Tally], **more: Any) -> None:
+def write_task_results(path: Path, task_results: Sequence[TaskResult], **more: Any) -> None:
     """Write what is known of each task as a file that `read_result` reads, whole or not at all."""
-    rows = {"version": VERSION, **more, "by_task": [tally.to_json() for tally in tallies]}
+    rows = {"version": VERSION, **more, "by_task": [task_result.to_json() for task_result in task_results]}
     write_whole(path, json.dumps(rows) + "\n")
 
 
-def read_result(path: Path) -> list[Tally]:
-    """The tallies of a written result. DataError where it is none."""
+def read_result(path: Path) -> list[TaskResult]:
+    """The results by task of a written result. DataError where it is none."""
     try:
         written: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return [Tally.from_json(row) for row in written["by_task"]]
+        return [TaskResult.from_json(row) for row in written["by_task"]]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,5 +1,5 @@
-"""Inputs of the learner from a batch: made once for all its optimizer steps, and for each micro-batch what its losses read: the
-forward pass, and columns found in host memory and copied to the device at once.
+"""Inputs of the learner from a batch: made once for all its optimizer steps, and for each micro-batch what its losses
+read: the forward pass, and columns found in host memory and copied to the device at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlvr.core.device_memory import to_device
 from rlvr.core.needs import BEHAVIOUR, BEHAVIOUR_LOGPROBS, CURRENT, PROXIMAL, PROXIMAL_LOGPROBS, REFERENCE
 from rlvr.errors import TrainingError
 from rlvr.losses import Objective, ObjectiveTerm, TokenBatch
-from rlvr.losses.ahead import Ahead
+from rlvr.losses.prepass import PrepassResult
 from rlvr.policy import MicroBatch
 from rlvr.records import UPDATED, Batch
 
@@ -47,7 +47,8 @@ class Work:
     without_dropout: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """By statistic, of the optimizer step that is taken; empty where the pass that has gradients is not random."""
     group_weights: dict[str, np.ndarray] = field(default_factory=dict)
-    """float64 [B]: the weight of each rollout's whole group, by the name of each component that averages over groups."""
+    """float64 [B]: the weight of each rollout's whole group, by the name of each component that averages over
+    groups."""
     updated: list[np.ndarray] = field(default_factory=list)
     """Log-probs at the last optimizer step that a token was in (of this rank's share); NaN elsewhere."""
 
@@ -86,7 +87,9 @@ class TrainedTokens:
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """[T, ...] -> [N, ...]. By places, not by a mask, whose count the host would have to wait for."""
-        return values if self.index is None else values.index_select(0, self.index)
+        if self.index is None:
+            return values
+        return values.index_select(0, self.index)
 
     def of_any(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """The same of what a component may lack."""
@@ -112,7 +115,7 @@ class LossInputs:
     device: dict[tuple[str, str], torch.Tensor]
 
     @classmethod
-    def of(cls, work: Work, rows: MicroBatch, ahead: Mapping[str, Ahead], first: bool) -> LossInputs:
+    def of(cls, work: Work, rows: MicroBatch, prepass: Mapping[str, PrepassResult], first: bool) -> LossInputs:
         """Collect them and copy them to the device at once."""
         columns: dict[tuple[str, str], Sequence[np.ndarray]] = {("logprobs", BEHAVIOUR): work.behaviour}
         if work.advantage is not None:
@@ -125,16 +128,20 @@ class LossInputs:
         columns |= {(name, WITHOUT_DROPOUT): values for name, values in work.without_dropout.items()}
         of_rollouts: dict[tuple[str, str], np.ndarray] = {}
         for component in work.objective.components:
-            name, told = component.name, ahead.get(component.name, Ahead())
+            name = component.name
+            result = prepass.get(component.name, PrepassResult())
             columns["weight", component.weights] = work.weights[component.weights]
             if component.by_token:
                 columns["factor", name] = work.batch.tokens(f"factor/{name}")
-            if told.kept is not None:
-                columns["kept", name] = told.kept
-            if told.chosen is not None:
-                columns["chosen", name] = told.chosen
-            if told.shares is not None and told.slopes is not None:
-                of_rollouts |= {("share", name): told.shares, ("slope", name): told.slopes}
+            if result.kept is not None:
+                columns["kept", name] = result.kept
+            if result.chosen is not None:
+                columns["chosen", name] = result.chosen
+            if result.sequence_losses is not None and result.logprob_gradients is not None:
+                of_rollouts |= {
+                    ("sequence_loss", name): result.sequence_losses,
+                    ("logprob_gradient", name): result.logprob_gradients,
+                }
             if name in work.group_weights:
                 of_rollouts["group_weight", name] = work.group_weights[name]
         host = {key: rows.at_trained(values) for key, values in columns.items()}
@@ -162,14 +169,20 @@ class LossInputs:
 
     def _proximal(self, name: str, statistics: Statistics) -> torch.Tensor:
         """[T]: a statistic of the policy that ratios are taken to."""
-        return statistics[name, CURRENT].detach() if self.first else self.device[name, PROXIMAL]
+        if self.first:
+            return statistics[name, CURRENT].detach()
+        return self.device[name, PROXIMAL]
 
     def token_batch(self, component: ObjectiveTerm, statistics: Statistics) -> TokenBatch | None:
-        """The tokens that the component trains; None without any. TrainingError where a ratio needs an unknown log-prob."""
+        """The tokens that the component trains; None without any. TrainingError where a ratio needs an unknown
+        log-prob."""
         on = self.trained_by(component)
         if len(on.places) == 0:
             return None
-        correction = self.objective.correction if component.corrected else None
+        if component.corrected:
+            correction = self.objective.correction
+        else:
+            correction = None
         self._refuse_unknown(component, on.places, corrected=correction is not None)
         name = component.name
         behaviour = self.device["logprobs", BEHAVIOUR]
@@ -187,7 +200,9 @@ class LossInputs:
             statistics={key: on.of(values) for key, values in statistics.items()},
             chosen=on.of_any(self.device.get(("chosen", name))),
         )
-        return tokens if correction is None else dataclasses.replace(tokens, importance=correction(tokens))
+        if correction is None:
+            return tokens
+        return dataclasses.replace(tokens, importance=correction(tokens))
 
     def _refuse_unknown(self, component: ObjectiveTerm, places: np.ndarray, corrected: bool) -> None:
         """TrainingError when a log-prob that a ratio of these tokens needs is unknown (NaN)."""
@@ -198,7 +213,8 @@ class LossInputs:
             needed.append(self.host["logprobs", BEHAVIOUR][places])
         if any(np.isnan(values).any() for values in needed):
             raise TrainingError(
-                "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one optimizer "
+                "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one "
+                "optimizer "
                 "step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
             )
 
@@ -210,11 +226,14 @@ class LossInputs:
     def of_rollouts(self, what: str, component: ObjectiveTerm, like: torch.Tensor) -> torch.Tensor | None:
         """[S] in the type of `like`; None where the component has none."""
         values = self.device.get((what, component.name))
-        return None if values is None else values.to(like.dtype)
+        if values is None:
+            return None
+        return values.to(like.dtype)
 
 
 def _places(weights: str, weight: np.ndarray, behaviour: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
-    """Positions where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out where it is all."""
+    """Positions where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out
+    where it is all."""
     places = np.flatnonzero(weight)
     known = np.flatnonzero(~np.isnan(behaviour[places]))
     found = {}

@@ -3,26 +3,29 @@
 The batch is cut by whole groups into optimizer steps, and each of those into micro-batches. Invariants:
 - The gradient of an optimizer step does not depend on the micro-batches: denominators are counted once, over the whole
   step and all ranks, before the first forward pass (N1).
-- On a batch's first optimizer step the proximal log-probs are the detached current ones, so the ratio is exactly 1 and no
-  extra pass is made; later steps use the behaviour log-probs, or, where the objective has a correction or is decoupled,
-  those of one pass made before the first step (N2).
-- Losses that compare tokens or responses of the whole optimizer step see it in one pass without gradient before it is cut.
-- A correction weighs tokens by proximal over behaviour probability, the same in every optimizer step of the batch; it never
-  counts in a denominator.
+- On a batch's first optimizer step the proximal log-probs are the detached current ones, so the ratio is exactly 1 and
+  no extra pass is made; later steps use the behaviour log-probs, or, where the objective has a correction or is
+  decoupled, those of one pass made before the first step (N2).
+- Losses that compare tokens or responses of the whole optimizer step see it in one pass without gradient before it is
+  cut.
+- A correction weighs tokens by proximal over behaviour probability, the same in every optimizer step of the batch; it
+  never counts in a denominator.
 - Passes without gradient are made in evaluation mode. An adapter's dropout is in the pass that has gradients alone, and
   changes the gradient but no value: statistics of one number per token come from a pass without it, one more in each
   optimizer step.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
-- Within an optimizer step the host does not wait for the device: metrics and losses are fetched once, at its end, and what
-  depends on data (which tokens a component trains, which log-probs are known) is found in host memory.
-- Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every rank.
+- Within an optimizer step the host does not wait for the device: metrics and losses are fetched once, at its end, and
+  what depends on data (which tokens a component trains, which log-probs are known) is found in host memory.
+- Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every
+  rank.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,8 +45,8 @@ from rlvr.core.needs import (
 from rlvr.distributed import Backend, World
 from rlvr.learner.inputs import LossInputs, Work
 from rlvr.losses import Denominators, LossTerm, Objective, ObjectiveTerm, SequenceLoss, TokenBatch
-from rlvr.losses.ahead import Ahead, look_ahead
 from rlvr.losses.objective import Averages, StepMetrics, is_maximum, mismatch_sums, with_effective_size
+from rlvr.losses.prepass import PrepassResult, prepass_statistics
 from rlvr.losses.tokens import LARGEST_LOG_RATIO
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import ModelFlops, UpdateFlops
@@ -51,9 +54,11 @@ from rlvr.policy.microbatch import ComputedPass, Cost, DeferredColumns, deal, to
 from rlvr.records import Batch
 
 WITHOUT_GRADIENT = 8
-"""Rollouts without a gradient whose mismatch is measured in a step: a wrong engine shows in any of them, and eight cost little."""
+"""Rollouts without a gradient whose mismatch is measured in a step: a wrong engine shows in any of them, and eight cost
+little."""
 GROUPS_PER_RANK = 2
-"""With fewer groups in an optimizer step than this for each rank, groups are cut, or ranks would wait for each other."""
+"""With fewer groups in an optimizer step than this for each rank, groups are cut, or ranks would wait for each
+other."""
 
 
 class Learner:
@@ -71,9 +76,12 @@ class Learner:
     def update(self, batch: Batch, objective: Objective, config: OptimConfig, lr: float) -> dict[str, float | None]:
         """Take the optimizer steps of one batch; their metrics, averaged over them.
 
-        The batch needs the token columns `weight/<name>` of every component, and `advantage` where a component reads it.
+        The batch needs the token columns `weight/<name>` of every component, and `advantage` where a component reads
+        it.
         """
-        averages, work, first = Averages(), Work.of(batch, objective, config), True
+        averages = Averages()
+        work = Work.of(batch, objective, config)
+        first = True
         parts = _by_whole_groups(batch, config.updates_per_batch) * config.epochs_per_batch
         self._passes_made.clear()
         with self.policy.training():
@@ -98,32 +106,39 @@ class Learner:
 
     @property
     def computed(self) -> UpdateFlops:
-        """What the passes of the last update computed on this rank, counted when it is asked for."""
+        """Return what the passes of the last update computed on this rank, counted when it is asked for."""
         return self.model_flops.of_update(self._passes_made)
 
     def _optimizer_step(self, work: Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs, the same on every rank."""
-        components, index = work.objective.components, part[work.trains[part]]
+        components = work.objective.components
+        index = part[work.trains[part]]
         over = work.objective.denominators(work.batch.select(part))
-        metrics, updated = StepMetrics(), DeferredColumns()
+        metrics = StepMetrics()
+        updated = DeferredColumns()
         if self.policy.adapter_dropout:
             work.without_dropout = self._statistics(work, index, _comparable(work.objective))
-        ahead = self._look_ahead(work, part, first)
+        prepass = self._prepass(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
             if rows is None:
                 self.backend.backward(self._nothing(work, index))
             else:
-                self._backward(work, rows, over, ahead, first, metrics, updated)
+                self._backward(work, rows, over, prepass, first, metrics, updated)
         updated.write()
         own = metrics.fetch([component.name for component in components])
-        everything, total, finite = Averages(), dict.fromkeys(own.losses, 0.0), True
+        everything = Averages()
+        total = dict.fromkeys(own.losses, 0.0)
+        finite = True
         gathered = self.world.gather((own.averages.pairs(), own.losses, own.finite), "the losses")
         for of_rank, losses_of_rank, fine in gathered:
             everything.update(of_rank)
             total = {name: total[name] + loss for name, loss in losses_of_rank.items()}
             finite = finite and fine
-        norm = self.backend.step(lr, work.config.max_grad_norm) if finite else math.nan
+        if finite:
+            norm = self.backend.step(lr, work.config.max_grad_norm)
+        else:
+            norm = math.nan
         if not math.isfinite(norm):
             skipped = Averages()
             skipped.add("skipped/nonfinite", 1.0)
@@ -140,18 +155,18 @@ class Learner:
         work: Work,
         rows: MicroBatch,
         over: dict[str, Denominators],
-        ahead: dict[str, Ahead],
+        prepass: dict[str, PrepassResult],
         first: bool,
         metrics: StepMetrics,
         updated: DeferredColumns,
     ) -> None:
         """Add one micro-batch's gradients, its metrics and its share of each loss.
 
-        A loss that is not finite is differentiated too, because the host does not know it before the end of the optimizer step,
-        which is skipped then.
+        A loss that is not finite is differentiated too, because the host does not know it before the end of the
+        optimizer step, which is skipped then.
         """
         objective = work.objective
-        inputs = LossInputs.of(work, rows, ahead, first)
+        inputs = LossInputs.of(work, rows, prepass, first)
         computed = forward(self.policy, rows, [*objective.needs, LOGPROBS, ENTROPY])
         self._passes_made.append(rows.computed(grad=True))
         statistics = inputs.statistics(computed)
@@ -176,7 +191,8 @@ class Learner:
         if total.requires_grad:
             self.backend.backward(total)
         elif self.backend.lockstep:
-            self.backend.backward(sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad))  # type: ignore[arg-type]
+            nothing: Any = sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad)
+            self.backend.backward(nothing)
 
     def _passes(
         self, work: Work, share: np.ndarray, where: list[np.ndarray] | None = None
@@ -196,8 +212,8 @@ class Learner:
         yield from [None] * (most - len(rows))
 
     def _share(self, batch: Batch, index: np.ndarray) -> np.ndarray:
-        """This rank's rollouts among those at `index`: whole groups, whose prompt is computed once, where there are enough
-        groups to balance the ranks with."""
+        """This rank's rollouts among those at `index`: whole groups, whose prompt is computed once, where there are
+        enough groups to balance the ranks with."""
         if self.world.size == 1:
             return index
         costs = Cost.of(self.policy).alone(np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64))
@@ -208,13 +224,15 @@ class Learner:
         return index[np.isin(units, own)]
 
     def _nothing(self, work: Work, index: np.ndarray, where: list[np.ndarray] | None = None) -> torch.Tensor:
-        """A loss of 0 over the shortest of these rollouts, for a rank that has no more micro-batches than others have."""
+        """A loss of 0 over the shortest of these rollouts, for a rank that has no more micro-batches than others
+        have."""
         shortest = index[[int(np.argmin([len(work.batch.rollouts[i]) for i in index]))]]
         (rows,) = micro_batches(self.policy, work.batch, shortest, where or work.trained, work.config)
         return 0.0 * forward(self.policy, rows, [LOGPROBS_WITH_GRADIENT])["logprobs", CURRENT].sum()
 
-    def _look_ahead(self, work: Work, part: np.ndarray, first: bool) -> dict[str, Ahead]:
-        """What components that have to see the whole optimizer step make of it; one pass without gradient if any does."""
+    def _prepass(self, work: Work, part: np.ndarray, first: bool) -> dict[str, PrepassResult]:
+        """Return what components that have to see the whole optimizer step make of it; one pass without gradient if any
+        does."""
         asking = work.objective.shown_the_step
         if not asking:
             return {}
@@ -227,7 +245,7 @@ class Learner:
         columns["logprobs", PROXIMAL] = columns["logprobs", CURRENT] if first else recalled
         if work.reference:
             columns["logprobs", REFERENCE] = work.reference
-        return {c.name: look_ahead(c, work.batch, index, columns, work.weights[c.weights]) for c in asking}
+        return {c.name: prepass_statistics(c, work.batch, index, columns, work.weights[c.weights]) for c in asking}
 
     def _add_reference_logprobs(self, work: Work) -> None:
         """The token column `logprobs/reference`, NaN where nothing is trained; one pass for all optimizer steps."""
@@ -237,13 +255,15 @@ class Learner:
         work.batch.token_columns[f"logprobs/{REFERENCE}"] = work.reference
 
     def _add_proximal_statistics(self, work: Work, index: np.ndarray) -> None:
-        """The token columns `STATISTIC/proximal` of these rollouts, log-probs among them, under the weights as they are now."""
+        """The token columns `STATISTIC/proximal` of these rollouts, log-probs among them, under the weights as they are
+        now."""
         needs = [LOGPROBS, *(Need(name) for name in work.objective.proximal_statistics)]
         work.proximal = self._statistics(work, index[work.trains[index]], needs)
         work.batch.token_columns |= {f"{name}/{PROXIMAL}": values for name, values in work.proximal.items()}
 
     def _log_ratios_without_gradient(self, work: Work) -> torch.Tensor:
-        """Log-ratios [N] of the proximal to the behaviour policy at sampled tokens of some rollouts that have no gradient; one micro-batch.
+        """Log-ratios [N] of the proximal to the behaviour policy at sampled tokens of some rollouts that have no
+        gradient; one micro-batch.
 
         Without them the mismatch would be of groups with an advantage alone, and unknown where there is none (N3).
         """
@@ -261,7 +281,8 @@ class Learner:
         `averages`); those without count as if they were all measured, and as often as one with a gradient.
         """
         known = np.asarray([int(tokens.sum()) for tokens in work.known], dtype=np.float64)
-        live, flat = float(known[work.trains].sum()), float(known[~work.trains].sum())
+        live = float(known[work.trains].sum())
+        flat = float(known[~work.trains].sum())
         counted = averages.pairs().get("mismatch/mean", (0.0, 0.0))[1]
         times = counted / live if live and counted else 1.0
         return times * flat / measured if measured else 0.0
@@ -271,13 +292,14 @@ class Learner:
     ) -> dict[str, list[np.ndarray]]:
         """Statistics of tokens of these rollouts under the weights in place, NaN elsewhere, without gradient.
 
-        By name, float32 [T_b] for every rollout of the batch; statistics of one number per token, at the tokens that `where`
-        marks (None: those that are trained).
+        By name, float32 [T_b] for every rollout of the batch; statistics of one number per token, at the tokens that
+        `where` marks (None: those that are trained).
         """
         found: dict[str, list[np.ndarray]] = {
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
         }
-        share, later = self._share(work.batch, index), DeferredColumns()
+        share = self._share(work.batch, index)
+        later = DeferredColumns()
         with torch.no_grad(), self.policy.evaluating():
             for rows in self._passes(work, share, where):
                 if rows is None:
@@ -305,26 +327,32 @@ def _comparable(objective: Objective) -> list[Need]:
 
 def _term(component: ObjectiveTerm, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:
     """The component's share of the loss for the tokens of a micro-batch, with what it knows of the whole step."""
-    shares = inputs.of_rollouts("share", component, like=tokens.logprobs)
-    slopes = inputs.of_rollouts("slope", component, like=tokens.logprobs)
-    if shares is not None and slopes is not None:
+    losses = inputs.of_rollouts("sequence_loss", component, like=tokens.logprobs)
+    gradients = inputs.of_rollouts("logprob_gradient", component, like=tokens.logprobs)
+    if losses is not None and gradients is not None:
         sums = tokens.sum_by_sequence(tokens.weight * tokens.logprobs)
-        return LossTerm(shares.sum() + (slopes * (sums - sums.detach())).sum())
+        return LossTerm(losses.sum() + (gradients * (sums - sums.detach())).sum())
     assert not isinstance(component.loss, SequenceLoss)
     term = component.loss(tokens, over)
-    return term if tokens.kept is None else LossTerm(term.value, term.metrics | {"tokens/kept": tokens.kept})
+    if tokens.kept is None:
+        return term
+    return LossTerm(term.value, term.metrics | {"tokens/kept": tokens.kept})
 
 
 def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:
     """Positions of the rollouts of each optimizer step; every group is whole in one of them, none is empty."""
     groups = batch.group_index()
     count = int(groups.max()) + 1 if len(groups) else 0
-    chunks = np.array_split(np.arange(count), min(parts, count)) if count else []
+    if count:
+        chunks = np.array_split(np.arange(count), min(parts, count))
+    else:
+        chunks = []
     return [np.flatnonzero(np.isin(groups, chunk)) for chunk in chunks]
 
 
 def _measured_without_gradient(work: Work) -> np.ndarray:
-    """Positions of the rollouts without a gradient that are measured: one of every group, then another, to a micro-batch."""
+    """Positions of the rollouts without a gradient that are measured: one of every group, then another, to a
+    micro-batch."""
     able = [int(i) for i in np.flatnonzero(~work.trains) if work.known[i].any()]
     able.sort(key=lambda i: work.batch.rollouts[i].token_ids.tobytes())  # whatever the order in the batch (N4)
     flat = np.asarray(able, dtype=np.int64)

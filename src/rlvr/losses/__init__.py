@@ -11,7 +11,7 @@ from rlvr.losses.entropy import EntropyBonus
 from rlvr.losses.gmpo import GeometricMeanLoss
 from rlvr.losses.inverse_soft_q import InverseSoftQ
 from rlvr.losses.kl import Divergence, KLPenalty, absolute, k1, k2, k3
-from rlvr.losses.likelihood import ChosenLikelihood, LikelihoodLoss
+from rlvr.losses.likelihood_loss import ChosenLikelihood, LikelihoodLoss
 from rlvr.losses.m2po import SecondMomentLoss
 from rlvr.losses.objective import Objective, ObjectiveTerm, Renewal
 from rlvr.losses.pacs import RewardClassification

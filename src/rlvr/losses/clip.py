@@ -1,8 +1,8 @@
 """The clipped policy loss: one form of ratio, one form of clipping, one average.
 
-The forms of clipping keep a policy-gradient step near the policy that it started from. Each is a function of the log-ratio [T] with
-gradient and the advantage [T], and gives the surrogate to be maximised, with the tokens at which its lower and upper bound act.
-Invariant: at ratio 1 the gradient is A grad log pi, whatever the form.
+The forms of clipping keep a policy-gradient step near the policy that it started from. Each is a function of the
+log-ratio [T] with gradient and the advantage [T], and gives the surrogate to be maximised, with the tokens at which its
+lower and upper bound act. Invariant: at ratio 1 the gradient is A grad log pi, whatever the form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Clip = Literal["hard", "soft", "detach", "none", "tv", "kl"]
 
 @dataclass(frozen=True)
 class Surrogate:
-    """What is maximised at each token [T], and where a bound takes something away (bool [T])."""
+    """The objective at each token [T], and the places where a bound takes something away (bool [T])."""
 
     value: torch.Tensor
     low: torch.Tensor
@@ -40,22 +40,22 @@ class ClippedPolicyLoss(Loss):
     """
 
     clip_low: Scalar = 0.2
-    """The ratio is not rewarded for falling below 1 - clip_low; 1: no lower bound. With clip tv or kl: the bound of the divergence
-    by which a probability may fall."""
+    """The ratio is not rewarded for falling below 1 - clip_low; 1: no lower bound. With clip tv or kl: the bound of the
+    divergence by which a probability may fall."""
     clip_high: Scalar = 0.2
-    """The ratio is not rewarded for rising above 1 + clip_high. With clip tv or kl: the bound of the divergence by which a
-    probability may rise."""
+    """The ratio is not rewarded for rising above 1 + clip_high. With clip tv or kl: the bound of the divergence by
+    which a probability may rise."""
     average: Average = "sequences"
-    """tokens: every token weighs the same (DAPO); sequences: every response (GRPO); groups: every group, by its tokens (the prompt
-    average of ScaleRL, Khatri et al. 2025); constant: divide by a fixed length."""
+    """tokens: every token weighs the same (DAPO); sequences: every response (GRPO); groups: every group, by its tokens
+    (the prompt average of ScaleRL, Khatri et al. 2025); constant: divide by a fixed length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens. 1 sums over the response."""
     ratio: Ratio = "token"
-    """token: of each token; sequence: of the whole response, the product over its tokens; geometric: the geometric mean over
-    the response (GSPO); geometric_token: that, with each token's own gradient (GSPO-token)."""
+    """token: of each token; sequence: of the whole response, the product over its tokens; geometric: the geometric mean
+    over the response (GSPO); geometric_token: that, with each token's own gradient (GSPO-token)."""
     clip: Clip = "hard"
-    """hard: PPO's; soft: a sigmoid gate (SAPO); detach: clip the ratio as a constant weight of log pi (CISPO); tv, kl: mask
-    tokens whose probability moved too far (DPPO); none."""
+    """hard: PPO's; soft: a sigmoid gate (SAPO); detach: clip the ratio as a constant weight of log pi (CISPO); tv, kl:
+    mask tokens whose probability moved too far (DPPO); none."""
     cap: Scalar | None = None
     """With clip hard: the ratio's bound for negative advantages (dual clip's c, two-sided clipping's delta), above
     1 + clip_high. With tv and kl: the ratio's bound at every token."""
@@ -64,8 +64,8 @@ class ClippedPolicyLoss(Loss):
     soft_negative: Scalar = 1.05
     """Temperature of the soft gate for the others."""
     bound: Scalar | None = None
-    """Clamps each log-ratio to [-bound, bound] nats before anything else (StableReinforce's pre-clip, Zhang et al. 2025);
-    20 keeps every ratio finite."""
+    """Clamps each log-ratio to [-bound, bound] nats before anything else (StableReinforce's pre-clip, Zhang et al.
+    2025); 20 keeps every ratio finite."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     zero_without_advantage = True
@@ -75,7 +75,8 @@ class ClippedPolicyLoss(Loss):
             raise ValueError(f"cap bounds the ratio of clip hard, tv and kl; clip {self.clip!r} has no use for it")
         if self.clip in ("tv", "kl") and self.ratio != "token":
             raise ValueError(
-                f"clip {self.clip!r} masks single tokens, and ratio {self.ratio!r} is one number per response: set ratio to "
+                f"clip {self.clip!r} masks single tokens, and ratio {self.ratio!r} is one number per response: set "
+                "ratio to "
                 "token, or clip to hard, soft, detach or none"
             )
         numbers = isinstance(self.cap, float) and isinstance(self.clip_high, float)
@@ -92,7 +93,8 @@ class ClippedPolicyLoss(Loss):
 
     @property
     def per_response(self) -> bool:
-        """Whether it needs one advantage per response: with one ratio for all tokens, only their mean has an effect."""
+        """Return whether it needs one advantage per response: with one ratio for all tokens, only their mean has an
+        effect."""
         return self.ratio in ("sequence", "geometric")
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
@@ -108,12 +110,15 @@ class ClippedPolicyLoss(Loss):
         return LossTerm(-tokens.average(found.value, self.average, over), metrics)
 
     def _surrogate(self, log_ratio: torch.Tensor, tokens: TokenBatch) -> Surrogate:
-        low, high = float(self.clip_low), float(self.clip_high)
-        advantage, logprobs = tokens.advantage, tokens.logprobs
+        low = float(self.clip_low)
+        high = float(self.clip_high)
+        advantage = tokens.advantage
+        logprobs = tokens.logprobs
         if self.clip == "hard":
             return hard(log_ratio, advantage, 1 - low, 1 + high, _number(self.cap))
         if self.clip == "soft":
-            positive, negative = float(self.soft_positive), float(self.soft_negative)
+            positive = float(self.soft_positive)
+            negative = float(self.soft_negative)
             return soft(log_ratio, advantage, positive, negative)
         if self.clip == "detach":
             return detached(log_ratio, logprobs, advantage, 1 - low, 1 + high)
@@ -132,12 +137,15 @@ def hard(log_ratio: torch.Tensor, advantage: torch.Tensor, low: float, high: flo
     The cap is the constant c of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729), and the delta of two-sided clipping.
     """
     ratio = log_ratio.detach().exp()
-    below, above = (ratio < low) & (advantage < 0), (ratio > high) & (advantage > 0)
+    below = (ratio < low) & (advantage < 0)
+    above = (ratio > high) & (advantage > 0)
     bounded = ratio.clamp(low, high)
     binds = below | above | (advantage == 0)
     if cap is not None:
         over = (ratio > cap) & (advantage < 0)
-        bounded, binds, above = torch.where(over, cap, bounded), binds | over, above | over
+        bounded = torch.where(over, cap, bounded)
+        binds = binds | over
+        above = above | over
     # Where the clip binds there is no gradient, and an overflowing ratio must not make one of 0 x inf.
     return Surrogate(torch.where(binds, bounded, log_ratio.masked_fill(binds, 0.0).exp()) * advantage, below, above)
 
@@ -157,7 +165,8 @@ def soft(log_ratio: torch.Tensor, advantage: torch.Tensor, positive: float, nega
 def detached(
     log_ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, low: float, high: float
 ) -> Surrogate:
-    """sg[clip(rho, low, high)] A log pi (CISPO, MiniMax-M1 2025, arXiv 2506.13585): a clipped token still has a gradient."""
+    """sg[clip(rho, low, high)] A log pi (CISPO, MiniMax-M1 2025, arXiv 2506.13585): a clipped token still has a
+    gradient."""
     ratio = log_ratio.detach().exp()
     return Surrogate(ratio.clamp(low, high) * advantage * logprobs, ratio < low, ratio > high)
 
@@ -171,15 +180,17 @@ def within_divergence(
     high: float,
     cap: float | None,
 ) -> Surrogate:
-    """M sg[min(rho, cap)] A log pi (DPPO, Qi et al. 2026, arXiv 2602.04879), with the binary approximations of divergence.
+    """M sg[min(rho, cap)] A log pi (DPPO, Qi et al. 2026, arXiv 2602.04879), with the binary approximations of
+    divergence.
 
-    M is 0 where the token's probability already moved, in the direction in which the advantage pushes it, by more than the
-    bound: `high` for a rise, `low` for a fall; else 1. With p now and q before, tv is |p - q|, and kl is
-    q log(q / p) + (1 - q) log((1 - q) / (1 - p)).
+    M is 0 where the token's probability already moved, in the direction in which the advantage pushes it, by more than
+    the bound: `high` for a rise, `low` for a fall; else 1. With p now and q before, tv is |p - q|, and kl is q log(q /
+    p) + (1 - q) log((1 - q) / (1 - p)).
     """
     now = logprobs.detach()
     before = now - log_ratio.detach()
-    p, q = now.exp(), before.exp()
+    p = now.exp()
+    q = before.exp()
     if by == "tv":
         moved = (p - q).abs()
     else:

@@ -18,11 +18,11 @@ from rlvr.registry import register
 @register("loss", "copg")
 @dataclass(frozen=True)
 class ContrastiveLoss(SequenceLoss):
-    """-(Delta R Delta - beta / 2 Delta^2) for every pair of a group, Delta the gap of log pi / pi_reference.
+    """-(Delta R Delta - beta / 2 Delta^2) for every pair of a group, Delta the log-ratio log pi / pi_reference.
 
-    Contrastive Policy Gradient (Flet-Berliac et al. 2024, arXiv 2406.19185): its gradient at a pair (y, y') is that
-    of (R_beta(y) - R_beta(y')) (log pi(y) - log pi(y')), with R_beta = R - beta log pi / pi_reference as a constant. A mean
-    over the pairs of a group, then over groups with a pair. The rewards are raw; at beta 0 it is RLOO's gradient.
+    Contrastive Policy Gradient (Flet-Berliac et al. 2024, arXiv 2406.19185): its gradient at a pair (y, y') is that of
+    (R_beta(y) - R_beta(y')) (log pi(y) - log pi(y')), with R_beta = R - beta log pi / pi_reference as a constant. A
+    mean over the pairs of a group, then over groups with a pair. The rewards are raw; at beta 0 it is RLOO's gradient.
     """
 
     beta: Scalar = 0.1
@@ -32,7 +32,7 @@ class ContrastiveLoss(SequenceLoss):
     smallest_group: ClassVar[int] = 2
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. In sums over the group, so that hundreds of members cost no square of theirs."""
         size = sequences.group_size()
 
@@ -42,9 +42,9 @@ class ContrastiveLoss(SequenceLoss):
             b = b - sequences.group_sum(b) / size
             return size * a * b + sequences.group_sum(a * b)
 
-        gap = sequences.logprobs - sequences.reference
+        log_ratio = sequences.logprobs - sequences.reference
         beta = float(self.beta)
-        value = against_others(sequences.reward, gap) - beta / 2 * against_others(gap, gap)
+        value = against_others(sequences.reward, log_ratio) - beta / 2 * against_others(log_ratio, log_ratio)
         alone = size < 2
         groups = (1 / size).masked_fill(alone, 0.0).sum().clamp_min(1.0)
         return -value.masked_fill(alone, 0.0) / (size * (size - 1)).clamp_min(1) / groups

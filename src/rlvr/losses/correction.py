@@ -91,9 +91,9 @@ class Reject(Correction):
 class MaskNegatives(Correction):
     """Punished responses that the policy has left behind weigh 0, the others min(r, cap) per token, or 1 without a cap.
 
-    Off-policy sequence masking (DeepSeek-V3.2, 2025; checked against TRL 1.16): where the advantage is negative and the mean over the response
-    of log pi_behaviour - log pi is over the bound, there is nothing to learn from pushing further. pi is the current policy,
-    so drift since sampling and the engine's own gap both count.
+    Off-policy sequence masking (DeepSeek-V3.2, 2025; checked against TRL 1.16): where the advantage is negative and the
+    mean over the response of log pi_behaviour - log pi is over the bound, there is nothing to learn from pushing
+    further. pi is the current policy, so drift since sampling and the engine's own gap both count.
     """
 
     max_kl: float = 0.05
@@ -108,7 +108,10 @@ class MaskNegatives(Correction):
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
         left = tokens.behaviour_logprobs - tokens.logprobs.detach()
         far = (tokens.mean_by_sequence(left) > self.max_kl)[tokens.sequence]
-        weight = torch.ones_like(left) if self.cap is None else tokens.behaviour_log_ratio.exp().clamp_max(self.cap)
+        if self.cap is None:
+            weight = torch.ones_like(left)
+        else:
+            weight = tokens.behaviour_log_ratio.exp().clamp_max(self.cap)
         return weight.masked_fill(far & (tokens.advantage < 0), 0.0)
 
 

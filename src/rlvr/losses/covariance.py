@@ -1,8 +1,8 @@
 """Clip-Cov and KL-Cov: hold back the few tokens at which log-probability and advantage move together most.
 
-Cui et al. 2025, "The entropy mechanism of reinforcement learning for reasoning language models" (arXiv 2505.22617): entropy
-falls by the covariance of the two, and that is concentrated in a small share of tokens. Which tokens these are is a matter
-of the whole optimizer step, so `choose` is shown all its tokens before it is cut into micro-batches.
+Cui et al. 2025, "The entropy mechanism of reinforcement learning for reasoning language models" (arXiv 2505.22617):
+entropy falls by the covariance of the two, and that is concentrated in a small share of tokens. Which tokens these are
+is a matter of the whole optimizer step, so `choose` is shown all its tokens before it is cut into micro-batches.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def covariances(tokens: TokenBatch) -> torch.Tensor:
 class ClipCovLoss(Loss):
     """The clipped policy loss without the gradient of some tokens of high covariance.
 
-    Chosen are `share` of the step's tokens (at least one), at random among those whose covariance is between the bounds and
-    which the clip does not bind already. The draw depends only on the numbers of tokens and candidates, so it is the same
-    however the step is cut.
+    Chosen are `share` of the step's tokens (at least one), at random among those whose covariance is between the bounds
+    and which the clip does not bind already. The draw depends only on the numbers of tokens and candidates, so it is
+    the same however the step is cut.
     """
 
     share: Scalar = 0.0002
@@ -46,7 +46,8 @@ class ClipCovLoss(Loss):
     clip_high: Scalar = 0.2
     """As in `clip`."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
@@ -63,18 +64,23 @@ class ClipCovLoss(Loss):
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is held back, else 0, [T]."""
         found = self._surrogate(tokens)
-        covariance, total = covariances(tokens), len(tokens.weight)
+        covariance = covariances(tokens)
+        total = len(tokens.weight)
         candidates = (covariance > float(self.least)) & (covariance < float(self.most))
         where = (candidates & ~(found.low | found.high)).nonzero()[:, 0]
         share = float(self.share)
-        count = min(len(where), max(1, int(share * total))) if share > 0 else 0
+        if share > 0:
+            count = min(len(where), max(1, int(share * total)))
+        else:
+            count = 0
         generator = torch.Generator().manual_seed(1_000_003 * total + len(where))
         drawn = where[torch.randperm(len(where), generator=generator)[:count].to(where.device)]
         return torch.zeros_like(covariance).index_fill(0, drawn, 1.0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
-        found, held = self._surrogate(tokens), tokens.chosen > 0
+        found = self._surrogate(tokens)
+        held = tokens.chosen > 0
         ratio = (tokens.logprobs - tokens.proximal_logprobs).detach().exp()
         metrics = {
             "ratio/mean": ratio,
@@ -86,7 +92,8 @@ class ClipCovLoss(Loss):
         return LossTerm(-tokens.average(found.value.masked_fill(held, 0.0), self.average, over), metrics)
 
     def _surrogate(self, tokens: TokenBatch) -> Surrogate:
-        low, high = 1 - float(self.clip_low), 1 + float(self.clip_high)
+        low = 1 - float(self.clip_low)
+        high = 1 + float(self.clip_high)
         return hard(log_ratio(tokens), tokens.advantage, low, high, None)
 
 
@@ -103,7 +110,8 @@ class KLCovLoss(Loss):
     coef: Scalar = 1.0
     """Weight of the penalty."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
@@ -116,15 +124,19 @@ class KLCovLoss(Loss):
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is penalised, else 0, [T]."""
-        covariance, share = covariances(tokens), float(self.share)
-        count = min(len(covariance), max(1, int(share * len(covariance)))) if share > 0 else 0
+        covariance = covariances(tokens)
+        share = float(self.share)
+        if share > 0:
+            count = min(len(covariance), max(1, int(share * len(covariance))))
+        else:
+            count = 0
         return torch.zeros_like(covariance).index_fill(0, covariance.topk(count).indices, 1.0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
-        gap = log_ratio(tokens)
-        penalty = float(self.coef) * tokens.chosen * gap.abs()
-        value = unclipped(gap, tokens.advantage).value - penalty
-        ratio = gap.detach().exp()
+        log_ratios = log_ratio(tokens)
+        penalty = float(self.coef) * tokens.chosen * log_ratios.abs()
+        value = unclipped(log_ratios, tokens.advantage).value - penalty
+        ratio = log_ratios.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}
         return LossTerm(-tokens.average(value, self.average, over), metrics)

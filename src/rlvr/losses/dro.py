@@ -16,21 +16,22 @@ from rlvr.registry import register
 class QuadraticPenaltyLoss(Loss):
     """-(A log pi - beta / 2 (log pi - log pi_proximal)^2) per token.
 
-    Direct reward optimisation (Richemond et al. 2024, arXiv 2405.19107) as Kimi k1.5 uses it, token by token as in verl's
-    loss_mode dro. At beta 0 it is `reinforce`.
+    Direct reward optimisation (Richemond et al. 2024, arXiv 2405.19107) as Kimi k1.5 uses it, token by token as in
+    verl's loss_mode dro. At beta 0 it is `reinforce`.
     """
 
     beta: Scalar = 0.1
     """Weight of the penalty, at least 0."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        gap = tokens.logprobs - tokens.proximal_logprobs
-        value = tokens.advantage * tokens.logprobs - 0.5 * float(self.beta) * gap.square()
-        ratio = gap.detach().exp()
+        log_ratio = tokens.logprobs - tokens.proximal_logprobs
+        value = tokens.advantage * tokens.logprobs - 0.5 * float(self.beta) * log_ratio.square()
+        ratio = log_ratio.detach().exp()
         return LossTerm(-tokens.average(value, self.average, over), {"ratio/mean": ratio, "ratio/max": ratio})

@@ -19,9 +19,9 @@ from rlvr.registry import register
 class GeometricMeanLoss(Loss):
     """-A exp(mean over the response of the clipped log-ratios), a mean over responses.
 
-    Geometric-Mean Policy Optimization (Zhao et al. 2025, arXiv 2507.20673): log rho is clipped to
-    [-clip_low, clip_high], on the side that the sign of the advantage pushes to. Without the clip it is GSPO without its.
-    The advantage of a response is the mean over its tokens.
+    Geometric-Mean Policy Optimization (Zhao et al. 2025, arXiv 2507.20673): log rho is clipped to [-clip_low,
+    clip_high], on the side that the sign of the advantage pushes to. Without the clip it is GSPO without its. The
+    advantage of a response is the mean over its tokens.
     """
 
     clip_low: Scalar = 0.4
@@ -39,13 +39,15 @@ class GeometricMeanLoss(Loss):
         refuse_below("clip_high", self.clip_high, 0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        low, high = float(self.clip_low), float(self.clip_high)
-        gap, advantage = tokens.logprobs - tokens.proximal_logprobs, tokens.advantage
+        low = float(self.clip_low)
+        high = float(self.clip_high)
+        log_ratio = tokens.logprobs - tokens.proximal_logprobs
+        advantage = tokens.advantage
         sign = advantage.sign()
-        clipped = sign * torch.minimum(sign * gap, sign * gap.clamp(-low, high))
+        clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
         ratio = tokens.mean_by_sequence(clipped)[tokens.sequence].exp()
         value = tokens.mean_by_sequence(advantage)[tokens.sequence] * ratio
-        plain = gap.detach()
+        plain = log_ratio.detach()
         metrics = {
             "ratio/mean": ratio.detach(),
             "ratio/max": ratio.detach(),

@@ -15,11 +15,12 @@ from rlvr.registry import register
 @register("auxiliary", "inverse_soft_q")
 @dataclass(frozen=True)
 class InverseSoftQ(Loss):
-    """-log pi + penalty (Q - discount V')^2, Q the token's own logit and V' the logsumexp of the logits at the next token.
+    """-log pi + penalty (Q - discount V')^2, Q the token's own logit and V' the logsumexp of the logits at the next
+    token.
 
-    Inverse soft Q-learning as regularised likelihood (Wulfmeier et al. 2024, arXiv 2409.01369; that it is the likelihood with a
-    temporal-difference term is confirmed by its abstract, the square from notes). The bracket is the reward that the
-    demonstrations imply for the token; after the last token V' is 0. Penalty 0 is the likelihood.
+    Inverse soft Q-learning as regularised likelihood (Wulfmeier et al. 2024, arXiv 2409.01369; that it is the
+    likelihood with a temporal-difference term is confirmed by its abstract, the square from notes). The bracket is the
+    reward that the demonstrations imply for the token; after the last token V' is 0. Penalty 0 is the likelihood.
     """
 
     penalty: Scalar = 0.1
@@ -27,7 +28,8 @@ class InverseSoftQ(Loss):
     discount: Scalar = 1.0
     """Weight of the next value, 0 to 1."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every task; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every task; constant: divide by a fixed
+    length."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logsumexp", grad=True)})
 

@@ -1,10 +1,10 @@
 """Penalties on the divergence from the reference: estimators of KL(pi || reference) from samples of pi.
 
-With d = log reference - log pi (Schulman 2020, http://joschu.net/blog/kl-approx.html):
-k1 = -d, unbiased, and as a loss its expected gradient is zero on-policy (use it to look, or in the reward, not to train);
-k2 = d^2 / 2, biased, its gradient is that of the KL on-policy; k3 = exp(d) - 1 - d, unbiased and never negative;
-abs = |d|. Which estimator is differentiated may differ from which is reported (Liu et al. 2025, "Rethinking KL
-regularization in RLHF", arXiv 2510.01555): value of one, gradient of another.
+With d = log reference - log pi (Schulman 2020, http://joschu.net/blog/kl-approx.html): k1 = -d, unbiased, and as a loss
+its expected gradient is zero on-policy (use it to look, or in the reward, not to train); k2 = d^2 / 2, biased, its
+gradient is that of the KL on-policy; k3 = exp(d) - 1 - d, unbiased and never negative; abs = |d|. Which estimator is
+differentiated may differ from which is reported (Liu et al. 2025, "Rethinking KL regularization in RLHF", arXiv
+2510.01555): value of one, gradient of another.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Divergence:
     gradient: Estimator | None = None
     """Whose gradient is taken; None: the estimator's own."""
     bound: float | None = None
-    """Clamps the value to [-bound, bound], and log reference - log pi to 20 nats; beyond either there is no gradient."""
+    """Clamps the value to [-bound, bound], and log reference - log pi to 20 nats; beyond either there is no
+    gradient."""
 
     def __call__(self, logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """Per token [T]."""
@@ -65,7 +66,9 @@ class Divergence:
         if self.gradient is not None:
             pulled = self.gradient(logprobs, reference)
             value = value.detach() + (pulled - pulled.detach())
-        return value if self.bound is None else value.clamp(-self.bound, self.bound)
+        if self.bound is None:
+            return value
+        return value.clamp(-self.bound, self.bound)
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class KLPenalty(Loss):
     estimator: Estimator
     average: Average
     weighted: bool = False
-    """Times pi / pi_proximal with its gradient, which makes the gradient of k3 that of the KL also off-policy (DeepSeek-V3.2,
-    2025)."""
+    """Times pi / pi_proximal with its gradient, which makes the gradient of k3 that of the KL also off-policy
+    (DeepSeek-V3.2, 2025)."""
 
     @property
     def needs(self) -> frozenset[Need]:

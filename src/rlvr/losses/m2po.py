@@ -18,15 +18,16 @@ from rlvr.registry import register
 class SecondMomentLoss(Loss):
     """-M rho A, M 0 at the fewest tokens whose leaving makes the mean of (log rho)^2 over the step at most the bound.
 
-    Second-Moment Trust Policy Optimization (Zheng et al. 2025, arXiv 2510.01161), with the mask as AReaL has it: tokens of
-    any advantage are left out, the largest log-ratios first. There is no other clip. A bound that no step reaches makes it
-    `clip` with clip none.
+    Second-Moment Trust Policy Optimization (Zheng et al. 2025, arXiv 2510.01161), with the mask as AReaL has it: tokens
+    of any advantage are left out, the largest log-ratios first. There is no other clip. A bound that no step reaches
+    makes it `clip` with clip none.
     """
 
     moment: Scalar = 0.04
     """Bound of the mean squared log-ratio, nats squared, above 0."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
@@ -44,8 +45,8 @@ class SecondMomentLoss(Loss):
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
         out = tokens.chosen > 0
-        gap = log_ratio(tokens)
-        value = gap.masked_fill(out, 0.0).exp() * tokens.advantage.masked_fill(out, 0.0)
-        ratio = gap.detach().exp()
+        log_ratios = log_ratio(tokens)
+        value = log_ratios.masked_fill(out, 0.0).exp() * tokens.advantage.masked_fill(out, 0.0)
+        ratio = log_ratios.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}
         return LossTerm(-tokens.average(value, self.average, over), metrics)

@@ -1,9 +1,9 @@
-"""The objective of an optimizer step: named loss components, each with its token weights and coefficient; and the metrics
-and losses of the step, gathered over its micro-batches.
+"""The objective of an optimizer step: named loss components, each with its token weights and coefficient; and the
+metrics and losses of the step, gathered over its micro-batches.
 
-Invariants of `StepMetrics`: what is added stays a tensor on the device until `fetch` takes all of it to the host by one copy,
-so that the host does not wait for the device once for each metric. The sums are those that fetching each at once would give,
-to the last bit.
+Invariants of `StepMetrics`: what is added stays a tensor on the device until `fetch` takes all of it to the host by one
+copy, so that the host does not wait for the device once for each metric. The sums are those that fetching each at once
+would give, to the last bit.
 
 Invariants of `Averages`, which gathers numbers over micro-batches, optimizer steps and ranks:
 - It keeps (sum, weight) per name, so that the mean does not depend on how the work was cut into pieces.
@@ -34,8 +34,8 @@ from rlvr.records import Batch
 class ObjectiveTerm:
     """One term of the objective: coef x loss over the tokens that `weight/<weights>` marks.
 
-    `zero_without_advantage` says that a token whose advantage is 0 adds nothing to the loss's gradient, so that rollouts
-    of zero-variance groups can be skipped when no other component needs them.
+    `zero_without_advantage` says that a token whose advantage is 0 adds nothing to the loss's gradient, so that
+    rollouts of zero-variance groups can be skipped when no other component needs them.
     """
 
     name: str
@@ -50,11 +50,15 @@ class ObjectiveTerm:
     by_token: bool = False
     """Whether the token column `factor/<name>` multiplies the coefficient at each token."""
     needs_of_step: frozenset[Need] = field(init=False)
-    """Statistics of the whole optimizer step that it is shown before the step is cut; empty where it asks for nothing."""
+    """Statistics of the whole optimizer step that it is shown before the step is cut; empty where it asks for
+    nothing."""
 
     def __post_init__(self) -> None:
         needs = set().union(*(selector.needs for selector in self.keep))
-        needs |= self.loss.needs if isinstance(self.loss, SequenceLoss) else self.loss.chooses_by
+        if isinstance(self.loss, SequenceLoss):
+            needs |= self.loss.needs
+        else:
+            needs |= self.loss.chooses_by
         object.__setattr__(self, "needs_of_step", frozenset(Need(n.statistic, n.model, k=n.k) for n in needs))
 
     def at(self, step: int, steps: int) -> ObjectiveTerm:
@@ -63,7 +67,9 @@ class ObjectiveTerm:
         loss = at(term.loss, step, steps)
         keep = tuple(at(selector, step, steps) for selector in term.keep)
         same = loss is term.loss and all(map(operator.is_, keep, term.keep))
-        return term if same else dataclasses.replace(term, loss=loss, keep=keep)
+        if same:
+            return term
+        return dataclasses.replace(term, loss=loss, keep=keep)
 
 
 @dataclass(frozen=True)
@@ -83,15 +89,19 @@ class Objective:
     correction: Correction | None = None
     """Weights for the gap between proximal and behaviour policy."""
     decoupled: bool = False
-    """Whether later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton et
-    al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled. With a correction they always do."""
+    """Whether later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton
+    et al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled. With a correction they
+    always do."""
     renewal: Renewal | None = None
     """How the reference follows the policy; None: it stays."""
 
     def at(self, step: int, steps: int) -> Objective:
         """The objective with plain numbers for every scheduled scalar, without the components that weigh nothing."""
         components = [component.at(step, steps) for component in self.components]
-        renewal = self.renewal if self.renewal and (step + 1) % self.renewal.every == 0 else None
+        if self.renewal and (step + 1) % self.renewal.every == 0:
+            renewal = self.renewal
+        else:
+            renewal = None
         return dataclasses.replace(self, components=tuple(c for c in components if c.coef != 0.0), renewal=renewal)
 
     @cached_property
@@ -106,17 +116,17 @@ class Objective:
 
     @cached_property
     def proximal_statistics(self) -> tuple[Statistic, ...]:
-        """What components ask of the proximal policy beside its log-probs."""
+        """Return what components ask of the proximal policy beside its log-probs."""
         asked = {need.statistic for need in self.needs if need.model == PROXIMAL}
         return tuple(sorted(asked - {"logprobs"}))
 
     @property
     def recalls_update(self) -> bool:
-        """Whether later optimizer steps of a batch compare with the policy as it was when the update began.
+        """Return whether later optimizer steps of a batch compare with the policy as it was when the update began.
 
-        A correction weighs by proximal over behaviour probability. Were the ratio of a later step taken to the behaviour
-        policy, that weight would be 1 and the engine's gap would enter the ratio unbounded. So the ratio is to recomputed
-        log-probs and the weight multiplies it in every step, as in TRL 1.16 (`GRPOTrainer._compute_loss`,
+        A correction weighs by proximal over behaviour probability. Were the ratio of a later step taken to the
+        behaviour policy, that weight would be 1 and the engine's gap would enter the ratio unbounded. So the ratio is
+        to recomputed log-probs and the weight multiplies it in every step, as in TRL 1.16 (`GRPOTrainer._compute_loss`,
         `importance_sampling_ratio`) and verl (`compute_policy_loss_vanilla`, `rollout_is_weights`).
         """
         corrects = self.correction is not None and any(component.corrected for component in self.components)
@@ -124,23 +134,29 @@ class Objective:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a component compares with the reference."""
+        """Return whether a component compares with the reference."""
         return any(need.model == REFERENCE for need in self.needs)
 
     def denominators(self, batch: Batch) -> dict[str, Denominators]:
-        """What each component averages over in `batch` (this rank's share of it)."""
+        """Return what each component averages over in `batch` (this rank's share of it)."""
         return {c.name: self._denominator(c, batch) for c in self.components}
 
     def _denominator(self, component: ObjectiveTerm, batch: Batch) -> Denominators:
         sums = np.asarray([float(w.sum()) for w in batch.tokens(f"weight/{component.weights}")])
         constant = component.loss.constant or self.constant
-        groups = len(np.unique(batch.group_index()[sums > 0])) if component.loss.average == "groups" else 0
+        if component.loss.average == "groups":
+            groups = len(np.unique(batch.group_index()[sums > 0]))
+        else:
+            groups = 0
         return Denominators(float(sums.sum()), float((sums > 0).sum()), float(constant), float(groups))
 
     def trains(self, batch: Batch) -> np.ndarray:
         """bool [B]: the rollouts that can have a gradient, so that the others cost no forward and no backward."""
         needed = np.zeros(len(batch), dtype=bool)
-        advantages = batch.tokens("advantage") if batch.has("advantage") else None
+        if batch.has("advantage"):
+            advantages = batch.tokens("advantage")
+        else:
+            advantages = None
         for component in self.components:
             for i, weight in enumerate(batch.tokens(f"weight/{component.weights}")):
                 live = weight != 0
@@ -165,7 +181,8 @@ class Averages:
 
         A weight of 0 says that there was nothing to measure. ValueError when it is negative.
         """
-        total, weight = float(total), float(weight)
+        total = float(total)
+        weight = float(weight)
         if weight < 0:
             raise ValueError(f"the weight of {name!r} must not be negative: {weight}")
         before, seen = self._pairs.get(name, (0.0, 0.0))
@@ -181,7 +198,7 @@ class Averages:
             self.add(name, total, weight)
 
     def pairs(self) -> dict[str, tuple[float, float]]:
-        """What was gathered, to be sent to another rank."""
+        """Return what was gathered, to be sent to another rank."""
         return dict(self._pairs)
 
     def means(self) -> dict[str, float | None]:
@@ -193,17 +210,19 @@ class Averages:
 
 
 def is_maximum(name: str) -> bool:
-    """Whether values called `name` are combined by their maximum rather than their mean."""
+    """Return whether values called `name` are combined by their maximum rather than their mean."""
     return name.endswith(("/max", "_max"))
 
 
 def _largest(values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values, default=0.0)
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a rank's micro-batches of an optimizer step add up to."""
+    """Sums over a rank's micro-batches of an optimizer step."""
 
     averages: Averages
     losses: dict[str, float]
@@ -235,11 +254,15 @@ class StepMetrics:
     def add_mismatch(self, tokens: TokenBatch, known: torch.Tensor | None, correction: Correction | None) -> None:
         """Add the log-ratio of the proximal to the behaviour policy, and what the correction makes of it.
 
-        `known`: the places of the tokens whose behaviour log-prob is known, int64 [N]; None: all. A token is touched where its
-        weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null leaves the ratios out.
+        `known`: the places of the tokens whose behaviour log-prob is known, int64 [N]; None: all. A token is touched
+        where its weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null leaves
+        the ratios out.
         """
         log_ratio = tokens.behaviour_log_ratio
-        measured = log_ratio if known is None else log_ratio.index_select(0, known)
+        if known is None:
+            measured = log_ratio
+        else:
+            measured = log_ratio.index_select(0, known)
         count = float(len(measured))
         for name, total in mismatch_sums(measured).items():
             self.add(name, total, 1.0 if is_maximum(name) else count)
@@ -247,7 +270,10 @@ class StepMetrics:
             return
         self.add("correction/weight", tokens.importance.sum(), count)
         assert correction is not None, "a correction gave the weights"
-        plain = torch.ones_like(log_ratio) if correction.cap is None else ratios(tokens, correction.level)
+        if correction.cap is None:
+            plain = torch.ones_like(log_ratio)
+        else:
+            plain = ratios(tokens, correction.level)
         self.add("correction/touched", (tokens.importance != plain).sum(), count)
 
     def add_loss(self, component: str, value: torch.Tensor) -> None:
@@ -261,7 +287,8 @@ class StepMetrics:
     def fetch(self, components: Sequence[str]) -> Fetched:
         """All that was added, by one copy from the device; the losses of all `components`."""
         weights = [weight for _, _, weight in self._sums if isinstance(weight, torch.Tensor)]
-        sums, losses = [total for _, total, _ in self._sums], [loss for _, loss in self._losses]
+        sums = [total for _, total, _ in self._sums]
+        losses = [loss for _, loss in self._losses]
         numbers = iter(_numbers([*sums, *weights, *losses, *self._totals]))
         totals = [next(numbers) for _ in sums]
         of_weights = [next(numbers) if isinstance(w, torch.Tensor) else w for _, _, w in self._sums]
@@ -275,7 +302,8 @@ class StepMetrics:
 
 
 def mismatch_sums(log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Sums (the largest, of a maximum) over log-ratios [N] of the proximal to the behaviour policy, by metric; none of none."""
+    """Sums (the largest, of a maximum) over log-ratios [N] of the proximal to the behaviour policy, by metric; none of
+    none."""
     if len(log_ratio) == 0:
         return {}
     size = log_ratio.abs()
@@ -292,7 +320,8 @@ def mismatch_sums(log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def with_effective_size(means: dict[str, float | None]) -> dict[str, float | None]:
     """The step's metrics with the share of tokens that the importance weights leave effective (Kish 1965)."""
-    first, second = means.pop("ratio_to_behaviour", None), means.pop("ratio_to_behaviour_squared", None)
+    first = means.pop("ratio_to_behaviour", None)
+    second = means.pop("ratio_to_behaviour_squared", None)
     return means | {"mismatch/effective": first * first / second if first and second else None}
 
 

@@ -19,25 +19,28 @@ from rlvr.registry import register
 @register("loss", "pacs")
 @dataclass(frozen=True)
 class RewardClassification(SequenceLoss):
-    """Cross-entropy of the reward (0 to 1) against psi_i = s_i - mean of the group's other s_j, s = beta log pi / pi_proximal.
+    """Cross-entropy of the reward (0 to 1) against psi_i = s_i - mean of the group's other s_j, s = beta log pi /
+    pi_proximal.
 
-    Implicit actor-critic coupling (Li et al. 2025, arXiv 2509.02522; checked against the authors' code, where
-    the ratio is to the policy that sampled). The log-ratio is that of the whole response. A mean over responses; those of
-    groups with one member have no psi and count with none.
+    Implicit actor-critic coupling (Li et al. 2025, arXiv 2509.02522; checked against the authors' code, where the ratio
+    is to the policy that sampled). The log-ratio is that of the whole response. A mean over responses; those of groups
+    with one member have no psi and count with none.
     """
 
     beta: Scalar = 1.0
     """Scale from log-ratio to logit, above 0."""
     balanced: bool = True
-    """Weigh right and wrong responses of a group so that both count the same: n / (2 n_class) where a group has both."""
+    """Weigh right and wrong responses of a group so that both count the same: n / (2 n_class) where a group has
+    both."""
 
     average: ClassVar[Average] = "sequences"
     smallest_group: ClassVar[int] = 2
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a reward outside [0, 1]."""
-        reward, size = sequences.reward, sequences.group_size()
+        reward = sequences.reward
+        size = sequences.group_size()
         if bool(((reward < 0) | (reward > 1)).any()):
             raise ValueError(
                 f"the loss pacs takes the reward for a probability, and found {float(reward.min()):g} to "

@@ -1,7 +1,7 @@
 """Preference losses on the responses of a group: DPO and IPO on its pairs, KTO on its right and wrong ones.
 
-Each is a component of the objective beside the policy loss, a function of the responses' log-ratios to the reference, with
-the group's own rewards as preferences.
+Each is a component of the objective beside the policy loss, a function of the responses' log-ratios to the reference,
+with the group's own rewards as preferences.
 """
 
 from __future__ import annotations
@@ -25,45 +25,52 @@ Pairs = Literal["all", "extremes"]
 
 @dataclass(frozen=True)
 class PairLoss(SequenceLoss):
-    """A mean over pairs (better, worse) of a function of the gap between their log-ratios, half of it each one's share."""
+    """A mean over pairs (better, worse) of a function of the margin between their log-ratios, half of it each one's
+    share."""
 
     beta: Scalar = 0.1
     """Weight of staying near the reference, above 0."""
     pairs: Pairs = "all"
-    """all: every two members of a group with different rewards; extremes: its best with its worst, the first of each."""
+    """all: every two members of a group with different rewards; extremes: its best with its worst, the first of
+    each."""
 
     average: ClassVar[Average] = "sequences"
     smallest_group: ClassVar[int] = 2
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
     @abstractmethod
-    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
+    def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
         """The loss of each pair [N] from log pi / pi_reference of the better minus that of the worse."""
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss."""
-        better, worse = sequences.pairs() if self.pairs == "all" else extremes(sequences)
+        if self.pairs == "all":
+            better, worse = sequences.pairs()
+        else:
+            better, worse = extremes(sequences)
         ratio = sequences.logprobs - sequences.reference
-        loss = self.of_gap(ratio[better] - ratio[worse]) / max(1, len(better)) / 2
+        loss = self.of_margin(ratio[better] - ratio[worse]) / max(1, len(better)) / 2
         return torch.zeros_like(ratio).index_add(0, better, loss).index_add(0, worse, loss)
 
 
 @register("auxiliary", "dpo")
 @dataclass(frozen=True)
 class DPO(PairLoss):
-    """-log sigmoid(beta gap): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own pairs."""
+    """-log sigmoid(beta margin): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own
+    pairs."""
 
-    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
-        return -logsigmoid(float(self.beta) * gap)
+    def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
+        return -logsigmoid(float(self.beta) * margin)
 
 
 @register("auxiliary", "ipo")
 @dataclass(frozen=True)
 class IPO(PairLoss):
-    """(gap - 1 / (2 beta))^2: identity preference optimisation (Azar et al. 2023, eq. 17) on the group's own pairs."""
+    """(margin - 1 / (2 beta))^2: identity preference optimisation (Azar et al. 2023, eq. 17) on the group's own
+    pairs."""
 
-    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
-        return (gap - 1 / (2 * float(self.beta))).square()
+    def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
+        return (margin - 1 / (2 * float(self.beta))).square()
 
 
 @register("auxiliary", "kto")
@@ -72,8 +79,8 @@ class KTO(SequenceLoss):
     """Weight (1 - sigmoid(beta (r - z))) for right responses and weight (1 - sigmoid(beta (z - r))) for wrong ones.
 
     Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): r is log pi / pi_reference of the
-    response, z the mean r of the step as a constant, at least 0 (the paper estimates z on mismatched pairs). Right are rewards of at least `threshold`. A mean over
-    responses; no pairs are needed.
+    response, z the mean r of the step as a constant, at least 0 (the paper estimates z on mismatched pairs). Right are
+    rewards of at least `threshold`. A mean over responses; no pairs are needed.
     """
 
     beta: Scalar = 0.1
@@ -88,7 +95,7 @@ class KTO(SequenceLoss):
     average: ClassVar[Average] = "sequences"
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss."""
         ratio = sequences.logprobs - sequences.reference
         zero = ratio.detach().mean().clamp_min(0.0)
@@ -100,7 +107,8 @@ class KTO(SequenceLoss):
 
 def extremes(sequences: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """The first best and the first worst of every group in which they differ, as two lists of positions."""
-    better, worse = [], []
+    better = []
+    worse = []
     for number in sequences.group.unique().tolist():
         members = (sequences.group == number).nonzero()[:, 0]
         rewards = sequences.reward[members]

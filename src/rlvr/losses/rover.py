@@ -20,8 +20,9 @@ class RandomPolicyValueLoss(Loss):
 
     Random policy valuation (He et al. 2025, arXiv 2509.24981; checked against the authors' code): A is the centred
     reward at every token (advantage `group` with scale none), and Q' the mean of Q over the whole vocabulary at the
-    response's next trained token, 0 after its last. On a batch's first optimizer step the gradient is -2 temperature times
-    that of A log pi. Later steps compare with the policy as it was when the update began, as `algorithm.decoupled` does.
+    response's next trained token, 0 after its last. On a batch's first optimizer step the gradient is -2 temperature
+    times that of A log pi. Later steps compare with the policy as it was when the update began, as
+    `algorithm.decoupled` does.
     """
 
     temperature: Scalar = 1.0
@@ -29,7 +30,8 @@ class RandomPolicyValueLoss(Loss):
     beta: Scalar = 1.0
     """Weight of the next token's value; 0 fits the log-ratio to the advantage alone."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
@@ -39,16 +41,17 @@ class RandomPolicyValueLoss(Loss):
     )
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        statistics, scale = tokens.statistics, float(self.temperature)
+        statistics = tokens.statistics
+        scale = float(self.temperature)
         now, before = (
             statistics["mean_logit", model] - statistics["logsumexp", model] for model in (CURRENT, PROXIMAL)
         )
         following = scale * next_of_sequence((now - before).detach(), tokens.sequence)
         target = tokens.advantage + float(self.beta) * following
-        gap = tokens.logprobs - tokens.proximal_logprobs
-        ratio = gap.detach().exp()
+        log_ratio = tokens.logprobs - tokens.proximal_logprobs
+        ratio = log_ratio.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio}
-        return LossTerm(tokens.average((scale * gap - target).square(), self.average, over), metrics)
+        return LossTerm(tokens.average((scale * log_ratio - target).square(), self.average, over), metrics)
 
 
 def next_of_sequence(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Token selectors: which tokens of an optimizer step the policy loss learns from.
 
 A selector is shown all tokens of the step, with the statistics that it declares, before the step is cut into
-micro-batches. What it gives multiplies the loss of each token; it never counts in a denominator, so a step in which much is
-left out is a smaller step.
+micro-batches. What it gives multiplies the loss of each token; it never counts in a denominator, so a step in which
+much is left out is a smaller step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class TopEntropy(TokenSelector):
         entropy = tokens.entropy
         # torch.quantile takes at most 2^24 numbers; the same linear interpolation, by sorting
         place = (1 - float(self.share)) * (len(entropy) - 1)
-        ordered, low = entropy.sort().values, int(place)
+        ordered = entropy.sort().values
+        low = int(place)
         high = min(low + 1, len(ordered) - 1)
         bound = torch.lerp(ordered[low], ordered[high], place - low)
         return (entropy >= bound).to(entropy.dtype)

@@ -1,7 +1,8 @@
 """Responses as their own judges: what a response's log-probs say of its reward is fitted to the reward.
 
 Both losses read a log-prob as a score, the one at a single token after the response (LaSeR), the other over the whole
-response against the reference (implicit reward models). They train beside a policy loss or, in an sft stage, by themselves.
+response against the reference (implicit reward models). They train beside a policy loss or, in an sft stage, by
+themselves.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from rlvr.registry import register
 class LastTokenReward(SequenceLoss):
     """(beta (log pi(token | prompt, response) - constant) - reward)^2, `token` being one that never follows a response.
 
-    LaSeR (Yang et al. 2025, arXiv 2510.14943; the form, both constants and the class weights are confirmed in the authors'
-    code). The stage puts the token after every response that ended by itself; it is not sampled and trains nothing else. A mean
-    over those responses. The reward term `last_token` reads the score.
+    LaSeR (Yang et al. 2025, arXiv 2510.14943; the form, both constants and the class weights are confirmed in the
+    authors' code). The stage puts the token after every response that ended by itself; it is not sampled and trains
+    nothing else. A mean over those responses. The reward term `last_token` reads the score.
     """
 
     token: str
@@ -39,7 +40,8 @@ class LastTokenReward(SequenceLoss):
     constant: float = -23.0
     """The reference's mean log-prob of the token there, below 0; -23 is Qwen2.5's."""
     balanced: bool = True
-    """Weigh right (a reward of at least 0.5) and wrong responses of the step so that both count the same: n / (2 n_class)."""
+    """Weigh right (a reward of at least 0.5) and wrong responses of the step so that both count the same: n / (2
+    n_class)."""
 
     average: ClassVar[Average] = "sequences"
     needs = frozenset({Need("logprobs", grad=True)})
@@ -61,9 +63,10 @@ class LastTokenReward(SequenceLoss):
                 mark[-1] = 1.0
         return marks
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss; a response's log-probs are those of the one token."""
-        count, reward = len(sequences.reward), sequences.reward
+        count = len(sequences.reward)
+        reward = sequences.reward
         loss = (self.beta * (sequences.logprobs - self.constant) - reward).square()
         right = reward >= 0.5
         if self.balanced and 0 < int(right.sum()) < count:
@@ -77,8 +80,9 @@ class OutcomeClassifier(SequenceLoss):
     """Cross-entropy of the reward (0 to 1) against beta log pi / pi_reference of the whole response.
 
     An implicit reward model (Yuan et al. 2024, "Free process rewards without process labels", arXiv 2412.01981, the
-    cross-entropy form, from notes): once it is trained, the same log-ratio over a part of a response is that part's reward. A
-    mean over responses; no pairs or groups are needed. The loss `pacs` is this with the group's other scores taken off.
+    cross-entropy form, from notes): once it is trained, the same log-ratio over a part of a response is that part's
+    reward. A mean over responses; no pairs or groups are needed. The loss `pacs` is this with the group's other scores
+    taken off.
     """
 
     beta: Scalar = 0.05
@@ -87,12 +91,13 @@ class OutcomeClassifier(SequenceLoss):
     average: ClassVar[Average] = "sequences"
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a reward outside [0, 1]."""
         reward = sequences.reward
         if bool(((reward < 0) | (reward > 1)).any()):
             raise ValueError(
-                f"the auxiliary outcome_classifier takes the reward for a probability, and found {float(reward.min()):g} to "
+                "the auxiliary outcome_classifier takes the reward for a probability, and found "
+                f"{float(reward.min()):g} to "
                 f"{float(reward.max()):g}: use rewards within [0, 1]"
             )
         score = float(self.beta) * (sequences.logprobs - sequences.reference)

@@ -1,8 +1,9 @@
 """Losses of whole responses: what such a loss sees, and how its groups and pairs are found.
 
-A loss of this kind compares responses of an optimizer step that need not fit one micro-batch. It is shown the sums of their
-log-probs, computed without gradient, and gives a share of the loss for each; the learner differentiates the shares in the
-sums, and weighs log-probs by what it got in the pass that has gradients. That is the exact gradient however the step is cut.
+A loss of this kind compares responses of an optimizer step that need not fit one micro-batch. It is shown the sums of
+their log-probs, computed without gradient, and gives the loss of each response; the learner differentiates these with
+respect to the sums, and weighs log-probs by what it got in the pass that has gradients. That is the exact gradient
+however the step is cut.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 class SequenceBatch:
     """The responses of one optimizer step that a component trains, every tensor [S] in float64.
 
-    Log-probs are sums over the response's trained tokens, each times its weight; those of models that the loss did not ask
-    for are NaN.
+    Log-probs are sums over the response's trained tokens, each times its weight; those of models that the loss did not
+    ask for are NaN.
     """
 
     logprobs: torch.Tensor

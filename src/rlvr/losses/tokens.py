@@ -1,4 +1,4 @@
-"""What a loss sees: the trained tokens of a micro-batch, flat, with the statistics that it declared.
+"""The input of a loss: the trained tokens of a micro-batch, flat, with the statistics that it declared.
 
 There is no padding and no logits here: T trained tokens of S sequences stand one after the other. A rollout is always
 whole within a micro-batch, so sums over a sequence are local; sums over the optimizer step come in as `Denominators`,
@@ -22,7 +22,7 @@ LARGEST_LOG_RATIO = 30.0
 
 @dataclass(frozen=True)
 class Denominators:
-    """What a component averages over in one optimizer step, all ranks together."""
+    """Counts that a component averages over in one optimizer step, all ranks together."""
 
     tokens: float
     """Sum of the component's token weights."""
@@ -38,8 +38,8 @@ class Denominators:
 class TokenBatch:
     """The trained tokens of one micro-batch.
 
-    Every tensor is [T] unless said otherwise. `sequence` numbers the rollout of each token, 0 .. S-1. The learner makes it in
-    `LossInputs.token_batch`.
+    Every tensor is [T] unless said otherwise. `sequence` numbers the rollout of each token, 0 .. S-1. The learner makes
+    it in `LossInputs.token_batch`.
     """
 
     sequence: torch.Tensor
@@ -60,7 +60,8 @@ class TokenBatch:
     factor: torch.Tensor | None = None
     """What the component's coefficient is multiplied by at each token, without counting in any denominator; None: 1."""
     group_weight: torch.Tensor | None = None
-    """[S]: the sum of the component's weights over the whole group of each sequence; read by the average over groups."""
+    """[S]: the sum of the component's weights over the whole group of each sequence; read by the average over
+    groups."""
     chosen: torch.Tensor | None = None
     """What the loss's own `choose` gave for each token when it was shown the whole optimizer step."""
 
@@ -102,8 +103,8 @@ class TokenBatch:
     def average(self, values: torch.Tensor, by: Average, over: Denominators) -> torch.Tensor:
         """This micro-batch's share of the average of `values`, times `loss_weight`, over the whole optimizer step.
 
-        tokens: sum of values over the number of tokens. sequences: the mean over sequences of each one's mean.
-        groups: the mean over groups of each one's mean over its tokens. constant: sum of values over sequences x a constant
+        tokens: sum of values over the number of tokens. sequences: the mean over sequences of each one's mean. groups:
+        the mean over groups of each one's mean over its tokens. constant: sum of values over sequences x a constant
         length.
         """
         weighted = self.loss_weight * values
@@ -120,10 +121,10 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class LossTerm:
-    """What a loss gives back for a micro-batch.
+    """The result of a loss for a micro-batch.
 
-    `value` is its share of the step's loss (scalar, with gradient). `metrics` are per-token tensors [T] that the learner
-    averages by the component's weights over the step (names ending in `max` are maximised instead).
+    `value` is its share of the step's loss (scalar, with gradient). `metrics` are per-token tensors [T] that the
+    learner averages by the component's weights over the step (names ending in `max` are maximised instead).
     """
 
     value: torch.Tensor

@@ -16,12 +16,13 @@ from rlvr.registry import register
 @register("loss", "topr")
 @dataclass(frozen=True)
 class TaperedLoss(Loss):
-    """-clip(rho, low, high) A log pi, rho = pi / mu of the whole response as a constant, the clip by the advantage's sign.
+    """-clip(rho, low, high) A log pi, rho = pi / mu of the whole response as a constant, the clip by the advantage's
+    sign.
 
-    Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv 2503.14286): positive responses weigh 1, like
-    supervised learning; negative ones the ratio truncated to [0, 1], so that they stop pushing once they have become
-    unlikely. mu is the policy that sampled, so log-probs must be known and no correction is applied on top. All clips at
-    [1, 1] give `reinforce`.
+    Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv 2503.14286): positive responses weigh 1, like supervised
+    learning; negative ones the ratio truncated to [0, 1], so that they stop pushing once they have become unlikely. mu
+    is the policy that sampled, so log-probs must be known and no correction is applied on top. All clips at [1, 1] give
+    `reinforce`.
     """
 
     positive_low: Scalar = 1.0
@@ -33,7 +34,8 @@ class TaperedLoss(Loss):
     negative_high: Scalar = 1.0
     """Largest weight where the advantage is negative."""
     average: Average = "constant"
-    """constant: divide the sum over a response by a fixed length (the paper's sum, up to a factor); tokens; sequences."""
+    """constant: divide the sum over a response by a fixed length (the paper's sum, up to a factor); tokens;
+    sequences."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
@@ -41,8 +43,8 @@ class TaperedLoss(Loss):
     zero_without_advantage = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        gap = tokens.logprobs.detach() - tokens.behaviour_logprobs
-        ratio = tokens.sum_by_sequence(gap)[tokens.sequence].clamp_max(30.0).exp()
+        log_ratio = tokens.logprobs.detach() - tokens.behaviour_logprobs
+        ratio = tokens.sum_by_sequence(log_ratio)[tokens.sequence].clamp_max(30.0).exp()
         bounds = [float(v) for v in (self.positive_low, self.positive_high, self.negative_low, self.negative_high)]
         weight = torch.where(tokens.advantage >= 0, ratio.clamp(*bounds[:2]), ratio.clamp(*bounds[2:]))
         metrics = {"ratio/mean": ratio, "ratio/max": ratio}

@@ -20,11 +20,12 @@ from rlvr.registry import register
 class TrajectoryBalance(SequenceLoss):
     """(log Z + log pi(y) - log R(y))^2, log R = log(floor + scale x reward), log Z the group's mean of log R - log pi.
 
-    The flow of reasoning (Yu et al. 2024, arXiv 2406.05673), whose terminal rewards 100 and 0.001 are the defaults; that
-    log Z is a mean over samples is confirmed in the authors' code (log-partition variance, Zhang et al. 2023, arXiv
-    2302.05446), there over the batch. log pi is the sum over the response, so every solution becomes likely in proportion to
-    its reward. Where log-ratios are small, the gradient is that of REINFORCE on log R - log pi with the group's mean as the
-    baseline. A mean over responses; a group of one has no gradient. Responses of any origin will do.
+    The flow of reasoning (Yu et al. 2024, arXiv 2406.05673), whose terminal rewards 100 and 0.001 are the defaults;
+    that log Z is a mean over samples is confirmed in the authors' code (log-partition variance, Zhang et al. 2023,
+    arXiv 2302.05446), there over the batch. log pi is the sum over the response, so every solution becomes likely in
+    proportion to its reward. Where log-ratios are small, the gradient is that of REINFORCE on log R - log pi with the
+    group's mean as the baseline. A mean over responses; a group of one has no gradient. Responses of any origin will
+    do.
     """
 
     scale: Scalar = 100.0
@@ -40,12 +41,14 @@ class TrajectoryBalance(SequenceLoss):
         refuse_below("scale", self.scale, 0, above=True)
         refuse_below("floor", self.floor, 0, above=True)
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a negative reward, which has no logarithm."""
-        reward, size = sequences.reward, sequences.group_size()
+        reward = sequences.reward
+        size = sequences.group_size()
         if bool((reward < 0).any()):
             raise ValueError(
-                f"the loss trajectory_balance takes the logarithm of the reward, and found {float(reward.min()):g}: use rewards "
+                f"the loss trajectory_balance takes the logarithm of the reward, and found {float(reward.min()):g}: "
+                "use rewards "
                 "of at least 0"
             )
         balance = sequences.logprobs - (float(self.floor) + float(self.scale) * reward).log()

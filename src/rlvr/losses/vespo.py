@@ -14,7 +14,8 @@ from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.registry import register
 
-LEAST, MOST = math.log(1e-8), 20.0
+LEAST = math.log(1e-8)
+MOST = 20.0
 """The log of a response's ratio is kept in this band."""
 
 
@@ -23,9 +24,9 @@ LEAST, MOST = math.log(1e-8), 20.0
 class GammaWeightedLoss(Loss):
     """-phi(w) A log pi, phi(w) = w^k exp(lambda (1 - w)) a constant, w the product of the response's ratios.
 
-    VESPO, variational sequence-level soft policy optimization (Shen et al. 2026, arXiv 2602.10693; checked against TRL 1.16's loss_type
-    vespo). phi is 1 at w = 1 and falls to 0 on both sides; k and lambda go by the sign of the advantage. A correction is
-    taken into w, where it belongs, and not multiplied on top.
+    VESPO, variational sequence-level soft policy optimization (Shen et al. 2026, arXiv 2602.10693; checked against TRL
+    1.16's loss_type vespo). phi is 1 at w = 1 and falls to 0 on both sides; k and lambda go by the sign of the
+    advantage. A correction is taken into w, where it belongs, and not multiplied on top.
     """
 
     power_positive: Scalar = 2.0
@@ -37,7 +38,8 @@ class GammaWeightedLoss(Loss):
     decay_negative: Scalar = 2.0
     """lambda where the advantage is negative."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
@@ -45,11 +47,12 @@ class GammaWeightedLoss(Loss):
     zero_without_advantage = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        gap = log_ratio(tokens, bound=20.0).detach()
+        log_ratios = log_ratio(tokens, bound=20.0).detach()
         if tokens.importance is not None:
-            gap = gap + tokens.importance.log().clamp(LEAST, MOST)
-        log_w = tokens.sum_by_sequence(gap)[tokens.sequence].clamp(LEAST, MOST)
-        w, up = log_w.exp(), tokens.advantage >= 0
+            log_ratios = log_ratios + tokens.importance.log().clamp(LEAST, MOST)
+        log_w = tokens.sum_by_sequence(log_ratios)[tokens.sequence].clamp(LEAST, MOST)
+        w = log_w.exp()
+        up = tokens.advantage >= 0
         k = torch.full_like(w, float(self.power_negative)).masked_fill(up, float(self.power_positive))
         decay = torch.full_like(w, float(self.decay_negative)).masked_fill(up, float(self.decay_positive))
         phi = (decay.clamp_min(1e-4) * (1 - w) + k * log_w).exp()

@@ -1,4 +1,4 @@
-"""What a scored batch says, as metrics, and the sample rows that trackers show.
+"""Metrics of a scored batch, and the sample rows that trackers show.
 
 Invariants:
 - Pure functions of a `Batch`; they read the columns `reward`, `reward/<name>` and `advantage` where there are any.
@@ -24,7 +24,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def batch_metrics(batch: Batch) -> dict[str, float | None]:
-    """The `reward`, `advantage`, `verdict`, `group`, `completion` metrics, `entropy` and `tokens/sampled` of a scored batch."""
+    """The `reward`, `advantage`, `verdict`, `group`, `completion` metrics, `entropy` and `tokens/sampled` of a scored
+    batch."""
     by_name = {name: _mean(column) for name, column in batch.columns.items() if name.startswith("reward/")}
     reward = batch.columns.get("reward", np.empty(0))
     return {
@@ -79,7 +80,8 @@ def _verdicts(batch: Batch) -> dict[str, float | None]:
 
 def _groups(batch: Batch) -> dict[str, float | None]:
     """Shares of groups. All correct, all wrong, mixed and undecided sum to 1 when any rollout has a verdict."""
-    group, verdicts = batch.group_index(), [r.verdict for r in batch.rollouts]
+    group = batch.group_index()
+    verdicts = [r.verdict for r in batch.rollouts]
     total = int(group.max(initial=-1)) + 1
     score = np.asarray([v.score if v and v.decided else np.nan for v in verdicts], dtype=np.float64)
     decided, right, wrong = (np.bincount(group[of], minlength=total) for of in (score == score, score == 1, score == 0))
@@ -103,7 +105,8 @@ def _zero_variance(batch: Batch, group: np.ndarray, total: int) -> float | None:
     if (reward := batch.columns.get("reward")) is None:
         return None
     known = ~np.isnan(reward)
-    low, high = np.full(total, np.inf), np.full(total, -np.inf)
+    low = np.full(total, np.inf)
+    high = np.full(total, -np.inf)
     np.minimum.at(low, group[known], reward[known])
     np.maximum.at(high, group[known], reward[known])
     with np.errstate(invalid="ignore"):  # infinite rewards
@@ -126,11 +129,13 @@ def _completions(batch: Batch) -> dict[str, float | None]:
 
 
 def _entropy(batch: Batch) -> float | None:
-    """Minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of the mean entropy that they were drawn
-    with, for which no forward pass is needed. None where no log-prob is known."""
+    """Minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of the mean entropy that they were
+    drawn with, for which no forward pass is needed. None where no log-prob is known."""
     logprobs = np.concatenate([r.behaviour_logprobs[r.sampled] for r in batch.rollouts] or [np.empty(0)])
     known = logprobs[np.isfinite(logprobs)]
-    return -float(known.mean(dtype=np.float64)) if len(known) else None
+    if len(known):
+        return -float(known.mean(dtype=np.float64))
+    return None
 
 
 def _origins(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -147,11 +152,14 @@ def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | N
     row = row[sampled]
     ids = np.concatenate([r.token_ids for r in batch.rollouts] or [row])[sampled].astype(np.uint64)
     count = max(0, len(row) - REPEATED + 1)
-    whole, key = row[len(row) - count :] == row[:count], row[:count].astype(np.uint64)
+    whole = row[len(row) - count :] == row[:count]
+    key = row[:count].astype(np.uint64)
     for place in range(REPEATED):
         key = key * _FACTOR + ids[place : place + count]
     key = key[whole]
-    return (len(key) - len(np.unique(key))) / len(key) if len(key) else None
+    if len(key):
+        return (len(key) - len(np.unique(key))) / len(key)
+    return None
 
 
 def _duplicates(rollouts: Sequence[Rollout]) -> float | None:
@@ -168,7 +176,8 @@ def _explained(batch: Batch) -> dict[str, float | None]:
     terms = {name.removeprefix("reward/"): c for name, c in batch.columns.items() if name.startswith("reward/")}
     if len(terms) < 2 or "reward" not in batch.columns:
         return {}
-    group, reward = batch.group_index(), batch.columns["reward"]
+    group = batch.group_index()
+    reward = batch.columns["reward"]
     return {f"explained/{name}": _squared_correlation(group, values, reward) for name, values in terms.items()}
 
 
@@ -179,17 +188,23 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
 
     def within(values: np.ndarray) -> np.ndarray:
         kept = values[known]
-        rest: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group] if len(kept) else kept
+        if len(kept):
+            rest: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group]
+        else:
+            rest = kept
         return np.where(np.abs(rest) > SAME * (1 + np.abs(kept)), rest, 0.0)
 
-    x, y = within(first), within(second)
+    x = within(first)
+    y = within(second)
     if not y.any():
         return None
-    return float((x @ y) ** 2 / ((x @ x) * (y @ y))) if x.any() else 0.0
+    if x.any():
+        return float((x @ y) ** 2 / ((x @ x) * (y @ y)))
+    return 0.0
 
 
 def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:
-    """How many versions older than `version`, which trains, the weights were that sampled each token."""
+    """Return how many versions older than `version`, which trains, the weights were that sampled each token."""
     origin, _ = _origins(batch)
     versions = np.concatenate([r.policy_version for r in batch.rollouts] or [np.empty(0)])
     ages = version - versions[origin == Origin.POLICY]

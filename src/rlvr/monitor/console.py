@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view and a table on a terminal, plain lines anywhere else.
+"""The console of a run: a live view and a table on a terminal, plain lines anywhere else.
 
 Invariants:
 - Both say the same. Plain output has no control characters and no wrapping: for logs, pipes and notebooks.
@@ -25,10 +25,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlvr.monitor.console_text import clean, encodable
 from rlvr.monitor.lines import Cells, duration, number, step_cells
 from rlvr.monitor.live import Counts, LiveView
 from rlvr.monitor.samples import sample_blocks
-from rlvr.monitor.text import clean, encodable
 from rlvr.records import Batch
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ _HEADER_EVERY = 20
 
 
 class Console:
-    """Shows a run. `mode` auto is a live view where the stream is a terminal, else plain; `quiet` shows warnings, errors and
-    the last line; `off` shows nothing.
+    """Shows a run. `mode` auto is a live view where the stream is a terminal, else plain; `quiet` shows warnings,
+    errors and the last line; `off` shows nothing.
 
     `samples_every` counts steps (0: no samples), `completions` is how many of a sample group are shown, `file` defaults
     to the standard output of the moment; `counts` says how far sampling and verifying are.
@@ -57,15 +57,21 @@ class Console:
         file: TextIO | None = None,
         counts: Counts = dict,
     ) -> None:
-        self.samples_every, self.completions, self._counts = samples_every, completions, counts
-        self._off, self._quiet = mode == "off", mode == "quiet"
+        self.samples_every = samples_every
+        self.completions = completions
+        self._counts = counts
+        self._off = mode == "off"
+        self._quiet = mode == "quiet"
         self._live = mode == "auto" and _is_terminal(file or sys.stdout)
         self._output = _output(file, self._live)
         self._view: LiveView | None = None
         self._rewards: deque[float] = deque(maxlen=_TREND)
         self._titles: list[str] = []
         self._rows = 0
-        self._stage, self._total, self._done, self._resumed = "run", 0, 0, 0
+        self._stage = "run"
+        self._total = 0
+        self._done = 0
+        self._resumed = 0
         self._began = time.monotonic()
 
     def start(self, plan: str | Iterable[str]) -> None:
@@ -75,7 +81,10 @@ class Console:
 
     def stage(self, name: str, steps: int | None, done: int = 0) -> None:
         """Begin a stage of `steps` steps (None: until a criterion), `done` of them before this process started."""
-        self._stage, self._total, self._done, self._resumed = clean(name), steps or 0, done, done
+        self._stage = clean(name)
+        self._total = steps or 0
+        self._done = done
+        self._resumed = done
         self._began = time.monotonic()
         self._rewards.clear()
         if not self._live:
@@ -107,13 +116,14 @@ class Console:
     def _row(self, cells: Cells) -> None:
         """The table on a terminal: a header when the columns change and every so often, else a row."""
         if list(cells) != self._titles or self._rows % _HEADER_EVERY == 0:
-            self._titles, self._rows = list(cells), 0
+            self._titles = list(cells)
+            self._rows = 0
             self._say(_aligned({title: title for title in cells}), "bold", cut=True)
         self._rows += 1
         self._say(_aligned(cells), cut=True)
 
     def _place(self) -> Cells:
-        """What the bar says on a terminal: the stage, step k/N, the time elapsed and left."""
+        """Return what the bar says on a terminal: the stage, step k/N, the time elapsed and left."""
         elapsed = time.monotonic() - self._began
         cells = {self._stage: f"{self._done}/{self._total or '?'}", "elapsed": duration(elapsed)}
         if self._total >= self._done > self._resumed:
@@ -133,7 +143,8 @@ class Console:
         self._say(said, _LEVELS.get(level, ""), always=level != "info")
         if self._view is not None and level != "info":
             line = self._text(" ".join(said.split()), _LEVELS[level])
-            line.no_wrap, line.overflow = True, "ellipsis"
+            line.no_wrap = True
+            line.overflow = "ellipsis"
             self._view.note(line)
 
     def closing(self, text: str) -> None:
@@ -154,7 +165,8 @@ class Console:
 
     def finish(self) -> None:
         """Take the live view away and give the terminal back; may be called twice."""
-        view, self._view = self._view, None
+        view = self._view
+        self._view = None
         if view is not None:
             self._guard(view.stop)
 
@@ -204,12 +216,15 @@ class _Output(RichConsole):
 
 
 def _is_terminal(file: TextIO) -> bool:
-    """Whether a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
+    """Return whether a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
     return file.isatty() and RichConsole(file=file).is_interactive
 
 
 def _output(file: TextIO | None, live: bool) -> _Output:
-    plain: dict[str, Any] = {} if live else {"force_terminal": False, "color_system": None, "width": 160}
+    if live:
+        plain: dict[str, Any] = {}
+    else:
+        plain = {"force_terminal": False, "color_system": None, "width": 160}
     # A notebook gets lines of text, not an HTML block for each.
     return _Output(file=file, force_jupyter=False, markup=False, highlight=False, emoji=False, **plain)
 

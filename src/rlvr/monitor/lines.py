@@ -18,7 +18,7 @@ Cells = dict[str, str]
 
 
 def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
-    """What one line says of a step; `rewards` are the mean rewards of the last steps, oldest first."""
+    """Return what one line says of a step; `rewards` are the mean rewards of the last steps, oldest first."""
     get = metrics.get
     cells: dict[str, str | None] = {"step": number(get("step"))}
     if get("reward/mean") is None:
@@ -29,7 +29,10 @@ def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
         cells["trend"] = sparkline(rewards)
     cells["length"] = _if(get("completion/length_mean"), lambda length: f"{length:.0f}")
     groups = [_if(get(f"group/{kind}"), lambda share: f"{100 * share:.0f}") for kind in _GROUPS]
-    cells["right/mixed/wrong"] = None if None in groups else "/".join(map(str, groups)) + "%"
+    if None in groups:
+        cells["right/mixed/wrong"] = None
+    else:
+        cells["right/mixed/wrong"] = "/".join(map(str, groups)) + "%"
     cells["kl"] = _if(get("kl/ref"), number)
     cells["grad"] = _if(get("grad_norm"), number)
     cells["tok/s"] = _if(get("time/tokens_per_second"), lambda rate: f"{rate:.0f}")
@@ -59,12 +62,15 @@ def number(value: Any) -> str:
         return str(value)
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.1e}"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    if abs(value) < 1000:
+        return f"{value:.3g}"
+    return f"{value:.0f}"
 
 
 def sparkline(values: Sequence[float]) -> str:
     """One bar per value, the lowest and the highest of them as the ends of the scale."""
-    low, high = min(values, default=0.0), max(values, default=0.0)
+    low = min(values, default=0.0)
+    high = max(values, default=0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
@@ -73,4 +79,6 @@ def duration(seconds: float) -> str:
     """Seconds as `h:mm:ss` or `m:ss`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"

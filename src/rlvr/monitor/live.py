@@ -40,7 +40,8 @@ class LiveView:
             TextColumn("  {task.description}", markup=False), BarColumn(), MofNCompleteColumn(), console=output
         )
         self._bars: dict[str, TaskID] = {}
-        self._counts, self._before = counts, dict(counts())
+        self._counts = counts
+        self._before = dict(counts())
         self._note: Text | None = None
         self._live = Live(console=output, get_renderable=self._view, transient=True, refresh_per_second=4)
         self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []

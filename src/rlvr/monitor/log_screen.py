@@ -1,7 +1,7 @@
 """Warnings of the library on the screen: once, through the run's console, whoever configured logging.
 
-A handler on the logger "rlvr" (the one of log.txt) switches off the last resort of Python's logging, by which a program that
-configures nothing would see them.
+A handler on the logger "rlvr" (the one of log.txt) switches off the last resort of Python's logging, by which a program
+that configures nothing would see them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ class ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
         if not any(handler.level <= record.levelno and _on_screen(handler) for handler in handlers_of_the_program()):
-            level: Level = "warning" if record.levelno < logging.ERROR else "error"
+            if record.levelno < logging.ERROR:
+                level: Level = "warning"
+            else:
+                level = "error"
             self._console.message(self.format(record), level)
 
 
 def handlers_of_the_program() -> Iterator[logging.Handler]:
     """The handlers that get the library's records, ours apart."""
     library = logging.getLogger(LIBRARY)
-    loggers = [library, logging.getLogger()] if library.propagate else [library]
+    if library.propagate:
+        loggers = [library, logging.getLogger()]
+    else:
+        loggers = [library]
     for logger in loggers:
         yield from (handler for handler in logger.handlers if not isinstance(handler, ConsoleHandler))
 

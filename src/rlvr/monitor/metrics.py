@@ -1,7 +1,8 @@
 """The registry of metric names, and the one record that a step writes under them.
 
 Invariants:
-- Every key of metrics.jsonl is registered here or belongs to a family (`eval/*`, `reward/*` ...), whose members are free.
+- Every key of metrics.jsonl is registered here or belongs to a family (`eval/*`, `reward/*` ...), whose members are
+  free.
 - A record holds every registered key at every step, null when not computed; NaN and infinities are null. So a table
   of metrics.jsonl has the same columns from the first line to the last.
 - Shares are fractions in [0, 1], times are seconds, log-probabilities and entropies are in nats per token.
@@ -30,7 +31,7 @@ class Metric:
 
     @property
     def of_the_clock(self) -> bool:
-        """Whether two runs of the same seed differ in it."""
+        """Return whether two runs of the same seed differ in it."""
         return self.clocked or self.unit in ("seconds", "tokens/s", "GB/s", "GiB")
 
 
@@ -111,7 +112,8 @@ _ALL = [
     Metric(
         "time/update_tokens_per_second_per_device",
         "tokens/s",
-        "Tokens of the update's passes with a gradient, prompts included, over time/update and the number of ranks; a shared "
+        "Tokens of the update's passes with a gradient, prompts included, over time/update and the number of ranks; "
+        "a shared "
         "prefix counts once.",
         "steady",
     ),
@@ -130,7 +132,8 @@ _ALL = [
     Metric(
         "entropy",
         "nats",
-        "Entropy of the next-token distribution: minus the mean log-prob of all tokens sampled in this step, groups without an "
+        "Entropy of the next-token distribution: minus the mean log-prob of all tokens sampled in this step, groups "
+        "without an "
         "advantage included, under the weights that sampled. Where the policy does not sample (an sft stage, recorded "
         "rollouts) or no such log-prob is known: entropy/trained.",
         "falls slowly; near 0 is collapse",
@@ -177,7 +180,8 @@ _ALL = [
     Metric(
         "mfu/update",
         "share",
-        "Model FLOPs utilisation of the update: operations that its passes need, over time/update and what the GPUs can do in "
+        "Model FLOPs utilisation of the update: operations that its passes need, over time/update and what the GPUs "
+        "can do in "
         "bfloat16 (see below); null on a device that is not known.",
         "0.2 to 0.5 of a model that fills the GPU",
         True,
@@ -214,7 +218,8 @@ FAMILIES: dict[str, Metric] = {
         Metric(
             "explained/*",
             "share",
-            "Share of the reward's variance within groups that goes with a term (squared correlation), of several terms.",
+            "Share of the reward's variance within groups that goes with a term (squared correlation), of several "
+            "terms.",
             "most with the verdict",
         ),
         Metric("loss/*", "loss", "A further component of the loss, named by the piece that adds it.", "finite"),
@@ -226,7 +231,7 @@ FAMILIES: dict[str, Metric] = {
 
 
 def metric_of(name: str) -> Metric | None:
-    """What a key of metrics.jsonl is, by itself or as a member of a family; None for one of another version."""
+    """Return what a key of metrics.jsonl is, by itself or as a member of a family; None for one of another version."""
     family = next((metric for prefix, metric in FAMILIES.items() if name.startswith(prefix)), None)
     return METRICS.get(name, family)
 

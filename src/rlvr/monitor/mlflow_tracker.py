@@ -1,8 +1,8 @@
 """MLflow as a tracker: metrics, the configuration as parameters, tables of sample rollouts.
 
 Invariants:
-- Without a tracking server it writes to a database in the run folder's `mlflow/`; a server that cannot be reached is said
-  once, and the same is done.
+- Without a tracking server it writes to a database in the run folder's `mlflow/`; a server that cannot be reached is
+  said once, and the same is done.
 - A resumed run goes on in the same MLflow run.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.monitor.text import clean
+from rlvr.monitor.console_text import clean
 from rlvr.monitor.trackers import require
 
 logger = logging.getLogger(__name__)
@@ -33,12 +33,15 @@ class MlflowTracker:
     """A tracker (see `monitor.trackers.Tracker`) for MLflow.
 
     `uri` is the tracking server or store; None: what MLFLOW_TRACKING_URI says, else a database in the run folder.
-    `experiment` is where the run is filed; `name` defaults to the run folder's. ConfigError when MLflow is not installed.
+    `experiment` is where the run is filed; `name` defaults to the run folder's. ConfigError when MLflow is not
+    installed.
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "rlvr", name: str | None = None) -> None:
         require("mlflow", "mlflow")
-        self.uri, self.experiment, self.name = uri, experiment, name
+        self.uri = uri
+        self.experiment = experiment
+        self.name = name
         self._mlflow: Any = None
         self._client: Any = None
         self._run = ""
@@ -69,7 +72,10 @@ class MlflowTracker:
     def _open(self, uri: str, artifacts: str | None, folder: Path, name: str, run: Mapping[str, Any]) -> None:
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
         known = folder / _RUN_ID
-        self._run = _same_run(self._client, uri, known.read_text()) if known.exists() else ""
+        if known.exists():
+            self._run = _same_run(self._client, uri, known.read_text())
+        else:
+            self._run = ""
         if self._run:
             return
         experiment = self._client.get_experiment_by_name(self.experiment)
@@ -85,7 +91,8 @@ class MlflowTracker:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One step's numbers; None and texts are left out."""
-        now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
+        now = int(time.time() * 1000)
+        metric = self._mlflow.entities.Metric
         numbers = [
             metric(_key(name), float(value), now, step)
             for name, value in metrics.items()
@@ -99,7 +106,8 @@ class MlflowTracker:
             return
         columns = list(rows[0])
         data = [[clean(row[c]) if isinstance(row.get(c), str) else row.get(c) for c in columns] for row in rows]
-        # The form of MLflow's own tables, which its pages show; `log_table` would read and write the file anew each time.
+        # The form of MLflow's own tables, which its pages show; `log_table` would read and write the file anew each
+        # time.
         self._client.log_dict(self._run, {"columns": columns, "data": data}, f"rollouts/step-{step:06d}.json")
 
     def finish(self) -> None:

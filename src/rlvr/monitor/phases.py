@@ -1,4 +1,4 @@
-"""Where the wall clock of a step goes.
+"""Wall-clock time of a step by phase.
 
 Invariants:
 - Time is counted in one phase at a time: a phase entered inside another pauses the outer one, so the phases never sum
@@ -33,8 +33,8 @@ class Meter(Protocol):
 class Phases:
     """A stopwatch by phase: `with phases("rollout"): ...` any number of times, then `finish()` once per step.
 
-    `mark` is entered round each phase with its name: torch's `record_function` shows it in a trace. `meters` are settled
-    whenever the phase changes; what they counted is read from them after `finish`, before the next step starts.
+    `mark` is entered round each phase with its name: torch's `record_function` shows it in a trace. `meters` are
+    settled whenever the phase changes; what they counted is read from them after `finish`, before the next step starts.
     """
 
     def __init__(

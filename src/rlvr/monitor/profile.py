@@ -21,7 +21,8 @@ class StepProfiler:
     """Profiles the steps numbered in `steps`; files go to `folder`/profile."""
 
     def __init__(self, folder: Path, steps: Collection[int]) -> None:
-        self.folder, self.steps = folder / "profile", frozenset(steps)
+        self.folder = folder / "profile"
+        self.steps = frozenset(steps)
 
     @contextmanager
     def __call__(self, number: int, records: Sequence[Mapping[str, Any]]) -> Iterator[None]:
@@ -46,7 +47,10 @@ class StepProfiler:
 
         self.folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again
         profiler.export_chrome_trace(str(self.folder / f"step-{number}.json"))
-        by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        if torch.cuda.is_available():
+            by = "self_device_time_total"
+        else:
+            by = "self_cpu_time_total"
         table = profiler.key_averages().table(sort_by=by, row_limit=ROWS)
         (self.folder / f"step-{number}.txt").write_text(f"{_phases(record)}\n{table}\n", encoding="utf-8")
 

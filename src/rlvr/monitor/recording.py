@@ -1,7 +1,7 @@
 """Recorded rollouts read back: the files that `rollout_log` writes.
 
-Invariants: one line is in memory at a time; a file of an older version, whose lines do not say what became of a rollout, is
-read as one in which everything trained; what cannot be read is named by file and line.
+Invariants: one line is in memory at a time; a file of an older version, whose lines do not say what became of a
+rollout, is read as one in which everything trained; what cannot be read is named by file and line.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def ranges(steps: list[int]) -> str:
 
 
 def recorded_config(run: str | Path) -> dict[str, Any]:
-    """The tree in a run's config.yaml; empty where there is no such file. ConfigError where it holds no configuration."""
+    """The tree in a run's config.yaml; empty where there is no such file. ConfigError where it holds no
+    configuration."""
     path = Path(run) / "config.yaml"
     if not path.is_file():
         return {}
@@ -88,10 +89,14 @@ def read_recorded(path: str | Path, notes: list[str] | None = None) -> Iterator[
             try:
                 recorded = _recorded(line, number)
             except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
-                what = "it is cut" if not line.endswith("\n") else f"{type(error).__name__}: {error}"
+                if not line.endswith("\n"):
+                    what = "it is cut"
+                else:
+                    what = f"{type(error).__name__}: {error}"
                 if notes is None:
                     raise DataError(
-                        f"{path}, line {number}: not a rollout: {what}; copy the file anew, or leave this step and those "
+                        f"{path}, line {number}: not a rollout: {what}; copy the file anew, or leave this step and "
+                        "those "
                         "after it out"
                     ) from error
                 notes.append(f"{path}, line {number}: not a rollout ({what}); the file is used up to there")

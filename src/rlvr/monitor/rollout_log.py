@@ -2,15 +2,17 @@
 
 `rollouts/step-000012.jsonl` holds one rollout per line: the fields of `Rollout`, and
 
-- `use`: what became of it. `trained`; `left_out` by a selector; `dropped` with a group that was replaced; `baseline`, what
-  others are compared with; `added`, a demonstration that trained beside what was sampled.
-- `columns`: its columns in the batch that trained; of one that did not train, those that scoring gave (null: undecided).
+- `use`: what became of it. `trained`; `left_out` by a selector; `dropped` with a group that was replaced; `baseline`,
+  what others are compared with; `added`, a demonstration that trained beside what was sampled.
+- `columns`: its columns in the batch that trained; of one that did not train, those that scoring gave (null:
+  undecided).
 - `scored`: those that scoring gave, where they were changed since (a reward less its KL penalty).
-- `tokens`: what was computed of each sampled token: `log_ratio` (log-prob at the update minus the behaviour log-prob) and
-  `advantage` where it differs between tokens. These are for looking at: rounded, in the order of the sampled tokens.
+- `tokens`: what was computed of each sampled token: `log_ratio` (log-prob at the update minus the behaviour log-prob)
+  and `advantage` where it differs between tokens. These are for looking at: rounded, in the order of the sampled
+  tokens.
 
-Invariants: numbers come back bit for bit, `tokens` apart; lines are in the order of the draws, what was dropped after the
-rest; a file is written aside and renamed, so it is whole or not there, and it is there before a checkpoint of its
+Invariants: numbers come back bit for bit, `tokens` apart; lines are in the order of the draws, what was dropped after
+the rest; a file is written aside and renamed, so it is whole or not there, and it is there before a checkpoint of its
 step or a later one is begun; a disk that takes no more costs the file, not the run.
 """
 
@@ -54,7 +56,8 @@ def estimate(rollouts: int, tokens: int) -> int:
 class RolloutLog:
     """Writes a batch every `every` steps (0: never) to `directory`/rollouts, `directory` being the run folder.
 
-    Where its files take more than `limit` bytes, the oldest go, but for those of the first steps; the newest always stays.
+    Where its files take more than `limit` bytes, the oldest go, but for those of the first steps; the newest always
+    stays.
     """
 
     def __init__(self, directory: str | Path, every: int = 1, limit: float = math.inf) -> None:
@@ -62,14 +65,15 @@ class RolloutLog:
         self.every = every
         self.limit = limit
         self.kept_until = 0
-        """The files of steps up to this one are never removed, and do not count: they were recorded under a larger limit."""
+        """The files of steps up to this one are never removed, and do not count: they were recorded under a larger
+        limit."""
         self._sizes: dict[int, int] | None = None
         """Bytes of the files by step; None until the first one is written."""
         self._thread = ThreadPoolExecutor(1, "rlvr-rollouts")
         self._under_way: Future[Path | None] | None = None
 
     def due(self, step: int) -> bool:
-        """Whether `step` is one that is written."""
+        """Return whether `step` is one that is written."""
         return self.every > 0 and step % self.every == 0
 
     def write(
@@ -82,8 +86,8 @@ class RolloutLog:
     ) -> Path | None:
         """Write the step if it is due; the file's path, or None.
 
-        `batch` is what trained, `sampled` and `dropped` all that was collected for it, and `columns` what scoring gave to
-        each of [*sampled, *dropped].
+        `batch` is what trained, `sampled` and `dropped` all that was collected for it, and `columns` what scoring gave
+        to each of [*sampled, *dropped].
         """
         if not self.due(step):
             return None
@@ -95,7 +99,8 @@ class RolloutLog:
 
     def keep_until(self, step: int) -> int:
         """Never remove the files of steps up to this one; their bytes."""
-        self.kept_until, self._sizes = step, None
+        self.kept_until = step
+        self._sizes = None
         files = numbered(self.directory, ".jsonl")
         return sum(path.stat().st_size for number, path in files.items() if number <= step)
 
@@ -113,7 +118,7 @@ class RolloutLog:
             self._under_way = self._thread.submit(self.write, step, batch, sampled, dropped, columns)
 
     def flush(self) -> None:
-        """Wait for what is being written. WaitTimeout where the disk hangs."""
+        """Wait for what is being written. WaitTimeoutError where the disk hangs."""
         if self._under_way is not None:
             finished(self._under_way, "the file of rollouts", time.monotonic() + WRITE_SECONDS)
             self._under_way.result()
@@ -164,16 +169,16 @@ class RolloutLog:
 def _rows(
     batch: Batch, collected: Sequence[Rollout], kept: int, columns: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, Any]]:
-    """One row for each rollout that was collected, the first `kept` of them not dropped, then for each that was added."""
+    """One row for each rollout that was collected, the first `kept` of them not dropped, then for each that was
+    added."""
     places = {_key(rollout): place for place, rollout in enumerate(batch.rollouts)}
-    final, scored, tokens = (
-        _by_rollout(batch.columns, len(batch)),
-        _by_rollout(columns, len(collected)),
-        _of_tokens(batch),
-    )
+    final = _by_rollout(batch.columns, len(batch))
+    scored = _by_rollout(columns, len(collected))
+    tokens = _of_tokens(batch)
     for number, rollout in enumerate(collected):
         place = places.pop(_key(rollout), None)
-        row, given = rollout.row(), scored[number]
+        row = rollout.row()
+        given = scored[number]
         if place is None:
             left_out = "baseline" if rollout.role == BASELINE else "left_out"
             row |= {"use": left_out if number < kept else "dropped", "columns": given}
@@ -192,7 +197,9 @@ def _rows(
 def _by_rollout(columns: Mapping[str, np.ndarray], count: int) -> list[dict[str, float]]:
     """Name -> value for each rollout."""
     values = [np.asarray(column, dtype=np.float64).tolist() for column in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)] if values else [{}] * count
+    if values:
+        return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    return [{}] * count
 
 
 def _key(rollout: Rollout) -> tuple[str, int, str]:
@@ -238,9 +245,13 @@ def _finite(value: Any) -> Any:
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, np.ndarray | list | tuple):
         return [_finite(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _plain(value: Any) -> Any:
-    """What JSON lacks, which an answer or info may hold: an array is written as a list, the rest as its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """Return what JSON lacks, which an answer or info may hold: an array is written as a list, the rest as its text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)

@@ -10,8 +10,8 @@ import textwrap
 from collections import Counter
 
 from rlvr.monitor.batch import prompt_text
+from rlvr.monitor.console_text import clean, shorten
 from rlvr.monitor.lines import number
-from rlvr.monitor.text import clean, shorten
 from rlvr.records import Batch, Group, Rollout
 
 Block = tuple[str, str]
@@ -46,7 +46,9 @@ def sample_blocks(batch: Batch, completions: int = 4, characters: int = 400) -> 
 
 
 def _status(rollout: Rollout) -> str:
-    return str(rollout.verdict.status) if rollout.verdict else "not verified"
+    if rollout.verdict:
+        return str(rollout.verdict.status)
+    return "not verified"
 
 
 def _varied(group: Group) -> list[Rollout]:
@@ -65,7 +67,10 @@ def _heading(rollout: Rollout) -> str:
         score = rollout.verdict.score
         parts.append("undecided" if score is None else f"score {number(score)}")
     parts.append(f"{rollout.completion_length} tokens{', cut' if rollout.stop.truncated else ''}")
-    reason = f": {' '.join(clean(shorten(rollout.verdict.reason, 200)).split())}" if rollout.verdict else ""
+    if rollout.verdict:
+        reason = f": {' '.join(clean(shorten(rollout.verdict.reason, 200)).split())}"
+    else:
+        reason = ""
     return ", ".join(parts) + (reason if reason != ": " else "")
 
 

@@ -1,7 +1,7 @@
 """TensorBoard as a tracker: scalars by metric name, sample rollouts as text.
 
-Files go to the run folder's `tensorboard/`, so that `tensorboard --logdir runs` shows all runs. A resumed run hides what was
-logged past its checkpoint.
+Files go to the run folder's `tensorboard/`, so that `tensorboard --logdir runs` shows all runs. A resumed run hides
+what was logged past its checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rlvr.monitor.text import clean, shorten
+from rlvr.monitor.console_text import clean, shorten
 from rlvr.monitor.trackers import require
 
 CELL = 2000
@@ -30,7 +30,8 @@ class TensorBoardTracker:
 
     def __init__(self, directory: str | None = None, name: str | None = None) -> None:
         require("tensorboard", "tensorboard")
-        self.directory, self.name = directory, name
+        self.directory = directory
+        self.name = name
         self._folder = Path()
         self._writer: Any = None
         self._config = ""
@@ -73,12 +74,16 @@ class TensorBoardTracker:
 
 
 def _line(cells: Sequence[Any]) -> str:
-    """A row of a Markdown table. Its cells hold text of models and tasks, which must neither end the cell nor be markup."""
+    """A row of a Markdown table. Its cells hold text of models and tasks, which must neither end the cell nor be
+    markup."""
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 
 def _cell(value: Any) -> str:
-    text = "" if value is None else clean(shorten(str(value), CELL))
+    if value is None:
+        text = ""
+    else:
+        text = clean(shorten(str(value), CELL))
     for sign, written in {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "\n": "<br>"}.items():
         text = text.replace(sign, written)
     return text

@@ -1,8 +1,9 @@
-"""Where metrics go: the run folder's metrics.jsonl, and the protocol of everything else that wants them.
+"""Destinations of metrics: the run folder's metrics.jsonl, and the protocol of everything else that wants them.
 
 Invariants:
 - metrics.jsonl is the run's own record: one JSON object per step, in order, whole after each line, its loss an error.
-- A tracker is a guest (`rlvr.monitor.guests`): what it raises and how long it takes never reaches the run.
+- A tracker runs in the background (`rlvr.monitor.background_trackers`): what it raises and how long it takes never
+  reaches the run.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from rlvr.monitor.whole_file import folder_gone, write_whole
 
 
 class Tracker(Protocol):
-    """Somewhere else that a run's metrics are shown. All its methods are called from one thread, which is not the loop's."""
+    """Somewhere else that a run's metrics are shown. All its methods are called from one thread, which is not the
+    loop's."""
 
     def start(self, run: Mapping[str, Any], directory: str | Path) -> None:
-        """Begin; `run` is the resolved configuration, `directory` the run folder. A resumed run starts in the same folder."""
+        """Begin; `run` is the resolved configuration, `directory` the run folder. A resumed run starts in the same
+        folder."""
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One step's metrics; None values are not computed."""
@@ -49,8 +52,8 @@ class MetricsFile:
         self.path = Path(path)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one step's record (see `monitor.metrics.record`). ValueError for a NaN or an infinity, TrainingError when it
-        cannot be written; then the file is as it was, and a folder that is gone is not made again."""
+        """Write one step's record (see `monitor.metrics.record`). ValueError for a NaN or an infinity, TrainingError
+        when it cannot be written; then the file is as it was, and a folder that is gone is not made again."""
         line = json.dumps(row, allow_nan=False)
         size = 0
         try:
@@ -87,7 +90,9 @@ class MetricsFile:
 
     def lines(self) -> int:
         """The number of whole lines."""
-        return self.path.read_bytes().count(b"\n") if self.path.exists() else 0
+        if self.path.exists():
+            return self.path.read_bytes().count(b"\n")
+        return 0
 
     def last_step(self) -> int | None:
         """The step of the last whole line; None when there is none."""

@@ -3,7 +3,7 @@
 Invariants:
 - Without a network or a key it logs offline, and says so once.
 - Files go to the run folder's `wandb/`. wandb's own waits are bounded where this version of it can bound them.
-- It is called from a thread of its own (`rlvr.monitor.guests`), its import included.
+- It is called from a thread of its own (`rlvr.monitor.background_trackers`), its import included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlvr.monitor.text import clean
+from rlvr.monitor.console_text import clean
 from rlvr.monitor.trackers import require
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,10 @@ class WandbTracker:
             self.mode = os.environ.get("WANDB_MODE") or ("offline" if self._keyless else "online")
         if self.mode != "disabled":
             require("wandb", "wandb")
-        self.project, self.entity, self.name, self.patience = project, entity, name, patience
+        self.project = project
+        self.entity = entity
+        self.name = name
+        self.patience = patience
         self._wandb: Any = None
         self._run: Any = None
 

@@ -23,8 +23,9 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` aside and put it in the place of `path`, whose folder is made. OSError, which names the file, where the
-    disk refuses: then nothing of it is left. What is no file (/dev/stdout, a pipe) is written to, and stays what it is."""
+    """Write `text` aside and put it in the place of `path`, whose folder is made. OSError, which names the file, where
+    the disk refuses: then nothing of it is left. What is no file (/dev/stdout, a pipe) is written to, and stays what it
+    is."""
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
             stream.write(text)
@@ -46,6 +47,7 @@ def write_whole(path: Path, text: str) -> None:
 def folder_gone(folder: Path) -> TrainingError:
     """The error of a run whose folder was removed."""
     return TrainingError(
-        f"the run folder {folder} is gone: it was removed or renamed while the run was writing to it. The run stops; what it did "
+        f"the run folder {folder} is gone: it was removed or renamed while the run was writing to it. The run stops; "
+        "what it did "
         "since the last checkpoint is lost"
     )

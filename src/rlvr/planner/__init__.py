@@ -1,9 +1,9 @@
 """Memory plans: what a run needs of each device's memory, part by part, before any weight is loaded."""
 
-from rlvr.planner.devices import Devices, own_devices, parse_devices
 from rlvr.planner.meta_model import shape_of
 from rlvr.planner.micro_batch import micro_batch_bytes
 from rlvr.planner.plan import Phase, Plan, plan_stage, training_ranks
+from rlvr.planner.planned_devices import Devices, own_devices, parse_devices
 from rlvr.planner.planner import Planner
 from rlvr.planner.run_plan import RunPlan, engine_of_run, plan_for, plan_resumed, plan_run
 from rlvr.planner.sampled import lengths

@@ -1,9 +1,9 @@
-"""What a forward and backward pass of a model's decoder takes: measured, in bytes, on tensors without contents.
+"""Memory of a forward and backward pass of a model's decoder: measured, in bytes, on tensors without contents.
 
-Two and three layers of the model run on torch's fake tensors, in the types, with the adapter and the rows of a real update, and
-every storage is counted from the operation that makes it to its last reference. Bytes grow linearly with layers and with tokens,
-so that four passes give every other one. (Masks and scores, which grow with pairs of tokens, are not among them:
-rlvr.planner.micro_batch.) The token embedding and the LM head are not run.
+Two and three layers of the model run on torch's fake tensors, in the types, with the adapter and the rows of a real
+update, and every storage is counted from the operation that makes it to its last reference. Bytes grow linearly with
+layers and with tokens, so that four passes give every other one. (Masks and scores, which grow with pairs of tokens,
+are not among them: rlvr.planner.micro_batch.) The token embedding and the LM head are not run.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from rlvr.policy.attention import Spans, attending, hook
 from rlvr.policy.model import training_modules
 
 RUN = 512
-"""Tokens of each run of the packed row that is measured, or as many as a sliding window has; attention without a mask keeps nothing
-that depends on it, and masks are counted elsewhere (rlvr.planner.micro_batch)."""
+"""Tokens of each run of the packed row that is measured, or as many as a sliding window has; attention without a mask
+keeps nothing that depends on it, and masks are counted elsewhere (rlvr.planner.micro_batch)."""
 TOKENS = (8192, 32768)
-"""Where the passes are measured: many enough that a layer's activations, not its weights' gradients, decide where its peak is."""
+"""Where the passes are measured: many enough that a layer's activations, not its weights' gradients, decide where its
+peak is."""
 DEPTHS = (2, 3)
 """Layers that are measured. The first one is not like the others where the embedding does not train."""
 
 
 _measured: dict[tuple[str, str, str, Way], list[np.ndarray]] = {}
-"""What was measured in this process, by model, adapter and way, for each depth [tokens, field]: a plan asks again and again, for one
-layer and for all of them, and each pass takes a second."""
+"""What was measured in this process, by model, adapter and way, for each depth [tokens, field]: a plan asks again and
+again, for one layer and for all of them, and each pass takes a second."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -53,11 +54,15 @@ class LiveBytes(TorchDispatchMode):
         self.now = 0
         self.peak = 0
         self.in_backward = False
-        """Whether operations without gradient are autograd's: it adds two gradients in place, but not under a dispatch mode."""
+        """Whether operations without gradient are autograd's: it adds two gradients in place, but not under a dispatch
+        mode."""
         self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        product = _grouped_product if function is torch.ops.aten._grouped_mm.default else function
+        if function is torch.ops.aten._grouped_mm.default:
+            product = _grouped_product
+        else:
+            product = function
         output = product(*args, **(kwargs or {}))
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor):
@@ -106,7 +111,7 @@ class DecoderPasses:
 
 @dataclass(frozen=True)
 class Way:
-    """How a decoder computes, as far as its bytes depend on it."""
+    """Settings of a decoder that its memory depends on."""
 
     compute: torch.dtype
     weights: torch.dtype
@@ -118,7 +123,7 @@ class Way:
 
     @property
     def casts(self) -> bool:
-        """Whether autocast copies the weights that train to the type computed in."""
+        """Return whether autocast copies the weights that train to the type computed in."""
         return self.weights != self.compute
 
 
@@ -136,7 +141,10 @@ class Given:
     @classmethod
     def of(cls, model: Any, adapted: bool) -> Given:
         """That of `model`; `adapted`: a plain one gets an adapter."""
-        adapters = tuple(model.peft_config.items()) if is_adapter(model) else ()
+        if is_adapter(model):
+            adapters = tuple(model.peft_config.items())
+        else:
+            adapters = ()
         freezes = adapted and not adapters
         trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         types = Counter(
@@ -148,7 +156,8 @@ class Given:
         return cls(None if freezes else frozenset(trains), next(iter(dict(types.most_common(1))), None), adapters)
 
     def put_on(self, model: Any) -> Any:
-        """`model`, which has no weights and may have fewer layers, with these adapters, and with gradients for the same weights."""
+        """`model`, which has no weights and may have fewer layers, with these adapters, and with gradients for the same
+        weights."""
         if self.adapters:
             import peft
 
@@ -164,7 +173,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecoderSettings:
     """A model's decoder, of which no weight is there."""
 
     model: type[PreTrainedModel]
@@ -177,16 +186,19 @@ class Decoder:
     given: Given | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, config: ModelConfig, given: Any = None) -> Decoder:
-        """That of `model`, on any device and without an adapter, which `config` may add; or of `given`, the same with what was loaded
-        already and may be a peft model."""
+    def of(cls, model: PreTrainedModel, config: ModelConfig, given: Any = None) -> DecoderSettings:
+        """That of `model`, on any device and without an adapter, which `config` may add; or of `given`, the same with
+        what was loaded already and may be a peft model."""
         layers = {
             tuple((weight.shape, weight.requires_grad) for weight in module.parameters())
             for module in (model if given is None else given).modules()
             if isinstance(module, GradientCheckpointingLayer)
         }
         depth = int(model.config.get_text_config().num_hidden_layers)
-        own = None if given is None else Given.of(given, adapted=config.adapter is not None)
+        if given is None:
+            own = None
+        else:
+            own = Given.of(given, adapted=config.adapter is not None)
         return cls(type(model), model.config, config, depth, alike=len(layers) == 1, given=own)
 
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
@@ -238,7 +250,8 @@ class Decoder:
             for module in training_modules(model, adapter_dropout=False):
                 module.training = True
             with LiveBytes(before) as live:
-                # of one token, as the LM head takes those of trained tokens: what is not kept is gone before the backward pass
+                # of one token, as the LM head takes those of trained tokens: what is not kept is gone before the
+                # backward pass
                 chosen = hidden_states().flatten(0, 1).index_select(0, positions[0, :1]).sum()
                 forward = live.peak
                 kept = live.peak = live.now
@@ -279,7 +292,8 @@ def _run(text: Any) -> int:
 
 
 def to_cpu(model: torch.nn.Module) -> None:
-    """Replace the weights and buffers of a model on the meta device, in place; under FakeTensorMode they stay without contents."""
+    """Replace the weights and buffers of a model on the meta device, in place; under FakeTensorMode they stay without
+    contents."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -289,7 +303,10 @@ def to_cpu(model: torch.nn.Module) -> None:
                 if id(tensor) not in made:
                     new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
                     is_weight = tensors is module._parameters
-                    made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad) if is_weight else new
+                    if is_weight:
+                        made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad)
+                    else:
+                        made[id(tensor)] = new
                 tensors[name] = made[id(tensor)]
 
 
@@ -299,7 +316,8 @@ def _take_away(parameter: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """torch logs each operation that fake tensors cannot do with a traceback; the plan says in a line that there is none."""
+    """torch logs each operation that fake tensors cannot do with a traceback; the plan says in a line that there is
+    none."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled = logger.disabled
     logger.disabled = True
@@ -318,8 +336,9 @@ def _grouped_product(
 ) -> torch.Tensor:
     """The product of tokens and their experts' weights as far as its bytes go: a result and nothing else.
 
-    torch's own function for tensors without contents takes bfloat16 alone (torch/_meta_registrations.py), but autocast leaves the float32
-    weights of experts as they are, and the kernels multiply those too, one expert after the other into the result.
+    torch's own function for tensors without contents takes bfloat16 alone (torch/_meta_registrations.py), but autocast
+    leaves the float32 weights of experts as they are, and the kernels multiply those too, one expert after the other
+    into the result.
     """
     if not isinstance(one, FakeTensor):
         return torch.ops.aten._grouped_mm.default(one, other, offsets, bias, out_dtype)

@@ -1,4 +1,4 @@
-"""What the engine that samples takes of a device that is trained on."""
+"""Memory of the engine that samples, on a device that is trained on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from rlvr.config import Config
-from rlvr.planner.devices import Devices
 from rlvr.planner.micro_batch import LOGITS_COPIES, layer_bytes
+from rlvr.planner.planned_devices import Devices
 from rlvr.planner.sampled import Sampled, in_training
 from rlvr.planner.shape import Shape
-from rlvr.planner.trainer_memory import Parts
+from rlvr.planner.trainer_memory import StageContext
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
-from rlvr.rollout.recorded import RecordedOptions
+from rlvr.rollout.recorded_rollouts import RecordedOptions
 from rlvr.rollout.rows import GROWTH
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 from rlvr.rollout.vllm.settings import CommonSettings
@@ -29,8 +29,8 @@ CONTEXT = 2 * GIB
 WORKSPACE = GIB // 2
 """Buffers of vLLM's attention kernels (FlashInfer: 394 MiB) and of matrix products."""
 LOGIT = 18
-"""Bytes for each logit while vLLM samples: the logits in bfloat16 and in float32, and in float32 their log-probs, probabilities and
-noise (vllm/v1/sample, logprobs_mode processed_logprobs)."""
+"""Bytes for each logit while vLLM samples: the logits in bfloat16 and in float32, and in float32 their log-probs,
+probabilities and noise (vllm/v1/sample, logprobs_mode processed_logprobs)."""
 IN_FLIGHT = 2
 """Batches of vLLM's scheduler that are under way at once (its asynchronous scheduling)."""
 BLOCK = 16
@@ -53,19 +53,19 @@ class EngineMemory:
     """Whether weights are sent to it."""
     sleeps: bool = False
     """Whether it gives `awake` back outside of publish and sampling."""
-    awake: Parts = field(default_factory=dict)
-    always: Parts = field(default_factory=dict)
-    demanded: Parts = field(default_factory=dict)
+    awake: StageContext = field(default_factory=dict)
+    always: StageContext = field(default_factory=dict)
+    demanded: StageContext = field(default_factory=dict)
     """At its start, when the trainer's weights are loaded."""
-    sampling: Parts = field(default_factory=dict)
-    evaluating: Parts = field(default_factory=dict)
-    inside: Parts = field(default_factory=dict)
+    sampling: StageContext = field(default_factory=dict)
+    evaluating: StageContext = field(default_factory=dict)
+    inside: StageContext = field(default_factory=dict)
     """What has to fit into vLLM's `share` of a GPU."""
     share: float = 0.0
 
 
 def shares_weights(options: Any, config: Config) -> bool:
-    """Whether the engine samples with the trainer's own weights."""
+    """Return whether the engine samples with the trainer's own weights."""
     embedded = isinstance(options, HFEngineOptions | RecordedOptions)
     return embedded and not options.copy_weights and not config.rollout.staleness
 
@@ -84,8 +84,8 @@ def engine_memory(
     sampled: bool,
     evaluated: Sampled | None,
 ) -> EngineMemory:
-    """Memory that the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`: what its evaluations
-    do."""
+    """Memory that the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`:
+    what its evaluations do."""
     trained = in_training(shape, config)
     longest = max(trained.length, evaluated.length if evaluated else 0)
     if isinstance(options, VLLMOptions):
@@ -104,23 +104,27 @@ def engine_memory(
 
 
 def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
-    """Tokens and sequences that vLLM computes in one step at most: as set, or as its own server chooses for the device (vLLM 0.32,
-    EngineArgs.get_batch_defaults)."""
+    """Tokens and sequences that vLLM computes in one step at most: as set, or as its own server chooses for the device
+    (vLLM 0.32, EngineArgs.get_batch_defaults)."""
     if devices.on_gpu:
         large = devices.memory >= LARGE_GPU
-        tokens = 16384 if devices.memory >= HUGE_GPU else 8192 if large else 2048
+        if devices.memory >= HUGE_GPU:
+            tokens = 16384
+        else:
+            tokens = 8192 if large else 2048
         sequences = 1024 if large else 256
     else:
-        tokens, sequences = 2048, 128
+        tokens = 2048
+        sequences = 128
     tokens = int(options.engine_args.get("max_num_batched_tokens", options.max_num_batched_tokens) or tokens)
     sequences = int(options.engine_args.get("max_num_seqs", options.max_num_seqs) or sequences)
     return tokens, min(sequences, tokens)
 
 
 def work_bytes(options: CommonSettings, shape: Shape, config: Config, devices: Devices) -> float:
-    """Bytes that vLLM takes beside weights, keys and values. Its profile run at the start has a batch of the most tokens go through the
-    layers, then as many sequences as there may be sample, and what that takes is not given to the cache. A split model's activations
-    are counted whole."""
+    """Bytes that vLLM takes beside weights, keys and values. Its profile run at the start has a batch of the most
+    tokens go through the layers, then as many sequences as there may be sample, and what that takes is not given to the
+    cache. A split model's activations are counted whole."""
     tokens, sequences = batch_limits(options, devices)
     drafted = int((options.speculative_config or {}).get("num_speculative_tokens", 0))
     width = torch.finfo(dtype_of(config.model)).bits // 8
@@ -129,23 +133,33 @@ def work_bytes(options: CommonSettings, shape: Shape, config: Config, devices: D
 
 
 def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
-    """Keys and values of a sequence of `length` tokens in vLLM's cache. A layer with a sliding window keeps those in the window and
-    of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
+    """Keys and values of a sequence of `length` tokens in vLLM's cache. A layer with a sliding window keeps those in
+    the window and of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
     each = shape.keys_and_values / shape.layers
-    kept = min(length, shape.window - 1 + in_flight + BLOCK) if shape.windowed else length
+    if shape.windowed:
+        kept = min(length, shape.window - 1 + in_flight + BLOCK)
+    else:
+        kept = length
     return each * ((shape.layers - shape.windowed) * length + shape.windowed * kept)
 
 
-def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> Parts:
-    """What one copy of the model has to have on each of its devices: weights, and the cache of one longest sequence."""
+def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> StageContext:
+    """Return what one copy of the model has to have on each of its devices: weights, and the cache of one longest
+    sequence."""
     split = options.tensor_parallel_size
     width = torch.finfo(dtype_of(config.model)).bits // 8
     length = options.max_model_len or longest
     tokens, _ = batch_limits(options, devices)
-    # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM head
-    # (model_executor/layers/quantization/online); scales are less than a hundredth
-    saved = 0 if options.quantization is None else (width - 1) * shape.linear
-    cached = 1 / width if options.kv_cache_dtype.startswith("fp8") else 1.0
+    # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM
+    # head (model_executor/layers/quantization/online); scales are less than a hundredth
+    if options.quantization is None:
+        saved = 0
+    else:
+        saved = (width - 1) * shape.linear
+    if options.kv_cache_dtype.startswith("fp8"):
+        cached = 1 / width
+    else:
+        cached = 1.0
     return {
         "weights": (width * shape.parameters - saved) / split,
         "keys and values of one sequence": cached * cached_bytes(shape, length, IN_FLIGHT * tokens) / split,
@@ -195,7 +209,7 @@ def rows_at_once(options: HFEngineOptions, ranks: int, sampled: Sampled) -> int:
     return min(math.ceil(sampled.responses / ranks), options.max_rows)
 
 
-def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> Parts:
+def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> StageContext:
     """Memory that the embedded engine takes while it samples."""
     rows = rows_at_once(options, ranks, sampled)
     # one prompt is read whole, however long

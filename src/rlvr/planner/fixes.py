@@ -1,4 +1,4 @@
-"""What would make a run fit that does not: changes tried in the planner, the smallest first."""
+"""Changes that make a run fit which does not: tried in the planner, the smallest first."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from rlvr import registry
 from rlvr.config import ComponentSpec, Config, LoraConfig
 from rlvr.config.stage_plan import StagePlan
-from rlvr.planner.devices import UNITS, Devices
 from rlvr.planner.engine_memory import utilization
 from rlvr.planner.plan import Plan
+from rlvr.planner.planned_devices import UNITS, Devices
 from rlvr.planner.planner import UNDESCRIBED, Planner, changed
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
@@ -52,7 +52,9 @@ class Change:
         """The settings that it changes, by their names."""
         names = frozenset(re.findall(r"([\w.]+)=", self.text(self.values[-1])))
         one = Devices(1, 1.0)
-        return names if self.devices(one, self.values[-1]) == one else names | {"devices"}
+        if self.devices(one, self.values[-1]) == one:
+            return names
+        return names | {"devices"}
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,16 @@ class Fix:
 
     text: str
     needed: float
-    """Bytes, with the smallest micro-batches: of the phase which does not fit, or, where it is `enough`, of the largest phase."""
+    """Bytes, with the smallest micro-batches: of the phase which does not fit, or, where it is `enough`, of the largest
+    phase."""
     enough: bool = True
     """Whether the run fits then."""
 
 
 def fixes(planner: Planner, stages: Stages) -> list[Fix]:
-    """At most three ways to make the stages fit, those with the fewest and smallest changes first, and last devices of the smallest
-    memory and number on which they fit unchanged; in their place, where there are fewer, single changes by which the phase that does
-    not fit needs less, those that save most first."""
+    """At most three ways to make the stages fit, those with the fewest and smallest changes first, and last devices of
+    the smallest memory and number on which they fit unchanged; in their place, where there are fewer, single changes by
+    which the phase that does not fit needs less, those that save most first."""
     changes = list(_changes(planner, stages))
     larger = _larger_devices(planner, stages)
     known = [] if larger is None else [larger]
@@ -131,7 +134,8 @@ def _larger_devices(planner: Planner, stages: Stages) -> Fix | None:
 
 
 def _helping(planner: Planner, stages: Stages, changes: Sequence[Change]) -> list[Fix]:
-    """The changes by which alone, with their strongest values, the phase that does not fit needs less; those that save most first."""
+    """The changes by which alone, with their strongest values, the phase that does not fit needs less; those that save
+    most first."""
     plans = planner.plans(planner.least(stages))
     number = min(range(len(plans)), key=lambda number: plans[number].worst.share_left)
     worst = plans[number].worst
@@ -173,7 +177,9 @@ def _text(planner: Planner, changes: Sequence[Change], values: Sequence[Any]) ->
     text = " ".join(filter(None, overrides))
     if devices == planner.devices:
         return text
-    return f"{text}, on {devices.count} devices" if text else f"{devices.count} devices"
+    if text:
+        return f"{text}, on {devices.count} devices"
+    return f"{devices.count} devices"
 
 
 def _made(planner: Planner, stages: Stages, changes: Sequence[Change], values: Sequence[Any]) -> float | None:
@@ -205,7 +211,8 @@ def _plans(planner: Planner, stages: Stages, devices: Devices) -> list[Plan] | N
 
 
 def _allowed(config: Config) -> bool:
-    """Whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed, rlvr.policy.loading)."""
+    """Return whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed,
+    rlvr.policy.loading)."""
     distributed = config.distributed
     backend = distributed.backend_spec
     offloads = backend.options.get("offload", distributed.offload) != "none"
@@ -238,7 +245,10 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     optims = [stage.config.optim for stage in stages]
     if any(optim.micro_batch_tokens != "auto" for optim in optims):
         automatic = {"micro_batch_tokens": "auto", "micro_batch_size": None}
-        sized = " optim.micro_batch_size=null" if any(optim.micro_batch_size is not None for optim in optims) else ""
+        if any(optim.micro_batch_size is not None for optim in optims):
+            sized = " optim.micro_batch_size=null"
+        else:
+            sized = ""
         yield _setting(f"optim.micro_batch_tokens=auto{sized}", "optim", **automatic)
     if config.model.gradient_checkpointing is False:
         yield _setting("model.gradient_checkpointing=true", "model", gradient_checkpointing=True)
@@ -251,7 +261,10 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
         yield _setting("model.activation_offload=true model.gradient_checkpointing=true", "model", **offloaded)
     if backend == "plain" and config.optim.optimizer.name == "adamw":
         yield _setting("optim.optimizer=adamw_8bit", "optim", optimizer=ComponentSpec("adamw_8bit"))
-    stage = backend_options.get("zero_stage", 0) if backend == "deepspeed" else 0
+    if backend == "deepspeed":
+        stage = backend_options.get("zero_stage", 0)
+    else:
+        stage = 0
     if backend in ("plain", "deepspeed") and ranks > 1 and stage < 3:
         yield _sharded(range(max(2, stage + 1), 4))
     if on_gpu and backend in ("plain", "deepspeed") and not moves:
@@ -366,7 +379,8 @@ def _in_fp8(planner: Planner, stages: Stages, options: CommonSettings) -> Iterat
 
 
 def _shares(planner: Planner, stages: Stages, options: CommonSettings) -> Iterator[float]:
-    """Shares of a GPU that hold vLLM's weights and its work, from large to small; larger ones where the present is too small."""
+    """Shares of a GPU that hold vLLM's weights and its work, from large to small; larger ones where the present is too
+    small."""
     inside = max(
         (
             phase.total

@@ -1,5 +1,5 @@
-"""A model's shape from its configuration file: it is built without storage (torch's meta device), so that parameters are
-counted, not guessed, for every architecture."""
+"""A model's shape from its configuration file: it is built without storage (torch's meta device), so that parameters
+are counted, not guessed, for every architecture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ModelConfig
-from rlvr.planner.decoder_passes import Decoder
+from rlvr.planner.decoder_passes import DecoderSettings
 from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
@@ -29,13 +29,13 @@ FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 def shape_of(config: ModelConfig, model: Any = None) -> Shape:
-    """The sizes of the model that `config` describes, from its configuration file alone; or of `model`, which is loaded already, as
-    rlvr.policy.loading.given_policy trains it."""
+    """The sizes of the model that `config` describes, from its configuration file alone; or of `model`, which is loaded
+    already, as rlvr.policy.loading.given_policy trains it."""
     compute = dtype_of(config)
     adds = config.adapter is not None and not is_adapter(model)
     with torch.device("meta"):
         empty = _without_storage(config, model)
-        decoder = Decoder.of(empty, config, model)
+        decoder = DecoderSettings.of(empty, config, model)
         if config.adapter is not None and adds:
             empty = add_adapter(empty.to(compute), config.adapter, 0)
     here = empty if model is None else model
@@ -91,10 +91,13 @@ def _numel(weight: Any) -> int:
 
 
 def _frozen_bytes(weight: Any, packs: bool, width: int | None) -> float:
-    """Bytes of a weight that does not train, of `width` bytes for each number (None: those that it has now) or in 4 bits."""
+    """Bytes of a weight that does not train, of `width` bytes for each number (None: those that it has now) or in 4
+    bits."""
     if packs or is_quantized(weight):
         return _numel(weight) * FOUR_BITS
-    return weight.nbytes if width is None else weight.numel() * width
+    if width is None:
+        return weight.nbytes
+    return weight.numel() * width
 
 
 def _without_storage(config: ModelConfig, model: Any) -> Any:
@@ -110,7 +113,8 @@ def _without_storage(config: ModelConfig, model: Any) -> Any:
 
 
 def _described(config: ModelConfig) -> Any:
-    """The model's configuration: its own file from a folder or the hub's cache, else the sizes that are shipped, else from the hub."""
+    """The model's configuration: its own file from a folder or the hub's cache, else the sizes that are shipped, else
+    from the hub."""
     path = str(config.path)
     folder = Path(path).expanduser()
     options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}

@@ -1,9 +1,9 @@
 """The bytes that the forward and backward pass of one micro-batch take, beside weights, gradients and optimizer state.
 
-What the decoder's layers take is measured on tensors without contents (rlvr.planner.decoder_passes) and grows linearly with layers
-and tokens; what the LM head, the token embedding and the masks take is computed here. A micro-batch has its peak at one of four
-points: at the end of the forward pass through the layers, in the backward pass of the LM head, in that of the layers, or in that
-of the token embedding.
+What the decoder's layers take is measured on tensors without contents (rlvr.planner.decoder_passes) and grows linearly
+with layers and tokens; what the LM head, the token embedding and the masks take is computed here. A micro-batch has its
+peak at one of four points: at the end of the forward pass through the layers, in the backward pass of the LM head, in
+that of the layers, or in that of the token embedding.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rlvr.policy.loading import dtype_of
 TILE = 4 * GPU_TILE
 """Bytes of a tile of logits in float32 (rlvr.policy.fused_head); on a CPU it is a quarter."""
 TILES = 4
-"""Tiles that the LM head has at once: logits, their gradient, and a product and the gradient in the type computed in, of half its
-size each, with the slice of the weights."""
+"""Tiles that the LM head has at once: logits, their gradient, and a product and the gradient in the type computed in,
+of half its size each, with the slice of the weights."""
 LOGITS_COPIES = 4
 """Temporaries of the size of the logits that sampling has."""
 
-Parts = dict[str, float]
+StageContext = dict[str, float]
 
 
 def micro_batch_bytes(
@@ -38,12 +38,13 @@ def micro_batch_bytes(
     length: int,
     prefix: int = 0,
     deepspeed: bool = False,
-) -> Parts:
+) -> StageContext:
     """Bytes by part of one micro-batch's forward and backward pass, at their peak.
 
-    `tokens`: of the micro-batch; `trained`: those of them that the loss is computed on; `length`: of its longest rollout;
-    `prefix`: its first tokens, where they are computed once for a group and the others are trained; `deepspeed`: whether
-    weights that train are in the type computed in, and each gradient is taken away as soon as it is computed.
+    `tokens`: of the micro-batch; `trained`: those of them that the loss is computed on; `length`: of its longest
+    rollout; `prefix`: its first tokens, where they are computed once for a group and the others are trained;
+    `deepspeed`: whether weights that train are in the type computed in, and each gradient is taken away as soon as it
+    is computed.
     """
     way = way_of(model, deepspeed)
     # where inputs of layers wait in host memory, the device has one layer at a time
@@ -57,7 +58,7 @@ def micro_batch_bytes(
 
 
 def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
-    """How the decoder of `model` computes in an update."""
+    """Return how the decoder of `model` computes in an update."""
     compute = dtype_of(model)
     return Way(
         compute=compute,
@@ -68,9 +69,11 @@ def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
 
 
 def _beside(shape: Shape, way: Way, tokens: float, trained: float, length: int, prefix: int) -> float:
-    """Bytes that attention keeps of pairs of tokens, and of keys and values where there is a mask, beside what is linear in tokens."""
+    """Bytes that attention keeps of pairs of tokens, and of keys and values where there is a mask, beside what is
+    linear in tokens."""
     width = way.compute.itemsize
-    # sdpa makes of a boolean mask what it adds to the scores, in each layer, and of keys and values a copy for each query head
+    # sdpa makes of a boolean mask what it adds to the scores, in each layer, and of keys and values a copy for each
+    # query head
     every = tokens * length * shape.scores / shape.layers
     windowed = masks = 0.0
     if prefix and trained > length - prefix:
@@ -105,29 +108,33 @@ class _Work:
         """Of the LM head's weight: it is whole, in the weight's type, before it is added to that of the step."""
         return float(self.way.weights.itemsize * self.shape.head_trained)
 
-    def _layers(self, line: Line) -> Parts:
+    def _layers(self, line: Line) -> StageContext:
         # autocast's copies, or gradients of weights that are not yet added to those of the step
-        fixed = "weights in bfloat16" if self.way.casts else "temporary gradients"
+        if self.way.casts:
+            fixed = "weights in bfloat16"
+        else:
+            fixed = "temporary gradients"
         return {fixed: line.fixed, "activations": line.per_token * self.tokens + self.beside}
 
-    def forward(self, copies: float) -> Parts:
+    def forward(self, copies: float) -> StageContext:
         """At the end of the forward pass through the layers."""
         return self._layers(replace(self.passes.forward, fixed=copies))
 
-    def head(self) -> Parts:
+    def head(self) -> StageContext:
         """In the backward pass of the LM head."""
         parts = self._layers(self.passes.kept)
         # the hidden states of trained tokens in the type computed in, their gradient in float32 and again in that type
         parts["activations"] += self.trained * self.shape.hidden * (4 + 2 * self.way.compute.itemsize)
         return parts | {"logits": logits_bytes(self.shape, self.trained), "gradient of the LM head": self.gradient}
 
-    def backward(self) -> Parts:
-        """In the backward pass of the layers. The gradient of a weight that is the embedding's too waits for the embedding's."""
+    def backward(self) -> StageContext:
+        """In the backward pass of the layers. The gradient of a weight that is the embedding's too waits for the
+        embedding's."""
         return self._layers(self.passes.backward) | {
             "gradient of the LM head": self.gradient if self.shape.tied else 0.0
         }
 
-    def embedding(self) -> Parts:
+    def embedding(self) -> StageContext:
         """In the backward pass of the token embedding, whose gradient is as large as the LM head's."""
         both = 2 if self.shape.tied else 1
         return {
@@ -147,8 +154,8 @@ def layer_bytes(shape: Shape, model: ModelConfig, tokens: float) -> float:
 
 
 def kept_scores(config: ModelConfig, text: Any) -> float:
-    """Bytes of attention scores that eager attention keeps over all layers, for each pair of positions: a float32 for each
-    head after the softmax and, with a soft-cap (Gemma 2), one after its tanh."""
+    """Bytes of attention scores that eager attention keeps over all layers, for each pair of positions: a float32 for
+    each head after the softmax and, with a soft-cap (Gemma 2), one after its tanh."""
     cap = getattr(text, "attn_logit_softcapping", None)
     if config.attention != "eager" and (config.attention is not None or cap is None):
         return 0.0

@@ -1,7 +1,7 @@
 """The memory plan of a stage: what each phase of a step takes of one device, part by part, before any weight is loaded.
 
-Every completion is taken to be as long as it may be, so the plan is of the worst step. Not counted: fragmentation, the passes of
-scorers in an evaluation or a reward, and what verifiers take in processes of their own.
+Every completion is taken to be as long as it may be, so the plan is of the worst step. Not counted: fragmentation, the
+passes of scorers in an evaluation or a reward, and what verifiers take in processes of their own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
 from rlvr.errors import ConfigError
-from rlvr.losses.reference import compares_with_reference, reads_reference
-from rlvr.planner.devices import Devices
+from rlvr.losses.reference_test import compares_with_reference, reads_reference
 from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_memory, shares_weights
 from rlvr.planner.micro_batch import layer_bytes, micro_batch_bytes
+from rlvr.planner.planned_devices import Devices
 from rlvr.planner.sampled import Sampled, in_evaluation, lengths
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import (
@@ -31,7 +31,7 @@ from rlvr.planner.trainer_memory import (
     START,
     STEP,
     UPDATE,
-    Parts,
+    StageContext,
     TrainerMemory,
     trainer_memory,
 )
@@ -43,15 +43,16 @@ GIB = 1 << 30
 CONTEXT = GIB
 """A GPU context of the trainer with NCCL's buffers and loaded kernels."""
 PASSES = (UPDATE, SCORING)
-"""Phases that take as much as their micro-batches do. What others take is known: smaller micro-batches would not free any of it."""
+"""Phases that take as much as their micro-batches do. What others take is known: smaller micro-batches would not free
+any of it."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a phase takes of one device."""
+    """Memory of a phase on one device."""
 
     name: str
-    parts: Parts
+    parts: StageContext
     available: float
     """Bytes that there are for it: the device, or vLLM's share of it."""
 
@@ -73,7 +74,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stage takes of each device that it trains on."""
+    """Memory of a stage on each device that it trains on."""
 
     devices: Devices
     ranks: int
@@ -112,10 +113,13 @@ def training_ranks(config: Config, devices: Devices) -> int:
         taken = options.tensor_parallel_size - 1
     if devices.on_gpu and taken >= devices.count:
         raise ConfigError(
-            f"rollout.engine takes {taken} GPUs that no rank trains on, and there are {devices.count}: give more devices, start fewer "
+            f"rollout.engine takes {taken} GPUs that no rank trains on, and there are {devices.count}: give more "
+            "devices, start fewer "
             "servers, or use the engine `vllm` with tensor_parallel_size 1, which shares the trainer's GPU"
         )
-    return devices.count - taken if devices.on_gpu else devices.count
+    if devices.on_gpu:
+        return devices.count - taken
+    return devices.count
 
 
 def step_rows(config: Config, ranks: int, sampled: bool) -> int:
@@ -140,7 +144,7 @@ def micro_batch_tokens(shape: Shape, config: Config, ranks: int, sampled: bool) 
 
 
 def keeps_reference(stage: StagePlan) -> bool:
-    """Whether the stage keeps a copy of the weights to compare with."""
+    """Return whether the stage keeps a copy of the weights to compare with."""
     if stage.kind != "sft":
         return compares_with_reference(stage.config.algorithm)
     loss = stage.options.get("loss", "likelihood")
@@ -148,7 +152,8 @@ def keeps_reference(stage: StagePlan) -> bool:
 
 
 def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int, eval_tasks: Any = None) -> Plan:
-    """The plan of a stage that trains on `ranks` of the devices; `eval_tasks` are given in Python, in the place of `data.eval`."""
+    """The plan of a stage that trains on `ranks` of the devices; `eval_tasks` are given in Python, in the place of
+    `data.eval`."""
     config = stage.config
     sampled = stage.kind != "sft"
     options = registry.build("engine", config.rollout.engine)
@@ -179,9 +184,15 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     """All phases, with what the engine has in each."""
     trainer = work.trainer
     program = {"programs": (CONTEXT if work.devices.on_gpu else PROGRAM) + engine.program}
-    beside = engine.always if engine.sleeps else engine.awake | engine.always
-    overlapping = engine.sampling if work.config.rollout.staleness else {}
-    found: dict[str, Parts] = {
+    if engine.sleeps:
+        beside = engine.always
+    else:
+        beside = engine.awake | engine.always
+    if work.config.rollout.staleness:
+        overlapping = engine.sampling
+    else:
+        overlapping = {}
+    found: dict[str, StageContext] = {
         START: program | trainer.at(START) | engine.demanded,
         UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
         STEP: program | trainer.at(STEP) | beside | overlapping,
@@ -204,7 +215,7 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     return phases
 
 
-def _added(one: Parts, other: Parts) -> Parts:
+def _added(one: StageContext, other: StageContext) -> StageContext:
     return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in dict.fromkeys([*one, *other])}
 
 
@@ -219,17 +230,20 @@ class Passes:
     sampled: bool
     trainer: TrainerMemory
 
-    def update(self) -> Parts:
-        """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix` leave open."""
+    def update(self) -> StageContext:
+        """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix`
+        leave open."""
         optim = self.config.optim
         layouts = [] if optim.share_prefix is True else [self.apart()]
         if self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix):
             layouts.append(self.shared())
         tried = (self._micro_batch(*layout) for layout in layouts or [self.apart()])
         parts = max(tried, key=lambda parts: sum(parts.values()))
-        return parts if self.trainer.casts else parts | self.trainer.pass_weights(UPDATE)
+        if self.trainer.casts:
+            return parts
+        return parts | self.trainer.pass_weights(UPDATE)
 
-    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> Parts:
+    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> StageContext:
         _, length = lengths(self.shape, self.config)
         return micro_batch_bytes(
             self.shape,
@@ -248,9 +262,12 @@ class Passes:
         return tokens, tokens * (length - prompt) / length, 0
 
     def shared(self) -> tuple[float, float, int]:
-        """The same, and the tokens of a prompt, where each prompt is computed once for its group: more of the tokens are trained."""
+        """The same, and the tokens of a prompt, where each prompt is computed once for its group: more of the tokens
+        are trained."""
         prompt, length = lengths(self.shape, self.config)
-        optim, group, own = self.config.optim, self.config.rollout.group_size, length - prompt
+        optim = self.config.optim
+        group = self.config.rollout.group_size
+        own = length - prompt
         rows = step_rows(self.config, self.ranks, self.sampled)
         if (limit := token_limit(optim)) is None:
             rows = min(rows, optim.micro_batch_size or rows)
@@ -259,7 +276,7 @@ class Passes:
             rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
         return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
 
-    def scoring(self) -> Parts:
+    def scoring(self) -> StageContext:
         """Of one micro-batch without gradients."""
         tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
         return {"activations": layer_bytes(self.shape, self.config.model, tokens)} | self.trainer.pass_weights(SCORING)

@@ -1,7 +1,7 @@
 """From the stages of a run and the devices to its memory plans, with the values that `auto` leaves to them.
 
-Invariant: what is chosen depends on the configuration, the number of ranks and the size of the devices alone, not on what is free
-at the moment, so that it is the same at every start and on every rank.
+Invariant: what is chosen depends on the configuration, the number of ranks and the size of the devices alone, not on
+what is free at the moment, so that it is the same at every start and on every rank.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any
 from rlvr.config import Config, ModelConfig
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.errors import RlvrError
-from rlvr.planner.devices import Devices
 from rlvr.planner.meta_model import shape_of
 from rlvr.planner.plan import Plan, plan_stage, training_ranks
+from rlvr.planner.planned_devices import Devices
 from rlvr.planner.shape import Shape
 
 MARGIN = {True: 0.1, False: 0.15}
-"""Share of a GPU, and of a CPU's memory, that `auto` leaves free in the phases with micro-batches: for fragmentation and for what the plan does not count. The plan of
-a micro-batch is within a tenth of what is measured, and that of a run on a CPU within 15 % (docs/memory.md)."""
+"""Share of a GPU, and of a CPU's memory, that `auto` leaves free in the phases with micro-batches: for fragmentation
+and for what the plan does not count. The plan of a micro-batch is within a tenth of what is measured, and that of a run
+on a CPU within 15 % (docs/memory.md)."""
 MOST_TOKENS = 65536
-"""The largest micro-batch that `auto` takes on a GPU. Its matrix products are large enough long before, and the masks of shared
-prompts grow with the square of it."""
+"""The largest micro-batch that `auto` takes on a GPU. Its matrix products are large enough long before, and the masks
+of shared prompts grow with the square of it."""
 ENOUGH_TOKENS = 8192
 """With fewer tokens than these a GPU is not kept busy, so `auto` takes gradient checkpointing instead."""
 GRID = 512
@@ -77,7 +78,10 @@ class Planner:
     def plans(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[Plan]:
         """The plan of each stage. ConfigError where engines leave no device to train on."""
         devices = devices or self.devices
-        ranks = self.ranks if self.ranks is not None else training_ranks(stages[0].config, devices)
+        if self.ranks is not None:
+            ranks = self.ranks
+        else:
+            ranks = training_ranks(stages[0].config, devices)
         shape = self.shape(stages[0].config.model)
         return [plan_stage(shape, stage, devices, ranks, self.eval_tasks) for stage in stages]
 
@@ -86,8 +90,8 @@ class Planner:
         return all(plan.fits(margin) for plan in self.plans(stages, devices))
 
     def resolved(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[StagePlan]:
-        """The stages with a value for every `auto`: no gradient checkpointing where the update fits without, with micro-batches as
-        large as fit. Where nothing fits, the values that need least."""
+        """The stages with a value for every `auto`: no gradient checkpointing where the update fits without, with
+        micro-batches as large as fit. Where nothing fits, the values that need least."""
         model = stages[0].config.model
         if model.gradient_checkpointing != "auto":
             return self._with_tokens(stages, devices)
@@ -106,7 +110,7 @@ class Planner:
         return _set_tokens(stages, 1)  # a micro-batch has at least one sequence
 
     def _keeps_busy(self, before: Sequence[StagePlan], found: Sequence[StagePlan], devices: Devices | None) -> bool:
-        """Whether the micro-batches chosen are large enough for the device."""
+        """Return whether the micro-batches chosen are large enough for the device."""
         if not self.devices.on_gpu:
             return True
         whole = self.plans(before, devices)
@@ -166,12 +170,16 @@ def substituted(config: Config, checkpointing: bool, tokens: int | None) -> Conf
 
 
 def with_tokens(stage: dict[str, Any], tokens: Any) -> dict[str, Any]:
-    """A stage as written, with `tokens` for `auto`. One with a number of completions says that it has none of tokens."""
+    """A stage as written, with `tokens` for `auto`. One with a number of completions says that it has none of
+    tokens."""
     optim = stage.get("optim")
     if not isinstance(optim, dict):
         return stage
     if optim.get("micro_batch_tokens") == "auto":
-        own = None if optim.get("micro_batch_size") is not None else tokens
+        if optim.get("micro_batch_size") is not None:
+            own = None
+        else:
+            own = tokens
         return {**stage, "optim": {**optim, "micro_batch_tokens": own}}
     if optim.get("micro_batch_size") is not None and "micro_batch_tokens" not in optim:
         return {**stage, "optim": {**optim, "micro_batch_tokens": None}}

@@ -14,7 +14,9 @@ GIB = 1 << 30
 
 def gib(size: float) -> str:
     """Bytes in words."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
+    if size >= GIB / 10:
+        return f"{size / GIB:.1f} GiB"
+    return f"{size / (1 << 20):.1f} MiB"
 
 
 def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
@@ -22,13 +24,24 @@ def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
     lines = []
     for number, (stage, plan) in enumerate(zip(stages, plans, strict=True), 1):
         worst = plan.worst
-        bound = "data.max_prompt_tokens" if stage.config.data.max_prompt_tokens else "data.max_prompt_tokens is not set"
-        recomputed = "with" if stage.config.model.checkpoints_activations else "without"
-        trained_on = f", {plan.ranks} of them trained on" if plan.ranks < plan.devices.count else ""
+        if stage.config.data.max_prompt_tokens:
+            bound = "data.max_prompt_tokens"
+        else:
+            bound = "data.max_prompt_tokens is not set"
+        if stage.config.model.checkpoints_activations:
+            recomputed = "with"
+        else:
+            recomputed = "without"
+        if plan.ranks < plan.devices.count:
+            trained_on = f", {plan.ranks} of them trained on"
+        else:
+            trained_on = ""
         lines += [
-            f"memory of stage {number} ({stage.name}) on {plan.devices}{trained_on}: at most about {gib(worst.total)} of "
+            f"memory of stage {number} ({stage.name}) on {plan.devices}{trained_on}: at most about "
+            f"{gib(worst.total)} of "
             f"{gib(worst.available)}, in: {worst.name}",
-            f"  for prompts of {plan.prompt} tokens ({bound}) and {plan.length} tokens in all, micro-batches of at most {plan.tokens} "
+            f"  for prompts of {plan.prompt} tokens ({bound}) and {plan.length} tokens in all, micro-batches of at "
+            f"most {plan.tokens} "
             f"tokens, {recomputed} gradient checkpointing",
             *_evaluation(plan),
             *(f"  {_phase(phase)}" for phase in plan.phases),
@@ -40,7 +53,8 @@ def _evaluation(plan: Plan) -> list[str]:
     if plan.evaluated is None:
         return []
     return [
-        f"  for evaluations of {plan.evaluated.length} tokens in all, up to {plan.evaluated.responses} responses at a time"
+        f"  for evaluations of {plan.evaluated.length} tokens in all, up to {plan.evaluated.responses} responses at "
+        "a time"
     ]
 
 
@@ -58,7 +72,8 @@ def refusal(planner: Planner, stages: Sequence[StagePlan], plans: Sequence[Plan]
     worst = plans[number].worst
     largest = max(worst.parts, key=lambda name: worst.parts[name])
     return (
-        f"does not fit: stage {number + 1} ({stages[number].name}) needs {gib(worst.total)} of {gib(worst.available)} in: {worst.name}, "
+        f"does not fit: stage {number + 1} ({stages[number].name}) needs {gib(worst.total)} of "
+        f"{gib(worst.available)} in: {worst.name}, "
         f"where the largest part is {largest} with {gib(worst.parts[largest])}. {_ways_out(planner, list(stages))}"
     )
 
@@ -71,5 +86,8 @@ def _ways_out(planner: Planner, stages: list[StagePlan]) -> str:
         texts.append(f"({number}) {fix.text} ({gib(fix.needed)}{enough})")
     if found and found[0].enough:
         return f"What makes it fit, the smallest change first: {'; '.join(texts)}"
-    other = f". What needs less: {'; '.join(texts)}" if texts else ""
+    if texts:
+        other = f". What needs less: {'; '.join(texts)}"
+    else:
+        other = ""
     return f"Nothing that was tried makes it fit: take a smaller model{other}"

@@ -11,8 +11,8 @@ from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
-from rlvr.planner.devices import Devices, own_devices
 from rlvr.planner.plan import Phase
+from rlvr.planner.planned_devices import Devices, own_devices
 from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
 from rlvr.planner.report import gib, plan_lines, refusal
 from rlvr.planner.saved_values import automatic_keys, setting, with_saved
@@ -44,14 +44,15 @@ class RunPlan:
 
 
 def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Config, str | None]:
-    """The configuration with the engine that `auto` takes for a run that starts here, and the reason: rank 0's, on every rank.
+    """The configuration with the engine that `auto` takes for a run that starts here, and the reason: rank 0's, on
+    every rank.
 
     `saved` is the engine of the checkpoint that rank 0 goes on from.
     """
     if config.rollout.engine.name != "auto":
         return config, None
     found = None
-    if world.leads:
+    if world.is_main:
         try:
             on_gpu = device_of(config.model).type == "cuda"
         except ConfigError:  # every rank is asked for its GPU later, and named (rlvr.distributed.gpu_checks)
@@ -63,7 +64,8 @@ def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Conf
 
 
 def plan_run(config: Config, world: World, model: Any = None, eval_tasks: Any = None) -> RunPlan:
-    """The plan of a run on the devices of its ranks; `model` is one that is loaded already, `eval_tasks` are tasks given in Python.
+    """The plan of a run on the devices of its ranks; `model` is one that is loaded already, `eval_tasks` are tasks
+    given in Python.
 
     ConfigError, the same on every rank, where it cannot fit and `run.check_memory` is set.
     """
@@ -89,9 +91,9 @@ def plan_for(config: Config, devices: Devices, ranks: int | None = None) -> RunP
 def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPlan:
     """The plan of a run that goes on from a checkpoint with the configuration `saved`.
 
-    Each `auto` keeps the value that it has there where these fit on the present devices, so that the run goes on as it was. Where
-    they do not, it takes the one of `plan`, which changes results by rounding (and an adapter's dropout draws otherwise), and `notice`
-    says so.
+    Each `auto` keeps the value that it has there where these fit on the present devices, so that the run goes on as it
+    was. Where they do not, it takes the one of `plan`, which changes results by rounding (and an adapter's dropout
+    draws otherwise), and `notice` says so.
     """
     if not automatic_keys(plan.written):
         return plan
@@ -102,7 +104,7 @@ def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPl
 def _decided(world: World, what: str, decide: Callable[[], RunPlan]) -> RunPlan:
     """Broadcast the plan that rank 0 makes. Where it fails, the others are told, which wait for it."""
     found = None
-    if world.leads:
+    if world.is_main:
         try:
             found = decide()
         except BaseException as error:
@@ -118,16 +120,23 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
     kept = with_saved(plan.written, saved)
     keys = automatic_keys(plan.written)
     # a plan that does not fit itself is one that nobody checks
-    shortage = None if plan.problem is not None else _shortage(plan.planner, kept)
+    if plan.problem is not None:
+        shortage = None
+    else:
+        shortage = _shortage(plan.planner, kept)
     if shortage is None:
         found = _plan(kept, plan.planner)
         values = ", ".join(f"{key}={setting(found.config, key)}" for key in keys)
         return replace(found, written=plan.written, brief=f"{found.brief}; kept from the checkpoint: {values}")
     changes = ", ".join(f"{key} {setting(kept, key)} -> {setting(plan.config, key)}" for key in keys)
     dropout = plan.config.model.adapter is not None and plan.config.model.adapter.dropout > 0
-    differ = "rounding and by what the adapter's dropout leaves out" if dropout else "rounding alone"
+    if dropout:
+        differ = "rounding and by what the adapter's dropout leaves out"
+    else:
+        differ = "rounding alone"
     notice = (
-        f"with the checkpoint's values the run would need {gib(shortage.total)} of the {gib(shortage.available)} here, in: "
+        f"with the checkpoint's values the run would need {gib(shortage.total)} of the {gib(shortage.available)} "
+        "here, in: "
         f"{shortage.name}. It goes on with those of the present plan, and results differ by {differ}: {changes}"
     )
     return replace(plan, notice=notice, planner=None)
@@ -156,7 +165,10 @@ def _plan(config: Config, planner: Planner) -> RunPlan:
         return _undescribed(config, planner, error)
     lines = plan_lines(resolved, plans)
     worst = min((plan.worst for plan in plans), key=lambda phase: phase.share_left)
-    brief = f"memory: at most about {gib(worst.total)} of {gib(worst.available)} on each of {plans[0].devices}, in: {worst.name}"
+    brief = (
+        f"memory: at most about {gib(worst.total)} of {gib(worst.available)} on each of {plans[0].devices}, in: "
+        f"{worst.name}"
+    )
     if chosen := _chosen(written, resolved):
         taken = f"chosen by the plan: {', '.join(chosen)}"
         lines.append(f"  {taken} ({planner.margin:.0%} of the memory is left free)")
@@ -173,14 +185,15 @@ def _undescribed(config: Config, planner: Planner, error: Exception) -> RunPlan:
     on_gpu = planner.devices.on_gpu
     taken = "true and 8192" if on_gpu else "false and null"
     line = (
-        f"memory: no plan, the model cannot be described without loading it ({error}); where model.gradient_checkpointing and "
+        f"memory: no plan, the model cannot be described without loading it ({error}); where "
+        "model.gradient_checkpointing and "
         f"optim.micro_batch_tokens are auto, {taken} are taken"
     )
     return RunPlan(substituted(config, on_gpu, UNKNOWN_TOKENS if on_gpu else None), config, (line,), line, None)
 
 
 def _tokens(written: list[StagePlan], resolved: list[StagePlan]) -> int | None:
-    """What was chosen for the stages that leave it open: the same for all."""
+    """Return what was chosen for the stages that leave it open: the same for all."""
     for before, after in zip(written, resolved, strict=True):
         if before.config.optim.micro_batch_tokens == "auto":
             return token_limit(after.config.optim)

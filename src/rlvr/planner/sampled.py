@@ -1,4 +1,5 @@
-"""The longest sequences that a stage and its evaluations sample, and how many at once, as far as the settings bound them."""
+"""The longest sequences that a stage and its evaluations sample, and how many at once, as far as the settings bound
+them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.config import Config
-from rlvr.evaluation.evaluate import BLOCK
+from rlvr.evaluation.evaluation_loop import BLOCK
 from rlvr.planner.shape import Shape
 
 PROMPT = 512
@@ -37,22 +38,29 @@ def lengths(shape: Shape, config: Config) -> tuple[int, int]:
 def in_training(shape: Shape, config: Config) -> Sampled:
     """Prompts and responses of a step of a stage."""
     rollout = config.rollout
-    more = 1.0 if rollout.refill is None else rollout.refill.oversample
+    if rollout.dynamic_sampling is None:
+        more = 1.0
+    else:
+        more = rollout.dynamic_sampling.oversample
     prompts = math.ceil(rollout.prompts_per_step * more) * (1 + rollout.staleness)
     return Sampled(*lengths(shape, config), prompts, prompts * rollout.group_size)
 
 
 def in_evaluation(shape: Shape, config: Config, given: Any = None) -> Sampled | None:
-    """Prompts and responses of a stage's evaluations, taken to be no longer than those of training; None where it has none.
+    """Prompts and responses of a stage's evaluations, taken to be no longer than those of training; None where it has
+    none.
 
     `given`: tasks that were given in Python, in the place of `data.eval`.
     """
     asked = config.evaluation
-    spec = asked.data if asked.data is not None else config.data.eval if given is None else given
+    if asked.data is not None:
+        spec = asked.data
+    else:
+        spec = config.data.eval if given is None else given
     if spec is None or not (asked.every or asked.at_start or asked.at_end):
         return None
     tasks = min(_count(spec), asked.limit or BLOCK)
-    # blocks of tasks, as rlvr.evaluation.evaluate makes them: first with greedy responses, then with samples
+    # blocks of tasks, as rlvr.evaluation.evaluation_loop makes them: first with greedy responses, then with samples
     blocks = [(tasks, tasks)] if asked.greedy else []
     if asked.samples:
         prompts = min(tasks, max(1, BLOCK // asked.samples))

@@ -47,8 +47,8 @@ def with_saved(config: Config, saved: Mapping[str, Any]) -> Config:
 
 
 def put_values(values: Config, config: Config, stages: Sequence[StagePlan]) -> None:
-    """Put the values that `auto` has in `values` into the configuration of a run and of its stages, in place: parts of the run
-    hold these."""
+    """Put the values that `auto` has in `values` into the configuration of a run and of its stages, in place: parts of
+    the run hold these."""
     config.model.gradient_checkpointing = values.model.gradient_checkpointing
     config.optim.micro_batch_tokens = values.optim.micro_batch_tokens
     config.stages[:] = values.stages
@@ -61,7 +61,10 @@ def setting(config: Config, key: str) -> str:
     """The value of one of `automatic_keys` as it is written in YAML."""
     value: Any = config.dump()
     for part in key.split("."):
-        value = value[int(part)] if isinstance(value, list) else value[part]
+        if isinstance(value, list):
+            value = value[int(part)]
+        else:
+            value = value[part]
     return "null" if value is None else str(value).lower()
 
 
@@ -72,7 +75,8 @@ def _section(stage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tokens(saved: Mapping[str, Any]) -> Any:
-    """The tokens of a micro-batch in the section `optim` of a checkpoint; `auto` where it had a number of completions instead."""
+    """The tokens of a micro-batch in the section `optim` of a checkpoint; `auto` where it had a number of completions
+    instead."""
     if saved.get("micro_batch_size") is not None:
         return "auto"
     return saved.get("micro_batch_tokens", "auto")

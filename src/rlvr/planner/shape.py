@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlvr.planner.decoder_passes import Decoder
+from rlvr.planner.decoder_passes import DecoderSettings
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Shape:
     hidden: int
     vocabulary: int
     context: int
-    decoder: Decoder
+    decoder: DecoderSettings
     """Measures what passes through the layers take."""
     head_trained: int
     """Weights of the LM head, if it trains (a number)."""
     tied: bool
     """Whether the LM head's weight is the token embedding's too."""
     scores: float
-    """Kept for the backward pass, for each pair of a token and a position that it may look at: attention scores, which eager
-    attention keeps and fused kernels do not."""
+    """Kept for the backward pass, for each pair of a token and a position that it may look at: attention scores, which
+    eager attention keeps and fused kernels do not."""
     queries: int
     """Width of the queries of a layer (a number)."""
     keys: int

@@ -1,4 +1,5 @@
-"""The table of docs/memory.md: for published sizes, numbers of GPUs and lengths of responses, the first settings of a list that fit."""
+"""The table of docs/memory.md: for published sizes, numbers of GPUs and lengths of responses, the first settings of a
+list that fit."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 
 from rlvr.config import ComponentSpec, Config
 from rlvr.config.stage_plan import StagePlan
-from rlvr.planner.devices import Devices
 from rlvr.planner.engine_memory import ENGINE
+from rlvr.planner.planned_devices import Devices
 from rlvr.planner.planner import Planner
 
 MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-32B")
@@ -31,7 +32,7 @@ def _zero(stage: int, **more: Any) -> dict[str, Any]:
 
 
 def _ways(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is tried on so many GPUs, from the smallest change of a plain run to the largest."""
+    """Yield the configurations to try on so many GPUs, from the smallest change of a plain run to the largest."""
     yield "plain", {}
     yield "plain, moved", {"distributed": MOVED}
     if count > 1:
@@ -99,7 +100,10 @@ def _shares(planner: Planner, stages: list[StagePlan]) -> Iterator[tuple[list[St
 
 def _micro_batches(planner: Planner, stages: list[StagePlan]) -> str:
     (plan,) = planner.plans(stages)
-    recomputed = ", recomputed" if stages[0].config.model.checkpoints_activations else ""
+    if stages[0].config.model.checkpoints_activations:
+        recomputed = ", recomputed"
+    else:
+        recomputed = ""
     return f"{plan.tokens / 1024:.0f}k{recomputed}"
 
 

@@ -1,15 +1,16 @@
-"""What the trainer keeps on each device in each phase of a step, beside what one pass takes.
+"""Memory that the trainer keeps on each device in each phase of a step, beside what one pass takes.
 
-Backends keep different things in different types (w: bytes of a weight that is computed with, 2 in bfloat16 under DeepSpeed and 4
-else; P: weights that train; N: ranks; s: bytes of optimizer state for each):
+Backends keep different things in different types (w: bytes of a weight that is computed with, 2 in bfloat16 under
+DeepSpeed and 4 else; P: weights that train; N: ranks; s: bytes of optimizer state for each):
 
 - plain: weights 4P, gradients 4P from `zero` to `release`, optimizer s P.
-- DeepSpeed 0.19.8, read from its source. ZeRO 1 in bfloat16 (runtime/bf16_optimizer.py): weights 2P, float32 weights 4P/N, float32
-  gradients of all weights 4P, and the bfloat16 gradients of a backward pass, 2P, which the step frees.
-- ZeRO 1 and 2 otherwise (runtime/zero/stage_1_and_2.py): weights wP, float32 weights 4P/N (in float32 too), gradients 4P under
-  ZeRO 1 and 4P/N under ZeRO 2, where float32 passes after the first add theirs beside them.
-- ZeRO 3 (runtime/zero/stage3.py): weights wP/N, float32 weights 4P/N in bfloat16 (in float32 they are the same tensors), gradients
-  4P/N, a bucket, and of whole weights at most stage3_max_live_parameters or those of the largest module.
+- DeepSpeed 0.19.8, read from its source. ZeRO 1 in bfloat16 (runtime/bf16_optimizer.py): weights 2P, float32 weights
+  4P/N, float32 gradients of all weights 4P, and the bfloat16 gradients of a backward pass, 2P, which the step frees.
+- ZeRO 1 and 2 otherwise (runtime/zero/stage_1_and_2.py): weights wP, float32 weights 4P/N (in float32 too), gradients
+  4P under ZeRO 1 and 4P/N under ZeRO 2, where float32 passes after the first add theirs beside them.
+- ZeRO 3 (runtime/zero/stage3.py): weights wP/N, float32 weights 4P/N in bfloat16 (in float32 they are the same
+  tensors), gradients 4P/N, a bucket, and of whole weights at most stage3_max_live_parameters or those of the largest
+  module.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ PHASES = ("start", "publish", "evaluation", "sampling", "scoring", "update", "op
 """In the order in which a step goes through them."""
 START, PUBLISH, EVALUATION, SAMPLING, SCORING, UPDATE, STEP = PHASES
 GRADIENTS_LIVE = (UPDATE, STEP)
-Parts = dict[str, float]
+StageContext = dict[str, float]
 
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """How a stage trains, as far as the memory of one rank depends on it."""
+    """Settings of a stage that the memory of one rank depends on."""
 
     shape: Shape
     ranks: int
@@ -70,7 +71,7 @@ class TrainerMemory:
 
     @property
     def casts(self) -> bool:
-        """Whether passes copy the weights that train to bfloat16, by autocast."""
+        """Return whether passes copy the weights that train to bfloat16, by autocast."""
         return self.bfloat16 and not self.stage
 
     def _zero(self) -> dict[str, float]:
@@ -78,7 +79,7 @@ class TrainerMemory:
         config = zero_config(self.stage, self.offload, self.bfloat16, self.ranks, self.deepspeed, self.shape.trained)
         return config["zero_optimization"]
 
-    def at(self, phase: str) -> Parts:
+    def at(self, phase: str) -> StageContext:
         """Bytes by part in a phase."""
         if phase == START:
             return {
@@ -100,10 +101,12 @@ class TrainerMemory:
         here = self.width * self.shape.trained + self.shape.frozen
         if self.stage < 3:
             return here
-        return 0.0 if self.offload == "parameters" and self.on_gpu else here / self.ranks
+        if self.offload == "parameters" and self.on_gpu:
+            return 0.0
+        return here / self.ranks
 
     def _away(self, phase: str) -> bool:
-        """Whether what only the optimizer reads is in host memory. On a CPU that is the same memory."""
+        """Return whether what only the optimizer reads is in host memory. On a CPU that is the same memory."""
         moved = self.offload_during_rollout and phase != STEP
         return self.on_gpu and (moved or self.offload != "none")
 
@@ -128,7 +131,9 @@ class TrainerMemory:
             return (4 * trained if live else 0) + (2 * trained if phase in GRADIENTS_LIVE else 0)
         if self.stage == 1:
             flat = part if phase == STEP and not offloaded else 0.0
-            return 4 * trained + flat if phase in GRADIENTS_LIVE else 0.0
+            if phase in GRADIENTS_LIVE:
+                return 4 * trained + flat
+            return 0.0
         if self.stage == 2:
             if phase not in GRADIENTS_LIVE:
                 return 0.0
@@ -140,8 +145,8 @@ class TrainerMemory:
         return (part if live else 0.0) + (4 * self._sub_group() if phase == STEP else 0.0)
 
     def _sub_group(self) -> float:
-        """Weights of a rank in the largest group of ZeRO 3: a group ends with the weight that brings it to `sub_group_size`
-        (_create_fp16_sub_groups)."""
+        """Weights of a rank in the largest group of ZeRO 3: a group ends with the weight that brings it to
+        `sub_group_size` (_create_fp16_sub_groups)."""
         size = self._zero().get("sub_group_size", SUB_GROUP)
         largest = min(self.shape.largest, self.shape.trained)
         return min(self.shape.trained, size * self.ranks + largest) / self.ranks
@@ -152,15 +157,20 @@ class TrainerMemory:
         here = (4 if self.follows else self.width) * self.shape.trained
         if self.stage < 3:
             return here
-        return 0.0 if self.offload == "parameters" and self.on_gpu else here / self.ranks
+        if self.offload == "parameters" and self.on_gpu:
+            return 0.0
+        return here / self.ranks
 
     def _checkpoint(self) -> float:
-        """Bytes that a checkpoint copies to host memory, which is a CPU's own: float32 weights and optimizer state, of which each rank
-        writes a part and keeps the copies for the next one, and the reference and a merged model while they are written. Any phase
-        may come after the first checkpoint, or during one."""
+        """Bytes that a checkpoint copies to host memory, which is a CPU's own: float32 weights and optimizer state, of
+        which each rank writes a part and keeps the copies for the next one, and the reference and a merged model while
+        they are written. Any phase may come after the first checkpoint, or during one."""
         if self.on_gpu:
             return 0.0
-        reference = (4 if self.follows else self.width) * self.shape.trained if self.reference else 0
+        if self.reference:
+            reference = (4 if self.follows else self.width) * self.shape.trained
+        else:
+            reference = 0
         merged = 4 * self.shape.parameters if self.merges else 0
         return ((4 + self.state) * self.shape.trained + reference) / self.ranks + merged
 
@@ -168,7 +178,9 @@ class TrainerMemory:
         """Of communication between ranks, and of weights on their way to host memory."""
         largest = min(self.shape.largest, self.shape.trained)
         if self.stage == 0:
-            return max(REDUCE_BYTES, 4 * largest) if phase == STEP and self.ranks > 1 else 0.0
+            if phase == STEP and self.ranks > 1:
+                return max(REDUCE_BYTES, 4 * largest)
+            return 0.0
         zero = self._zero()
         bucket = zero["reduce_bucket_size"]
         always = self.width * bucket if self.stage == 3 else 0.0
@@ -176,12 +188,16 @@ class TrainerMemory:
             always = self.width * largest
         if phase != UPDATE:
             return always
-        # one is filled while the other is reduced (stage_1_and_2.py, setup_buckets); bf16_optimizer.py has no such buffers
+        # one is filled while the other is reduced (stage_1_and_2.py, setup_buckets); bf16_optimizer.py has no such
+        # buffers
         in_bf16_optimizer = self.stage == 1 and self.bfloat16 and self.offload == "none"
-        second = bucket if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer else 0
+        if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer:
+            second = bucket
+        else:
+            second = 0
         return always + self.width * (max(bucket, largest) + second)
 
-    def pass_weights(self, phase: str) -> Parts:
+    def pass_weights(self, phase: str) -> StageContext:
         """Weights that a pass makes for itself: copies in bfloat16, or those that ZeRO 3 puts together."""
         if self.casts:
             return {"weights in bfloat16": 2 * self.shape.trained}
@@ -191,11 +207,14 @@ class TrainerMemory:
         largest = max(self._zero()["stage3_max_live_parameters"], self.shape.largest_module)
         whole = min(largest, self.shape.parameters)
         # the LM head is whole from the start of a backward pass to its end, beside what the layers have
-        head = self.shape.vocabulary * self.shape.hidden if phase == UPDATE else 0
+        if phase == UPDATE:
+            head = self.shape.vocabulary * self.shape.hidden
+        else:
+            head = 0
         return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
 
-    def published(self) -> Parts:
-        """What is made of the weights to send them, in the type computed in: a bucket, or the largest."""
+    def published(self) -> StageContext:
+        """Return what is made of the weights to send them, in the type computed in: a bucket, or the largest."""
         width = 2 if self.bfloat16 else 4
         return {"weights on their way": max(BUCKET_BYTES, width * self.shape.largest)}
 
@@ -203,9 +222,12 @@ class TrainerMemory:
 def trainer_memory(
     shape: Shape, config: Config, ranks: int, on_gpu: bool, bfloat16: bool, reference: bool, frees_gradients: bool
 ) -> TrainerMemory:
-    """How the stage of `config` trains on each of so many ranks."""
+    """Return how the stage of `config` trains on each of so many ranks."""
     backend = registry.build("backend", config.distributed.backend_spec)
-    zero = backend if isinstance(backend, DeepSpeedOptions) else None
+    if isinstance(backend, DeepSpeedOptions):
+        zero = backend
+    else:
+        zero = None
     follows = config.algorithm.kl is not None and config.algorithm.kl.renew_every is not None
     return TrainerMemory(
         shape=shape,

@@ -29,4 +29,4 @@ __all__ = [
     "tokenizer_of",
 ]
 
-__getattr__ = renamed(__name__, {"learning_rate": "rlvr.stages.base.learning_rate"})
+__getattr__ = renamed(__name__, {"learning_rate": "rlvr.stages.stage_base.learning_rate"})

@@ -16,7 +16,8 @@ from rlvr.config import LoraConfig
 from rlvr.errors import ConfigError
 
 UNUSED_KERNEL = "Failed to load CPU gemm_4bit_forward"
-"""Beginning of a warning of bitsandbytes, which peft imports: it misses a kernel for a CPU, which nothing here calls."""
+"""Beginning of a warning of bitsandbytes, which peft imports: it misses a kernel for a CPU, which nothing here
+calls."""
 # shown at every start with an adapter otherwise
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: not record.getMessage().startswith(UNUSED_KERNEL)
@@ -48,7 +49,8 @@ def no_false_alarms() -> Iterator[None]:
     """Silence peft's warning about ranks that it chose itself and does use.
 
     peft 0.19 gives the fused projections of a model's experts the rank of both (`rank_pattern`, `alpha_pattern` in
-    utils/transformers_weight_conversion.py) and then looks for them among modules alone (`inject_adapter`), where they are parameters.
+    utils/transformers_weight_conversion.py) and then looks for them among modules alone (`inject_adapter`), where they
+    are parameters.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -58,7 +60,7 @@ def no_false_alarms() -> Iterator[None]:
 
 
 def is_adapter(model: Any) -> bool:
-    """Whether `model` is a peft model."""
+    """Return whether `model` is a peft model."""
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
 
 

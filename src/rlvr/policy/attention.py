@@ -1,10 +1,11 @@
-"""Attention of packed rows: runs of tokens laid end to end in one row, each seeing its context and itself, nothing else.
+"""Attention of packed rows: runs of tokens laid end to end in one row, each seeing its context and itself, nothing
+else.
 
 A `Spans` says which tokens of a row belong together. With it in place (`attending`), every attention layer of a stock
 Hugging Face model is computed block by block: runs of similar length side by side, each with the keys of its context in
-front of its own. So neither a [row, row] mask nor padding of whole rows exists, and the attention function that the model
-was loaded with (sdpa, eager with its soft-caps and sinks) does the arithmetic; under flex_attention the same rule is one
-block mask. What a layer may see (sliding window or all) is asked of the model itself, where it makes its masks.
+front of its own. So neither a [row, row] mask nor padding of whole rows exists, and the attention function that the
+model was loaded with (sdpa, eager with its soft-caps and sinks) does the arithmetic; under flex_attention the same rule
+is one block mask. What a layer may see (sliding window or all) is asked of the model itself, where it makes its masks.
 
 Without spans in place the model computes as it did, from any thread: the hook passes everything on.
 """
@@ -38,8 +39,8 @@ SMALL = 1 << 14
 class Spans:
     """S runs of tokens of one row, in the order they lie there: the row is nothing but them.
 
-    A run's tokens see the tokens of its context, which is another run that has no context itself, and those of their own
-    run up to themselves.
+    A run's tokens see the tokens of its context, which is another run that has no context itself, and those of their
+    own run up to themselves.
     """
 
     length: np.ndarray
@@ -87,11 +88,15 @@ class Spans:
 
     def _block(self, members: np.ndarray) -> Block:
         contexts = self.context_length[members]
-        longest, context = int(self.length[members].max()), int(contexts.max())
+        longest = int(self.length[members].max())
+        context = int(contexts.max())
         own = _padded(self.start[members], self.length[members], longest)
         before = _padded(self.start[self.context[members]], contexts, context)
         keys = np.concatenate([before, own], axis=1)
-        each = contexts[:1] if (contexts == context).all() else contexts
+        if (contexts == context).all():
+            each = contexts[:1]
+        else:
+            each = contexts
         take_queries, take_keys, context_length = to_device([own.ravel(), keys.ravel(), each], self.device)
         return Block(len(members), longest, context, take_queries, take_keys, context_length)
 
@@ -105,7 +110,9 @@ class Spans:
 
         def visible(batch: Any, head: Any, q: Any, k: Any) -> Any:
             seen = ((own[q] == own[k]) & (k <= q)) | (context[q] == own[k])
-            return seen if window is None else seen & (position[q] - position[k] < window)
+            if window is None:
+                return seen
+            return seen & (position[q] - position[k] < window)
 
         size = len(self.positions)
         return create_block_mask(visible, None, None, size, size, self.device, _compile=self.device.type == "cuda")
@@ -116,17 +123,21 @@ def blocks_of(length: np.ndarray, context: np.ndarray) -> list[np.ndarray]:
     blocks: list[list[int]] = []
     longest = widest = real = 0
     for s in np.lexsort((-length, -context)):
-        own, before = int(length[s]), int(context[s])
+        own = int(length[s])
+        before = int(context[s])
         if blocks and (before > 0) == (widest > 0):
             top = max(longest, own)
             pairs = (len(blocks[-1]) + 1) * top * (top + widest)
             waste = pairs - real - own * (own + before)
             if waste <= max(SMALL, SLACK * pairs):
                 blocks[-1].append(int(s))
-                longest, real = top, real + own * (own + before)
+                longest = top
+                real = real + own * (own + before)
                 continue
         blocks.append([int(s)])
-        longest, widest, real = own, before, own * (own + before)
+        longest = own
+        widest = before
+        real = own * (own + before)
     return [np.asarray(block) for block in blocks]
 
 
@@ -162,7 +173,8 @@ class Block:
     def _visible(self, window: int | None) -> torch.Tensor | None:
         if window is None and not self.context:
             return None
-        device, before = self.take_keys.device, self.context_length[:, None, None]
+        device = self.take_keys.device
+        before = self.context_length[:, None, None]
         q = torch.arange(self.queries, device=device)[:, None]
         k = torch.arange(-self.context, self.queries, device=device)  # own tokens from 0 on
         seen = torch.where(k < 0, k + self.context < before, k <= q)
@@ -174,7 +186,8 @@ class Block:
     def attend(self, base: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> torch.Tensor:
         """The outputs of the block's padded queries, [R * queries, heads, head size]."""
         q = self._take(query, self.take_queries)
-        k, v = self._take(key, self.take_keys), self._take(value, self.take_keys)
+        k = self._take(key, self.take_keys)
+        v = self._take(value, self.take_keys)
         return base(module, q, k, v, mask, **more)[0].flatten(0, 1)
 
     def _take(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -184,7 +197,7 @@ class Block:
 
 @dataclass(frozen=True)
 class _RowMask:
-    """What a layer gets for a mask while spans are in place."""
+    """The mask of a layer while spans are in place."""
 
     spans: Spans
     window: int | None
@@ -244,7 +257,8 @@ def _attend(
     function = _function(base, module)
     if not isinstance(attention_mask, _RowMask):
         return function(module, query, key, value, attention_mask, **more)
-    spans, window = attention_mask.spans, attention_mask.window
+    spans = attention_mask.spans
+    window = attention_mask.window
     if base == "flex_attention":
         return function(module, query, key, value, attention_mask.blocks, **more)
     outputs = []

@@ -1,7 +1,7 @@
 """Statistics of the policy as token columns of a batch, for pieces that read them before the update.
 
-They are taken from the weights as they are, without gradient, in the micro-batches of the update; one forward pass however
-many statistics are asked for, none where none is.
+They are taken from the weights as they are, without gradient, in the micro-batches of the update; one forward pass
+however many statistics are asked for, none where none is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Floating-point operations that a policy's passes need, and the most that known GPUs do in a second.
 
-What is counted is what model FLOPs utilisation (MFU) counts (Chowdhery et al. 2022, "PaLM", appendix B): 2 operations for each
-weight that a token is multiplied by, as many again for the gradient of its input, as many again for the gradient of a weight that
-is trained; 4 for each query, key and channel of attention, twice as many in the backward pass, without the saving of causal masks,
-as PaLM, torchtitan and prime-rl count. Activations that are computed again, by gradient checkpointing or in the LM head, are not
-counted. Each token is counted where it is computed: padding never, a shared prefix once, the LM head at trained tokens only.
+What is counted is what model FLOPs utilisation (MFU) counts (Chowdhery et al. 2022, "PaLM", appendix B): 2 operations
+for each weight that a token is multiplied by, as many again for the gradient of its input, as many again for the
+gradient of a weight that is trained; 4 for each query, key and channel of attention, twice as many in the backward
+pass, without the saving of causal masks, as PaLM, torchtitan and prime-rl count. Activations that are computed again,
+by gradient checkpointing or in the LM head, are not counted. Each token is counted where it is computed: padding never,
+a shared prefix once, the LM head at trained tokens only.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ PEAKS: tuple[tuple[tuple[str, ...], float], ...] = (
     (("MI300X",), 1307.4e12),
     (("MI325X",), 1307.4e12),
 )
-"""Words of a device's name -> FLOP/s of dense bfloat16 matrix products with sums in float32. From the vendors' data sheets, where
-the numbers with sparsity are twice these; as in torchtitan's tools/utils.py, prime-rl's trainer/perf.py and verl's
-utils/flops_counter.py, and for the RTX cards NVIDIA's white papers of the Ada and Ampere (GA102) architectures. H200 NVL: the H200 data
-sheet (1,671 with sparsity); L4 and A10: Lightning Fabric's utilities/throughput.py, after the Ada white paper and the A10 data sheet; A30:
-its product page (330 with sparsity); H800 PCIe: an H100 PCIe whose links between GPUs are slower."""
+"""Words of a device's name -> FLOP/s of dense bfloat16 matrix products with sums in float32. From the vendors' data
+sheets, where the numbers with sparsity are twice these; as in torchtitan's tools/utils.py, prime-rl's trainer/perf.py
+and verl's utils/flops_counter.py, and for the RTX cards NVIDIA's white papers of the Ada and Ampere (GA102)
+architectures. H200 NVL: the H200 data sheet (1,671 with sparsity); L4 and A10: Lightning Fabric's
+utilities/throughput.py, after the Ada white paper and the A10 data sheet; A30: its product page (330 with sparsity);
+H800 PCIe: an H100 PCIe whose links between GPUs are slower."""
 OTHER_DEVICES = frozenset({"Laptop", "MIG", "D", "Ti", "Max-Q"})
 """Words of a name that make it a slower or smaller device than the one that the other words name."""
 WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
@@ -69,7 +71,7 @@ def peak_flops(device_name: str) -> float | None:
 
 @dataclass(frozen=True)
 class UpdateFlops:
-    """What the passes of an update compute on a rank."""
+    """FLOPs of the passes of an update on a rank."""
 
     flops: float
     """Operations of all passes, as MFU counts them."""
@@ -123,7 +125,8 @@ class ModelFlops:
 
     def of_pass(self, computed: ComputedPass) -> float:
         """Operations of a forward pass over a micro-batch, with the backward pass where it has a gradient."""
-        length, projected = computed.length, computed.projected
+        length = computed.length
+        projected = computed.projected
         tokens = float(length.sum())
         dense = 2 * (self.weights * tokens + self.head * projected)
         seen = length + computed.context
@@ -136,7 +139,8 @@ class ModelFlops:
 
     def of_update(self, passes: Iterable[ComputedPass]) -> UpdateFlops:
         """The operations of the passes of an update."""
-        flops, tokens = 0.0, 0
+        flops = 0.0
+        tokens = 0
         for computed in passes:
             flops += self.of_pass(computed)
             tokens += int(computed.length.sum()) if computed.grad else 0

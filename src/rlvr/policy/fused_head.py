@@ -1,9 +1,10 @@
 """Statistics of the next-token distribution straight from hidden states and the LM head, and their gradients.
 
-The logits [T, V] never exist: they are computed a tile [t, v] at a time, forward and again in the backward pass, where the
-tile becomes the gradient of the logits and is at once multiplied into the gradients of the inputs and the weights. The
-vocabulary is the outer loop, so that a slice of the weights is read, and its gradient summed, once. Where the logits are
-few they are one tile and are kept. With p the softmax of a token's logits z, the gradient of every statistic in z has the form
+The logits [T, V] never exist: they are computed a tile [t, v] at a time, forward and again in the backward pass, where
+the tile becomes the gradient of the logits and is at once multiplied into the gradients of the inputs and the weights.
+The vocabulary is the outer loop, so that a slice of the weights is read, and its gradient summed, once. Where the
+logits are few they are one tile and are kept. With p the softmax of a token's logits z, the gradient of every statistic
+in z has the form
 
     p (a + b log p + c p) + d + (g at a few token ids)
 
@@ -31,15 +32,13 @@ KEEP = 1 << 22
 """Up to so many logits are one tile and are kept for the backward pass: 16 MiB in float32."""
 LOWEST = -1e30
 """Stands for a log-probability of minus infinity where it is multiplied by a probability of zero."""
-PAIRS, ENTROPY, LSE, MEAN, MAXIMUM, SQUARES, TOP = (
-    "pair_logprobs",
-    "entropy",
-    "logsumexp",
-    "mean_logit",
-    "max_logit",
-    "sum_squared_probs",
-    "top_k",
-)
+PAIRS = "pair_logprobs"
+ENTROPY = "entropy"
+LSE = "logsumexp"
+MEAN = "mean_logit"
+MAXIMUM = "max_logit"
+SQUARES = "sum_squared_probs"
+TOP = "top_k"
 NAMES = (PAIRS, ENTROPY, LSE, MEAN, MAXIMUM, SQUARES, TOP)
 """In the order in which the autograd function returns them."""
 
@@ -56,11 +55,12 @@ def fused_statistics(
 ) -> dict[str, torch.Tensor]:
     """The statistics in `asked` (name -> whether it is differentiated) of logits divided by `temperature` [T].
 
-    pair_logprobs [T, K]: log-probs of `ids`, int64 [T, K]. entropy, logsumexp, mean_logit, max_logit, sum_squared_probs: [T].
-    top_k: log-probs [T, top_k] of the most likely tokens, best first, and with them top_k_ids; equal ones in no set order.
-    max_logit is differentiated at one token, also where several are equal. Second derivatives are refused.
-    What the caller knows on the host is not read from the device, which would have to be waited for: `id_range`, the smallest
-    and the largest of `ids` (None: they are read), and `common_temperature`, that of all tokens (None: not known).
+    pair_logprobs [T, K]: log-probs of `ids`, int64 [T, K]. entropy, logsumexp, mean_logit, max_logit,
+    sum_squared_probs: [T]. top_k: log-probs [T, top_k] of the most likely tokens, best first, and with them top_k_ids;
+    equal ones in no set order. max_logit is differentiated at one token, also where several are equal. Second
+    derivatives are refused. What the caller knows on the host is not read from the device, which would have to be
+    waited for: `id_range`, the smallest and the largest of `ids` (None: they are read), and `common_temperature`, that
+    of all tokens (None: not known).
     """
     tensors = (*head.inputs, *head.weights)
     with gathered(head.weights), torch.set_grad_enabled(torch.is_grad_enabled() and any(asked.values())):
@@ -68,7 +68,7 @@ def fused_statistics(
             _check_ids(head, id_range or _range(ids))
         if TOP in asked:
             _check_top_k(head, top_k)
-        plan = Plan(dict(asked), top_k, len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
+        plan = TilePlan(dict(asked), top_k, len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
         values = _Fused.apply(plan, ids, temperature, *tensors)
     result = {name: value for name, value in zip(NAMES, values, strict=False) if value is not None}
     if TOP in asked:
@@ -94,8 +94,8 @@ def _check_top_k(head: Head, top_k: int) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What does not change between the forward and the backward pass."""
+class TilePlan:
+    """Values that do not change between the forward and the backward pass."""
 
     asked: dict[str, bool]
     top_k: int
@@ -108,12 +108,12 @@ class Plan:
 
     @property
     def last_factor(self) -> float:
-        """What a tile is multiplied by last, before it is divided by the temperatures."""
+        """Return what a tile is multiplied by last, before it is divided by the temperatures."""
         return self.scale if self.cap is None else self.cap
 
     @property
     def top(self) -> int:
-        """How many of the largest logits are followed."""
+        """Return how many of the largest logits are followed."""
         return max(self.top_k if TOP in self.asked else 0, int(self.asked.get(MAXIMUM, False)))
 
     @property
@@ -122,12 +122,12 @@ class Plan:
         return [self.asked.get(name, False) for name in NAMES]
 
 
-def fits(tokens: int, plan: Plan) -> bool:
-    """Whether the logits are one tile that is kept."""
+def fits(tokens: int, plan: TilePlan) -> bool:
+    """Return whether the logits are one tile that is kept."""
     return tokens * plan.vocabulary <= KEEP and plan.cap is None
 
 
-def tiles(tokens: int, plan: Plan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
+def tiles(tokens: int, plan: TilePlan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
     """The tiles, column by column: (vocabulary entries, the rows of each tile)."""
     if fits(tokens, plan):
         yield slice(0, plan.vocabulary), [slice(0, tokens)]
@@ -144,12 +144,14 @@ class Logits:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TilePlan,
         temperature: torch.Tensor,
         inputs: tuple[torch.Tensor, ...],
         weights: tuple[torch.Tensor, ...],
     ) -> None:
-        self.plan, self.inputs, self.weights = plan, inputs, weights
+        self.plan = plan
+        self.inputs = inputs
+        self.weights = weights
         self.dtype = torch.promote_types(inputs[0].dtype, torch.float32)
         self.factor = plan.last_factor / temperature.to(self.dtype)[:, None]
         """[T, 1]: what a tile is multiplied by last."""
@@ -179,13 +181,15 @@ class Logits:
                 z.addmm_(x[rows], weight.t())
         if self.plan.cap is not None:
             z.mul_(self.plan.scale / self.plan.cap).tanh_()
-        return z if self.unchanged else z.mul_(self.factor[rows])
+        if self.unchanged:
+            return z
+        return z.mul_(self.factor[rows])
 
 
 class Running:
     """Sums over the vocabulary so far, for every token, relative to its largest logit so far."""
 
-    def __init__(self, plan: Plan, ids: torch.Tensor | None, tokens: int, like: torch.Tensor) -> None:
+    def __init__(self, plan: TilePlan, ids: torch.Tensor | None, tokens: int, like: torch.Tensor) -> None:
         def zeros(*shape: int) -> torch.Tensor:
             return like.new_zeros(tokens, *shape)
 
@@ -204,7 +208,8 @@ class Running:
     def add(self, rows: slice, part: slice, z: torch.Tensor, scratch: torch.Tensor) -> None:
         """Count a tile, which is left relative to the largest logits; `scratch` is overwritten."""
         self._follow(rows, part, z)
-        first, largest = part.start == 0, z.amax(1)
+        first = part.start == 0
+        largest = z.amax(1)
         shift = None
         if not first:
             before = self.maximum[rows]
@@ -214,7 +219,8 @@ class Running:
         z.sub_(_anchor(largest)[:, None])
         weight = torch.exp(z, out=scratch)
         mass = weight.sum(1)
-        faded, old = None if shift is None else shift.exp(), self.mass[rows]
+        faded = None if shift is None else shift.exp()
+        old = self.mass[rows]
         if self.squares is not None:
             squares = torch.linalg.vector_norm(weight, dim=1).square()
             self.squares[rows] = squares if faded is None else squares + faded.square() * self.squares[rows]
@@ -236,13 +242,14 @@ class Running:
                 self.chosen[rows] = torch.where(inside, z.gather(1, local), self.chosen[rows])
         if self.top is not None and self.top_ids is not None:
             values, ids = z.topk(min(self.top.shape[1], z.shape[1]), dim=1)
-            values, ids = torch.cat([self.top[rows], values], 1), torch.cat([self.top_ids[rows], ids + part.start], 1)
+            values = torch.cat([self.top[rows], values], 1)
+            ids = torch.cat([self.top_ids[rows], ids + part.start], 1)
             self.top[rows], best = values.topk(self.top.shape[1], dim=1)
             self.top_ids[rows] = ids.gather(1, best)
 
 
 def _anchor(largest: torch.Tensor) -> torch.Tensor:
-    """What logits are taken relative to: the largest, or a finite number where all are minus infinity."""
+    """Return what logits are taken relative to: the largest, or a finite number where all are minus infinity."""
     return largest.clamp(min=torch.finfo(largest.dtype).min)
 
 
@@ -252,9 +259,10 @@ def within(ids: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
     return inside, torch.where(inside, ids - part.start, 0)
 
 
-def finish(plan: Plan, running: Running) -> tuple[list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
+def finish(plan: TilePlan, running: Running) -> tuple[list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
     """The statistics in the order of NAMES, with the ids of the top k; and what the backward pass needs of the sums."""
-    asked, anchor = plan.asked, _anchor(running.maximum)
+    asked = plan.asked
+    anchor = _anchor(running.maximum)
     log_mass = running.mass.log()
     entropy = None if running.entropy is None else log_mass - running.entropy / running.mass
     squares = None if running.squares is None else running.squares / running.mass.square()
@@ -281,7 +289,8 @@ class Slope:
 
     def __init__(self, plan, gradients, ids, state, factor):  # type: ignore[no-untyped-def]
         given = dict(zip(NAMES, gradients, strict=False))
-        self.plan, self.factor = plan, factor
+        self.plan = plan
+        self.factor = factor
         self.anchor, self.log_mass, entropy, squares = state
         inner = factor[:, 0] if plan.cap is None else factor[:, 0] * (plan.scale / plan.cap)
         a = torch.zeros_like(inner)
@@ -296,9 +305,11 @@ class Slope:
         if (g := given[LSE]) is not None:
             a = a + g
         if (g := given[ENTROPY]) is not None:
-            a, self.b = a - g * entropy, (-g * inner)[:, None]
+            a = a - g * entropy
+            self.b = (-g * inner)[:, None]
         if (g := given[SQUARES]) is not None:
-            a, self.c = a - 2 * g * squares, (2 * g * inner)[:, None]
+            a = a - 2 * g * squares
+            self.c = (2 * g * inner)[:, None]
         if (g := given[MEAN]) is not None:
             self.d = (g * inner / plan.vocabulary)[:, None]
         self.a = (a * inner)[:, None]
@@ -335,7 +346,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plan, ids, temperature, *tensors):  # type: ignore[no-untyped-def]
         logits = Logits(plan, temperature, tensors[: plan.terms], tensors[plan.terms :])
-        tokens, keep = len(tensors[0]), None
+        tokens = len(tensors[0])
+        keep = None
         running = Running(plan, ids, tokens, logits.buffer)
         scratch = logits.buffer
         for part, rows_of_part in tiles(tokens, plan, tensors[0].device):
@@ -359,7 +371,9 @@ class _Fused(torch.autograd.Function):
     def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
         if torch.is_grad_enabled():
             raise NotImplementedError("the fused LM head has no second derivatives: backward without create_graph")
-        plan, tensors, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[3:]
+        plan = ctx.plan
+        tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
         count = len(needed)
         temperature, ids, top_ids, kept, *state = tensors[count:]
         weights = tensors[plan.terms : count]
@@ -373,7 +387,9 @@ def _gradients(
     logits: Logits, slope: Slope, kept: torch.Tensor | None, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
     """Gradients of the inputs and of the weights, None where they are not needed."""
-    inputs, weights, plan = logits.inputs, logits.weights, logits.plan
+    inputs = logits.inputs
+    weights = logits.weights
+    plan = logits.plan
     wide = [
         torch.zeros_like(x, dtype=logits.dtype) if need else None
         for x, need in zip(inputs, needed[: plan.terms], strict=True)
@@ -404,8 +420,10 @@ def _gradients(
 
 
 def _sums(into: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Where a tile's gradients of the weights are summed: in place, or beside it where it is less precise."""
-    return into if into.dtype == dtype else torch.zeros_like(into, dtype=dtype)
+    """Return where a tile's gradients of the weights are summed: in place, or beside it where it is less precise."""
+    if into.dtype == dtype:
+        return into
+    return torch.zeros_like(into, dtype=dtype)
 
 
 def _add_product(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:

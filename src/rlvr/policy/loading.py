@@ -31,24 +31,29 @@ from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 
-def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, leads: bool = True) -> Policy:
+def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is_main: bool = True) -> Policy:
     """The model that `config` describes, in evaluation mode on its device.
 
-    With `shared_out`, one whose weights ranks are going to share out among them: they wait in host memory, and where not `leads`
-    only their shapes are there, which take no memory. ConfigError names a path that does not exist, a folder without a model, or a section that says nothing.
+    With `shared_out`, one whose weights ranks are going to share out among them: they wait in host memory, and where
+    not `is_main` only their shapes are there, which take no memory. ConfigError names a path that does not exist, a
+    folder without a model, or a section that says nothing.
     """
     make_current(device_of(config))
-    empty = shared_out and not leads
+    empty = shared_out and not is_main
     if shared_out and config.quantization is not None:
         raise ConfigError(
             "model.quantization does not go with distributed.zero_stage 3, which shares weights out: use 2"
         )
     # Weights that train stay in float32; those frozen under an adapter take the type computed in.
-    dtype = torch.float32 if config.adapter is None else dtype_of(config)
+    if config.adapter is None:
+        dtype = torch.float32
+    else:
+        dtype = dtype_of(config)
     if config.scratch is not None:
         tokenizer: Any = build_tokenizer(config.scratch)
         with init_empty_weights(include_buffers=False) if empty else contextlib.nullcontext():
-            model: Any = build_model(config.scratch, tokenizer, seed, config.attention).to(dtype)  # type: ignore[arg-type]
+            model: Any = build_model(config.scratch, tokenizer, seed, config.attention)
+            model = model.to(dtype)
     elif config.path is not None:
         model, tokenizer = _from_pretrained(config, dtype, empty)
     else:
@@ -75,7 +80,8 @@ def given_policy(
     if is_adapter(model):
         raise ConfigError(
             "nothing of the model is trainable: its adapter was loaded for inference. Load it with "
-            "PeftModel.from_pretrained(base, path, is_trainable=True), or give the path as model.path with model.adapter set"
+            "PeftModel.from_pretrained(base, path, is_trainable=True), or give the path as model.path with "
+            "model.adapter set"
         )
     raise ConfigError(
         "nothing of the model is trainable: no parameter requires a gradient. Call model.requires_grad_(True), or set "
@@ -92,7 +98,8 @@ def _placed(model: Any, device: torch.device) -> Any:
     parts = {str(part) for part in (foreign(model, "hf_device_map") or {}).values()}
     if len(found) > 1 or len(parts) > 1:
         raise ConfigError(
-            f"the model that was given is spread over {', '.join(sorted(parts or map(str, found)))} (device_map): load it "
+            f"the model that was given is spread over {', '.join(sorted(parts or map(str, found)))} (device_map): "
+            "load it "
             "without device_map, or onto one device; distributed.zero_stage 3 shares a large model out among ranks"
         )
     here = next(iter(found))
@@ -100,14 +107,16 @@ def _placed(model: Any, device: torch.device) -> Any:
         return model
     if foreign(model, "is_quantized", False) or has_quantized(model):
         raise ConfigError(
-            f"the model that was given is quantized and lies on {here}, while model.device means {device}: load it there "
+            f"the model that was given is quantized and lies on {here}, while model.device means {device}: load it "
+            "there "
             f"(device_map={{'': '{device}'}}), or set model.device to {here}"
         )
     return model.to(device)
 
 
 def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, seed: int = 0) -> Policy:
-    """A Policy round a loaded model: adapter, gradient checkpointing, offload, pad token and evaluation mode as `config` says.
+    """A Policy round a loaded model: adapter, gradient checkpointing, offload, pad token and evaluation mode as
+    `config` says.
 
     Weights that train are made float32 in place, whatever they were loaded in.
     """
@@ -140,10 +149,11 @@ def set_checkpointing(model: Any, on: bool) -> None:
 
 
 def disable_own_dropout(model: torch.nn.Module) -> None:
-    """Set the probabilities of dropout and LayerDrop to 0 that modules which checkpoint apply themselves, by a function.
+    """Set the probabilities of dropout and LayerDrop to 0 that modules which checkpoint apply themselves, by a
+    function.
 
-    Such modules keep them as numbers (OPT: `dropout`, `layerdrop`; Starcoder2: `embedding_dropout`) or read them from the
-    configuration (Falcon); the latter get a copy of it, for the model's own is saved with the weights.
+    Such modules keep them as numbers (OPT: `dropout`, `layerdrop`; Starcoder2: `embedding_dropout`) or read them from
+    the configuration (Falcon); the latter get a copy of it, for the model's own is saved with the weights.
     """
     for module in training_modules(model, adapter_dropout=False):
         _zero(module)
@@ -163,15 +173,17 @@ def _zero(owner: Any) -> None:
 def _keep_soft_cap(model: Any, asked: str | None) -> None:
     """Take eager attention for a model with an attention soft-cap that was loaded with sdpa, which leaves the cap out.
 
-    transformers' `sdpa_attention_forward` ignores `softcap`, without a word, and is its default for Gemma 2 and VaultGemma
-    (transformers 5.19); eager, flex_attention and flash_attention_2 apply it. ConfigError where `asked` is sdpa.
+    transformers' `sdpa_attention_forward` ignores `softcap`, without a word, and is its default for Gemma 2 and
+    VaultGemma (transformers 5.19); eager, flex_attention and flash_attention_2 apply it. ConfigError where `asked` is
+    sdpa.
     """
     cap = foreign(model.config.get_text_config(), "attn_logit_softcapping")
     if cap is None or model.config._attn_implementation != "sdpa":
         return
     if asked == "sdpa":
         raise ConfigError(
-            f"model.attention: sdpa leaves out the attention soft-cap of the model (attn_logit_softcapping is {cap}): use "
+            "model.attention: sdpa leaves out the attention soft-cap of the model (attn_logit_softcapping is "
+            f"{cap}): use "
             "eager, flex_attention or flash_attention_2, or null, which is eager here"
         )
     model.set_attn_implementation("eager")
@@ -186,7 +198,7 @@ def tokenizer_of(model: Any) -> PreTrainedTokenizerBase:
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """Where the model goes. ConfigError when a GPU is asked for and there is none."""
+    """Return where the model goes. ConfigError when a GPU is asked for and there is none."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -199,7 +211,8 @@ def device_of(config: ModelConfig) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Make a GPU the one that this thread computes on: libraries ask for the current device (vLLM's sender of weights, NCCL)."""
+    """Make a GPU the one that this thread computes on: libraries ask for the current device (vLLM's sender of weights,
+    NCCL)."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -207,7 +220,9 @@ def make_current(device: torch.device) -> None:
 def dtype_of(config: ModelConfig) -> torch.dtype:
     """The type computed in."""
     if config.dtype == "auto":
-        return torch.bfloat16 if device_of(config).type == "cuda" else torch.float32
+        if device_of(config).type == "cuda":
+            return torch.bfloat16
+        return torch.float32
     return getattr(torch, config.dtype)
 
 
@@ -248,7 +263,7 @@ def _from_pretrained(
 
 
 def _quantized(config: ModelConfig) -> dict[str, Any]:
-    """What loads the weights in 4 bits, on their device, where that is asked for."""
+    """Return what loads the weights in 4 bits, on their device, where that is asked for."""
     if config.quantization is None:
         return {}
     return {"quantization_config": quantizing(dtype_of(config)), "device_map": {"": device_of(config)}}

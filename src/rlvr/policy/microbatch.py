@@ -1,8 +1,9 @@
 """Micro-batches: rollouts cut to a size, laid out as rows, with the positions that are trained.
 
-Rows are padded, or packed: rollouts laid end to end without padding, a prefix that a group's rollouts have in common computed
-once. `micro_batches` chooses: what `optim.packing` and `optim.share_prefix` demand, and where they leave it open, what costs least
-by an estimate. Invariant: how a batch is cut and laid out changes time and memory, never the gradient (N1).
+Rows are padded, or packed: rollouts laid end to end without padding, a prefix that a group's rollouts have in common
+computed once. `micro_batches` chooses: what `optim.packing` and `optim.share_prefix` demand, and where they leave it
+open, what costs least by an estimate. Invariant: how a batch is cut and laid out changes time and memory, never the
+gradient (N1).
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class MicroBatch:
 class DeferredColumns:
     """Values at trained tokens that are to be written into token columns of the batch.
 
-    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait for.
+    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait
+    for.
     """
 
     def __init__(self) -> None:
@@ -189,7 +191,8 @@ class Tokens:
 def rows_of(
     batch: Batch, index: np.ndarray, trained: Sequence[np.ndarray], pad_id: int, device: torch.device
 ) -> MicroBatch:
-    """The rollouts at `index` as padded rows; `trained[i]` is bool [T_i] and marks the tokens that any component trains."""
+    """The rollouts at `index` as padded rows; `trained[i]` is bool [T_i] and marks the tokens that any component
+    trains."""
     tokens = Tokens.of(batch, index, trained)
     steps = np.arange(tokens.lengths.max())
     real = steps < tokens.lengths[:, None]
@@ -204,7 +207,8 @@ def rows_of(
 def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.ndarray]:
     """Positions of rollouts, longest first, in micro-batches of at most `size` rollouts or `tokens` unpadded tokens.
 
-    A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is small.
+    A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is
+    small.
     """
     nothing = np.zeros_like(lengths)
     return cut_shared(lengths, nothing, np.arange(len(lengths)), size, tokens)
@@ -221,16 +225,19 @@ def cut_shared(
     np.maximum.at(longest, cluster, lengths)
     order = np.lexsort((-lengths, cluster, -longest[cluster]))
     cuts: list[list[int]] = []
-    used, last = 0, -1
+    used = 0
+    last = -1
     for i in order:
         own = int(lengths[i] - prefix[i])
         extra = own if cuts and cluster[i] == last else int(lengths[i])
         full = not cuts or (size is not None and len(cuts[-1]) == size)
         if full or (tokens is not None and used + extra > tokens):
             cuts.append([])
-            used, extra = 0, int(lengths[i])
+            used = 0
+            extra = int(lengths[i])
         cuts[-1].append(int(i))
-        used, last = used + extra, cluster[i]
+        used = used + extra
+        last = cluster[i]
     return [np.asarray(part) for part in cuts]
 
 
@@ -251,7 +258,7 @@ def deal(costs: np.ndarray, world: int) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a forward pass costs, in tokens: the time that the layers take for one token without attention."""
+    """The cost of a forward pass in tokens: the time that the layers take for one token without attention."""
 
     pair: float
     """A query and a key that meet, in all layers."""
@@ -260,7 +267,8 @@ class Cost:
 
     @classmethod
     def of(cls, policy: Policy) -> Cost:
-        """From the sizes of the model's layers: 2 FLOPs for each weight of a layer and token, 4 for each pair and channel."""
+        """From the sizes of the model's layers: 2 FLOPs for each weight of a layer and token, 4 for each pair and
+        channel."""
         layers = policy.layers
         call = CALL.get(policy.device.type, CALL_ELSEWHERE)
         flops = 2 * layers.weights
@@ -273,9 +281,11 @@ class Cost:
 
     def packed(self, length: np.ndarray, context: np.ndarray) -> float:
         """One row of runs of these lengths, with contexts of these lengths."""
-        pairs, blocks = 0, blocks_of(length, context)
+        pairs = 0
+        blocks = blocks_of(length, context)
         for block in blocks:
-            own, before = int(length[block].max()), int(context[block].max())
+            own = int(length[block].max())
+            before = int(context[block].max())
             pairs += len(block) * own * (own + before)
         return float(length.sum()) + self.pair * pairs + self.call * len(blocks)
 
@@ -285,7 +295,8 @@ class Cost:
 
 
 def shared_prefixes(batch: Batch, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(cluster, prefix), int64: each rollout's group, numbered from 0, and the tokens that all of that group begin with.
+    """(cluster, prefix), int64: each rollout's group, numbered from 0, and the tokens that all of that group begin
+    with.
 
     Found from the token ids of the rollouts at `index`; 0 where a rollout is alone.
     """
@@ -303,12 +314,14 @@ def _common(ids: Sequence[np.ndarray]) -> int:
     """The length of the longest prefix that all have."""
     shortest = min(len(one) for one in ids)
     same = np.all([one[:shortest] == ids[0][:shortest] for one in ids[1:]], axis=0)
-    return shortest if same.all() else int(np.argmin(same))
+    if same.all():
+        return shortest
+    return int(np.argmin(same))
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """How the R rollouts of a micro-batch become S runs of one row."""
+    """The division of R rollouts of a micro-batch into S runs of one row."""
 
     length: np.ndarray
     """int64 [S]"""
@@ -335,16 +348,22 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
     prefix = np.where(count[cluster] > 1, prefix, 0)
     pieces: list[tuple[int, int, int]] = []
     context: list[int] = []
-    prefix_start, own_start = np.zeros(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
-    place, last, shared, start = 0, -1, -1, 0
+    prefix_start = np.zeros(len(lengths), dtype=np.int64)
+    own_start = np.zeros(len(lengths), dtype=np.int64)
+    place = 0
+    last = -1
+    shared = -1
+    start = 0
     for r in range(len(lengths)):
         if prefix[r] and cluster[r] != last:
-            shared, start = len(pieces), place
+            shared = len(pieces)
+            start = place
             pieces.append((r, 0, int(prefix[r])))
             context.append(-1)
             place += int(prefix[r])
         last = int(cluster[r])
-        prefix_start[r], own_start[r] = start, place
+        prefix_start[r] = start
+        own_start[r] = place
         if lengths[r] > prefix[r]:
             pieces.append((r, int(prefix[r]), int(lengths[r])))
             context.append(shared if prefix[r] else -1)
@@ -361,12 +380,14 @@ def packed_row(
     cluster: np.ndarray,
     device: torch.device,
 ) -> MicroBatch:
-    """The rollouts at `index` as one row; the first `prefix` tokens are common to those of a cluster, which come together."""
+    """The rollouts at `index` as one row; the first `prefix` tokens are common to those of a cluster, which come
+    together."""
     tokens = Tokens.of(batch, index, trained)
     runs = _runs(tokens.lengths, prefix, cluster)
     spans = Spans(runs.length, runs.context, device)
     ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.pieces])
-    row, before = tokens.row, tokens.column - 1
+    row = tokens.row
+    before = tokens.column - 1
     own = runs.own_start[row] + before - runs.prefix[row]
     source = np.where(before < runs.prefix[row], runs.prefix_start[row] + before, own)
     rows = tokens.laid_out(batch, index, ids[None], spans.positions[None], source, device)
@@ -395,7 +416,9 @@ def micro_batches(
 
 def token_limit(optim: OptimConfig) -> int | None:
     """`micro_batch_tokens` as a number; None where it is still `auto`, which a run resolves at its start."""
-    return None if optim.micro_batch_tokens == "auto" else optim.micro_batch_tokens
+    if optim.micro_batch_tokens == "auto":
+        return None
+    return optim.micro_batch_tokens
 
 
 def check_packing(policy: Policy, config: OptimConfig) -> None:
@@ -425,7 +448,11 @@ class _Layouts:
     def __init__(
         self, policy: Policy, batch: Batch, index: np.ndarray, trained: Sequence[np.ndarray], config: OptimConfig
     ) -> None:
-        self.policy, self.batch, self.index, self.trained, self.config = policy, batch, index, trained, config
+        self.policy = policy
+        self.batch = batch
+        self.index = index
+        self.trained = trained
+        self.config = config
         self.lengths = np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64)
         self.limits = (config.micro_batch_size, token_limit(config))
         self.estimate = Cost.of(policy)
@@ -440,13 +467,16 @@ class _Layouts:
             _say_once(f"rows are padded, not packed: {self.policy.packing.reason}")
             return plain
         better = [layout for layout in better if self.policy.packing.shares or not layout.shares]
-        return min(better, key=lambda layout: layout.cost) if better or plain is None else plain
+        if better or plain is None:
+            return min(better, key=lambda layout: layout.cost)
+        return plain
 
     def _all_packed(self, most: float) -> Iterator[_Layout]:
         """The packed layouts that config allows, but for those whose tokens alone cost over `most`."""
         if self.config.packing is False:
             return
-        shares, total = self.config.share_prefix, int(self.lengths.sum())
+        shares = self.config.share_prefix
+        total = int(self.lengths.sum())
         if shares is not True and total <= most:
             yield self._packed(np.arange(len(self.index)), np.zeros_like(self.lengths))
         if shares is not False:

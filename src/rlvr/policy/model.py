@@ -1,19 +1,19 @@
 """Policy: a causal LM with its tokenizer, and the two halves that training needs apart, the decoder and the LM head.
 
 Keeping the halves apart lets the learner project only the positions that are trained, in chunks. Whether the head alone
-gives the model's own logits is not assumed but tried, once, on a few tokens; models that do more after the head than the
-known scalings go through their own forward pass.
+gives the model's own logits is not assumed but tried, once, on a few tokens; models that do more after the head than
+the known scalings go through their own forward pass.
 
-Training mode has no randomness but an adapter's dropout, and that only in the pass that has gradients. Rollouts are sampled, ratios,
-KL and mismatch are computed without dropout, so training with the model's own would compare two different distributions. TRL zeroes
-it too (`disable_dropout_in_model`). Training mode itself is needed by gradient checkpointing, whose layers look at their flag
-`training`, and by an adapter's dropout. So the flag is set on these modules alone: attention, embeddings and experts below them
-(dropout, LayerDrop, router noise) never see it.
+Training mode has no randomness but an adapter's dropout, and that only in the pass that has gradients. Rollouts are
+sampled, ratios, KL and mismatch are computed without dropout, so training with the model's own would compare two
+different distributions. TRL zeroes it too (`disable_dropout_in_model`). Training mode itself is needed by gradient
+checkpointing, whose layers look at their flag `training`, and by an adapter's dropout. So the flag is set on these
+modules alone: attention, embeddings and experts below them (dropout, LayerDrop, router noise) never see it.
 
-`Head` is the LM head taken apart: tensors from which logits can be computed a tile at a time, without calling the module.
-logits = cap(scale x sum over terms of input_i @ weight_i.T), where a plain head is one term, a bias another of width 1, and
-a LoRA adapter a third of width r, so that its low rank stays low. A head that is anything else (quantised, hooked, another
-adapter) is not taken apart; the caller then has to call it.
+`Head` is the LM head taken apart: tensors from which logits can be computed a tile at a time, without calling the
+module. logits = cap(scale x sum over terms of input_i @ weight_i.T), where a plain head is one term, a bias another of
+width 1, and a LoRA adapter a third of width r, so that its low rank stays low. A head that is anything else (quantised,
+hooked, another adapter) is not taken apart; the caller then has to call it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from rlvr.policy.quantization import without_quantization
 class Policy:
     """A model that is sampled from and trained. `model` is a Hugging Face causal LM, or peft's wrapper of one.
 
-    `dtype` is what is computed in, by autocast where the weights are kept in float32. `adapter_dropout` says whether updates
-    use the dropout of the adapter; nothing else is random.
+    `dtype` is what is computed in, by autocast where the weights are kept in float32. `adapter_dropout` says whether
+    updates use the dropout of the adapter; nothing else is random.
     """
 
     def __init__(
@@ -71,13 +71,16 @@ class Policy:
         vocabulary = self.causal_lm.get_input_embeddings().weight.shape[0]
         if len(tokenizer) > vocabulary:
             raise ConfigError(
-                f"the tokenizer has {len(tokenizer)} tokens and the model's embedding only {vocabulary}: they do not belong together"
+                f"the tokenizer has {len(tokenizer)} tokens and the model's embedding only {vocabulary}: they do not "
+                "belong together"
             )
 
     @property
     def causal_lm(self) -> Any:
         """The Hugging Face model, with adapter layers in place but without peft's wrapper."""
-        return self.model.base_model.model if self.has_adapter else self.model
+        if self.has_adapter:
+            return self.model.base_model.model
+        return self.model
 
     @property
     def device(self) -> torch.device:
@@ -99,7 +102,7 @@ class Policy:
 
     @cached_property
     def packing(self) -> Packing:
-        """Whether the model computes packed rows and shared prefixes, tried on a few tokens."""
+        """Return whether the model computes packed rows and shared prefixes, tried on a few tokens."""
         with torch.no_grad(), self.evaluating():
             return try_packing(self.causal_lm, self.hidden_states, 1e-3 if self.dtype == torch.float32 else 5e-2)
 
@@ -161,11 +164,12 @@ class Policy:
 
     @cached_property
     def head_is_enough(self) -> bool:
-        """Whether decoder and head give the model's own logits, tried on a few tokens."""
+        """Return whether decoder and head give the model's own logits, tried on a few tokens."""
         ids = torch.arange(4, device=self.device)[None] % self.causal_lm.config.get_text_config().vocab_size
         positions = torch.arange(4, device=self.device)[None]
         with torch.no_grad(), self.evaluating():
-            own, ours = self.own_logits(ids, positions), self.logits(self.hidden_states(ids, positions))
+            own = self.own_logits(ids, positions)
+            ours = self.logits(self.hidden_states(ids, positions))
         return own.shape == ours.shape and torch.allclose(own, ours, atol=1e-3, rtol=1e-3)
 
     @contextlib.contextmanager
@@ -252,7 +256,8 @@ def _flagged(modules: Sequence[torch.nn.Module], on: bool) -> Iterator[None]:
 
 
 def training_modules(model: torch.nn.Module, adapter_dropout: bool) -> list[torch.nn.Module]:
-    """Return the modules whose flag `training` an update sets: those that checkpoint, and the adapter's dropout if asked."""
+    """Return the modules whose flag `training` an update sets: those that checkpoint, and the adapter's dropout if
+    asked."""
     found: list[torch.nn.Module] = []
     if model.is_gradient_checkpointing:  # the flag is Hugging Face's, which a module has or has not
         found = [module for module in model.modules() if foreign(module, "gradient_checkpointing", False)]
@@ -267,13 +272,13 @@ def adapter_dropouts(model: torch.nn.Module) -> Iterator[torch.nn.Dropout]:
 
 
 PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
-"""Types of a weight that can be multiplied a slice at a time; others are quantised. A fake tensor is a shape without contents, of
-which a pass is planned."""
+"""Types of a weight that can be multiplied a slice at a time; others are quantised. A fake tensor is a shape without
+contents, of which a pass is planned."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """Where the logits [T, V] of T tokens come from: `inputs` [T, H_i] and `weights` [V, H_i], one of each per term.
+    """Factors of the logits [T, V] of T tokens: `inputs` [T, H_i] and `weights` [V, H_i], one of each per term.
 
     Without weights the one input is the logits themselves.
     """
@@ -292,8 +297,11 @@ class Head:
 
     @property
     def vocabulary(self) -> int:
-        """V: the rows of the head, those beyond the tokenizer included. Of a partitioned head only while it is gathered."""
-        return self.weights[0].shape[0] if self.weights else self.inputs[0].shape[1]
+        """V: the rows of the head, those beyond the tokenizer included. Of a partitioned head only while it is
+        gathered."""
+        if self.weights:
+            return self.weights[0].shape[0]
+        return self.inputs[0].shape[1]
 
 
 def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
@@ -301,7 +309,10 @@ def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
     module = policy.causal_lm.get_output_embeddings()
     dtype = None if policy.dtype == torch.float32 else policy.dtype
     with torch.autocast(policy.device.type, policy.dtype, enabled=policy.dtype != torch.float32):
-        terms = _lora(module, hidden, dtype) if policy.has_adapter else _linear(module, hidden, dtype)
+        if policy.has_adapter:
+            terms = _lora(module, hidden, dtype)
+        else:
+            terms = _linear(module, hidden, dtype)
     if terms is None:
         return None
     inputs, weights = zip(*terms, strict=True)
@@ -343,8 +354,8 @@ def gathered(weights: Iterable[torch.Tensor], written: bool = False) -> Iterator
 def gather_until_backward_ends(weights: Iterable[torch.Tensor]) -> None:
     """`gathered` from here, inside a backward pass, to its end.
 
-    A gradient can be accumulated only in a parameter that is whole, and a tied one's comes together last; autograd brings it
-    there and DeepSpeed's hook takes it.
+    A gradient can be accumulated only in a parameter that is whole, and a tied one's comes together last; autograd
+    brings it there and DeepSpeed's hook takes it.
     """
     stack = contextlib.ExitStack()
     stack.enter_context(gathered(weights))
@@ -380,11 +391,14 @@ def _lora(module: Any, hidden: torch.Tensor, dtype: torch.dtype | None) -> _Term
         return _linear(module, hidden, dtype)
     terms = _linear(module.base_layer, hidden, dtype)
     if terms is None or module.disable_adapters or module.merged or module.fan_in_fan_out:
-        return terms if terms is not None and module.merged and not module.disable_adapters else None
+        if terms is not None and module.merged and not module.disable_adapters:
+            return terms
+        return None
     for name in module.active_adapters:
         if name not in module.lora_A:
             continue
-        down, up = module.lora_A[name], module.lora_B[name]
+        down = module.lora_A[name]
+        up = module.lora_B[name]
         if name in module.lora_variant or up.bias is not None:
             return None
         low_rank = down(module.lora_dropout[name](hidden.to(down.weight.dtype))) * module.scaling[name]

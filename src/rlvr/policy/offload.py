@@ -1,7 +1,7 @@
 """Activation offload: what a forward pass keeps for the backward pass waits in host memory.
 
-Goes with gradient checkpointing, whose layers keep nothing but their inputs: these are what is copied, and no weight is.
-Where gradients are off (sampling, a reference) nothing is kept and nothing is copied.
+Goes with gradient checkpointing, whose layers keep nothing but their inputs: these are what is copied, and no weight
+is. Where gradients are off (sampling, a reference) nothing is kept and nothing is copied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a model computes packed rows: not assumed from its name but tried, once, on a few tokens."""
+"""The test that a model computes packed rows: not assumed from its name but tried, once, on a few tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvr.policy.attention import BASES, Spans, hook, unhook
 
 @dataclass(frozen=True)
 class Packing:
-    """What packed rows a model can compute, and the reason where it cannot."""
+    """Packed rows that a model can compute, and the reason where it cannot."""
 
     packs: bool
     shares: bool
@@ -50,7 +50,10 @@ def _disagree(hidden_states: Callable[..., torch.Tensor], model: Any, tolerance:
     ids = (torch.arange(10, device=device) * 7 + 3) % weight.shape[0]
     apart = torch.stack([torch.cat([ids[:4], ids[4:7]]), torch.cat([ids[:4], ids[7:]])])
     steps = torch.arange(7, device=device)
-    spans = Spans(np.asarray([4, 3, 3]), np.asarray([-1, 0, 0]), device) if shared else None
+    if shared:
+        spans = Spans(np.asarray([4, 3, 3]), np.asarray([-1, 0, 0]), device)
+    else:
+        spans = None
     together = ids if shared else apart.flatten()
     positions = torch.cat([steps, steps[4:] if shared else steps])
     try:

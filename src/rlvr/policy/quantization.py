@@ -1,7 +1,7 @@
 """Frozen weights in 4 bits under an adapter (QLoRA; Dettmers et al. 2023, arXiv:2305.14314), by bitsandbytes.
 
-Invariant: what such a layer computes with is `dense` of its weight, in the type of its input; so copies of the weights for
-engines and for files are the policy.
+Invariant: what such a layer computes with is `dense` of its weight, in the type of its input; so copies of the weights
+for engines and for files are the policy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from rlvr.policy.foreign import foreign
 
 
 def quantizing(dtype: torch.dtype) -> Any:
-    """What transformers needs to load weights in 4 bits: NF4, its constants quantised again. ConfigError without bitsandbytes."""
+    """Return what transformers needs to load weights in 4 bits: NF4, its constants quantised again. ConfigError without
+    bitsandbytes."""
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
@@ -39,7 +40,7 @@ def exact(model: Any) -> None:
 
 
 def is_quantized(weight: Any) -> bool:
-    """Whether a parameter holds a weight in 4 bits."""
+    """Return whether a parameter holds a weight in 4 bits."""
     return _state(weight) is not None
 
 
@@ -49,7 +50,7 @@ def _state(weight: Any) -> Any:
 
 
 def has_quantized(model: Any) -> bool:
-    """Whether any of a model's weights is in 4 bits."""
+    """Return whether any of a model's weights is in 4 bits."""
     return any(map(is_quantized, model.parameters()))
 
 
@@ -64,12 +65,16 @@ def dense(weight: torch.nn.Parameter) -> torch.Tensor:
 
 def dense_shape(weight: torch.nn.Parameter, plain: torch.Size) -> torch.Size:
     """The shape of `dense` of a weight, which is `plain` where the weight is not in 4 bits."""
-    return torch.Size(_state(weight).shape) if is_quantized(weight) else plain
+    if is_quantized(weight):
+        return torch.Size(_state(weight).shape)
+    return plain
 
 
 def dense_dtype(weight: torch.nn.Parameter) -> torch.dtype:
     """The type of `dense` of a weight."""
-    return _state(weight).dtype if is_quantized(weight) else weight.dtype
+    if is_quantized(weight):
+        return _state(weight).dtype
+    return weight.dtype
 
 
 def dense_model(model: Any) -> Any:

@@ -16,7 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from rlvr.config import ScratchConfig
 from rlvr.errors import ConfigError
 
-PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+PAD = "<pad>"
+END = "<eos>"
+UNKNOWN = "<unk>"
 ROLES = {role: f"<|{role}|>" for role in ("system", "user", "assistant")}
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}"
@@ -27,7 +29,10 @@ CHAT_TEMPLATE = (
 
 def build_tokenizer(scratch: ScratchConfig) -> PreTrainedTokenizerFast:
     """The character-level tokenizer; ids in the order pad, eos, unk, roles, words, characters."""
-    alphabet = scratch.alphabet if scratch.alphabet is not None else string.printable[:95] + "\n"
+    if scratch.alphabet is not None:
+        alphabet = scratch.alphabet
+    else:
+        alphabet = string.printable[:95] + "\n"
     entries = [PAD, END, UNKNOWN, *ROLES.values(), *scratch.words, *alphabet]
     vocabulary = {entry: i for i, entry in enumerate(dict.fromkeys(entries))}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))

@@ -1,8 +1,8 @@
 """The reference: a snapshot of the policy's trainable weights, put in place for a forward pass by swapping tensors.
 
-A snapshot of what trains is enough: everything else is the same in both. So one model object serves policy and reference,
-with LoRA the reference costs only the adapter, and it is the weights at the start of the stage, not of a path (N2). Of
-weights that DeepSpeed ZeRO-3 has partitioned each rank keeps and swaps its own part.
+A snapshot of what trains is enough: everything else is the same in both. So one model object serves policy and
+reference, with LoRA the reference costs only the adapter, and it is the weights at the start of the stage, not of a
+path (N2). Of weights that DeepSpeed ZeRO-3 has partitioned each rank keeps and swaps its own part.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rlvr.policy.model import Policy
 class Snapshot:
     """The trainable weights of `policy` as they are now.
 
-    `follows`: it is going to follow the policy, and is kept in float32. In bfloat16, which DeepSpeed computes in, a small
-    share of a small difference rounds to nothing: with a mix of 0.01 no weight would ever move.
+    `follows`: it is going to follow the policy, and is kept in float32. In bfloat16, which DeepSpeed computes in, a
+    small share of a small difference rounds to nothing: with a mix of 0.01 no weight would ever move.
     """
 
     def __init__(self, policy: Policy, follows: bool = False) -> None:
@@ -35,7 +35,8 @@ class Snapshot:
     def in_place(self) -> Iterator[None]:
         """Inside, the policy's model computes with the snapshot's weights. Not for two threads at once.
 
-        What is written to the parameters inside is kept in the snapshot, rounded to the type that the model computes in.
+        What is written to the parameters inside is kept in the snapshot, rounded to the type that the model computes
+        in.
         """
         parameters = self.policy.trainable()
         _release(parameters)
@@ -63,12 +64,12 @@ def _put(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, tor
 
 
 def _kept(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """What this rank keeps of a parameter: its part where it is partitioned, else all of it."""
+    """Return what this rank keeps of a parameter: its part where it is partitioned, else all of it."""
     return getattr(parameter, "ds_tensor", parameter)
 
 
 def _release(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Where weights are partitioned, let go of those that are whole for the moment."""
+    """Let go, where weights are partitioned, of those that are whole for the moment."""
     partitioned: Any = next((p for p in parameters.values() if hasattr(p, "ds_tensor")), None)
     if partitioned is not None:
         partitioned._z3_optimizer.empty_partition_cache()

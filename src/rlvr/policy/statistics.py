@@ -1,8 +1,8 @@
 """The statistics that losses declare, from one forward pass, without a [tokens, vocabulary] matrix.
 
-Only trained positions are projected, by `fused_statistics`, tile by tile. Two kinds of model are less well off: where the LM
-head cannot be taken apart it is called in chunks of at most `CHUNK` logits, each computed again in the backward pass; where
-a model does more after its head than is known, its own logits are used.
+Only trained positions are projected, by `fused_statistics`, tile by tile. Two kinds of model are less well off: where
+the LM head cannot be taken apart it is called in chunks of at most `CHUNK` logits, each computed again in the backward
+pass; where a model does more after its head than is known, its own logits are used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ ALL = slice(None)
 def forward(
     policy: Policy, rows: MicroBatch, needs: Iterable[Need], pairs: torch.Tensor | None = None
 ) -> dict[tuple[str, str], torch.Tensor]:
-    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T] or [T, k].
+    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T] or
+    [T, k].
 
-    All are of the sampling distribution: logits divided by each token's temperature. `pairs`, int64 [T, K], are the token ids
-    of the statistic pair_logprobs. With top_k comes ("top_k_ids", "current"), int64 [T, k].
+    All are of the sampling distribution: logits divided by each token's temperature. `pairs`, int64 [T, K], are the
+    token ids of the statistic pair_logprobs. With top_k comes ("top_k_ids", "current"), int64 [T, k].
     """
     needs = [need for need in needs if need.model == CURRENT]
     asked: dict[str, bool] = {}
@@ -40,14 +41,20 @@ def forward(
         raise ValueError("pair_logprobs was asked for without saying of which token ids")
     top_k = max((need.k for need in needs), default=0)
     # ids that are not the targets have to be read from the device to be checked
-    known = rows.target_range if "pair_logprobs" not in asked else None
+    if "pair_logprobs" not in asked:
+        known = rows.target_range
+    else:
+        known = None
     found = _fused(policy, rows, _with_pairs(asked), _ids(rows.targets, asked, pairs), top_k, known)
     if (chosen := found.pop("pair_logprobs", None)) is not None:
         first = int("logprobs" in asked)
         for name, part in (("logprobs", chosen[:, 0]), ("pair_logprobs", chosen[:, first:])):
             if name in asked:
                 found[name] = part if asked[name] else part.detach()
-    names = [*asked, "top_k_ids"] if "top_k" in asked else list(asked)
+    if "top_k" in asked:
+        names = [*asked, "top_k_ids"]
+    else:
+        names = list(asked)
     return {(name, CURRENT): found[name] for name in names}
 
 
@@ -62,7 +69,10 @@ def _with_pairs(asked: Mapping[str, bool]) -> dict[str, bool]:
 def _ids(targets: torch.Tensor, asked: Mapping[str, bool], pairs: torch.Tensor | None) -> torch.Tensor | None:
     """int64 [T, K]: the tokens, then the ids asked for beside them."""
     parts = [targets[:, None]] if "logprobs" in asked else []
-    parts += [pairs] if "pair_logprobs" in asked and pairs is not None else []
+    if "pair_logprobs" in asked and pairs is not None:
+        parts += [pairs]
+    else:
+        parts += []
     return torch.cat(parts, 1) if parts else None
 
 

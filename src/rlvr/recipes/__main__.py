@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     smoke.add_argument(
         "--against",
         choices=["grpo"],
-        help="how far the gradient is from plain GRPO's on the same rollouts (without reinforcement: the plain likelihood's)",
+        help="how far the gradient is from plain GRPO's on the same rollouts (without reinforcement: the plain "
+        "likelihood's)",
     )
     options = parser.parse_args(arguments)
     if options.command == "show":
@@ -73,8 +74,9 @@ def _shown(paper: Paper) -> str:
 
 
 def _diff(paper: Paper) -> str:
-    """What the resolved configuration changes of a GRPO run with the same model, data and sizes."""
-    own, kept = paper.config.dump(), ("run", "model", "data", "distributed", "evaluation", "checkpoint", "logging")
+    """Return what the resolved configuration changes of a GRPO run with the same model, data and sizes."""
+    own = paper.config.dump()
+    kept = ("run", "model", "data", "distributed", "evaluation", "checkpoint", "logging")
     plain = {name: own[name] for name in kept} | {"optim": {"lr": own["optim"]["lr"]}}
     sizes = ("engine", "prompts_per_step", "group_size", "max_new_tokens")
     plain["rollout"] = {name: own["rollout"][name] for name in sizes}
@@ -99,9 +101,13 @@ def _smoke(paper: Paper, against: bool) -> int:
             print(f"{paper.slug}: {row['run/stage']} step {row['step']}: {said}")
         if against:
             for name, apart in against_grpo(paper).items():
-                plain = "grpo" if any(plan.kind != "sft" for plan in stage_plans(paper.config)) else "sft"
+                if any(plan.kind != "sft" for plan in stage_plans(paper.config)):
+                    plain = "grpo"
+                else:
+                    plain = "sft"
                 print(
-                    f"{paper.slug} against {plain}, {name}: gradient {apart.norm:.4g} against {apart.plain_norm:.4g}, cosine "
+                    f"{paper.slug} against {plain}, {name}: gradient {apart.norm:.4g} against "
+                    f"{apart.plain_norm:.4g}, cosine "
                     f"{apart.cosine:.4f}, difference {apart.relative:.4g} of {plain}'s"
                 )
     except RlvrError as error:

@@ -17,7 +17,7 @@ def _preset(loss: dict[str, Any], advantage: dict[str, Any] = GROUP, **more: Any
 @register("preset", "dapo")
 def dapo() -> dict[str, Any]:
     """DAPO (Yu et al. 2025, eq. 8): a higher upper clip and the mean over all tokens. Its dynamic sampling is
-    `rollout.refill`, its soft punishment of long responses a reward term, both outside of this section."""
+    `rollout.dynamic_sampling`, its soft punishment of long responses a reward term, both outside of this section."""
     return _preset({"name": "clip", "clip_low": 0.2, "clip_high": 0.28, "average": "tokens"})
 
 
@@ -58,8 +58,8 @@ def luspo() -> dict[str, Any]:
 
 @register("preset", "cispo")
 def cispo() -> dict[str, Any]:
-    """CISPO (MiniMax-M1 2025, arXiv 2506.13585): the clipped ratio as a constant weight, without a lower bound; the upper one is
-    ScaleRL's (Khatri et al. 2025, arXiv 2510.13786): ratios up to 5."""
+    """CISPO (MiniMax-M1 2025, arXiv 2506.13585): the clipped ratio as a constant weight, without a lower bound; the
+    upper one is ScaleRL's (Khatri et al. 2025, arXiv 2510.13786): ratios up to 5."""
     return _preset({"name": "clip", "clip": "detach", "clip_low": 1.0, "clip_high": 4.0, "average": "tokens"})
 
 
@@ -97,13 +97,15 @@ def gmpo() -> dict[str, Any]:
 
 @register("preset", "vespo")
 def vespo() -> dict[str, Any]:
-    """VESPO (Shen et al. 2026, arXiv 2602.10693), with TRL's defaults: a gamma-shaped weight of the response's ratio."""
+    """VESPO (Shen et al. 2026, arXiv 2602.10693), with TRL's defaults: a gamma-shaped weight of the response's
+    ratio."""
     return _preset({"name": "vespo"})
 
 
 @register("preset", "clip_cov")
 def clip_cov() -> dict[str, Any]:
-    """Clip-Cov (Cui et al. 2025, arXiv 2505.22617): no gradient at 2 in 10,000 tokens, of those with a high covariance."""
+    """Clip-Cov (Cui et al. 2025, arXiv 2505.22617): no gradient at 2 in 10,000 tokens, of those with a high
+    covariance."""
     return _preset({"name": "clip_cov", "share": 2e-4, "least": 1.0, "most": 5.0})
 
 
@@ -128,13 +130,15 @@ def dro() -> dict[str, Any]:
 
 @register("preset", "topr")
 def topr() -> dict[str, Any]:
-    """TOPR (Le Roux et al. 2025, arXiv 2503.14286): centred rewards; punished responses weigh their ratio, at most 1."""
+    """TOPR (Le Roux et al. 2025, arXiv 2503.14286): centred rewards; punished responses weigh their ratio, at most
+    1."""
     return _preset({"name": "topr"}, CENTRED, correction=None)
 
 
 @register("preset", "m2po")
 def m2po() -> dict[str, Any]:
-    """M2PO (Zheng et al. 2025, arXiv 2510.01161): the largest log-ratios are left out until their mean square is 0.04."""
+    """M2PO (Zheng et al. 2025, arXiv 2510.01161): the largest log-ratios are left out until their mean square is
+    0.04."""
     return _preset({"name": "m2po", "moment": 0.04})
 
 
@@ -158,8 +162,9 @@ def copg() -> dict[str, Any]:
 
 @register("preset", "stable_reinforce")
 def stable_reinforce() -> dict[str, Any]:
-    """StableReinforce (Zhang et al. 2025, R1-Reward, arXiv 2505.02835): log-ratios clamped before the exponential, advantages
-    normalised over the batch and left out beyond 3 standard deviations. The bound of a factor 1000 is not confirmed."""
+    """StableReinforce (Zhang et al. 2025, R1-Reward, arXiv 2505.02835): log-ratios clamped before the exponential,
+    advantages normalised over the batch and left out beyond 3 standard deviations. The bound of a factor 1000 is not
+    confirmed."""
     return _preset(
         {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "bound": 6.9, "average": "tokens"},
         {"name": "group", "baseline": "none", "scale": "none"},

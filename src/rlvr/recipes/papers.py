@@ -1,7 +1,8 @@
 """The published recipes: `configs/papers/SLUG.yaml`, each a configuration that trains, with what is to be known of it.
 
 A file's top-level key `recipe` says it in words and holds its smoke data; everything else is the configuration, so
-`python -m rlvr.train --config` takes the file as it is. `out-of-scope.json` beside them lists the papers without a file.
+`python -m rlvr.train --config` takes the file as it is. `out-of-scope.json` beside them lists the papers without a
+file.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ FOLDER = Path("configs/papers")
 
 
 class Smoke(BaseModel):
-    """What a few steps on a tiny policy are made of."""
+    """Sizes of a few steps on a tiny policy."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     tasks: list[dict[str, Any]]
     """Rows of the recipe's own kind of task, short ones."""
     shown: list[str]
-    """Responses that the tiny policy is primed with by imitation, right ones and wrong ones, so that rewards differ. What
-    stands between their spaces becomes one token each."""
+    """Responses that the tiny policy is primed with by imitation, right ones and wrong ones, so that rewards differ.
+    What stands between their spaces becomes one token each."""
     set: dict[str, Any] = {}
     """Laid over the small configuration."""
     stages: dict[str, dict[str, Any]] = {}
@@ -40,7 +41,7 @@ class Smoke(BaseModel):
 
 
 class Recipe(BaseModel):
-    """What is to be known of a recipe."""
+    """Facts about a recipe."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -83,7 +84,7 @@ class Paper(BaseModel):
 
 def _pieces(tree: Mapping[str, Any]) -> Iterator[str]:
     kind = [tree["kind"]] if "kind" in tree else []
-    rollout = {k: v for k, v in tree.get("rollout", {}).items() if k in ("plan", "refill", "staleness")}
+    rollout = {k: v for k, v in tree.get("rollout", {}).items() if k in ("plan", "dynamic_sampling", "staleness")}
     parts = {"rewards": tree.get("rewards"), **tree.get("algorithm", {}), **rollout, "verifier": tree.get("verifier")}
     own = {"loss": tree.get("loss"), "source_weights": tree.get("source_weights")}  # of an sft stage
     parts |= {name: value for name, value in own.items() if value is not None}
@@ -100,7 +101,10 @@ def _flow(value: Any) -> str:
 
 def folder_of(folder: str | Path | None = None) -> Path:
     """The folder of the files. ConfigError where there is none."""
-    tried = [Path(folder)] if folder is not None else [FOLDER, Path(__file__).resolve().parents[3] / FOLDER]
+    if folder is not None:
+        tried = [Path(folder)]
+    else:
+        tried = [FOLDER, Path(__file__).resolve().parents[3] / FOLDER]
     found = next((path for path in tried if path.is_dir()), None)
     if found is None:
         raise ConfigError(f"there are no recipes at {tried[0]}: give their folder with --folder")
@@ -133,7 +137,8 @@ def find_paper(slug: str, folder: str | Path | None = None) -> Paper:
 
 
 def without_file(folder: str | Path | None = None) -> dict[str, list[dict[str, str]]]:
-    """The papers without a file: `none`, which would be in reach, and `out`, which are no post-training of language models."""
+    """The papers without a file: `none`, which would be in reach, and `out`, which are no post-training of language
+    models."""
     rows: dict[str, list[dict[str, str]]] = json.loads(
         (folder_of(folder) / "out-of-scope.json").read_text(encoding="utf-8")
     )

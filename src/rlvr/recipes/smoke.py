@@ -1,8 +1,8 @@
-"""A recipe at toy size: a few steps of the real trainer, and how far its gradient is from plain GRPO's (of a recipe without
-reinforcement: from that of the plain likelihood).
+"""A recipe at toy size: a few steps of the real trainer, and how far its gradient is from plain GRPO's (of a recipe
+without reinforcement: from that of the plain likelihood).
 
-Everything but sizes is the recipe's own: stages, verifier, rewards, selection, advantage, loss, template. The policy is a tiny
-one from random weights, primed by imitation of the recipe's `shown` responses so that rewards differ.
+Everything but sizes is the recipe's own: stages, verifier, rewards, selection, advantage, loss, template. The policy is
+a tiny one from random weights, primed by imitation of the recipe's `shown` responses so that rewards differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlvr.distributed.plain import PlainBackend
 from rlvr.errors import TrainingError
 from rlvr.learner import Learner
 from rlvr.recipes.papers import Paper, Smoke
-from rlvr.rollout import Collected
+from rlvr.rollout import StepRollouts
 from rlvr.stages import Stage
 from rlvr.trainer import GRPOTrainer
 
@@ -41,7 +41,8 @@ MOVE = 0.3
 
 def smoke_config(paper: Paper, folder: str) -> Config:
     """The recipe at toy size, its run folder under `folder`."""
-    smoke, tree = paper.recipe.smoke, copy.deepcopy(paper.tree)
+    smoke = paper.recipe.smoke
+    tree = copy.deepcopy(paper.tree)
     stages = tree.pop("stages", None) or [{"kind": "grpo"}]
     small = _small(tree, smoke)
     small |= {
@@ -67,7 +68,8 @@ def _scratch(smoke: Smoke) -> dict[str, Any]:
 def _small(tree: Mapping[str, Any], smoke: Smoke) -> dict[str, Any]:
     """The sections of a run or a stage with toy sizes."""
     result = dict(tree)
-    rollout, optim = dict(result.get("rollout", {})), dict(result.get("optim", {}))
+    rollout = dict(result.get("rollout", {}))
+    optim = dict(result.get("optim", {}))
     for name, most in SIZES.items():
         rollout[name] = min(rollout.get(name, most), most)
     rollout.pop("engine", None)
@@ -114,8 +116,8 @@ def _demonstrations(smoke: Smoke) -> list[dict[str, Any]]:
 
 
 def smoke(paper: Paper) -> list[dict[str, Any]]:
-    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step of reinforcement (of a
-    recipe without any, no step) had a gradient."""
+    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step of reinforcement
+    (of a recipe without any, no step) had a gradient."""
     with tempfile.TemporaryDirectory() as folder, GRPOTrainer(config=smoke_config(paper, folder)) as trainer:
         rows = [row for row in trainer.train() if row["run/stage"] != "priming"]
     reinforced = [row for row in rows if row["reward/mean"] is not None]
@@ -129,7 +131,7 @@ def smoke(paper: Paper) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two gradients of the same rollouts are apart."""
+    """The distance of two gradients of the same rollouts."""
 
     norm: float
     """The norm of the recipe's gradient."""
@@ -158,9 +160,10 @@ class _Recording(PlainBackend):
 
 
 def against_grpo(paper: Paper) -> dict[str, Difference]:
-    """The recipe's gradient against plain GRPO's with the verdict as reward, on the same rollouts, those of the second step of its
-    first stage that samples: `on-policy`, and `moved`, after the weights were moved a little, where ratios are not 1 and
-    clipping acts. Where no stage samples, its first stage's against that of an sft stage without options."""
+    """The recipe's gradient against plain GRPO's with the verdict as reward, on the same rollouts, those of the second
+    step of its first stage that samples: `on-policy`, and `moved`, after the weights were moved a little, where ratios
+    are not 1 and clipping acts. Where no stage samples, its first stage's against that of an sft stage without
+    options."""
     with tempfile.TemporaryDirectory() as folder:
         config = smoke_config(paper, folder)
         tree = config.dump()
@@ -169,12 +172,13 @@ def against_grpo(paper: Paper) -> dict[str, Difference]:
         with GRPOTrainer(config=config) as own, GRPOTrainer(config=make_config(plain)) as other:
             number = next((n for n, stage in enumerate(own.stages) if n > 0 and stage.samples), 1)
             own.train(sum(stage.steps for stage in own.stages[:number]) + 1)
-            stage, grpo = own.stages[number], other.stages[number]
+            stage = own.stages[number]
+            grpo = other.stages[number]
             collected = stage.collect(1)
             other.policy.model.load_state_dict(own.policy.model.state_dict())
             other.enter(number)
             both = [_gradients(stage, collected, own.policy), _gradients(grpo, collected, other.policy)]
-            stage.give_back()
+            stage.roll_back()
     return {name: _difference(*(g[name] for g in both)) for name in ("on-policy", "moved")}
 
 
@@ -189,10 +193,11 @@ def _plain_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in stage.items() if key in sizes}
 
 
-def _gradients(stage: Stage, collected: Collected, policy: Any) -> dict[str, np.ndarray]:
+def _gradients(stage: Stage, collected: StepRollouts, policy: Any) -> dict[str, np.ndarray]:
     batch, _ = stage.score(copy.deepcopy(collected))
     optim = stage.config.optim.model_copy(update={"updates_per_batch": 1, "epochs_per_batch": 2, "max_grad_norm": 1e9})
-    objective, found = stage.objective().at(0, stage.steps), {}
+    objective = stage.objective().at(0, stage.steps)
+    found = {}
     for name, of, move in (("on-policy", 0, 0.0), ("moved", 1, MOVE)):
         noise = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -200,12 +205,19 @@ def _gradients(stage: Stage, collected: Collected, policy: Any) -> dict[str, np.
                 p += move * p.std(unbiased=False) * torch.randn(p.shape, generator=noise)
         backend = _Recording(policy)
         Learner(backend, stage.reference, World()).update(batch, objective, optim, 1.0)
-        found[name] = backend.gradients[of] if len(backend.gradients) > of else np.zeros(1)
+        if len(backend.gradients) > of:
+            found[name] = backend.gradients[of]
+        else:
+            found[name] = np.zeros(1)
     return found
 
 
 def _difference(own: np.ndarray, plain: np.ndarray) -> Difference:
-    size, other = float(np.linalg.norm(own)), float(np.linalg.norm(plain))
+    size = float(np.linalg.norm(own))
+    other = float(np.linalg.norm(plain))
     apart = float(np.linalg.norm(own - plain))
-    cosine = float(own @ plain / (size * other)) if size and other else float("nan")
+    if size and other:
+        cosine = float(own @ plain / (size * other))
+    else:
+        cosine = float("nan")
     return Difference(size, other, cosine, apart / other if other else (float("inf") if apart else 0.0))

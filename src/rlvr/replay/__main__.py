@@ -1,8 +1,9 @@
-"""python -m rlvr.replay RUN [--rescore verifier=NAME verifier.option=VALUE rewards='[...]'] [--steps A:B] [--examples N] [--output FILE.jsonl]
+"""python -m rlvr.replay RUN [--rescore verifier=NAME verifier.option=VALUE rewards='[...]'] [--steps A:B] [--examples
+N] [--output FILE.jsonl]
 
-Scores the recorded rollouts of a run again, with its configuration and what `--rescore` lays over it, and shows what would
-change: rewards, verdicts, groups that teach nothing, advantages, and examples. Without `--rescore` the run's own verifier
-judges again. `--output` writes every rollout before and after.
+Scores the recorded rollouts of a run again, with its configuration and what `--rescore` lays over it, and shows what
+would change: rewards, verdicts, groups that teach nothing, advantages, and examples. Without `--rescore` the run's own
+verifier judges again. `--output` writes every rollout before and after.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C.
 """
@@ -23,7 +24,7 @@ from rlvr.core.own_files import check_output, first_keys
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
-from rlvr.replay.changes import Change
+from rlvr.replay.changes import ScoreChange
 from rlvr.replay.rescore import Replay, row_of
 from rlvr.replay.show import Examples, examples, table
 
@@ -39,7 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     replay = Replay(options.run, options.rescore, *_steps(options.steps))
     with contextlib.ExitStack() as stack:
         stack.enter_context(naming(options.output or ""))
-        sink = stack.enter_context(_sink(options.output, Path(options.run))) if options.output else None
+        if options.output:
+            sink = stack.enter_context(_sink(options.output, Path(options.run)))
+        else:
+            sink = None
         asyncio.run(_replay(replay, Examples(options.examples), sink))
     return 0
 
@@ -88,14 +92,18 @@ def _sink(output: str, run: Path) -> IO[str]:
 
 
 async def _replay(replay: Replay, found: Examples, sink: IO[str] | None) -> None:
-    console, rows = Console(), list[tuple[int, Change]]()
+    console = Console()
+    rows = list[tuple[int, ScoreChange]]()
     async for rescored in replay.steps():
         rows.append((rescored.step, rescored.change))
         found.add(rescored)
         if sink is not None:
             lines = (json.dumps(row_of(rescored, place)) + "\n" for place in range(len(rescored.before)))
             sink.writelines(lines)
-    what = "verified and rewarded again" if replay.verifies else "rewarded again, verdicts as recorded"
+    if replay.verifies:
+        what = "verified and rewarded again"
+    else:
+        what = "rewarded again, verdicts as recorded"
     table(console, f"{replay.run}: {what} (shares of rollouts and of groups)", rows)
     examples(console, found)
     for note in dict.fromkeys(replay.notes):

@@ -1,7 +1,7 @@
-"""What scoring anew changes, in counts and sums that add up from steps to a run.
+"""Changes by scoring anew, in counts and sums that add up from steps to a run.
 
-Invariants: pure functions of two batches of the same rollouts; nothing is kept of a rollout but numbers; undecided is never
-counted as wrong.
+Invariants: pure functions of two batches of the same rollouts; nothing is kept of a rollout but numbers; undecided is
+never counted as wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ FLIPS = ("right -> wrong", "wrong -> right", "-> undecided", "undecided ->", "ot
 
 def flip(before: Verdict | None, after: Verdict | None) -> str | None:
     """Which of `FLIPS` a change of verdict is; None where the score is the same."""
-    then, now = before.score if before else None, after.score if after else None
+    then = before.score if before else None
+    now = after.score if after else None
     if then == now:
         return None
     if now is None or then is None:
@@ -31,7 +32,7 @@ def flip(before: Verdict | None, after: Verdict | None) -> str | None:
 
 
 @dataclass
-class Change:
+class ScoreChange:
     """Counts and sums over rollouts; of two sets of rollouts they add."""
 
     rollouts: int = 0
@@ -51,8 +52,8 @@ class Change:
     moments: np.ndarray = field(default_factory=lambda: np.zeros(5))
     """float64 [5]: the sums of a, b, aa, bb and ab over the pairs of advantages."""
 
-    def __add__(self, other: Change) -> Change:
-        return Change(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+    def __add__(self, other: ScoreChange) -> ScoreChange:
+        return ScoreChange(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     @property
     def mean_rewards(self) -> list[float | None]:
@@ -63,7 +64,8 @@ class Change:
     @property
     def correlation(self) -> float | None:
         """Pearson's, of the advantages before and after; None where one of them does not vary."""
-        count, (a, b, aa, bb, ab) = self.compared, self.moments.tolist()
+        count = self.compared
+        (a, b, aa, bb, ab) = self.moments.tolist()
         if not count:
             return None
         spread = max(0.0, aa / count - (a / count) ** 2), max(0.0, bb / count - (b / count) ** 2)
@@ -72,12 +74,12 @@ class Change:
         return float((ab / count - a * b / count**2) / math.sqrt(spread[0] * spread[1]))
 
 
-def change(before: Batch, after: Batch, advantages: tuple[np.ndarray, np.ndarray]) -> Change:
-    """What differs between two scorings of the same rollouts, both with the column `reward`."""
+def change(before: Batch, after: Batch, advantages: tuple[np.ndarray, np.ndarray]) -> ScoreChange:
+    """Return what differs between two scorings of the same rollouts, both with the column `reward`."""
     verdicts = [flip(one.verdict, other.verdict) for one, other in zip(before.rollouts, after.rollouts, strict=True)]
     rewards = [before.column("reward"), after.column("reward")]
     a, b = advantages
-    return Change(
+    return ScoreChange(
         rollouts=len(before),
         flips=np.asarray([verdicts.count(kind) for kind in FLIPS]),
         decided=np.asarray([int(np.isfinite(values).sum()) for values in rewards]),

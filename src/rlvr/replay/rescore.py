@@ -1,7 +1,8 @@
-"""Going through a run's recorded rollouts with another verifier or other rewards, in the verifier pool that training uses.
+"""Going through a run's recorded rollouts with another verifier or other rewards, in the verifier pool that training
+uses.
 
-Invariants: one step is in memory at a time; what was recorded is not changed; verdicts are given again only where a verifier
-is asked for.
+Invariants: one step is in memory at a time; what was recorded is not changed; verdicts are given again only where a
+verifier is asked for.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from rlvr.core.tree import as_tree
 from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.recording import Recorded, columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.records import BASELINE, Batch, Task
-from rlvr.replay.changes import Change, change
-from rlvr.rewards import Setting, Term, at_step, bind, build_terms, score, walk
+from rlvr.replay.changes import ScoreChange, change
+from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, score, walk
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification, verify_again
 
@@ -40,14 +41,16 @@ class Rescored:
     uses: list[str]
     before: Batch
     after: Batch
-    change: Change
+    change: ScoreChange
 
 
 class Replay:
-    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration. ConfigError, DataError."""
+    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration. ConfigError,
+    DataError."""
 
     def __init__(self, run: str | Path, overrides: Sequence[str], first: int = 1, last: int | None = None) -> None:
-        self.run, self.notes = Path(run), list[str]()
+        self.run = Path(run)
+        self.notes = list[str]()
         steps = recorded_steps(run)
         self.files = {n: path for n, path in steps.items() if n >= first and (last is None or n <= last)}
         if not self.files:
@@ -86,7 +89,8 @@ class Replay:
         for term in walk(self.terms):
             if term.function.needs_policy:
                 raise ConfigError(
-                    f"rewards: {term.name!r} needs a forward pass of the policy, which a replay does not make: give the other "
+                    f"rewards: {term.name!r} needs a forward pass of the policy, which a replay does not make: give "
+                    "the other "
                     "terms with --rescore rewards='[...]'"
                 )
             if term.function.remembers:
@@ -107,7 +111,8 @@ class Replay:
         """The steps in order, each scored again. Steps without a verdict (of an sft stage) are passed over."""
         checks = self.config.verification
         with VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent) as pool:
-            verification, found = Verification(self.config.verifier, pool), False
+            verification = Verification(self.config.verifier, pool)
+            found = False
             for step, path in self.files.items():
                 rows = [row for row in read_recorded(path, self.notes) if row.use != "added" and row.rollout.verdicts]
                 if not rows:
@@ -128,7 +133,7 @@ class Replay:
                 raise DataError(f"no task of the first step can be verified so: {bad[0][0]}: {bad[0][1]}")
         if any(term.sources is not None for term in self.terms):
             tasks = [task for path in self.files.values() for task in _tasks(read_recorded(path, []))]
-        self.terms = bind(self.terms, Setting(self.config, tasks, verification.same_answer))
+        self.terms = bind(self.terms, RewardContext(self.config, tasks, verification.same_answer))
 
     async def _rescored(self, step: int, rows: list[Recorded], verification: Verification) -> Rescored:
         fresh = [dataclasses.replace(row.rollout, verdicts=dict(row.rollout.verdicts)) for row in rows]
@@ -157,7 +162,8 @@ class Replay:
 
 
 def _with_baseline(batch: Batch, plain: np.ndarray) -> Batch:
-    """The rollouts that are no baseline, with the reward of their draw's as the column `baseline` where there is one."""
+    """The rollouts that are no baseline, with the reward of their draw's as the column `baseline` where there is
+    one."""
     kept = batch.select(np.flatnonzero(plain))
     compared = batch.select(np.flatnonzero(~plain))
     if len(compared):
@@ -172,7 +178,8 @@ def _tasks(rows: Any) -> list[Task]:
 
 def row_of(rescored: Rescored, place: int) -> Mapping[str, Any]:
     """One rollout before and after, in JSON types."""
-    before, after = rescored.before, rescored.after
+    before = rescored.before
+    after = rescored.after
     rollout = before.rollouts[place]
 
     def side(batch: Batch) -> dict[str, Any]:

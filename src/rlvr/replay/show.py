@@ -1,4 +1,4 @@
-"""What a replay found, on the console: a line per step, the whole, and examples of what changed."""
+"""Output of a replay on the console: a line per step, the whole, and examples of what changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rlvr.monitor.batch import prompt_text
 from rlvr.monitor.console import Console
 from rlvr.records import Rollout, Verdict
-from rlvr.replay.changes import FLIPS, Change, flip
+from rlvr.replay.changes import FLIPS, ScoreChange, flip
 from rlvr.replay.rescore import Rescored
 
 TEXT = 400
@@ -47,25 +47,32 @@ class Examples:
         return sorted(turns[: self.most], key=lambda one: FLIPS.index(one[0]))
 
 
-def row(label: Any, change: Change) -> list[Any]:
+def row(label: Any, change: ScoreChange) -> list[Any]:
     """A line of the table: means, shares of rollouts, shares of groups."""
-    rollouts, groups = max(1, change.rollouts), max(1, change.groups)
+    rollouts = max(1, change.rollouts)
+    groups = max(1, change.groups)
     shares = [count / rollouts if count else 0 for count in change.flips.tolist()]
     same = [count / groups for count in change.same.tolist()]
-    opposed = change.opposed / change.compared if change.compared else None
+    if change.compared:
+        opposed = change.opposed / change.compared
+    else:
+        opposed = None
     return [label, change.rollouts, *change.mean_rewards, *shares, *same, change.correlation, opposed]
 
 
-def table(console: Console, title: str, rows: Sequence[tuple[int, Change]]) -> None:
+def table(console: Console, title: str, rows: Sequence[tuple[int, ScoreChange]]) -> None:
     """A line per step, of many per few neighbouring steps, and one for all of them."""
     size = -(-len(rows) // LINES)
     shown = []
     for begin in range(0, len(rows), size):
         part = rows[begin : begin + size]
-        label = str(part[0][0]) if len(part) == 1 else f"{part[0][0]}-{part[-1][0]}"
-        shown.append(row(label, sum((change for _, change in part), Change())))
+        if len(part) == 1:
+            label = str(part[0][0])
+        else:
+            label = f"{part[0][0]}-{part[-1][0]}"
+        shown.append(row(label, sum((change for _, change in part), ScoreChange())))
     if len(rows) > 1:
-        shown.append(row("all", sum((change for _, change in rows), Change())))
+        shown.append(row("all", sum((change for _, change in rows), ScoreChange())))
     console.table(title, COLUMNS, shown)
 
 
@@ -85,11 +92,19 @@ def examples(console: Console, found: Examples) -> None:
 def _verdict(verdict: Verdict | None) -> str:
     if verdict is None:
         return "no verdict"
-    score = "undecided" if verdict.score is None else f"{verdict.score:.4g}"
-    answer = "" if verdict.answer is None else f", answer {_cut(verdict.answer)!r}"
+    if verdict.score is None:
+        score = "undecided"
+    else:
+        score = f"{verdict.score:.4g}"
+    if verdict.answer is None:
+        answer = ""
+    else:
+        answer = f", answer {_cut(verdict.answer)!r}"
     return f"{verdict.status}, {score}{answer}" + (f": {_cut(verdict.reason)}" if verdict.reason else "")
 
 
 def _cut(text: str) -> str:
     text = text.encode("utf-8", "replace").decode()
-    return text if len(text) <= TEXT else f"{text[: TEXT // 2]} [...] {text[-TEXT // 2 :]}"
+    if len(text) <= TEXT:
+        return text
+    return f"{text[: TEXT // 2]} [...] {text[-TEXT // 2 :]}"

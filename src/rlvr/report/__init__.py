@@ -10,10 +10,10 @@
 | static/ | its style and script |
 
 Invariants:
-- The page needs no network and nothing beside it. All that a model, a task or a user wrote reaches it as data and is shown as
-  text, never as markup.
-- Whatever is missing, torn or of another version costs what it holds and is said on the page; only a path that is no run is
-  refused.
+- The page needs no network and nothing beside it. All that a model, a task or a user wrote reaches it as data and is
+  shown as text, never as markup.
+- Whatever is missing, torn or of another version costs what it holds and is said on the page; only a path that is no
+  run is refused.
 - What is left out, of steps or rollouts, is said with numbers.
 """
 

@@ -1,7 +1,8 @@
 """python -m rlvr.report RUN [RUN ...] [--output FILE] [--rollouts N]
 
-Writes one HTML page of one run folder or several: curves, evaluations, what the monitors found, where the time went, and a
-browser of rollouts. It needs nothing beside it, works without a network, and may be written while the run goes on.
+Writes one HTML page of one run folder or several: curves, evaluations, what the monitors found, where the time went,
+and a browser of rollouts. It needs nothing beside it, works without a network, and may be written while the run goes
+on.
 
 Exit codes: 0 done, 2 bad input.
 """

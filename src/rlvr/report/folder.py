@@ -18,7 +18,7 @@ PARTS = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "rollouts")
 
 @dataclass
 class RunData:
-    """What is known of a run."""
+    """The files of a run, as read."""
 
     name: str
     path: Path
@@ -100,7 +100,7 @@ def _by_step(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _findings(run: RunData) -> list[Finding]:
-    """What the run's monitors said; for a run from before there were monitors, what they would have said."""
+    """Return what the run's monitors said; for a run from before there were monitors, what they would have said."""
     file = run.path / "health.jsonl"
     if file.is_file():
         found = []
@@ -122,4 +122,6 @@ def _findings(run: RunData) -> list[Finding]:
 
 def reads(finding: Finding) -> list[str]:
     """The metrics whose curves a finding concerns."""
-    return list(MONITORS[finding.monitor].reads) if finding.monitor in MONITORS else []
+    if finding.monitor in MONITORS:
+        return list(MONITORS[finding.monitor].reads)
+    return []

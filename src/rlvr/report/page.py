@@ -16,9 +16,9 @@ from rlvr.core.own_files import check_output
 from rlvr.errors import ConfigError
 from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.monitor.whole_file import write_whole
-from rlvr.report.compare import differences, experiment_of, flat
 from rlvr.report.folder import RunData, read_run, reads
-from rlvr.report.sampling import BYTES, histogram, read_rollouts
+from rlvr.report.run_comparison import differences, experiment_of, flat
+from rlvr.report.sampled_rollouts import BYTES, histogram, read_rollouts
 
 SHOWN = 2500
 """Rollouts that a page shows, over all runs."""
@@ -36,7 +36,10 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     """
     runs = [read_run(folder) for folder in folders]
     _name_apart(runs)
-    path = Path(output) if output is not None else runs[0].path / "report.html"
+    if output is not None:
+        path = Path(output)
+    else:
+        path = runs[0].path / "report.html"
     check_output(path, lambda head: "<title>rlvr report</title>" in head, "a report")
     page = render(runs, rollouts)
     try:
@@ -100,7 +103,9 @@ def _finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(k): _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
 
 
 def _run(run: RunData) -> dict[str, Any]:
@@ -127,7 +132,8 @@ def _run(run: RunData) -> dict[str, Any]:
 
 
 def _thinned(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """At most `POINTS` rows, each of so many steps, with the means of their numbers; an evaluated step keeps its results."""
+    """At most `POINTS` rows, each of so many steps, with the means of their numbers; an evaluated step keeps its
+    results."""
     every = math.ceil(len(rows) / POINTS)
     if every <= 1:
         return rows, 1
@@ -145,11 +151,17 @@ def _thinned(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
 
 def _short(value: Any) -> Any:
     """A number to six digits."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value if isinstance(value, (int, str)) else None
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, (int, str)):
+        return value
+    return None
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)
 
 
 def _stages(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

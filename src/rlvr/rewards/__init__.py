@@ -18,6 +18,7 @@
 | own_likelihood | likelihood |
 """
 
+from rlvr.core.moved import renamed
 from rlvr.rewards.certainty import MeanEntropy, PhaseEntropy, SelfCertainty
 from rlvr.rewards.composition import Bounded, ByCondition, ByPassRate, Gate, Product, Sum, Tiers, Veto
 from rlvr.rewards.length_group import Brevity
@@ -29,7 +30,7 @@ from rlvr.rewards.ranks import RankOverlap
 from rlvr.rewards.repetition import Repetition
 from rlvr.rewards.template import Format, NoThinking
 from rlvr.rewards.terms import (
-    Setting,
+    RewardContext,
     Term,
     TermSpec,
     VerdictScore,
@@ -67,9 +68,9 @@ __all__ = [
     "Product",
     "RankOverlap",
     "Repetition",
+    "RewardContext",
     "SelfAligned",
     "SelfCertainty",
-    "Setting",
     "SoftOverlong",
     "Sum",
     "Term",
@@ -91,3 +92,5 @@ __all__ = [
     "score",
     "walk",
 ]
+
+__getattr__ = renamed(__name__, {"Setting": "RewardContext"})

@@ -1,7 +1,7 @@
-"""How sure the policy is of its own response, as a reward: no label is read.
+"""The policy's certainty of its own response, as a reward: no label is read.
 
-From one forward pass of the policy as it is before the update (`needs`). Undecided where the response has no token of the
-kind that is looked at.
+From one forward pass of the policy as it is before the update (`needs`). Undecided where the response has no token of
+the kind that is looked at.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from rlvr.rewards.terms import TermSpec
 class SelfCertainty(RewardTerm):
     """The mean over the response's tokens of KL(uniform || policy) = logsumexp - mean logit - log V, at least 0.
 
-    The reward of Intuitor (Zhao et al. 2025, arXiv 2505.19590, eq. 2). The - log V, the same for every token, is left out:
-    a response's value is that KL plus a constant.
+    The reward of Intuitor (Zhao et al. 2025, arXiv 2505.19590, eq. 2). The - log V, the same for every token, is left
+    out: a response's value is that KL plus a constant.
     """
 
     needs: ClassVar = frozenset({Need("logsumexp"), Need("mean_logit")})
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        total, mean = batch.tokens("logsumexp/current"), batch.tokens("mean_logit/current")
+        total = batch.tokens("logsumexp/current")
+        mean = batch.tokens("mean_logit/current")
         return np.asarray([_mean(a - b) for a, b in zip(total, mean, strict=True)], dtype=np.float64)
 
 
@@ -40,8 +41,8 @@ class SelfCertainty(RewardTerm):
 class MeanEntropy(RewardTerm):
     """The mean entropy of the next-token distribution over the response's tokens, in nats.
 
-    With a negative weight it pays for being sure (EM-RL, Agarwal et al. 2025, arXiv 2505.15134), with a positive one for
-    exploring; as a control it says how far such a reward goes without labels.
+    With a negative weight it pays for being sure (EM-RL, Agarwal et al. 2025, arXiv 2505.15134), with a positive one
+    for exploring; as a control it says how far such a reward goes without labels.
     """
 
     needs: ClassVar = frozenset({Need("entropy")})
@@ -55,9 +56,9 @@ class MeanEntropy(RewardTerm):
 class PhaseEntropy(RewardTerm):
     """Minus the entropy of the thinking, less a share of that of the answer, for right answers.
 
-    PEAR (Huang et al. 2025, arXiv 2510.08026) penalises a high entropy of the thinking and allows one in the answer; the
-    penalty clip(H_think - alpha H_answer, 0, 1) is a guess at its form. The phases meet after the first `end_of_thinking`;
-    without it all is thinking and H_answer is 0. Add it to the verdict; wrong answers have 0.
+    PEAR (Huang et al. 2025, arXiv 2510.08026) penalises a high entropy of the thinking and allows one in the answer;
+    the penalty clip(H_think - alpha H_answer, 0, 1) is a guess at its form. The phases meet after the first
+    `end_of_thinking`; without it all is thinking and H_answer is 0. Add it to the verdict; wrong answers have 0.
     """
 
     end_of_thinking: str = "</think>"
@@ -87,10 +88,17 @@ class PhaseEntropy(RewardTerm):
 
 
 def thinking_tokens(rollout: Rollout, closing: str) -> np.ndarray:
-    """bool [T]: the sampled tokens up to and with the first `closing` in the text; all of them where it does not stand."""
+    """bool [T]: the sampled tokens up to and with the first `closing` in the text; all of them where it does not
+    stand."""
     found = rollout.text.find(closing)
-    end = len(rollout.text) if found < 0 else found + len(closing)
-    ends = np.full(len(rollout), -1) if rollout.char_ends is None else rollout.char_ends
+    if found < 0:
+        end = len(rollout.text)
+    else:
+        end = found + len(closing)
+    if rollout.char_ends is None:
+        ends = np.full(len(rollout), -1)
+    else:
+        ends = rollout.char_ends
     thinking: np.ndarray = rollout.sampled & (ends <= end)
     return thinking
 
@@ -98,4 +106,6 @@ def thinking_tokens(rollout: Rollout, closing: str) -> np.ndarray:
 def _mean(values: np.ndarray) -> float:
     """The mean of what is known; NaN where nothing is."""
     known = values[np.isfinite(values)]
-    return float(known.mean(dtype=np.float64)) if len(known) else float("nan")
+    if len(known):
+        return float(known.mean(dtype=np.float64))
+    return float("nan")

@@ -56,8 +56,8 @@ class Product(RewardTerm):
 class Gate(RewardTerm):
     """A term where another one reaches a value, and a constant elsewhere.
 
-    `by: {name: format}` pays for an answer only in the right form; with `below` it is a penalty that wrong answers alone
-    have. Undecided where the gate is, or where the term behind an open gate is.
+    `by: {name: format}` pays for an answer only in the right form; with `below` it is a penalty that wrong answers
+    alone have. Undecided where the gate is, or where the term behind an open gate is.
     """
 
     term: TermSpec = "verdict"
@@ -83,7 +83,8 @@ class Gate(RewardTerm):
 class Veto(RewardTerm):
     """A term, unless one of several others is below a value: then a fixed number, whatever the term says.
 
-    The first veto that strikes decides, undecided ones or not; without one, an undecided veto leaves the rollout undecided.
+    The first veto that strikes decides, undecided ones or not; without one, an undecided veto leaves the rollout
+    undecided.
     """
 
     vetoes: tuple[TermSpec, ...] = ("format",)
@@ -110,8 +111,9 @@ class Veto(RewardTerm):
 class Tiers(RewardTerm):
     """Lexicographic: each term counts only where all terms before it are at their full value.
 
-    With n terms in [0, 1] the value is (full terms before the first that is not + that term's own value) / n, so no amount
-    of a later term makes up for an earlier one. Terms past the first that is not full are not looked at, undecided or not.
+    With n terms in [0, 1] the value is (full terms before the first that is not + that term's own value) / n, so no
+    amount of a later term makes up for an earlier one. Terms past the first that is not full are not looked at,
+    undecided or not.
     """
 
     terms: tuple[TermSpec, ...] = ("verdict",)
@@ -122,7 +124,8 @@ class Tiers(RewardTerm):
         _some(self.terms)
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
-        result, on = np.zeros(len(batch)), np.ones(len(batch), dtype=bool)
+        result = np.zeros(len(batch))
+        on = np.ones(len(batch), dtype=bool)
         for values in terms:
             result += np.where(on, np.clip(values, 0.0, 1.0), 0.0)
             on &= ~(values < 1.0)
@@ -135,8 +138,9 @@ class ByPassRate(RewardTerm):
     """One of two terms for each group, by its pass rate: `then` where it is high, `otherwise` elsewhere.
 
     The switch of GRPO-lambda (Dai et al. 2025, arXiv 2505.18086): a length penalty only where the group is right often
-    enough, so that it does not make accuracy collapse. `top` is the paper's batch-relative form: the share of the batch's
-    groups with the highest pass rates; ties at the border are all in. `top: 1` and `at_least: 0` are `then` alone.
+    enough, so that it does not make accuracy collapse. `top` is the paper's batch-relative form: the share of the
+    batch's groups with the highest pass rates; ties at the border are all in. `top: 1` and `at_least: 0` are `then`
+    alone.
     """
 
     then: TermSpec = "brevity"
@@ -158,7 +162,9 @@ class ByPassRate(RewardTerm):
     def __call__(self, batch: Batch, then: np.ndarray, otherwise: np.ndarray, of: np.ndarray) -> np.ndarray:
         groups = batch.group_index()
         high = self._high(pass_rates(of, groups))
-        return np.where(high[groups], then, otherwise) if len(batch) else np.zeros(0)
+        if len(batch):
+            return np.where(high[groups], then, otherwise)
+        return np.zeros(0)
 
     def _high(self, rates: np.ndarray) -> np.ndarray:
         """bool [G], False for groups without a decided member."""
@@ -166,12 +172,15 @@ class ByPassRate(RewardTerm):
         if self.top is None:
             return rates >= (0.5 if self.at_least is None else float(self.at_least))
         count = int(np.ceil(float(self.top) * len(decided) - 1e-9))
-        return rates >= decided[count - 1] if count > 0 else np.zeros(len(rates), dtype=bool)
+        if count > 0:
+            return rates >= decided[count - 1]
+        return np.zeros(len(rates), dtype=bool)
 
 
 def pass_rates(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """float64 [G]: the mean of each group's decided values; NaN where there is none."""
-    on, size = np.isfinite(values), int(groups.max()) + 1 if len(groups) else 0
+    on = np.isfinite(values)
+    size = int(groups.max()) + 1 if len(groups) else 0
     count = np.bincount(groups[on], minlength=size)
     total = np.bincount(groups[on], values[on], minlength=size)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
@@ -182,10 +191,10 @@ def pass_rates(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
 class ByCondition(RewardTerm):
     """A table of four: right or wrong, and whether a condition holds.
 
-    AutoThink's base reward is {right: [1, 2], wrong: [0, -1]} with the condition that the response does not think (Tu et al.
-    2025, arXiv 2505.10832). `balance` takes something off the side of the condition that the batch has too much of: with p
-    the share of the batch where the condition holds, those with it lose balance x max(0, p - 0.5) x 2, those without it
-    balance x max(0, 0.5 - p) x 2, so that neither dies out.
+    AutoThink's base reward is {right: [1, 2], wrong: [0, -1]} with the condition that the response does not think (Tu
+    et al. 2025, arXiv 2505.10832). `balance` takes something off the side of the condition that the batch has too much
+    of: with p the share of the batch where the condition holds, those with it lose balance x max(0, p - 0.5) x 2, those
+    without it balance x max(0, 0.5 - p) x 2, so that neither dies out.
     """
 
     condition: TermSpec = "format"
@@ -218,16 +227,17 @@ Squash = Literal["none", "clip", "sigmoid", "tanh"]
 class Bounded(RewardTerm):
     """A term that is centred, then bounded, so that an unbounded score cannot be driven up for ever.
 
-    PAR, preference as reward (Fu et al. 2025, arXiv 2502.18770): sigmoid(r - r_ref), which takes r_ref from responses of
-    the reference policy; here `centre: peers` takes the mean over the group's other members, sigmoid(r_i - r_j), or a number
-    is subtracted. `clip` and `tanh` saturate: scale x tanh(r / scale). `centre: 0`, `squash: none` change nothing.
+    PAR, preference as reward (Fu et al. 2025, arXiv 2502.18770): sigmoid(r - r_ref), which takes r_ref from responses
+    of the reference policy; here `centre: peers` takes the mean over the group's other members, sigmoid(r_i - r_j), or
+    a number is subtracted. `clip` and `tanh` saturate: scale x tanh(r / scale). `centre: 0`, `squash: none` change
+    nothing.
     """
 
     term: TermSpec = "verdict"
     """What is bounded."""
     centre: Literal["peers"] | Scalar = 0.0
-    """peers: each other decided member of the group in turn, and the mean is taken after bounding (a member without peers is
-    compared with itself); a number: that constant."""
+    """peers: each other decided member of the group in turn, and the mean is taken after bounding (a member without
+    peers is compared with itself); a number: that constant."""
     squash: Squash = "sigmoid"
     """sigmoid: to (0, 1); tanh: to (-scale, scale); clip: to [low, high]; none."""
     scale: float = 1.0
@@ -251,7 +261,10 @@ class Bounded(RewardTerm):
             against = self._squashed(term[index][:, None] - term[index][None, :])
             own = np.diag(against).copy()
             peers = len(index) - 1
-            result[index] = (against.sum(axis=1) - own) / peers if peers > 0 else own
+            if peers > 0:
+                result[index] = (against.sum(axis=1) - own) / peers
+            else:
+                result[index] = own
         return result
 
     def _squashed(self, values: np.ndarray) -> np.ndarray:
@@ -259,7 +272,9 @@ class Bounded(RewardTerm):
             return 0.5 * (1 + np.tanh(values / self.scale / 2))
         if self.squash == "tanh":
             return self.scale * np.tanh(values / self.scale)
-        return np.clip(values, self.low, self.high) if self.squash == "clip" else values
+        if self.squash == "clip":
+            return np.clip(values, self.low, self.high)
+        return values
 
 
 def _some(terms: tuple[TermSpec, ...]) -> None:

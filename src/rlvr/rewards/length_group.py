@@ -1,4 +1,5 @@
-"""Shorter than the group's other right answers: brevity that is relative to a prompt, so that hard prompts may take long.
+"""Shorter than the group's other right answers: brevity that is relative to a prompt, so that hard prompts may take
+long.
 
 Lengths are tokens that the policy wrote. Undecided members have no value and stay out of every statistic.
 """
@@ -20,14 +21,14 @@ from rlvr.rewards.terms import TermSpec, lengths
 @register("reward", "brevity")
 @dataclass(frozen=True)
 class Brevity(RewardTerm):
-    """What a right answer is worth by how its length compares within the group; wrong answers are worth 0.
+    """The value of a right answer by its length compared within the group; wrong answers are worth 0.
 
-    - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq. 4; the
-      penalty of GRPO-lambda, from notes, not confirmed there).
-    - range: 1 + alpha (longest - L) / (longest - shortest) over the right answers (a bonus; from notes on arXiv 2506.15647,
-      a guess at its formula).
-    - kimi: alpha (0.5 - (L - shortest) / (longest - shortest)) over all members, for wrong answers at most 0 (Kimi k1.5,
-      arXiv 2501.12599, section 2.3.3); it is added to the verdict, while the other two replace it.
+    - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq.
+      4; the penalty of GRPO-lambda, from notes, not confirmed there).
+    - range: 1 + alpha (longest - L) / (longest - shortest) over the right answers (a bonus; from notes on arXiv
+      2506.15647, a guess at its formula).
+    - kimi: alpha (0.5 - (L - shortest) / (longest - shortest)) over all members, for wrong answers at most 0 (Kimi
+      k1.5, arXiv 2501.12599, section 2.3.3); it is added to the verdict, while the other two replace it.
 
     Where all lengths are the same, (L - mean) / std and the range terms are 0. alpha 0 is the verdict (for kimi, 0).
     """
@@ -41,11 +42,15 @@ class Brevity(RewardTerm):
     inner: ClassVar = ("of",)
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
-        used, alpha = lengths(batch), float(self.alpha)
+        used = lengths(batch)
+        alpha = float(self.alpha)
         shape = {"sigmoid": self._sigmoid, "range": self._range, "kimi": self._kimi}[self.form]
         result = np.where(np.isnan(of), np.nan, 0.0)
         for group in batch.groups():
-            compared = np.isfinite(of[group.index]) if self.form == "kimi" else of[group.index] >= 1.0
+            if self.form == "kimi":
+                compared = np.isfinite(of[group.index])
+            else:
+                compared = of[group.index] >= 1.0
             index = group.index[compared]
             if len(index):
                 result[index] = shape(used[index], of[index] >= 1.0, alpha)
@@ -54,7 +59,10 @@ class Brevity(RewardTerm):
     @staticmethod
     def _sigmoid(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
         spread = used.std()
-        z = (used - used.mean()) / spread if spread > 0 else np.zeros(len(used))
+        if spread > 0:
+            z = (used - used.mean()) / spread
+        else:
+            z = np.zeros(len(used))
         return 1 - alpha / (1 + np.exp(-z))
 
     @staticmethod
@@ -65,5 +73,8 @@ class Brevity(RewardTerm):
     @staticmethod
     def _kimi(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
         span = used.max() - used.min()
-        bonus = 0.5 - (used - used.min()) / span if span > 0 else np.zeros(len(used))
+        if span > 0:
+            bonus = 0.5 - (used - used.min()) / span
+        else:
+            bonus = np.zeros(len(used))
         return alpha * np.where(right, bonus, np.minimum(bonus, 0.0))

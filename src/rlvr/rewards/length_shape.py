@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlvr.components import RewardTerm, Setting
+from rlvr.components import RewardContext, RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
@@ -30,9 +30,10 @@ class SoftOverlong(RewardTerm):
     max_length: int | None = None
     """Where -1 is reached; null: `rollout.max_new_tokens`."""
     cache: int | None = None
-    """Tokens over which the penalty grows, 1 to max_length; null: a fifth of max_length, as in the paper (4,096 of 20,480)."""
+    """Tokens over which the penalty grows, 1 to max_length; null: a fifth of max_length, as in the paper (4,096 of
+    20,480)."""
 
-    def bind(self, setting: Setting) -> SoftOverlong:
+    def bind(self, setting: RewardContext) -> SoftOverlong:
         """With the run's longest response."""
         most = self.max_length or setting.config.rollout.max_new_tokens
         cache = max(1, most // 5) if self.cache is None else self.cache
@@ -50,10 +51,10 @@ class SoftOverlong(RewardTerm):
 class CosineLength(RewardTerm):
     """Right or wrong, each worth a different amount by length: long + (short - long) (1 + cos(pi L / max_length)) / 2.
 
-    The cosine reward (Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", arXiv 2502.03373; shape and
-    ends confirmed in a copy of the authors' code): short right answers are worth most, short wrong ones least, and a
-    response that reached max_length has one value. Replaces the verdict in `rewards`. With both ends the same it is the
-    verdict.
+    The cosine reward (Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", arXiv 2502.03373; shape
+    and ends confirmed in a copy of the authors' code): short right answers are worth most, short wrong ones least, and
+    a response that reached max_length has one value. Replaces the verdict in `rewards`. With both ends the same it is
+    the verdict.
     """
 
     right: tuple[float, float] = (2.0, 1.0)
@@ -68,7 +69,7 @@ class CosineLength(RewardTerm):
     """What says right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
 
-    def bind(self, setting: Setting) -> CosineLength:
+    def bind(self, setting: RewardContext) -> CosineLength:
         """With the run's longest response."""
         return dataclasses.replace(self, max_length=self.max_length or setting.config.rollout.max_new_tokens)
 
@@ -76,7 +77,8 @@ class CosineLength(RewardTerm):
         assert self.max_length is not None, "bind was not called"
         used = lengths(batch)
         way = (1 + np.cos(np.pi * np.minimum(used / self.max_length, 1.0))) / 2
-        (r0, r1), (w0, w1) = self.right, self.wrong
+        (r0, r1) = self.right
+        (w0, w1) = self.wrong
         values = np.where(of >= 1.0, r1 + (r0 - r1) * way, w1 + (w0 - w1) * way)
         values = np.where(used >= self.max_length, float(self.exceeded), values)
         return np.where(np.isnan(of), np.nan, values)

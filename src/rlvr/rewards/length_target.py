@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rlvr.components import RewardTerm, Setting
+from rlvr.components import RewardContext, RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
@@ -25,13 +25,13 @@ from rlvr.rewards.terms import TermSpec, lengths
 @register("reward", "length_target")
 @dataclass(frozen=True)
 class LengthTarget(RewardTerm):
-    """What the length is worth, to be added to the verdict.
+    """The value of the length, to be added to the verdict.
 
-    - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612; alpha from
-      notes).
+    - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612; alpha
+      from notes).
     - exact: -alpha |target - L| (L1-Exact, Aggarwal & Welleck 2025, arXiv 2503.04697, eq. 1; alpha there 0.0003).
-    - at_most: for a right answer clip(alpha (target - L) + 0.5, 0, 1), else 0 (L1-Max, eq. 2, where it is multiplied with
-      the verdict: it replaces the verdict then).
+    - at_most: for a right answer clip(alpha (target - L) + 0.5, 0, 1), else 0 (L1-Max, eq. 2, where it is multiplied
+      with the verdict: it replaces the verdict then).
     """
 
     target: Scalar | str = 256
@@ -41,13 +41,13 @@ class LengthTarget(RewardTerm):
     alpha: Scalar = 0.5
     """Strength: the bonus of step, the slope of the others."""
     relative: Literal["right", "all"] | None = None
-    """The target is a factor of the mean length of the group's right answers (of its decided members where none is right), or
-    of all its decided members; null: it is in tokens."""
+    """The target is a factor of the mean length of the group's right answers (of its decided members where none is
+    right), or of all its decided members; null: it is in tokens."""
     of: TermSpec = "verdict"
     """What says right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
 
-    def bind(self, setting: Setting) -> LengthTarget:
+    def bind(self, setting: RewardContext) -> LengthTarget:
         """Checks that the tasks have the field."""
         if isinstance(self.target, str):
             for task in setting.tasks:
@@ -60,7 +60,9 @@ class LengthTarget(RewardTerm):
         return self
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
-        used, right, alpha = lengths(batch), of >= 1.0, float(self.alpha)
+        used = lengths(batch)
+        right = of >= 1.0
+        alpha = float(self.alpha)
         target = self._targets(batch)
         if self.relative is not None:
             target = target * typical_lengths(used, of, batch, self.relative == "right")
@@ -79,14 +81,16 @@ class LengthTarget(RewardTerm):
 
 
 def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first: bool) -> np.ndarray:
-    """float64 [B]: the mean length of the group's right answers if asked and there are any, else of its decided members; else
-    NaN."""
+    """float64 [B]: the mean length of the group's right answers if asked and there are any, else of its decided
+    members; else NaN."""
     groups = batch.group_index()
     if not len(groups):
         return np.zeros(0)
     everyone = pass_rates(np.where(np.isnan(of), np.nan, used), groups)
     right = pass_rates(np.where(of >= 1.0, used, np.nan), groups)
-    return np.where(np.isnan(right), everyone, right)[groups] if right_first else everyone[groups]
+    if right_first:
+        return np.where(np.isnan(right), everyone, right)[groups]
+    return everyone[groups]
 
 
 @register("reward", "adaptive_length_target")
@@ -94,11 +98,11 @@ def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first:
 class AdaptiveLengthTarget(RewardTerm):
     """A bonus for right answers within a target that follows what the policy needs, by difficulty.
 
-    LASER-D (Liu et al. 2025, arXiv 2505.15612): groups are sorted by pass rate into `buckets` classes of difficulty, and a
-    class's target is the shortest length within which its groups have, on average, one right answer. The paper measures that on
-    a monitoring set every few steps; here it is measured on the last `window` groups of the class that were trained, which is
-    what differs. `explore` also pays wrong answers that go beyond the target (LASER-DE). Before a class has a group, its
-    target is `rollout.max_new_tokens`.
+    LASER-D (Liu et al. 2025, arXiv 2505.15612): groups are sorted by pass rate into `buckets` classes of difficulty,
+    and a class's target is the shortest length within which its groups have, on average, one right answer. The paper
+    measures that on a monitoring set every few steps; here it is measured on the last `window` groups of the class that
+    were trained, which is what differs. `explore` also pays wrong answers that go beyond the target (LASER-DE). Before
+    a class has a group, its target is `rollout.max_new_tokens`.
     """
 
     alpha: float = 0.5
@@ -122,14 +126,15 @@ class AdaptiveLengthTarget(RewardTerm):
             raise ValueError("buckets and window must be at least 1")
         self._seen = [deque(maxlen=self.window) for _ in range(self.buckets)]
 
-    def bind(self, setting: Setting) -> AdaptiveLengthTarget:
+    def bind(self, setting: RewardContext) -> AdaptiveLengthTarget:
         """With the run's longest response."""
         bound = dataclasses.replace(self)
         bound._longest = float(setting.config.rollout.max_new_tokens)
         return bound
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
-        used, targets = lengths(batch), self.targets()
+        used = lengths(batch)
+        targets = self.targets()
         result = np.where(np.isnan(of), np.nan, 0.0)
         self._new = []
         for group in batch.groups():

@@ -1,7 +1,9 @@
-"""How likely the policy finds a given text: the reference answer after its own reasoning, or its response without the prompt.
+"""The likelihood of a given text under the policy: the reference answer after its own reasoning, or its response
+without the prompt.
 
-No verifier is read. What a term wants scored it asks for (`asks`): token ids after other token ids; the stage computes their
-log-probs under the policy as it is before the update, in the micro-batches of the update, and hands them to the term.
+No verifier is read. What a term wants scored it asks for (`asks`): token ids after other token ids; the stage computes
+their log-probs under the policy as it is before the update, in the micro-batches of the update, and hands them to the
+term.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rlvr.components import Continuation, Encode, RewardTerm, Setting
+from rlvr.components import Continuation, Encode, RewardContext, RewardTerm
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
@@ -21,14 +23,15 @@ from rlvr.registry import register
 @register("reward", "answer_likelihood")
 @dataclass(frozen=True)
 class AnswerLikelihood(RewardTerm):
-    """How likely the policy finds the task's reference answer where its own answer begins.
+    """The likelihood under the policy of the task's reference answer where its own answer begins.
 
     The response is cut after the last token that ends within `opening`, and the answer's tokens are put there.
 
     - mean_prob: the mean of the tokens' probabilities (RLPR, Yu et al. 2025, arXiv 2506.18254, from notes).
     - product: the probability of the whole answer (VeriFree, Zhou et al. 2025, arXiv 2505.21493, from notes).
-    - reactive: the mean log-prob, each token weighted by its standard deviation over the group's responses, so that tokens
-      count which react to the reasoning (the R3 of DRO, Xu et al. 2025, arXiv 2506.13351, from notes; evenly where none does).
+    - reactive: the mean log-prob, each token weighted by its standard deviation over the group's responses, so that
+      tokens count which react to the reasoning (the R3 of DRO, Xu et al. 2025, arXiv 2506.13351, from notes; evenly
+      where none does).
 
     A response without `opening` is worth `without`. Undecided where the task has no answer.
     """
@@ -38,7 +41,8 @@ class AnswerLikelihood(RewardTerm):
     opening: str = "<answer>"
     """The text after which the answer stands."""
     debias: bool = False
-    """Subtract the same number without reasoning, where `opening` follows the prompt at once, and cut to [0, 1] (RLPR)."""
+    """Subtract the same number without reasoning, where `opening` follows the prompt at once, and cut to [0, 1]
+    (RLPR)."""
     without: float = 0.0
     """What a response is worth in which `opening` does not stand."""
     reads_characters: ClassVar = True
@@ -49,21 +53,26 @@ class AnswerLikelihood(RewardTerm):
         if self.debias and self.reduce == "reactive":
             raise ValueError("debias is of probabilities, and reduce reactive is a log-prob")
 
-    def bind(self, setting: Setting) -> AnswerLikelihood:
+    def bind(self, setting: RewardContext) -> AnswerLikelihood:
         """Checks that the tasks have answers."""
         bare = [task.named for task in setting.tasks if task.answer is None or not str(task.answer)]
         if bare:
             raise ConfigError(
-                f"rewards: answer_likelihood scores a task's answer, and {len(bare)} of {len(setting.tasks)} tasks have none, "
+                f"rewards: answer_likelihood scores a task's answer, and {len(bare)} of {len(setting.tasks)} tasks "
+                "have none, "
                 f"the first is {bare[0]}"
             )
         return self
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
         """The answer after each response's reasoning; with debias after the prompt too, once for each group."""
-        wanted, seen = [], set()
+        wanted = []
+        seen = set()
         for i, rollout in enumerate(batch.rollouts):
-            answer = [] if rollout.task.answer is None else encode(str(rollout.task.answer))
+            if rollout.task.answer is None:
+                answer = []
+            else:
+                answer = encode(str(rollout.task.answer))
             prompt = rollout.token_ids[rollout.origin == 0].tolist()
             if not answer:
                 continue
@@ -80,7 +89,9 @@ class AnswerLikelihood(RewardTerm):
         if found < 0 or rollout.char_ends is None:
             return None
         within = np.flatnonzero(rollout.sampled & (rollout.char_ends <= found + len(self.opening)))
-        return int(within[-1]) + 1 if len(within) else int(np.flatnonzero(rollout.sampled)[0])
+        if len(within):
+            return int(within[-1]) + 1
+        return int(np.flatnonzero(rollout.sampled)[0])
 
     def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
         result = np.asarray(
@@ -97,7 +108,10 @@ class AnswerLikelihood(RewardTerm):
             return result
         for i, logprobs in own.items():
             value = self._value(logprobs)
-            result[i] = np.clip(value - bare[groups[i]], 0.0, 1.0) if self.debias else value
+            if self.debias:
+                result[i] = np.clip(value - bare[groups[i]], 0.0, 1.0)
+            else:
+                result[i] = value
         return result
 
     def _value(self, logprobs: np.ndarray) -> float:
@@ -115,13 +129,15 @@ def _reactive(logprobs: np.ndarray) -> np.ndarray:
 class SelfAligned(RewardTerm):
     """The share by which the prompt makes the response less perplexing: (ppl(a) - ppl(a | q)) / ppl(a), within [-1, 1].
 
-    SAR (Han et al. 2025, arXiv 2509.05489, from notes), to be added to the verdict: concise responses to this very question
-    score high. Without the prompt the response follows the end-of-text token alone. Undecided for a response without tokens.
+    SAR (Han et al. 2025, arXiv 2509.05489, from notes), to be added to the verdict: concise responses to this very
+    question score high. Without the prompt the response follows the end-of-text token alone. Undecided for a response
+    without tokens.
     """
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
         """Each response after the prompt, and after the end-of-text token."""
-        wanted, start = [], encode("")
+        wanted = []
+        start = encode("")
         for i, rollout in enumerate(batch.rollouts):
             written = np.flatnonzero(rollout.sampled)
             if len(written):
@@ -142,8 +158,9 @@ class SelfAligned(RewardTerm):
 class LastTokenScore(RewardTerm):
     """beta (log pi(token | prompt, response) - constant): how right the policy thinks its response is.
 
-    The score that the auxiliary loss `last_token` trains (LaSeR, Yang et al. 2025, arXiv 2510.14943), for the modifier `blend`
-    or as a reward; as a control, its correlation with the verdict says what was learned. 0 for a response that was cut off.
+    The score that the auxiliary loss `last_token` trains (LaSeR, Yang et al. 2025, arXiv 2510.14943), for the modifier
+    `blend` or as a reward; as a control, its correlation with the verdict says what was learned. 0 for a response that
+    was cut off.
     """
 
     token: str

@@ -1,4 +1,4 @@
-"""How likely the policy found its own response while it wrote it."""
+"""The likelihood of a response under the policy that sampled it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rlvr.registry import register
 
 @register("reward", "likelihood")
 def sampled_likelihood(batch: Batch, *, mean: bool = True) -> np.ndarray:
-    """The log-prob of the sampled tokens under the policy that sampled them, in nats: their mean, or with `mean: false` their sum.
+    """The log-prob of the sampled tokens under the policy that sampled them, in nats: their mean, or with `mean: false`
+    their sum.
 
     As `evaluation.scorer` it chooses the most likely of several responses. Undecided where a log-prob is unknown.
     """

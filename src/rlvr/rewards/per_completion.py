@@ -1,8 +1,8 @@
 """A plain function as a term of the reward: of one completion, or in TRL's form of all completions of a group.
 
-Invariant: it is called once per rollout, on rank 0. Its value is kept with the rollout (`Rollout.term_values`), because dynamic
-sampling looks at the rewards of a group before the step is scored, every rank scores the step, and a function may be paid for
-by the call or be random.
+Invariant: it is called once per rollout, on rank 0. Its value is kept with the rollout (`Rollout.term_values`), because
+dynamic sampling looks at the rewards of a group before the step is scored, every rank scores the step, and a function
+may be paid for by the call or be random.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rlvr.records import Batch, Rollout, Task, cut
 
 
 class PerCompletion(RewardTerm):
-    """The function of the term `name` over a batch. A rollout for which it raises, or returns no number, is undecided and
-    counted."""
+    """The function of the term `name` over a batch. A rollout for which it raises, or returns no number, is undecided
+    and counted."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.call = by_signature(function)

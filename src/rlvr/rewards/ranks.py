@@ -1,4 +1,4 @@
-"""How far a ranking agrees with a given one, the top counting most."""
+"""Agreement of a ranking with a given one, the top counting most."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ID = re.compile(r"[\w.-]+")
 @register("reward", "rank_overlap")
 @dataclass(frozen=True)
 class RankOverlap(RewardTerm):
-    """Rank-biased overlap of the extracted ranking with a given one (Webber et al. 2010, eq. 4, of finite lists): the mean over
-    depths d of their first d places' overlap, weighted by p^(d - 1), over the same of a perfect agreement.
+    """Rank-biased overlap of the extracted ranking with a given one (Webber et al. 2010, eq. 4, of finite lists): the
+    mean over depths d of their first d places' overlap, weighted by p^(d - 1), over the same of a perfect agreement.
 
-    A part of ReasonRank's reward (Liu et al. 2025, arXiv 2508.07050, from notes; its p is not confirmed). The given ranking is a
-    list in the task's info, best first; without it the ids of the task's answer by grade. 0 where nothing was extracted,
-    undecided where the verdict is. An id that is repeated counts where it stands first.
+    A part of ReasonRank's reward (Liu et al. 2025, arXiv 2508.07050, from notes; its p is not confirmed). The given
+    ranking is a list in the task's info, best first; without it the ids of the task's answer by grade. 0 where nothing
+    was extracted, undecided where the verdict is. An id that is repeated counts where it stands first.
     """
 
     given: str = "ranking"

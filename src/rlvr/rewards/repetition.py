@@ -18,10 +18,10 @@ from rlvr.registry import register
 class Repetition(RewardTerm):
     """Minus the repeated n-grams of the response: each one that stood before, as a share of all or as a count.
 
-    The share is -(1 - distinct / all), 0 without a repetition and for a response shorter than n. The count, with a small
-    weight (0.05) and behind a gate that only wrong answers pass, is the penalty of the cosine reward's authors (Yeo et al.
-    2025, arXiv 2502.03373, confirmed in a copy of their code, which sums it into the reward of the whole response; the
-    paper's form with a discount on the repeated tokens is not this). Linear in the length.
+    The share is -(1 - distinct / all), 0 without a repetition and for a response shorter than n. The count, with a
+    small weight (0.05) and behind a gate that only wrong answers pass, is the penalty of the cosine reward's authors
+    (Yeo et al. 2025, arXiv 2502.03373, confirmed in a copy of their code, which sums it into the reward of the whole
+    response; the paper's form with a discount on the repeated tokens is not this). Linear in the length.
     """
 
     n: int = 4
@@ -39,9 +39,13 @@ class Repetition(RewardTerm):
         return np.asarray([self._penalty(self._units(r)) for r in batch.rollouts], dtype=np.float64)
 
     def _units(self, rollout: Rollout) -> Sequence[Hashable]:
-        return rollout.text.lower().split() if self.of == "words" else rollout.token_ids[rollout.sampled].tolist()
+        if self.of == "words":
+            return rollout.text.lower().split()
+        return rollout.token_ids[rollout.sampled].tolist()
 
     def _penalty(self, units: Sequence[Hashable]) -> float:
         grams = list(zip(*(units[i:] for i in range(self.n)), strict=False))
         repeated = len(grams) - len(set(grams))
-        return -float(repeated) if self.count else -repeated / max(1, len(grams))
+        if self.count:
+            return -float(repeated)
+        return -repeated / max(1, len(grams))

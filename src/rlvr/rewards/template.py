@@ -22,9 +22,9 @@ class Format(RewardTerm):
     """1 where the response has the form asked for, whatever it says.
 
     off is always 1. soft is the share of the template's tags that stand in the response exactly once, and after the tag
-    before them. hard is 1 where the whole response follows the template, as the verifier `format` judges it, else 0. As a
-    term it is a bonus; as the `by` of a gate or a veto, a condition. SimpleRL-Zoo (Zeng et al. 2025, arXiv 2503.18892) finds
-    that a strict form keeps weak models from exploring.
+    before them. hard is 1 where the whole response follows the template, as the verifier `format` judges it, else 0. As
+    a term it is a bonus; as the `by` of a gate or a veto, a condition. SimpleRL-Zoo (Zeng et al. 2025, arXiv
+    2503.18892) finds that a strict form keeps weak models from exploring.
     """
 
     template: str = "<think>{think}</think><answer>{answer}</answer>"
@@ -51,11 +51,13 @@ class Format(RewardTerm):
             return 1.0
         if self.strictness == "hard":
             return float(self._verifier.verify(task, text).score)  # type: ignore[attr-defined]
-        found, after = 0, 0
+        found = 0
+        after = 0
         for tag in self._tags:
             place = text.find(tag)
             if place >= after and text.count(tag) == self._tags.count(tag) == 1:
-                found, after = found + 1, place + len(tag)
+                found = found + 1
+                after = place + len(tag)
         return found / len(self._tags)
 
 

@@ -1,20 +1,21 @@
-"""The terms of a reward: how they are written, built, evaluated and summed; and those that need no other: the verdict and its named
-scores, the length, and controls that say nothing of the answer.
+"""The terms of a reward: how they are written, built, evaluated and summed; and those that need no other: the verdict
+and its named scores, the length, and controls that say nothing of the answer.
 
-A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion or,
-in TRL's form, of a group's completions (rlvr.core.calling says what it may ask for). A plain function is called once per rollout.
-A function of the batch is called once per step with all rollouts of the step, and under dynamic sampling (`rollout.refill`)
-before that with those of each draw by itself, to see whether the draw's rewards differ. Every term becomes the column `reward/<name>`; the column `reward` is their
-weighted sum, undecided where a term is undecided whose weight is not 0 at the step.
+A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion
+or, in TRL's form, of a group's completions (rlvr.core.calling says what it may ask for). A plain function is called
+once per rollout. A function of the batch is called once per step with all rollouts of the step, and under dynamic
+sampling (`rollout.dynamic_sampling`) before that with those of each draw by itself, to see whether the draw's rewards
+differ. Every term becomes the column `reward/<name>`; the column `reward` is their weighted sum, undecided where a term
+is undecided whose weight is not 0 at the step.
 
 A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
-with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees the
-whole batch, its groups, and any other term. What a piece may declare besides, all optional: `needs` (statistics of the
-policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood), `reads_characters` (it reads `Rollout.char_ends`),
-`bind(setting) -> piece` (what it takes from the run, and ConfigError where it contradicts it), and for a piece with a
-memory `observe(metrics)`, which is called once per trained step with all metrics (the mean of a term is
-`reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a metric; a piece
-with a memory takes none.
+with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees
+the whole batch, its groups, and any other term. What a piece may declare besides, all optional: `needs` (statistics of
+the policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood), `reads_characters` (it
+reads `Rollout.char_ends`), `bind(setting) -> piece` (what it takes from the run, and ConfigError where it contradicts
+it), and for a piece with a memory `observe(metrics)`, which is called once per trained step with all metrics (the mean
+of a term is `reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a
+metric; a piece with a memory takes none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 from pydantic import AfterValidator
 
 from rlvr import registry
-from rlvr.components import RewardTerm, Setting
+from rlvr.components import RewardContext, RewardTerm
 from rlvr.config import RewardSpec
 from rlvr.core.calling import name_of
 from rlvr.core.component import adapted, called_as
@@ -120,7 +121,8 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
-                f"rewards: the term {name!r} stands there twice: their columns would have one name; give one another name "
+                f"rewards: the term {name!r} stands there twice: their columns would have one name; give one another "
+                "name "
                 "with `as`"
             )
     written: dict[str, Any] = {}
@@ -129,7 +131,8 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
         component = (spec.name, spec.options)
         if written.setdefault(name, component) != component:
             raise ConfigError(
-                f"rewards: two different terms are called {name!r}, and their columns would have one name: give one another "
+                f"rewards: two different terms are called {name!r}, and their columns would have one name: give one "
+                "another "
                 "name with `as`"
             )
     return terms
@@ -162,14 +165,19 @@ def _term(given: Any, top: bool = True) -> Term:
     for option in piece.inner if isinstance(piece, RewardTerm) else ():
         held = getattr(piece, option)
         if held is not None:
-            inner[option] = [_term(one, False) for one in held] if isinstance(held, tuple) else _term(held, False)
+            if isinstance(held, tuple):
+                inner[option] = [_term(one, False) for one in held]
+            else:
+                inner[option] = _term(held, False)
     return Term(name, _of_batch(piece, name), spec.weight, spec.sources, inner)
 
 
 def _inner(function: Any) -> tuple[str, ...]:
     """The options of a registered class that hold terms; none of a function."""
     written = adapted("reward", function)
-    return written.inner if inspect.isclass(written) and issubclass(written, RewardTerm) else ()
+    if inspect.isclass(written) and issubclass(written, RewardTerm):
+        return written.inner
+    return ()
 
 
 def _of_batch(function: Callable[..., Any], name: str) -> RewardTerm:
@@ -185,7 +193,7 @@ def _of_batch(function: Callable[..., Any], name: str) -> RewardTerm:
     return term
 
 
-def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
+def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
     """The terms with what they take from the run; ConfigError names what contradicts it."""
 
     def bound(term: Term) -> Term:
@@ -197,15 +205,16 @@ def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
     _check_sources(terms, setting)
     _check_fields(terms, setting.tasks)
     needing = [t.name for t in walk(terms) if t.function.needs_policy]
-    if needing and setting.config.rollout.refill:
+    if needing and setting.config.rollout.dynamic_sampling:
         raise ConfigError(
-            f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and rollout.refill looks at "
-            "rewards while responses are still sampled: set rollout.refill to null or leave the term out"
+            f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and "
+            "rollout.dynamic_sampling looks at "
+            "rewards while responses are still sampled: set rollout.dynamic_sampling to null or leave the term out"
         )
     return [term.each(bound) for term in terms]
 
 
-def _check_sources(terms: Sequence[Term], setting: Setting) -> None:
+def _check_sources(terms: Sequence[Term], setting: RewardContext) -> None:
     known = {task.source for task in setting.tasks}
     for term in terms:
         for source in term.sources or ():
@@ -218,12 +227,14 @@ def _check_sources(terms: Sequence[Term], setting: Setting) -> None:
         without = known - {source for term in terms for source in term.sources or ()}
         if without:
             raise ConfigError(
-                f"rewards: tasks of the source {sorted(map(str, without))[0]!r} have no term: add it to the `sources` of one"
+                f"rewards: tasks of the source {sorted(map(str, without))[0]!r} have no term: add it to the "
+                "`sources` of one"
             )
 
 
 def _check_fields(terms: Sequence[Term], tasks: Sequence[Task]) -> None:
-    """ConfigError where a plain function asks for a field that some task lacks; names the term and the first such tasks."""
+    """ConfigError where a plain function asks for a field that some task lacks; names the term and the first such
+    tasks."""
     for term in terms:
         of_term = [task for task in tasks if term.sources is None or task.source in term.sources]
         for part in walk([term]):
@@ -274,10 +285,13 @@ def score(batch: Batch, terms: Sequence[Term]) -> Batch:
 
 
 def call_plain(batch: Batch, terms: Sequence[Term]) -> None:
-    """Call the terms that are plain functions, and those inside of other terms, for the rollouts that they apply to; the values
-    are kept with the rollouts, where `score` finds them."""
+    """Call the terms that are plain functions, and those inside of other terms, for the rollouts that they apply to;
+    the values are kept with the rollouts, where `score` finds them."""
     for term in terms:
-        part = batch if term.sources is None else batch.select(np.flatnonzero(_applies(term, batch)))
+        if term.sources is None:
+            part = batch
+        else:
+            part = batch.select(np.flatnonzero(_applies(term, batch)))
         for one in walk([term]):
             if isinstance(one.function, PerCompletion):
                 one.function(part)
@@ -289,7 +303,7 @@ def _applies(term: Term, batch: Batch) -> np.ndarray:
 
 
 def _on_sources(batch: Batch, term: Term) -> np.ndarray:
-    """What the term adds: 0 on tasks of other sources, where its columns are NaN."""
+    """Return what the term adds: 0 on tasks of other sources, where its columns are NaN."""
     on = _applies(term, batch)
     part = batch.select(np.flatnonzero(on))
     before = set(part.columns)
@@ -320,7 +334,8 @@ def _evaluate(batch: Batch, term: Term) -> np.ndarray:
 
 
 def _values(batch: Batch, term: Term) -> np.ndarray:
-    """Compute the columns of a term and of those that it is made of. UserCodeError and ConfigError name the term that fails."""
+    """Compute the columns of a term and of those that it is made of. UserCodeError and ConfigError name the term that
+    fails."""
 
     def weighted(one: Term) -> np.ndarray:
         return _weighted(one.weight, _evaluate(batch, one))
@@ -351,7 +366,9 @@ def _weighted(weight: Scalar, values: np.ndarray) -> np.ndarray:
     Where no step is known (`at_step` was not called) the weight is that of the first step.
     """
     factor = _factor(weight)
-    return factor * values if factor else np.zeros(len(values))
+    if factor:
+        return factor * values
+    return np.zeros(len(values))
 
 
 def _factor(weight: Scalar) -> float:
@@ -364,11 +381,11 @@ class VerdictScore(RewardTerm):
     """The score of each rollout's verdict; NaN where undecided or missing."""
 
     part: str | None = None
-    """A named score of the verdict in place of the score: `combine` has one for each of its verifiers, `instructions` one for each
-    instruction."""
+    """A named score of the verdict in place of the score: `combine` has one for each of its verifiers, `instructions`
+    one for each instruction."""
     verifier: str | None = None
-    """The verifier whose verdict is taken, where a rollout has several (`turn 1` of the plan `turns` with `judge: each`, say; a rollout
-    without it counts as `missing`); null: the task's own."""
+    """The verifier whose verdict is taken, where a rollout has several (`turn 1` of the plan `turns` with
+    `judge: each`, say; a rollout without it counts as `missing`); null: the task's own."""
     missing: float | None = None
     """The value of a decided verdict without that score; null: undecided."""
 
@@ -376,14 +393,18 @@ class VerdictScore(RewardTerm):
         """Return float64 [B]. ConfigError where no verdict has the score `part`."""
         found = [r.verdict if self.verifier is None else r.verdicts.get(self.verifier) for r in batch.rollouts]
         if self.part is None:
-            absent = np.nan if self.verifier is None or self.missing is None else self.missing
+            if self.verifier is None or self.missing is None:
+                absent = np.nan
+            else:
+                absent = self.missing
             scores = [absent if v is None else np.nan if v.score is None else v.score for v in found]
             return np.asarray(scores, dtype=np.float64)
         decided = [v for v in found if v is not None and v.decided]
         if self.missing is None and decided and not any(self.part in v.scores for v in decided):
             known = sorted({name for v in decided for name in v.scores})
             raise ConfigError(
-                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, known)}; set `missing` where a verdict may be "
+                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, known)}; set `missing` "
+                "where a verdict may be "
                 "without it"
             )
         missing = np.nan if self.missing is None else self.missing
@@ -391,7 +412,9 @@ class VerdictScore(RewardTerm):
 
 
 def _part(verdict: Verdict | None, part: str, missing: float) -> float:
-    return np.nan if verdict is None or not verdict.decided else verdict.scores.get(part, missing)
+    if verdict is None or not verdict.decided:
+        return np.nan
+    return verdict.scores.get(part, missing)
 
 
 def lengths(batch: Batch) -> np.ndarray:

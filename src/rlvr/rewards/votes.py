@@ -1,7 +1,7 @@
 """Labels from votes: a response is right when most of its group agree with it. No reference answer is read.
 
-Invariants: responses without an extracted answer do not vote and are worth 0; undecided ones (a verifier in trouble) have
-no value; nothing depends on the order of a group's members, up to which spelling of an answer is asked about.
+Invariants: responses without an extracted answer do not vote and are worth 0; undecided ones (a verifier in trouble)
+have no value; nothing depends on the order of a group's members, up to which spelling of an answer is asked about.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.components import RewardTerm, Setting
+from rlvr.components import RewardContext, RewardTerm
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout, Task
 from rlvr.registry import register
@@ -30,10 +30,10 @@ def _same_text(task: Task, first: str, second: str) -> bool:
 class MajorityVote(RewardTerm):
     """1 where the extracted answer is the group's most frequent one, else 0; tied answers share.
 
-    TTRL (Zuo et al. 2025, arXiv 2504.16084). Which answers are the same is the verifier's own `same_answer`. `of: partner`
-    takes the vote of another group, that of the task which `info.partner` names, as Co-Reward does with a question and its
-    paraphrase (Zhang et al. 2025, arXiv 2508.00410); where the batch has no such group the rollouts are undecided.
-    `of: share` pays each answer the share of the voters that gave it, a soft label.
+    TTRL (Zuo et al. 2025, arXiv 2504.16084). Which answers are the same is the verifier's own `same_answer`.
+    `of: partner` takes the vote of another group, that of the task which `info.partner` names, as Co-Reward does with a
+    question and its paraphrase (Zhang et al. 2025, arXiv 2508.00410); where the batch has no such group the rollouts
+    are undecided. `of: share` pays each answer the share of the voters that gave it, a soft label.
     """
 
     of: Literal["group", "partner", "share"] = "group"
@@ -46,18 +46,20 @@ class MajorityVote(RewardTerm):
         if not 0 <= self.at_least <= 1:
             raise ValueError(f"at_least is {self.at_least}: it is a share, 0 to 1")
 
-    def bind(self, setting: Setting) -> MajorityVote:
+    def bind(self, setting: RewardContext) -> MajorityVote:
         """With the verifier's `same_answer`."""
         if setting.config.rollout.group_size < 2:
             raise ConfigError(
-                "rewards: majority_vote makes a label of a group's answers, and rollout.group_size is 1: set it to 2 or more"
+                "rewards: majority_vote makes a label of a group's answers, and rollout.group_size is 1: set it to 2 "
+                "or more"
             )
         if self.of == "partner":
             known = {task.id for task in setting.tasks}
             bad = [task for task in setting.tasks if task.info.get("partner") not in known]
             if bad:
                 raise ConfigError(
-                    f"rewards: majority_vote with `of: partner` needs info.partner, the id of another task; {bad[0].named} has "
+                    "rewards: majority_vote with `of: partner` needs info.partner, the id of another task; "
+                    f"{bad[0].named} has "
                     f"none that is there ({len(bad)} are like that)"
                 )
         bound = dataclasses.replace(self)
@@ -65,7 +67,8 @@ class MajorityVote(RewardTerm):
         return bound
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        answers, result = [_answer(r) for r in batch.rollouts], np.full(len(batch), np.nan)
+        answers = [_answer(r) for r in batch.rollouts]
+        result = np.full(len(batch), np.nan)
         groups = list(batch.groups())
         polls = {id(g): self._poll(g.rollouts, [answers[i] for i in g.index]) for g in groups}
         of_task: dict[str, list[tuple[str, float]]] = {}
@@ -73,7 +76,10 @@ class MajorityVote(RewardTerm):
             of_task.setdefault(group.rollouts[0].task.id, polls[id(group)])
         for group in groups:
             task = group.rollouts[0].task
-            poll = of_task.get(task.info.get("partner", "")) if self.of == "partner" else polls[id(group)]
+            if self.of == "partner":
+                poll = of_task.get(task.info.get("partner", ""))
+            else:
+                poll = polls[id(group)]
             for i in group.index:
                 if poll and batch.rollouts[i].verdict is not None and answers[i] is not None:
                     result[i] = self._value(task, str(answers[i]), poll)
@@ -93,18 +99,24 @@ class MajorityVote(RewardTerm):
                 home.append(answer)
         voters = sum(map(len, kinds))
         poll = [(kind[0], len(kind) / voters) for kind in kinds]
-        return poll if poll and max(share for _, share in poll) >= self.at_least else []
+        if poll and max(share for _, share in poll) >= self.at_least:
+            return poll
+        return []
 
     def _value(self, task: Task, answer: str, poll: Sequence[tuple[str, float]]) -> float:
         share = next((s for kind, s in poll if kind == answer or self._same(task, kind, answer)), 0.0)
         if self.of == "share":
             return share
         most = max(s for _, s in poll)
-        return 1 / sum(s == most for _, s in poll) if share == most else 0.0
+        if share == most:
+            return 1 / sum(s == most for _, s in poll)
+        return 0.0
 
 
 def _answer(rollout: Rollout) -> str | None:
-    return None if rollout.verdict is None else rollout.verdict.answer
+    if rollout.verdict is None:
+        return None
+    return rollout.verdict.answer
 
 
 def _decided(rollout: Rollout) -> bool:

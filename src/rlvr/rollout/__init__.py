@@ -1,7 +1,7 @@
 """Rollouts: engines that sample, plans that say what a group is made of, and the collector that runs them."""
 
 from rlvr.core.moved import renamed
-from rlvr.rollout.buffer import Collected, Collector, Interrupted, RolloutBuffer
+from rlvr.rollout.buffer import CollectionInterruptedError, Collector, RolloutBuffer, StepRollouts
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import (
@@ -16,21 +16,20 @@ from rlvr.rollout.plans import (
     single_turn,
 )
 from rlvr.rollout.probe import probe
-from rlvr.rollout.recorded import RecordedOptions
+from rlvr.rollout.recorded_rollouts import RecordedOptions
 from rlvr.rollout.turns import Turns
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
 
 __all__ = [
     "Activity",
     "Bucket",
-    "Collected",
+    "CollectionInterruptedError",
     "Collector",
     "Completion",
     "Draw",
     "Engine",
     "HFEngine",
     "HFEngineOptions",
-    "Interrupted",
     "Plan",
     "Published",
     "RecordedOptions",
@@ -39,6 +38,7 @@ __all__ = [
     "RolloutContext",
     "RolloutPlan",
     "Sampling",
+    "StepRollouts",
     "Turns",
     "VLLMOptions",
     "VLLMServerOptions",
@@ -50,4 +50,12 @@ __all__ = [
 ]
 
 
-__getattr__ = renamed(__name__, {"Means": "RolloutContext", "Supply": "RolloutBuffer"})
+__getattr__ = renamed(
+    __name__,
+    {
+        "Collected": "StepRollouts",
+        "Interrupted": "CollectionInterruptedError",
+        "Means": "RolloutContext",
+        "Supply": "RolloutBuffer",
+    },
+)

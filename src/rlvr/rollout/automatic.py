@@ -10,14 +10,19 @@ from rlvr.rollout.vllm import installed
 
 
 def with_engine(config: Config, on_gpu: bool, here: bool = True, saved: Any = None) -> tuple[Config, str | None]:
-    """The configuration with an engine in place of `auto`, and the reason in words; the latter None where an engine was written.
+    """The configuration with an engine in place of `auto`, and the reason in words; the latter None where an engine was
+    written.
 
-    It is `saved`, the engine of a checkpoint, where there is one. Else `vllm` on a GPU where a vLLM for GPUs is installed in a version
-    that this library takes, else `hf`. With `here` false the GPU is elsewhere, and so is what is installed beside it: vLLM is assumed.
+    It is `saved`, the engine of a checkpoint, where there is one. Else `vllm` on a GPU where a vLLM for GPUs is
+    installed in a version that this library takes, else `hf`. With `here` false the GPU is elsewhere, and so is what is
+    installed beside it: vLLM is assumed.
     """
     if config.rollout.engine.name != "auto":
         return config, None
-    written, reason = _chosen(on_gpu, here) if saved is None else (saved, "the checkpoint was made with it")
+    if saved is None:
+        written, reason = _chosen(on_gpu, here)
+    else:
+        written, reason = (saved, "the checkpoint was made with it")
     engine = ComponentSpec.parse(written)
     rollout = config.rollout.model_copy(update={"engine": engine})
     return config.model_copy(update={"rollout": rollout}), f"rollout.engine: auto takes {engine.name}: {reason}"

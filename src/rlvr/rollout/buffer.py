@@ -1,22 +1,22 @@
-"""Groups of rollouts for the coming steps, sampled up to `staleness` steps ahead of the one that trains, and the event loop that
-their plans run on.
+"""Groups of rollouts for the coming steps, sampled up to `staleness` steps ahead of the one that trains, and the event
+loop that their plans run on.
 
-The buffer is a first-in-first-out window: the groups of step s are drawn when step s - staleness begins, and trained in step s, so the
-weights that sampled a token are at most `staleness` versions older than those that train on it, and nothing is thrown away for its
-age. Staleness 0 is the synchronous run.
+The buffer is a first-in-first-out window: the groups of step s are drawn when step s - staleness begins, and trained in
+step s, so the weights that sampled a token are at most `staleness` versions older than those that train on it, and
+nothing is thrown away for its age. Staleness 0 is the synchronous run.
 
-With `refill` a draw whose rewards are all the same is replaced by another draw, until the step has its number of groups or
-has drawn `attempts` times as many. With `oversample` 1 no more draws are open than groups are missing, so what a step
-trains on is the shortest run of draws that has enough useful groups, whatever finished first. Above 1 the groups that
-were not needed go to the next step: the age of a token is then at most 2 x staleness + 1.
+With `dynamic_sampling` a draw whose rewards are all the same is replaced by another draw, until the step has its number
+of groups or has drawn `attempts` times as many. With `oversample` 1 no more draws are open than groups are missing, so
+what a step trains on is the shortest run of draws that has enough useful groups, whatever finished first. Above 1 the
+groups that were not needed go to the next step: the age of a token is then at most 2 x staleness + 1.
 
-The loop has a thread of its own, so that collection works the same in a script, in a notebook whose loop is already running, and
-while the trainer updates.
+The loop has a thread of its own, so that collection works the same in a script, in a notebook whose loop is already
+running, and while the trainer updates.
 
-Invariants: a draw is trained once or requeued, never lost or trained twice; a requeued draw is drawn again first, with the same
-seeds; the state names the draws that are under way, so a resumed run samples them again. An exception of a plan is raised to whoever
-waits; an interrupted or failed collection leaves no running plan behind; the order of rollouts is by draw and member, however they
-finished.
+Invariants: a draw is trained once or requeued, never lost or trained twice; a requeued draw is drawn again first, with
+the same seeds; the state names the draws that are under way, so a resumed run samples them again. An exception of a
+plan is raised to whoever waits; an interrupted or failed collection leaves no running plan behind; the order of
+rollouts is by draw and member, however they finished.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ import numpy as np
 from rlvr.config import RolloutConfig
 from rlvr.core.waits import finished
 from rlvr.data import Draw, Sampler
-from rlvr.errors import WaitTimeout
+from rlvr.errors import WaitTimeoutError
 from rlvr.records import Rollout
 from rlvr.rollout.plans import Plan, RolloutContext
 
 T = TypeVar("T")
 
 
-class Interrupted(Exception):
+class CollectionInterruptedError(Exception):
     """The collection was given up because the run is to stop."""
 
 
-class Work(Generic[T]):
+class CollectionWork(Generic[T]):
     """A coroutine that runs on a collector's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
@@ -57,38 +57,43 @@ class Work(Generic[T]):
         loop.call_soon_threadsafe(self._start, coroutine)
 
     def cancel(self, seconds: float = 60.0) -> None:
-        """End the coroutine and wait until it has; WaitTimeout when it does not."""
+        """End the coroutine and wait until it has; WaitTimeoutError when it does not."""
         self._loop.call_soon_threadsafe(lambda: self._task.cancel())
         if wait_for([self.future], seconds).not_done:
-            raise WaitTimeout(f"work on the collector's loop did not end within {seconds:g} s of being cancelled")
+            raise WaitTimeoutError(f"work on the collector's loop did not end within {seconds:g} s of being cancelled")
 
     def _start(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._task = self._loop.create_task(coroutine)
         self._task.add_done_callback(self._settle)
 
     def _settle(self, task: asyncio.Task[T]) -> None:
-        error = Interrupted() if task.cancelled() else task.exception()
+        error = CollectionInterruptedError() if task.cancelled() else task.exception()
         if error is None:
             self.future.set_result(task.result())
         else:
             self.future.set_exception(error)
 
 
-class Watch:
-    """What a collection is doing: its groups, and how many of them are open."""
+class CollectionProgress:
+    """The progress of a collection: its groups, and how many of them are open."""
 
     def __init__(self) -> None:
-        self.groups, self.open = 0, 0
+        self.groups = 0
+        self.open = 0
         self.scoring = 0
         """Complete groups whose rewards are being computed (dynamic sampling)."""
 
     def __str__(self) -> str:
-        scoring = f", the rewards of {self.scoring} being computed" if self.scoring else ""
+        if self.scoring:
+            scoring = f", the rewards of {self.scoring} being computed"
+        else:
+            scoring = ""
         return f"rollouts ({self.open} of {self.groups} groups open{scoring})"
 
     async def group(self, draw: Draw, plan: Plan, context: RolloutContext) -> list[Rollout]:
         """The rollouts of one draw."""
-        self.groups, self.open = self.groups + 1, self.open + 1
+        self.groups = self.groups + 1
+        self.open = self.open + 1
         rollouts = [rollout async for rollout in plan(draw, context)]
         self.open -= 1
         return rollouts
@@ -112,14 +117,15 @@ class Collector:
         """Run a coroutine on the collector's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Work[T]:
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> CollectionWork[T]:
         """Run a coroutine on the collector's loop, to be waited for or cancelled."""
-        return Work(self.loop, coroutine)
+        return CollectionWork(self.loop, coroutine)
 
-    def wait(self, work: Work[T], what: object, deadline: float) -> T:
+    def wait(self, work: CollectionWork[T], what: object, deadline: float) -> T:
         """The result of `work`, within `deadline` seconds from now; otherwise it is cancelled.
 
-        WaitTimeout says `what` was awaited. Raises Interrupted when the run is to stop, and what the work raised.
+        WaitTimeoutError says `what` was awaited. Raises CollectionInterruptedError when the run is to stop, and what
+        the work raised.
         """
         done = False
         try:
@@ -128,12 +134,12 @@ class Collector:
             if not done:
                 work.cancel()
         if not done:
-            raise Interrupted
+            raise CollectionInterruptedError
         return work.future.result()
 
     def collect(self, draws: Sequence[Draw], plan: Plan, context: RolloutContext, deadline: float) -> list[Rollout]:
         """The rollouts of all draws, by draw and member; raises as `wait` does."""
-        watch = Watch()
+        watch = CollectionProgress()
 
         async def everything() -> list[Rollout]:
             tasks = [asyncio.create_task(watch.group(draw, plan, context)) for draw in draws]
@@ -145,13 +151,13 @@ class Collector:
         return self.wait(self.begin(everything()), watch, deadline)
 
     def close(self) -> None:
-        """Stop the loop and its thread; WaitTimeout when it does not end within 10 seconds."""
+        """Stop the loop and its thread; WaitTimeoutError when it does not end within 10 seconds."""
         if not self._thread.is_alive():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=10)
         if self._thread.is_alive():
-            raise WaitTimeout("the collector's thread did not end within 10 s")
+            raise WaitTimeoutError("the collector's thread did not end within 10 s")
         self.loop.close()
 
 
@@ -171,8 +177,8 @@ Group = tuple[Draw, list[Rollout]]
 
 
 @dataclass
-class Collected:
-    """What a step got."""
+class StepRollouts:
+    """The rollouts of a step."""
 
     rollouts: list[Rollout]
     """By draw and member."""
@@ -195,18 +201,18 @@ class _Batch:
     """The groups of one step, under way."""
 
     step: int
-    watch: Watch = field(default_factory=Watch)
+    watch: CollectionProgress = field(default_factory=CollectionProgress)
     draws: list[Draw] = field(default_factory=list)
     """Everything drawn for it."""
     sampled_at: float = math.inf
     """When its last completion was sampled, by time.perf_counter."""
     finished_at: float = math.inf
-    work: Work[tuple[list[Group], list[Group]]] | None = None
+    work: CollectionWork[tuple[list[Group], list[Group]]] | None = None
 
 
 class RolloutBuffer:
-    """Gives the groups of one step after the other. `contexts(step)` makes what the plan works with in that step; `has_signal` says
-    whether the rewards of a draw differ, and is awaited for one draw at a time."""
+    """Gives the groups of one step after the other. `contexts(step)` makes what the plan works with in that step;
+    `has_signal` says whether the rewards of a draw differ, and is awaited for one draw at a time."""
 
     def __init__(
         self,
@@ -233,16 +239,21 @@ class RolloutBuffer:
         self._prefetched: deque[_Batch] = deque()
         self._taken: list[Draw] = []
 
-    def next(self, step: int) -> Collected:
+    def next(self, step: int) -> StepRollouts:
         """The groups of `step`, after those of the steps behind it were started.
 
-        Raises WaitTimeout, Interrupted, and what a plan raised; `give_back` then makes the draws available again.
+        Raises WaitTimeoutError, CollectionInterruptedError, and what a plan raised; `roll_back` then makes the draws
+        available again.
         """
         self._taken = []  # those of the step before were trained
-        begun = self._prefetched[-1].step + 1 if self._prefetched else step
+        if self._prefetched:
+            begun = self._prefetched[-1].step + 1
+        else:
+            begun = step
         for number in range(begun, min(step + self.config.staleness, self.last - 1) + 1):
             self._prefetched.append(self._begin(number))
-        batch, start = self._prefetched[0], time.perf_counter()
+        batch = self._prefetched[0]
+        start = time.perf_counter()
         assert batch.work is not None and batch.step == step, f"step {step} is asked for, step {batch.step} is due"
         kept, dropped = self.collector.wait(batch.work, batch.watch, self.config.deadline)
         self._prefetched.popleft()
@@ -251,9 +262,9 @@ class RolloutBuffer:
             ready = sum(b.watch.groups - b.watch.open for b in self._prefetched) + len(self._surplus)
         waited = time.perf_counter() - start
         verifying = min(waited, max(0.0, batch.finished_at - batch.sampled_at))
-        return Collected(_rollouts(kept), _rollouts(dropped), verifying, ready)
+        return StepRollouts(_rollouts(kept), _rollouts(dropped), verifying, ready)
 
-    def give_back(self) -> None:
+    def roll_back(self) -> None:
         """End what is under way; its draws, and those of the step last taken, are the next to be drawn."""
         for batch in self._prefetched:
             assert batch.work is not None
@@ -262,7 +273,8 @@ class RolloutBuffer:
         with self._lock:
             self._requeued = deque(self._untrained(self._taken))
             self._prefetched.clear()
-            self._surplus, self._taken = [], []
+            self._surplus = []
+            self._taken = []
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler, and the draws that later steps have to train."""
@@ -292,9 +304,13 @@ class RolloutBuffer:
 
     async def _sample(self, batch: _Batch) -> tuple[list[Group], list[Group]]:
         """(groups that train, groups that were dropped) of one step."""
-        refill, context = self.config.refill, self.contexts(batch.step)
+        dynamic_sampling = self.config.dynamic_sampling
+        context = self.contexts(batch.step)
         wanted = self.config.prompts_per_step
-        most, oversample = (wanted * refill.attempts, refill.oversample) if refill else (wanted, 1.0)
+        if dynamic_sampling:
+            most, oversample = (wanted * dynamic_sampling.attempts, dynamic_sampling.oversample)
+        else:
+            most, oversample = (wanted, 1.0)
         kept: list[Group] = []
         dropped: list[Group] = []
         running: dict[asyncio.Task[tuple[list[Rollout], bool]], Draw] = {}
@@ -331,7 +347,7 @@ class RolloutBuffer:
     async def _sample_draw(self, batch: _Batch, draw: Draw, context: RolloutContext) -> tuple[list[Rollout], bool]:
         """Sample one draw and, under dynamic sampling, find out whether it trains."""
         rollouts = in_order(await batch.watch.group(draw, self.plan, context))
-        if self.config.refill is None:
+        if self.config.dynamic_sampling is None:
             return rollouts, True
         # One draw at a time: reward functions need not be safe to call from two threads at once.
         batch.watch.scoring += 1
@@ -343,7 +359,10 @@ class RolloutBuffer:
     def _draw(self, batch: _Batch, count: int) -> list[Draw]:
         with self._lock:
             again = [self._requeued.popleft() for _ in range(min(count, len(self._requeued)))]
-            fresh = self.sampler.next(count - len(again)) if count > len(again) else []
+            if count > len(again):
+                fresh = self.sampler.next(count - len(again))
+            else:
+                fresh = []
             batch.draws += [*again, *fresh]
             return [*again, *fresh]
 
@@ -353,12 +372,13 @@ class RolloutBuffer:
         with self._lock:
             self._requeued.extend(draw for draw, rollouts in self._surplus if _oldest_version(rollouts) < oldest)
             self._surplus = [group for group in self._surplus if _oldest_version(group[1]) >= oldest]
-            taken, self._surplus = self._surplus[:count], self._surplus[count:]
+            taken = self._surplus[:count]
+            self._surplus = self._surplus[count:]
             batch.draws += [draw for draw, _ in taken]
             return taken
 
     def _set_aside(self, batch: _Batch, surplus: list[Group], unfinished: list[Draw]) -> None:
-        """What the step did not need: complete groups for the next one, and draws to be made again."""
+        """Keep surplus of the step: complete groups for the next one, and draws to be made again."""
         with self._lock:
             rest = {draw.number for draw, _ in surplus} | {draw.number for draw in unfinished}
             batch.draws = [draw for draw in batch.draws if draw.number not in rest]

@@ -55,7 +55,8 @@ def _lengths(tokenizer: Any, ids: Sequence[int]) -> list[int]:
             itertools.accumulate(map(len, pieces))
         )  # no character of several tokens, no token that its place changes
     lengths: list[int] = []
-    base, start = 0, 0  # characters before token `start`
+    base = 0
+    start = 0  # characters before token `start`
     for t in range(len(ids)):
         text = tokenizer.decode(ids[start : t + 1], skip_special_tokens=True)
         whole = len(text) - len(text.rstrip("\ufffd")) == 0

@@ -1,15 +1,18 @@
-"""One decoding step in few operations, for decoder blocks of the Llama family; other models go through their own modules.
+"""One decoding step in few operations, for decoder blocks of the Llama family; other models go through their own
+modules.
 
 A step of one token a row is mostly overhead in a general module: masks are built, rotary tables computed, keys repeated
-for their query heads. Here the same arithmetic is done over the model's own linear layers, norms and activations, several of
-them in one call where they are plain: linear layers of one input are one product, over a copy of their weights where the model is
-small, and a plain RMS norm is four operations. An adapter, a hook or a quantised layer is called as it is.
+for their query heads. Here the same arithmetic is done over the model's own linear layers, norms and activations,
+several of them in one call where they are plain: linear layers of one input are one product, over a copy of their
+weights where the model is small, and a plain RMS norm is four operations. An adapter, a hook or a quantised layer is
+called as it is.
 
 Invariants:
-- A model is decoded here only after its logits were tried against its own forward pass, and each kind of its blocks against
-  itself with random weights, large enough that every part of it shows. Otherwise its modules do it, and the log says why.
-- What is computed with is what the modules held when the newest prompt was read, or when the engine last took new weights:
-  within a request that is one and the same. No more than `COPIED` weights are copied, when a prompt is read.
+- A model is decoded here only after its logits were tried against its own forward pass, and each kind of its blocks
+  against itself with random weights, large enough that every part of it shows. Otherwise its modules do it, and the log
+  says why.
+- What is computed with is what the modules held when the newest prompt was read, or when the engine last took new
+  weights: within a request that is one and the same. No more than `COPIED` weights are copied, when a prompt is read.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "qkv_p
 _MLP = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
 
 
-class Unfit(Exception):
+class UnfitError(Exception):
     """Why a model is decoded by its own modules."""
 
 
@@ -58,20 +61,25 @@ class Decoder:
     def next_logits(
         self, ids: torch.Tensor, seen: torch.Tensor | None, positions: torch.Tensor, cache: RowCache
     ) -> torch.Tensor:
-        """Float32 logits [R, V] after tokens [R, q] at `positions` [R, q]; their keys and values are added to the cache.
+        """Float32 logits [R, V] after tokens [R, q] at `positions` [R, q]; their keys and values are added to the
+        cache.
 
-        `seen` [R, slots] is true where the cache, these tokens included, holds a token of the row; None where it always does.
+        `seen` [R, slots] is true where the cache, these tokens included, holds a token of the row; None where it always
+        does.
         """
         if not self._tried:
             self._tried = True
             try:
                 self.steps = proven(self.policy)
-            except Unfit as reason:
+            except UnfitError as reason:
                 kind = type(self.policy.causal_lm).__name__
                 log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
         self.stale |= cache.length == 0  # a prompt is read: nothing says that the weights are those of the last one
         if self.steps is None:  # some models warn where they are given no mask
-            seen = ids.new_ones(len(ids), cache.length + ids.shape[1]) if seen is None else seen
+            if seen is None:
+                seen = ids.new_ones(len(ids), cache.length + ids.shape[1])
+            else:
+                seen = seen
         elif ids.shape[1] == 1 and cache.length < self.steps.window:
             if self.stale:
                 self.stale = False
@@ -81,37 +89,41 @@ class Decoder:
 
 
 class Steps:
-    """Decoding steps over the modules of a model. Unfit where a module is not of the form that is known."""
+    """Decoding steps over the modules of a model. UnfitError where a module is not of the form that is known."""
 
     def __init__(self, policy: Policy) -> None:
         model = policy.causal_lm.base_model
         config = policy.causal_lm.config.get_text_config()
         if policy.dtype != torch.float32 or policy.causal_lm.get_input_embeddings().weight.dtype != torch.float32:
-            raise Unfit("it does not compute in float32")
+            raise UnfitError("it does not compute in float32")
         if not policy.head_is_enough:
-            raise Unfit("its logits are more than its LM head's")
+            raise UnfitError("its logits are more than its LM head's")
         if (kind := (config._attn_implementation or "sdpa").removeprefix(PREFIX)) not in ("sdpa", "eager"):
-            raise Unfit(f"its attention is {kind}")
+            raise UnfitError(f"its attention is {kind}")
         self._rotary: Any = getattr(model, "rotary_emb", None)
         if getattr(self._rotary, "rope_type", None) not in _FIXED_ROTARY:
-            raise Unfit("it has no rotary embedding, or one that changes with the length")
+            raise UnfitError("it has no rotary embedding, or one that changes with the length")
         if not all(hasattr(model, name) for name in ("layers", "norm")):
-            raise Unfit("it has no list of layers with a norm after them")
-        self._embed, self._norm = policy.causal_lm.get_input_embeddings(), Norm(model.norm)
-        self.blocks = [Block(layer) for layer in model.layers[: config.num_hidden_layers]]
+            raise UnfitError("it has no list of layers with a norm after them")
+        self._embed = policy.causal_lm.get_input_embeddings()
+        self._norm = Norm(model.norm)
+        self.blocks = [DecoderBlock(layer) for layer in model.layers[: config.num_hidden_layers]]
         self.window = int(getattr(config, "sliding_window", None) or 1 << 30)
         """Used slots up to which no sliding window cuts anything off."""
         self.copies = sum(block.copied for block in self.blocks) <= COPIED
         self._table = torch.empty(0, 0)
         scaled = ("logit_scale", "logits_scaling", "final_logit_softcapping")
         plain = all(getattr(config, name, None) is None for name in scaled)
-        self._logits: Any = Product([policy.causal_lm.get_output_embeddings()]) if plain else policy.logits
+        if plain:
+            self._logits: Any = MatrixProduct([policy.causal_lm.get_output_embeddings()])
+        else:
+            self._logits = policy.logits
         self.refresh()
 
     def refresh(self) -> None:
         """Take the weights as they are now."""
         self._norm.refresh()
-        if isinstance(self._logits, Product):
+        if isinstance(self._logits, MatrixProduct):
             self._logits.refresh(self.copies)
         for block in self.blocks:
             block.refresh(self.copies)
@@ -139,28 +151,35 @@ class Steps:
         return self._table.index_select(0, positions)
 
 
-class Block:
+class DecoderBlock:
     """One decoder layer: norm, attention, residual, norm, gated feed-forward, residual."""
 
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         for module, known in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
             names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
             if not names <= known:
-                raise Unfit(f"{type(module).__name__} has parts that are not known here: {', '.join(names - known)}")
+                raise UnfitError(
+                    f"{type(module).__name__} has parts that are not known here: {', '.join(names - known)}"
+                )
         queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))]
         gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
-        self.size, self.scale = int(attention.head_dim), float(attention.scaling)
+        self.size = int(attention.head_dim)
+        self.scale = float(attention.scaling)
         self.heads = attention.o_proj.in_features // self.size
         self.shared = (sum(m.out_features for m in queries) // self.size - self.heads) // 2
         """Heads of keys, and of values."""
         self._turned = [self.heads, self.shared]
-        self.queries, self.gates = Product(queries), Product(gates)
-        self.out, self.down = Product([attention.o_proj]), Product([mlp.down_proj])
-        self.first_norm, self.second_norm = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
+        self.queries = MatrixProduct(queries)
+        self.gates = MatrixProduct(gates)
+        self.out = MatrixProduct([attention.o_proj])
+        self.down = MatrixProduct([mlp.down_proj])
+        self.first_norm = Norm(layer.input_layernorm)
+        self.second_norm = Norm(layer.post_attention_layernorm)
         self.head_norms = [Norm(m) for name in ("q_norm", "k_norm") if (m := getattr(attention, name, None))]
         if len(self.head_norms) == 1:
-            raise Unfit("it has a norm for the queries only, or for the keys only")
+            raise UnfitError("it has a norm for the queries only, or for the keys only")
         self.activation = getattr(mlp, "act_fn", None) or mlp.activation_fn
         if type(self.activation) in (nn.SiLU, SiLUActivation):
             self.activation = nn.functional.silu
@@ -198,7 +217,8 @@ class Block:
         hidden: torch.Tensor | None,
         layer: GrowingLayer,
     ) -> torch.Tensor:
-        rows, shared = len(x), self.shared
+        rows = len(x)
+        shared = self.shared
         joined = self.queries(x).view(rows, -1, self.size)
         both, v = joined.split_with_sizes([self.heads + shared, shared], 1)
         if self.head_norms:
@@ -218,7 +238,7 @@ class Block:
 
 
 def proven(policy: Policy) -> Steps:
-    """The short way for `policy`, tried and found equal. Unfit otherwise."""
+    """The short way for `policy`, tried and found equal. UnfitError otherwise."""
     try:
         with torch.inference_mode():
             steps = Steps(policy)
@@ -228,15 +248,15 @@ def proven(policy: Policy) -> Steps:
                     tried.add(kind)
                     _try_block(layer, steps)
             _try_whole(policy, steps)
-    except Unfit:
+    except UnfitError:
         raise
     except Exception as error:  # a module that only looks like those that are known
-        raise Unfit(f"its modules could not be used: {type(error).__name__}: {error}") from error
+        raise UnfitError(f"its modules could not be used: {type(error).__name__}: {error}") from error
     return steps
 
 
 def _kind(layer: Any) -> Any:
-    """What distinguishes a layer from others, but for its weights and its number."""
+    """Return what distinguishes a layer from others, but for its weights and its number."""
     parts = (layer, layer.self_attn, layer.mlp)
     plain = [{k: v for k, v in vars(m).items() if isinstance(v, (bool, int, float, str))} for m in parts]
     shapes = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
@@ -244,8 +264,10 @@ def _kind(layer: Any) -> Any:
 
 
 def _try_block(layer: Any, steps: Steps) -> None:
-    """Unfit where a copy of `layer` with random weights gives something else than our block does."""
-    rows, slots, width = 3, 7, steps._embed.weight.shape[1]
+    """UnfitError where a copy of `layer` with random weights gives something else than our block does."""
+    rows = 3
+    slots = 7
+    width = steps._embed.weight.shape[1]
     layer = copy.deepcopy(layer).eval()
     device = next(layer.parameters()).device
     generator = torch.Generator(device).manual_seed(0)
@@ -254,15 +276,22 @@ def _try_block(layer: Any, steps: Steps) -> None:
         return torch.randn(*shape, generator=generator, device=device)
 
     for parameter in layer.parameters():
-        spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
+        if parameter.ndim > 1:
+            spread = parameter.shape[-1] ** -0.5
+        else:
+            spread = 0.5
         parameter.copy_(spread * normal(*parameter.shape))
-    block, number = Block(layer), int(layer.self_attn.layer_idx)
+    block = DecoderBlock(layer)
+    number = int(layer.self_attn.layer_idx)
     block.refresh(steps.copies)
-    x, positions = normal(rows, width), torch.tensor([slots, slots - 2, slots - 5], device=device)
+    x = normal(rows, width)
+    positions = torch.tensor([slots, slots - 2, slots - 5], device=device)
     seen = torch.arange(slots + 1, device=device) >= (slots - positions)[:, None]
     shape = (rows, block.shared, slots, block.size)
-    keys, values = normal(*shape), normal(*shape)
-    ours, theirs = GrowingLayer(), RowCache(number + 1)
+    keys = normal(*shape)
+    values = normal(*shape)
+    ours = GrowingLayer()
+    theirs = RowCache(number + 1)
     ours.update(keys, values)
     theirs.layers[number].update(keys, values)
     mask = torch.zeros(rows, 1, 1, slots + 1, device=device).masked_fill(~seen[:, None, None], -torch.inf)
@@ -281,16 +310,17 @@ def _try_block(layer: Any, steps: Steps) -> None:
 
 
 def _try_whole(policy: Policy, steps: Steps) -> None:
-    """Unfit where the model's own logits differ from ours over a few steps, with prompts of different lengths."""
+    """UnfitError where the model's own logits differ from ours over a few steps, with prompts of different lengths."""
     vocabulary = policy.causal_lm.get_input_embeddings().weight.shape[0]
     length = min(6, policy.context - 3)
     if length < 2:
-        raise Unfit(f"its context of {policy.context} tokens is too short for a trial")
+        raise UnfitError(f"its context of {policy.context} tokens is too short for a trial")
     ids = (torch.arange(1, 1 + 2 * (length + 3), device=policy.device) * 7919 % vocabulary).view(2, -1)
     seen = torch.ones_like(ids, dtype=torch.bool)
     seen[1, 0] = False
     positions = (seen.cumsum(-1) - 1).clamp_min(0)
-    theirs, ours = RowCache(len(steps.blocks)), RowCache(len(steps.blocks))
+    theirs = RowCache(len(steps.blocks))
+    ours = RowCache(len(steps.blocks))
     for cache in (theirs, ours):
         policy.next_logits(ids[:, :length], seen[:, :length], positions[:, :length], cache)
     for at in range(length, ids.shape[1]):
@@ -299,12 +329,13 @@ def _try_whole(policy: Policy, steps: Steps) -> None:
 
 
 def _compare(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    gap, size = float((found - expected).abs().max()), float(expected.abs().max())
+    gap = float((found - expected).abs().max())
+    size = float(expected.abs().max())
     if not gap <= TOLERANCE * max(1.0, min(size, 1e6)):  # an infinity proves nothing
-        raise Unfit(f"{what} would be {gap:.1e} off, of {size:.1e}")
+        raise UnfitError(f"{what} would be {gap:.1e} off, of {size:.1e}")
 
 
-class Product:
+class MatrixProduct:
     """Linear modules of one input, their outputs side by side."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
@@ -316,7 +347,9 @@ class Product:
     @property
     def size(self) -> int:
         """Numbers that are copied to make them one."""
-        return sum(m.weight.numel() for m in self.modules) if len(self.modules) > 1 and self._plain else 0
+        if len(self.modules) > 1 and self._plain:
+            return sum(m.weight.numel() for m in self.modules)
+        return 0
 
     @property
     def _plain(self) -> bool:
@@ -327,7 +360,8 @@ class Product:
         self._weight = self._bias = None
         if not self._plain or (len(self.modules) > 1 and not copies):
             return
-        weights, biases = [m.weight.detach() for m in self.modules], [m.bias for m in self.modules]
+        weights = [m.weight.detach() for m in self.modules]
+        biases = [m.bias for m in self.modules]
         self._weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).t()
         if any(b is not None for b in biases):
             there = [w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)]
@@ -337,15 +371,21 @@ class Product:
         """[R, out] of [R, in]."""
         if self._weight is None:
             parts = [module(x) for module in self.modules]
-            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return torch.mm(x, self._weight) if self._bias is None else torch.addmm(self._bias, x, self._weight)
+            if len(parts) == 1:
+                return parts[0]
+            return torch.cat(parts, -1)
+        if self._bias is None:
+            return torch.mm(x, self._weight)
+        return torch.addmm(self._bias, x, self._weight)
 
     def onto(self, base: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`base` + the product."""
         if self._weight is None:
             return base + self(x)
         sums = torch.addmm(base, x, self._weight)
-        return sums if self._bias is None else sums.add_(self._bias)
+        if self._bias is None:
+            return sums
+        return sums.add_(self._bias)
 
 
 class Norm:
@@ -382,7 +422,8 @@ def rms_epsilon(module: Any) -> float | None:
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(epsilon, float) or [name for name, _ in module.named_parameters()] != ["weight"]:
         return None
-    trial, weight = copy.deepcopy(module), module.weight
+    trial = copy.deepcopy(module)
+    weight = module.weight
     generator = torch.Generator(weight.device).manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -394,7 +435,9 @@ def rms_epsilon(module: Any) -> float | None:
         x = sizes * normal(4, *weight.shape)
         bound = weight.new_tensor(len(weight) * epsilon).sqrt()
         ours = _rms(x, trial.weight * len(weight) ** 0.5, bound)
-        return epsilon if torch.allclose(trial(x), ours, rtol=1e-5, atol=1e-6) else None
+        if torch.allclose(trial(x), ours, rtol=1e-5, atol=1e-6):
+            return epsilon
+        return None
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:

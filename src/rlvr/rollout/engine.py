@@ -1,7 +1,8 @@
 """The Engine protocol: token ids in, token ids and behaviour log-probs out, as futures.
 
-Invariants: an engine knows no task, group or verifier; what it samples depends on the request's seed and the weights, not
-on what else is in the batch, up to rounding (N7); log-probs are those of the distribution that was sampled from (N3).
+Invariants: an engine knows no task, group or verifier; what it samples depends on the request's seed and the weights,
+not on what else is in the batch, up to rounding (N7); log-probs are those of the distribution that was sampled from
+(N3).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Bucket = list[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. temperature 0 is greedy, with log-probs at temperature 1."""
+    """Sampling parameters. temperature 0 is greedy, with log-probs at temperature 1."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -49,13 +50,13 @@ class Request:
     attachments: tuple[Attachment, ...] = ()
     constraint: Mapping[str, Any] | None = None
     """What the completion must match, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,
-    `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution. None: what the engine's
-    options say; empty: nothing, whatever they say."""
+    `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution. None: what the
+    engine's options say; empty: nothing, whatever they say."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What was sampled, end token included: N tokens."""
+    """A sampled completion, end token included: N tokens."""
 
     token_ids: np.ndarray
     """int64 [N]"""
@@ -75,14 +76,17 @@ InFlight = Literal["finish", "continue"]
 
 @dataclass(frozen=True)
 class Published:
-    """What a publish moved."""
+    """Bytes and seconds of a publish."""
 
     bytes: int
     seconds: float
 
     def metrics(self) -> dict[str, float]:
         """As a step's record has it."""
-        speed = self.bytes / 1e9 / self.seconds if self.seconds else 0.0
+        if self.seconds:
+            speed = self.bytes / 1e9 / self.seconds
+        else:
+            speed = 0.0
         return {"publish/bytes": self.bytes, "publish/seconds": self.seconds, "publish/gb_per_second": speed}
 
 
@@ -94,12 +98,12 @@ class EngineFactory(Component):
         """True where every rank has an engine, beside its policy; False where rank 0 has one that samples for all."""
         return True
 
-    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+    def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """Return the options with what they leave open set for a run.
 
-        `longest`: the longest sequence in tokens that is sampled, None where it is not known. `partitions`: the weights lie in parts
-        on several ranks, so that an engine cannot compute with the trainer's own, and no rank can write an adapter alone. `silence`:
-        `distributed.silence`, in seconds.
+        `longest`: the longest sequence in tokens that is sampled, None where it is not known. `partitions`: the weights
+        lie in parts on several ranks, so that an engine cannot compute with the trainer's own, and no rank can write an
+        adapter alone. `heartbeat_timeout`: `distributed.heartbeat_timeout`, in seconds.
         """
         return self
 
@@ -124,7 +128,7 @@ class Engine(Protocol):
 
     @property
     def shares_weights(self) -> bool:
-        """Whether it computes with the trainer's own tensors, so that publishing moves nothing."""
+        """Return whether it computes with the trainer's own tensors, so that publishing moves nothing."""
         ...
 
     @property
@@ -139,20 +143,20 @@ class Engine(Protocol):
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published | None:
         """Take new weights; `weights()` streams them in buckets and is not called when memory is shared: None then.
 
-        Until `release`, `weights` may be called again from another thread, for a server that had to be restarted, and a publish of
-        the same version need not take them again.
+        Until `release`, `weights` may be called again from another thread, for a server that had to be restarted, and a
+        publish of the same version need not take them again.
 
-        Called from another thread than `generate`. Requests are open only where the engine was opened with an `in_flight`:
-        they finish on the old weights first (`finish`), or go on with the new ones (`continue`).
+        Called from another thread than `generate`. Requests are open only where the engine was opened with an
+        `in_flight`: they finish on the old weights first (`finish`), or go on with the new ones (`continue`).
         """
         ...
 
     def release(self) -> None:
-        """The trainer is about to change its weights: the `weights` of the last publish are not called any more, and device
-        memory that only sampling needs is given back until the next publish where no request is open."""
+        """The trainer is about to change its weights: the `weights` of the last publish are not called any more, and
+        device memory that only sampling needs is given back until the next publish where no request is open."""
         ...
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of the tensors that the engine holds otherwise than `weights`, as far as it can tell."""
         ...
 

@@ -1,10 +1,10 @@
 """Tools and environments: what answers a turn of the policy's.
 
-A tool is a function `f(text, task)` of the turn's text; an environment that remembers is a class whose `begin(task)` gives an
-episode with `reply(text)` and, if it wants, `close()`. Both answer with text, or with None when the rollout is over, and
-all of these may be coroutine functions. Invariants: what they raise, and a call past the time limit, costs one reply, which then
-says `error: ...`, never the run; an episode that was begun is closed, also when its rollout is given up; a call that hangs
-costs a daemon thread.
+A tool is a function `f(text, task)` of the turn's text; an environment that remembers is a class whose `begin(task)`
+gives an episode with `reply(text)` and, if it wants, `close()`. Both answer with text, or with None when the rollout is
+over, and all of these may be coroutine functions. Invariants: what they raise, and a call past the time limit, costs
+one reply, which then says `error: ...`, never the run; an episode that was begun is closed, also when its rollout is
+given up; a call that hangs costs a daemon thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlvr.records import Task
 from rlvr.registry import register
 from rlvr.verifiers.base import is_coroutine
 from rlvr.verifiers.pool.threads import Threads
-from rlvr.verifiers.puzzles.arithmetic import read_expression
+from rlvr.verifiers.puzzles.expressions import read_expression
 
 _log = logging.getLogger(__name__)
 MOST_OF_AN_ERROR = 200
@@ -97,10 +97,11 @@ class EpisodeCalls:
         self._lost: str | None = None
 
     async def reply(self, text: str) -> str | None:
-        """What the environment answers to a turn, `error: ...` for its own trouble; None when the rollout is over.
+        """Return what the environment answers to a turn, `error: ...` for its own trouble; None when the rollout is
+        over.
 
-        An environment that remembers is begun with the first turn. After a call past the time limit or an error in `begin`
-        it is not called again, since nobody knows what it did: every further reply is the same error.
+        An environment that remembers is begun with the first turn. After a call past the time limit or an error in
+        `begin` it is not called again, since nobody knows what it did: every further reply is the same error.
         """
         environment = self._environment
         remembers = isinstance(environment, Environment)
@@ -118,11 +119,14 @@ class EpisodeCalls:
             self._calls.warn(trouble)
         if remembers and trouble is not None and trouble.startswith("no answer"):
             self._lost = trouble
-        return result if trouble is None else f"error: {trouble}"
+        if trouble is None:
+            return result
+        return f"error: {trouble}"
 
     async def close(self) -> None:
         """End what was begun."""
-        state, self._state = self._state, None
+        state = self._state
+        self._state = None
         if isinstance(state, Closable):
             await self._calls.call(state.close)
 
@@ -139,7 +143,9 @@ async def calculator(text: str, task: Task, *, opening: str = "[", closing: str 
     if start < 0:
         return None
     expression = read_expression(text[start + len(opening) : end])
-    return f"error: {expression}" if isinstance(expression, str) else str(expression.value)
+    if isinstance(expression, str):
+        return f"error: {expression}"
+    return str(expression.value)
 
 
 @register("environment", "script")
@@ -147,8 +153,8 @@ async def calculator(text: str, task: Task, *, opening: str = "[", closing: str 
 class Script(Environment):
     """Replies written beforehand, one after each turn; after the last one's turn the rollout is over.
 
-    Self-correction (SCoRe, Kumar et al. 2024, arXiv 2409.12917) has one that asks for a second attempt. `{prompt}` in a reply
-    is the task's prompt where that is text.
+    Self-correction (SCoRe, Kumar et al. 2024, arXiv 2409.12917) has one that asks for a second attempt. `{prompt}` in a
+    reply is the task's prompt where that is text.
     """
 
     replies: tuple[str, ...]
@@ -158,14 +164,14 @@ class Script(Environment):
         if not self.replies:
             raise ValueError("it needs at least one reply")
 
-    async def begin(self, task: Task) -> Reading:
+    async def begin(self, task: Task) -> ScriptEpisode:
         """A talk that has said nothing."""
         prompt = task.prompt if isinstance(task.prompt, str) else ""
-        return Reading(reply.replace("{prompt}", prompt) for reply in self.replies)
+        return ScriptEpisode(reply.replace("{prompt}", prompt) for reply in self.replies)
 
 
 @dataclass
-class Reading(Episode):
+class ScriptEpisode(Episode):
     """A script as it is read out."""
 
     left: Iterator[str]

@@ -4,8 +4,8 @@ A prompt is prefilled once for all its requests, finished rows are dropped from 
 admitted between steps. It runs on the event loop of whoever calls it and gives way to it after every step, so that
 verification overlaps sampling.
 
-Invariants: a request's tokens depend on its prompt, options, seed and the weights only (N7); weights are taken between two
-steps, never within one, and every token keeps the version that sampled it.
+Invariants: a request's tokens depend on its prompt, options, seed and the weights only (N7); weights are taken between
+two steps, never within one, and every token keeps the version that sampled it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HFEngineOptions(EngineFactory):
     """Keep a copy of the weights and take new ones by `publish`, instead of sharing the trainer's. Always so where
     `rollout.staleness` has it sample while the trainer updates."""
 
-    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+    def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """A copy of the weights where a rank does not have them all."""
         return dataclasses.replace(self, copy_weights=self.copy_weights or partitions)
 
@@ -94,12 +94,14 @@ class HFEngine:
         """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
         if request.model != "policy" or request.attachments or request.constraint:
             raise DataError(
-                "rollout.engine hf samples text from the policy only: it has no other model, takes no attachments and no constraint"
+                "rollout.engine hf samples text from the policy only: it has no other model, takes no attachments "
+                "and no constraint"
             )
         room = self.context - len(request.token_ids)
         if not request.token_ids or room < 1:
             raise DataError(
-                f"a prompt of {len(request.token_ids)} tokens cannot be continued: the model's context is {self.context} tokens"
+                f"a prompt of {len(request.token_ids)} tokens cannot be continued: the model's context is "
+                f"{self.context} tokens"
             )
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), min(request.sampling.max_new_tokens, room), time.perf_counter())
@@ -117,10 +119,11 @@ class HFEngine:
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
         """Take version `version` of the weights; with shared weights they are there already.
 
-        WaitTimeout when the responses that are to finish on the old weights do not within `PUBLISH_SECONDS`.
+        WaitTimeoutError when the responses that are to finish on the old weights do not within `PUBLISH_SECONDS`.
         """
         if self.shares_weights:
-            self.version, self._decoder.stale = version, True
+            self.version = version
+            self._decoder.stale = True
             return
         self._publishing = True
         try:
@@ -140,13 +143,14 @@ class HFEngine:
             for bucket in weights():
                 for name, tensor in bucket:
                     mine[name].copy_(tensor)
-            self.version, self._decoder.stale = version, True
+            self.version = version
+            self._decoder.stale = True
             return True
 
     def release(self) -> None:
         """Nothing is held that the trainer needs."""
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of the tensors of a copy that are not those of `weights`."""
         mine = dict(self.policy.causal_lm.named_parameters(remove_duplicate=False))
         return [
@@ -196,7 +200,9 @@ class HFEngine:
         rows = self._active
         if rows is None:
             return
-        ids, positions, slots = rows.last[:, None], rows.position[:, None], rows.cache.length + 1
+        ids = rows.last[:, None]
+        positions = rows.position[:, None]
+        slots = rows.cache.length + 1
         logits = self._decoder.next_logits(ids, rows.seen(slots), positions, rows.cache)
         # A finished row that is still in the batch must not run past a table of learned positions.
         rows.position = (rows.position + 1).clamp_max_(self._last_position)
@@ -210,7 +216,8 @@ class HFEngine:
         prompts = sorted(by_prompt, key=len)
         while prompts:
             fit = max(1, self.options.prefill_tokens // len(prompts[-1]))
-            now, prompts = prompts[-fit:], prompts[:-fit]
+            now = prompts[-fit:]
+            prompts = prompts[:-fit]
             arrived = self._sampled(*self._prefill({prompt: by_prompt[prompt] for prompt in now}))
             if arrived is not None and self._active is not None:
                 self._active.join(arrived)
@@ -218,10 +225,16 @@ class HFEngine:
                 self._active = arrived
 
     def _prefill(self, by_prompt: dict[tuple[int, ...], list[Row]]) -> tuple[Rows, torch.Tensor]:
-        """Rows for all requests of these prompts, and the logits of their first tokens; each prompt is computed once."""
-        device, (host_ids, unused) = self.policy.device, padded(list(by_prompt))
-        ids, positions = torch.from_numpy(host_ids).to(device), np.arange(host_ids.shape[1]) - unused[:, None]
-        seen = torch.from_numpy(positions >= 0).to(device) if unused.any() else None
+        """Rows for all requests of these prompts, and the logits of their first tokens; each prompt is computed
+        once."""
+        device = self.policy.device
+        (host_ids, unused) = padded(list(by_prompt))
+        ids = torch.from_numpy(host_ids).to(device)
+        positions = np.arange(host_ids.shape[1]) - unused[:, None]
+        if unused.any():
+            seen = torch.from_numpy(positions >= 0).to(device)
+        else:
+            seen = None
         cache = RowCache(self._layers)
         places = torch.from_numpy(positions.clip(0)).to(device)
         logits = self._decoder.next_logits(ids, seen, places, cache)
@@ -233,7 +246,8 @@ class HFEngine:
         return Rows(rows, cache, unused[source], places[chosen, -1] + 1), logits[chosen]
 
     def _sampled(self, rows: Rows, logits: torch.Tensor) -> Rows | None:
-        """Draw each row's next token and settle the requests that end with it; the rows that go on, None when none does."""
+        """Draw each row's next token and settle the requests that end with it; the rows that go on, None when none
+        does."""
         tokens = rows.sample(logits, self.version)
         ended = self._is_end[tokens] & rows.ends
         finished = rows.alive & (ended | (rows.count >= rows.limit))
@@ -256,15 +270,17 @@ class HFEngine:
         return rows
 
     def _at_stop_string(self, rows: Rows, i: int) -> bool:
-        """Whether row i's text ends inside or with one of its stop strings that the newest token completed."""
-        stop, count = rows.rows[i].request.sampling.stop, int(rows.count[i])
+        """Return whether row i's text ends inside or with one of its stop strings that the newest token completed."""
+        stop = rows.rows[i].request.sampling.stop
+        count = int(rows.count[i])
         longest = max(len(s.encode()) for s in stop)
         # A token is at least one byte; a few tokens more than the string has bytes, for characters cut by the window.
         tail = self.policy.tokenizer.decode(rows.tokens[i, max(0, count - longest - 8) : count].tolist())
         return any(s in tail for s in stop)
 
     def _settle(self, rows: Rows, i: int, reason: StopReason) -> None:
-        row, count = rows.rows[i], int(rows.count[i])
+        row = rows.rows[i]
+        count = int(rows.count[i])
         ids = rows.tokens[i, :count].copy()
         rows.alive[i] = False
         if row.future.done():  # given up by whoever asked

@@ -1,8 +1,8 @@
 """Plans make the rollouts of a group, with a `RolloutContext`: the engine, the verifier and the prompts of a step.
 
-A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they finish; it
-may ask for as many generations, verdicts and further rollouts as it likes. It names its groups by the draw's number, further
-ones `NUMBER/...`. The context counts what plans ask it for.
+A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they
+finish; it may ask for as many generations, verdicts and further rollouts as it likes. It names its groups by the draw's
+number, further ones `NUMBER/...`. The context counts what plans ask it for.
 
 Invariant: counts only grow, so that whoever shows them takes differences and resets nothing.
 """
@@ -34,13 +34,14 @@ from rlvr.rollout.engine import Completion, Engine, Request, Sampling
 from rlvr.verifiers.pool import Verification
 
 BATCH_DELAY = 0.02
-"""Seconds that a finished rollout can wait for others to be verified with, while sampling goes on: the event loop of the engine
-gives way after each decoding step, which takes milliseconds, and the members of a group end some steps apart."""
+"""Seconds that a finished rollout can wait for others to be verified with, while sampling goes on: the event loop of
+the engine gives way after each decoding step, which takes milliseconds, and the members of a group end some steps
+apart."""
 
 
 class IdleClock:
-    """Counts open requests, from any thread: `with clock.request(): ...` around each request, `take()` for the seconds since the
-    last call in which none was open."""
+    """Counts open requests, from any thread: `with clock.request(): ...` around each request, `take()` for the seconds
+    since the last call in which none was open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,9 +105,11 @@ class Activity:
         """`sampling` and `verifying` -> (done, asked for) since the run began."""
         return {name: (self.done[name], asked) for name, asked in self.asked.items()}
 
-    def patience(self) -> float:
+    def batch_delay(self) -> float:
         """Seconds that a verdict can wait for others; none where it is the last that is waited for."""
-        return BATCH_DELAY if self.asked["sampling"] > self.done["sampling"] else 0.0
+        if self.asked["sampling"] > self.done["sampling"]:
+            return BATCH_DELAY
+        return 0.0
 
     @contextmanager
     def counted(self, name: str, count: int = 1) -> Iterator[None]:
@@ -120,7 +123,7 @@ class Activity:
 
 @dataclass
 class RolloutContext:
-    """What a plan works with in one step. Its methods count what they are asked for in `activity`."""
+    """The interface of a plan to the run in one step. Its methods count their calls in `activity`."""
 
     engine: Engine
     verification: Verification
@@ -130,7 +133,8 @@ class RolloutContext:
     context: int
     """Most tokens of a rollout, prompt included."""
     history: Any
-    """Per-prompt history: `history[task id]`. It has a best answer where the plan, a class, has `answer_characters` above 0."""
+    """Per-prompt history: `history[task id]`. It has a best answer where the plan, a class, has `answer_characters`
+    above 0."""
     seed_path: tuple[int | str, ...] = ()
     """Beginning of the path of each seed, so that no seed depends on the order of events (N7)."""
     activity: Activity = field(default_factory=Activity)
@@ -155,11 +159,12 @@ class RolloutContext:
             return await self.verification.verify_group(rollouts)
 
     def by_group(self, task: Task) -> bool:
-        """Whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of one)."""
+        """Return whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of
+        one)."""
         return self.verification.by_group(task)
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
-        """Whether two extracted answers to a task are the same, as its verifier sees it."""
+        """Return whether two extracted answers to a task are the same, as its verifier sees it."""
         return self.verification.same_answer(task, first, second)
 
     def encode(self, task: Task) -> tuple[int, ...]:
@@ -173,8 +178,8 @@ class RolloutContext:
         return self.encode(task)
 
     def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
-        """The token ids that put a text, said by `role`, into the context after a turn of the policy's. `end` is the end token that
-        the policy sampled, or None."""
+        """The token ids that put a text, said by `role`, into the context after a turn of the policy's. `end` is the
+        end token that the policy sampled, or None."""
         return self.prompts.reply(task, text, role, end)
 
     def seed(self, draw: int, member: int, call: int) -> int:
@@ -192,7 +197,8 @@ class RolloutPlan(Component):
 
     @declared
     def independent(self) -> bool:
-        """True where the plan makes `group_size` independent rollouts of every draw, so that evaluation may sample with it."""
+        """True where the plan makes `group_size` independent rollouts of every draw, so that evaluation may sample with
+        it."""
         return False
 
     @declared
@@ -224,8 +230,8 @@ CONTRACTS["plan"] = (RolloutPlan,)
 class RolloutTokens:
     """The tokens of one rollout so far: the prompt, what the policy sampled, and what others put between.
 
-    Token in, token out: sampled ids are kept as they came, with the log-probs and versions of their own call; what others wrote has
-    NaN and -1. Tokens are only ever added at the end.
+    Token in, token out: sampled ids are kept as they came, with the log-probs and versions of their own call; what
+    others wrote has NaN and -1. Tokens are only ever added at the end.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -252,7 +258,7 @@ class RolloutTokens:
         return tuple(self._texts)
 
     def turn(self, completion: Completion) -> None:
-        """What the policy sampled after the tokens so far."""
+        """Append a completion that the policy sampled after the tokens so far."""
         self._segments.append(Segment("turn", len(self), len(self) + len(completion.token_ids)))
         self._extend(completion.token_ids, Origin.POLICY, completion.logprobs, completion.versions)
         self._texts.append(completion.text)
@@ -303,8 +309,8 @@ class SingleTurn(RolloutPlan):
     """`group_size` independent responses to the prompt."""
 
     baseline: Literal["greedy", "reference"] | None = None
-    """A response that is verified and not trained, for advantages that compare with it: greedy, the response sampled at temperature 0;
-    reference, the task's demonstration. null: none."""
+    """A response that is verified and not trained, for advantages that compare with it: greedy, the response sampled at
+    temperature 0; reference, the task's demonstration. null: none."""
 
     one_group: ClassVar = True
     turns: ClassVar = 1
@@ -322,8 +328,9 @@ class SingleTurn(RolloutPlan):
 def single_turn(
     draw: Draw, context: RolloutContext, *, baseline: Literal["greedy", "reference"] | None = None
 ) -> AsyncIterator[Rollout]:
-    """`group_size` independent responses to the prompt. `baseline` adds one that is verified and not trained, for advantages
-    that compare with it: greedy, the response sampled at temperature 0; reference, the task's demonstration."""
+    """`group_size` independent responses to the prompt. `baseline` adds one that is verified and not trained, for
+    advantages that compare with it: greedy, the response sampled at temperature 0; reference, the task's
+    demonstration."""
     prompt = context.encode(draw.task)
 
     async def member(number: int) -> Rollout:
@@ -331,7 +338,9 @@ def single_turn(
         return make_rollout(draw, number, request, await context.generate(request))
 
     members = side_by_side(draw, context, member)
-    return members if baseline is None else _with_baseline(members, draw, context, baseline)
+    if baseline is None:
+        return members
+    return _with_baseline(members, draw, context, baseline)
 
 
 async def _with_baseline(
@@ -350,7 +359,10 @@ async def _with_baseline(
             stop = completion.stop
         rollout = tokens.rollout(draw, context.group_size, stop, 1.0)
         rollout.role = BASELINE
-        rollout.text = rollout.text if baseline == "greedy" else draw.task.demonstration or ""
+        if baseline == "greedy":
+            rollout.text = rollout.text
+        else:
+            rollout.text = draw.task.demonstration or ""
         return await context.verify(rollout)
 
     task = asyncio.ensure_future(compared())
@@ -372,7 +384,8 @@ async def side_by_side(
 ) -> AsyncGenerator[Rollout, None]:
     """`group_size` rollouts, each made by a coroutine `member(number)` of its own, verified and given as they finish.
 
-    `verify` puts the verdict on a rollout; None: `context.verify` does. Where the task's verifier judges a group together, all are made first. However it ends, no member is left running.
+    `verify` puts the verdict on a rollout; None: `context.verify` does. Where the task's verifier judges a group
+    together, all are made first. However it ends, no member is left running.
     """
     by_group = context.by_group(draw.task)
     verify = verify or context.verify
@@ -403,7 +416,7 @@ def make_rollout(draw: Draw, member: int, request: Request, completion: Completi
 
 
 def evaluation_plan(spec: SpecLike) -> Plan:
-    """What evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says that it is
-    `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
+    """Return what evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says
+    that it is `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
     plan: RolloutPlan = registry.build("plan", spec)
     return plan if plan.independent else SingleTurn()

@@ -27,7 +27,8 @@ TOKENS = 8
 SECONDS = 300.0
 """Deadline of the probe."""
 LOW_PRECISION = 0.5
-"""Nats that the mean gap may have where the engine computes in fp8: a head that kept its old weights is 0.7 to 1.6 off."""
+"""Nats that the mean gap may have where the engine computes in fp8: a head that kept its old weights is 0.7 to 1.6
+off."""
 STOP_SECONDS = 10.0
 """Deadline of the probe once the run was told to stop: its step is finished first, but not at any price."""
 
@@ -42,9 +43,9 @@ def probe(
 ) -> float:
     """The mean gap of log-probs, in nats, between engine and policy on a fixed prompt.
 
-    TrainingError when it is over what rounding explains (1e-3 in float32, 0.1 in bfloat16, LOW_PRECISION where the engine computes
-    in less than the policy's type), with the names of the tensors of `weights` that the engine holds otherwise, where it can tell. `share` gives every rank what rank 0's engine sampled,
-    where ranks score together.
+    TrainingError when it is over what rounding explains (1e-3 in float32, 0.1 in bfloat16, LOW_PRECISION where the
+    engine computes in less than the policy's type), with the names of the tensors of `weights` that the engine holds
+    otherwise, where it can tell. `share` gives every rank what rank 0's engine sampled, where ranks score together.
     """
     vocabulary = min(len(policy.tokenizer), policy.causal_lm.config.get_text_config().vocab_size)
     context = min(policy.context, engine.context)  # vLLM may have been given a shorter one
@@ -59,17 +60,22 @@ def probe(
         ours = forward(policy, rows, [Need("logprobs")])["logprobs", CURRENT]
     gap = float((ours.cpu() - torch.from_numpy(completion.logprobs)).abs().mean())
     if not gap <= (LOW_PRECISION if low_precision else 1e-3 if policy.dtype == torch.float32 else 0.1):
-        names = engine.differing(weights)
-        known = f"these tensors differ: {', '.join(names)}" if names else "no tensor that can be compared differs"
+        names = engine.mismatched_weights(weights)
+        if names:
+            known = f"these tensors differ: {', '.join(names)}"
+        else:
+            known = "no tensor that can be compared differs"
         raise TrainingError(
-            f"the engine does not sample with the weights that were published as version {engine.version}: its log-probs "
+            f"the engine does not sample with the weights that were published as version {engine.version}: its "
+            "log-probs "
             f"are {gap:.3g} nats off on a fixed prompt; {known}"
         )
     return gap
 
 
 def _sampled(engine: Engine, collector: Collector, request: Request) -> Completion:
-    """The engine's completion. WaitTimeout when it does not come within SECONDS, or STOP_SECONDS of being told to stop."""
+    """The engine's completion. WaitTimeoutError when it does not come within SECONDS, or STOP_SECONDS of being told to
+    stop."""
     what = f"the probe of version {engine.version} of the weights to be sampled"
     work = collector.submit(engine.generate(request))
     try:

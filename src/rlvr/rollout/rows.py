@@ -1,11 +1,12 @@
 """The rows of a batch that is being decoded: their key-value cache, the draws of their tokens, and what was sampled.
 
-Rows come and go. They are aligned on the right, in the cache too: the newest token of each is in the last used slot, and a shorter
-row has unused slots on the left, which the attention mask hides. A finished row stays, dead, until enough of them pay for moving the
-others. What was sampled is kept on the host, what the model reads on its device. The cache is for attention layers only (full or
-sliding window).
+Rows come and go. They are aligned on the right, in the cache too: the newest token of each is in the last used slot,
+and a shorter row has unused slots on the left, which the attention mask hides. A finished row stays, dead, until enough
+of them pay for moving the others. What was sampled is kept on the host, what the model reads on its device. The cache
+is for attention layers only (full or sliding window).
 
-Invariant: a row's token depends on its own logits, options and uniform number only, so it does not change with the batch.
+Invariant: a row's token depends on its own logits, options and uniform number only, so it does not change with the
+batch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class GrowingLayer(CacheLayerMixin):
         shape = (*key_states.shape[:2], key_states.shape[2] + GROWTH)
         self.keys = key_states.new_empty(*shape, key_states.shape[3])
         self.values = value_states.new_empty(*shape, value_states.shape[3])
-        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self.dtype = key_states.dtype
+        self.device = key_states.device
+        self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -68,7 +71,8 @@ class GrowingLayer(CacheLayerMixin):
 
     def _reserve(self, tokens: int) -> tuple[int, int]:
         """The slots of new tokens, first and one past the last, which now count as used."""
-        start, end = self.length, self.length + tokens
+        start = self.length
+        end = self.length + tokens
         if end > self.keys.shape[2]:
             self._resize(rows=self.keys.shape[0], left=0, capacity=end + GROWTH)
         self.length = end
@@ -86,7 +90,8 @@ class GrowingLayer(CacheLayerMixin):
 
     def take(self, other: GrowingLayer) -> None:
         """Add the rows of another layer; the shorter of the two is padded on the left."""
-        rows, length = self.keys.shape[0], max(self.length, other.length)
+        rows = self.keys.shape[0]
+        length = max(self.length, other.length)
         self._resize(rows + other.keys.shape[0], length - self.length, length + GROWTH)
         left = length - other.length
         self.keys[rows:, :, left:length] = other.keys[:, :, : other.length]
@@ -161,7 +166,8 @@ def check_cacheable(config: Any) -> None:
 
 
 BLOCK = 256
-"""Tokens of a vocabulary that are summed before the search: running sums over all of them cost more than the model's head."""
+"""Tokens of a vocabulary that are summed before the search: running sums over all of them cost more than the model's
+head."""
 
 
 def uniforms(seed: int, count: int) -> torch.Tensor:
@@ -170,10 +176,11 @@ def uniforms(seed: int, count: int) -> torch.Tensor:
     return torch.rand(count, generator=generator, dtype=torch.float64)
 
 
-class Chooser:
+class TokenChooser:
     """Draws the next token of every row by its options.
 
-    `options` is float32 [R, 4]: temperature, top_k, top_p and min_p of each row. What none of the rows asks for is not computed.
+    `options` is float32 [R, 4]: temperature, top_k, top_p and min_p of each row. What none of the rows asks for is not
+    computed.
     """
 
     def __init__(self, options: np.ndarray, device: torch.device) -> None:
@@ -216,7 +223,8 @@ def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min
 def draw(
     logits: torch.Tensor, temperature: torch.Tensor | None, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V], temperatures [R] (None: 1) and uniforms [R].
+    """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V], temperatures [R] (None: 1) and uniforms
+    [R].
 
     Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
     """
@@ -247,8 +255,8 @@ def _inverse_cdf(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Te
 
 
 def _first_past(mass: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R, 1], and the
-    sum. An entry of mass 0 is never the first: the sum does not grow there."""
+    """Return where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R,
+    1], and the sum. An entry of mass 0 is never the first: the sum does not grow there."""
     cumulative = mass.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Rounding may take the product to the total itself: the last entry that has mass is then meant.
@@ -279,8 +287,8 @@ class Row:
 class Rows:
     """R rows. `tokens`, `logprobs` and `versions` [R, N] hold what was sampled, `count` [R] how many of them.
 
-    `last` and `position` [R], on the device, are the newest token, not yet in the cache, and its position; `alive` [R] is
-    false for rows that are finished.
+    `last` and `position` [R], on the device, are the newest token, not yet in the cache, and its position; `alive` [R]
+    is false for rows that are finished.
     """
 
     _ON_HOST = (
@@ -298,11 +306,14 @@ class Rows:
     )
 
     def __init__(self, rows: list[Row], cache: RowCache, unused: np.ndarray, position: torch.Tensor) -> None:
-        """Rows of which nothing was sampled yet; `unused` int64 [R] are the slots on the left of the cache that a row has no
-        token in, `position` is where the next token goes."""
-        count, width = len(rows), max(row.limit for row in rows)
+        """Rows of which nothing was sampled yet; `unused` int64 [R] are the slots on the left of the cache that a row
+        has no token in, `position` is where the next token goes."""
+        count = len(rows)
+        width = max(row.limit for row in rows)
         asked = [row.request.sampling for row in rows]
-        self.rows, self.cache, self.unused = rows, cache, unused
+        self.rows = rows
+        self.cache = cache
+        self.unused = unused
         self.position = position
         self.last = torch.zeros_like(position)
         self.count = np.zeros(count, dtype=np.int64)
@@ -321,9 +332,9 @@ class Rows:
         return len(self.rows)
 
     def _changed(self) -> None:
-        """What depends on which rows there are."""
+        """Recompute the values that depend on the rows."""
         self._every = np.arange(len(self.rows))
-        self.choose = Chooser(self.options, self.position.device)
+        self.choose = TokenChooser(self.options, self.position.device)
         self._unused = torch.from_numpy(self.unused).to(self.position.device)[:, None] if self.unused.any() else None
         self._slots = torch.arange(0, device=self.position.device)
 
@@ -372,7 +383,8 @@ class Rows:
     def join(self, other: Rows) -> None:
         """Add the rows of `other`, as they are: the shorter of the two is moved to the right in its cache."""
         ahead = self.cache.length - other.cache.length
-        self.unused, other.unused = self.unused + max(0, -ahead), other.unused + max(0, ahead)
+        self.unused = self.unused + max(0, -ahead)
+        other.unused = other.unused + max(0, ahead)
         self.cache.take(other.cache)
         for name in self._ON_HOST:
             setattr(self, name, _stacked(getattr(self, name), getattr(other, name)))
@@ -393,7 +405,8 @@ def _stacked(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts as rows aligned on the right: ids int64 [P, L], and how many slots each leaves unused on the left, [P]."""
+    """Prompts as rows aligned on the right: ids int64 [P, L], and how many slots each leaves unused on the left,
+    [P]."""
     length = max(map(len, prompts))
     unused = np.asarray([length - len(prompt) for prompt in prompts])
     ids = np.zeros((len(prompts), length), dtype=np.int64)

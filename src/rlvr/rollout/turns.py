@@ -1,9 +1,9 @@
 """The plan of several turns: the policy writes, a tool or an environment answers, and so on in one growing context.
 
-Token in, token out: a turn is sampled after the very ids of all turns before it; only replies are tokenised. Invariants: the
-reply's tokens have the origin TOOL and are never trained; the rollout's text, which verifiers read, is the policy's own, so
-nothing that a tool said can be paid as an answer; every member of a group is a coroutine of its own, so a slow tool holds up
-one rollout.
+Token in, token out: a turn is sampled after the very ids of all turns before it; only replies are tokenised.
+Invariants: the reply's tokens have the origin TOOL and are never trained; the rollout's text, which verifiers read, is
+the policy's own, so nothing that a tool said can be paid as an answer; every member of a group is a coroutine of its
+own, so a slow tool holds up one rollout.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rlvr.rollout.plans import RolloutContext, RolloutPlan, RolloutTokens, side_
 @register("plan", "turns")
 @dataclass
 class Turns(RolloutPlan):
-    """`group_size` independent talks of the policy with an environment. `rollout.max_new_tokens` is what the policy may sample
-    in all turns together; where it or the context is used up, the rollout is cut off."""
+    """`group_size` independent talks of the policy with an environment. `rollout.max_new_tokens` is what the policy may
+    sample in all turns together; where it or the context is used up, the rollout is cut off."""
 
     environment: str | Mapping[str, Any]
     """What answers a turn: a registered environment, `FILE.py:Name`, or a mapping with its options."""
@@ -40,9 +40,9 @@ class Turns(RolloutPlan):
     """Who says the reply, where the prompt is a chat."""
 
     judge: Literal["all", "each"] = "all"
-    """What is verified: the text of all turns as one; or each turn by itself, so that no turn is paid for another's answer. The
-    rollout's verdict is then that of its last turn, and those of all are `turn 1`, `turn 2` ... (the reward term `verdict` reads
-    them with `verifier: turn 1`)."""
+    """What is verified: the text of all turns as one; or each turn by itself, so that no turn is paid for another's
+    answer. The rollout's verdict is then that of its last turn, and those of all are `turn 1`, `turn 2` ... (the reward
+    term `verdict` reads them with `verifier: turn 1`)."""
 
     independent = True
 
@@ -56,7 +56,8 @@ class Turns(RolloutPlan):
         context.reply(task, "", self.role, None)
         if self.judge == "each" and context.by_group(task):
             raise ConfigError(
-                "rollout.plan: `judge: each` has turns judged one by one, and the verifier judges a group together: set judge "
+                "rollout.plan: `judge: each` has turns judged one by one, and the verifier judges a group together: "
+                "set judge "
                 "to all, or choose another verifier"
             )
 
@@ -98,7 +99,10 @@ class Turns(RolloutPlan):
             answering += time.perf_counter() - start
             if text is None:
                 break
-            end = int(completion.token_ids[-1]) if stop is StopReason.END else None
+            if stop is StopReason.END:
+                end = int(completion.token_ids[-1])
+            else:
+                end = None
             reply = context.reply(draw.task, text, self.role, end)
             if cut := _cut(tokens, len(reply), context):
                 stop = cut
@@ -108,7 +112,8 @@ class Turns(RolloutPlan):
 
 
 async def _judged_by_turn(rollout: Rollout, turns: Sequence[str], context: RolloutContext) -> Rollout:
-    """The rollout with the verdict of its last turn, whose spans are moved to where that turn stands, and those of all turns."""
+    """The rollout with the verdict of its last turn, whose spans are moved to where that turn stands, and those of all
+    turns."""
     alone = [dataclasses.replace(rollout, text=text, verdicts={}, timings={}) for text in turns]
     judged = await asyncio.gather(*(context.verify(one) for one in alone))
     start = len(rollout.text) - len(turns[-1])
@@ -126,4 +131,6 @@ def _cut(tokens: RolloutTokens, reply: int, context: RolloutContext) -> StopReas
     """Why there is no room for a reply of so many tokens and one sampled token after it; None where there is."""
     if tokens.sampled >= context.sampling.max_new_tokens:
         return StopReason.LENGTH
-    return StopReason.CONTEXT if len(tokens) + reply >= context.context else None
+    if len(tokens) + reply >= context.context:
+        return StopReason.CONTEXT
+    return None

@@ -1,9 +1,9 @@
 """Named weights in buckets, as engines take them.
 
-Invariants: names are those of the plain Hugging Face model; LoRA updates are merged into what is sent, or left out; a tied
-LM head is sent under its own name too, because an engine may keep it apart from the embedding; one bucket at a time is held,
-and of weights that ZeRO-3 has partitioned one bucket at a time is whole. With these every rank has to go through all
-buckets; `sources` alone gathers nothing, and says names, types and shapes.
+Invariants: names are those of the plain Hugging Face model; LoRA updates are merged into what is sent, or left out; a
+tied LM head is sent under its own name too, because an engine may keep it apart from the embedding; one bucket at a
+time is held, and of weights that ZeRO-3 has partitioned one bucket at a time is whole. With these every rank has to go
+through all buckets; `sources` alone gathers nothing, and says names, types and shapes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUCKET_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """A weight before it is made."""
 
     name: str
@@ -55,14 +55,15 @@ class Source:
 
     @property
     def is_made(self) -> bool:
-        """Whether it takes memory beside what it is made of: a sum, the dense value of a weight in 4 bits, or a parameter of which
-        ranks have parts."""
+        """Return whether it takes memory beside what it is made of: a sum, the dense value of a weight in 4 bits, or a
+        parameter of which ranks have parts."""
         first = self.parameters[0]
         return len(self.parameters) > 1 or is_quantized(first) or hasattr(first, "ds_id")
 
 
 def has_parts(policy: Policy) -> bool:
-    """Whether ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights` together."""
+    """Return whether ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights`
+    together."""
     return any(hasattr(parameter, "ds_id") for parameter in policy.model.parameters())
 
 
@@ -83,9 +84,9 @@ class Description:
 def wire_dtype(dtype: torch.dtype, dimensions: int, engine: torch.dtype) -> torch.dtype:
     """The type in which a weight of `dtype` goes to an engine that computes in `engine`.
 
-    Matrices go in the engine's type, which the engine would round them to anyway: half of the bytes where masters are float32.
-    Vectors stay as they are: they are few, and engines keep some of them in float32 (an expert router's bias, the decay rates
-    of a state space model).
+    Matrices go in the engine's type, which the engine would round them to anyway: half of the bytes where masters are
+    float32. Vectors stay as they are: they are few, and engines keep some of them in float32 (an expert router's bias,
+    the decay rates of a state space model).
     """
     wider = dtype.is_floating_point and dtype.itemsize > engine.itemsize
     return engine if wider and dimensions > 1 else dtype
@@ -101,7 +102,7 @@ def whole_shape(parameter: torch.nn.Parameter) -> torch.Size:
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def sources(policy: Policy, merged: bool = True) -> Iterator[Source]:
+def sources(policy: Policy, merged: bool = True) -> Iterator[WeightSource]:
     """Every weight of the policy by its Hugging Face name; tied weights under each of their names, one after the other.
 
     With `merged` an adapter's update is added to the weights that it is on, else these are the weights under it.
@@ -114,11 +115,11 @@ def sources(policy: Policy, merged: bool = True) -> Iterator[Source]:
         owner, _, leaf = name.rpartition(".")
         module = adapted.get(owner.removesuffix(".base_layer"))
         if module is not None and leaf == "weight" and merged:
-            yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", *_merged(module, parameter))
+            yield WeightSource(f"{owner.removesuffix('.base_layer')}.{leaf}", *_merged(module, parameter))
         elif module is not None:
-            yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", [parameter], partial(dense, parameter))
+            yield WeightSource(f"{owner.removesuffix('.base_layer')}.{leaf}", [parameter], partial(dense, parameter))
         elif not any(owner.startswith(f"{prefix}.") for prefix in adapted):
-            yield Source(name, [parameter], partial(dense, parameter))
+            yield WeightSource(name, [parameter], partial(dense, parameter))
         # else lora_A, lora_B ... of an adapted module, which go into its merged weight
 
 
@@ -138,7 +139,7 @@ def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def described(policy: Policy, merged: bool = True) -> list[Description]:
-    """What `in_wire_dtype` of `weight_buckets` gives, from shapes alone: nothing is gathered or merged."""
+    """Return what `in_wire_dtype` of `weight_buckets` gives, from shapes alone: nothing is gathered or merged."""
     return [
         Description(source.name, wire_dtype(source.dtype, len(source.shape), policy.dtype), source.shape)
         for source in sources(policy, merged)
@@ -158,8 +159,8 @@ def in_wire_dtype(weights: Iterable[Bucket], engine: torch.dtype) -> Iterator[Bu
 
 
 def weight_buckets(policy: Policy, size: int = BUCKET_BYTES, merged: bool = True) -> Iterator[Bucket]:
-    """The weights, see `sources`, in lists of at most `size` bytes (a larger one alone). Tied ones are in one list, so that they are
-    gathered once and take memory once."""
+    """The weights, see `sources`, in lists of at most `size` bytes (a larger one alone). Tied ones are in one list, so
+    that they are gathered once and take memory once."""
     tied = [
         list(same) for _, same in itertools.groupby(sources(policy, merged), lambda source: id(source.parameters[0]))
     ]
@@ -183,14 +184,15 @@ def buckets(
     for item in items:
         if bucket and used + nbytes(item) > size:
             yield bucket
-            bucket, used = [], 0
+            bucket = []
+            used = 0
         bucket.append(item)
         used += nbytes(item)
     if bucket:
         yield bucket
 
 
-def host_copies(weights: Iterable[Source], keep: bool, size: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
+def host_copies(weights: Iterable[WeightSource], keep: bool, size: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
     """The weights in host memory where `keep`, else nothing; weights that are tied stay one tensor.
 
     Every rank has to call this where weights are partitioned.
@@ -207,13 +209,16 @@ def host_copies(weights: Iterable[Source], keep: bool, size: int = BUCKET_BYTES)
                     found[source.name] = found[first[key]]
                     continue
                 made = source.make()
-                found[source.name] = made.cpu() if made.device.type != "cpu" else made.clone()
+                if made.device.type != "cpu":
+                    found[source.name] = made.cpu()
+                else:
+                    found[source.name] = made.clone()
                 first[key] = source.name
         record_event("trainer", "gathered", -taken)
     return found
 
 
-def _gathered_bytes(part: Sequence[Source]) -> int:
+def _gathered_bytes(part: Sequence[WeightSource]) -> int:
     """Bytes that the parameters of `part` take while they are whole, where ranks have parts of them."""
     parameters = {id(parameter): parameter for source in part for parameter in source.parameters}
     return sum(
@@ -223,7 +228,7 @@ def _gathered_bytes(part: Sequence[Source]) -> int:
     )
 
 
-def _made_bytes(part: Sequence[Source]) -> int:
+def _made_bytes(part: Sequence[WeightSource]) -> int:
     """The most bytes that a weight of `part` takes while it is made of others, or of its 4 bits: one at a time is."""
     made = (source.nbytes for source in part if len(source.parameters) > 1 or is_quantized(source.parameters[0]))
     return max(made, default=0)

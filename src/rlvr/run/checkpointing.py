@@ -1,12 +1,12 @@
 """Checkpoints of a run: their contents, when they are saved, and how their state is restored.
 
-Everything that decides the future is in a checkpoint (N8): weights, optimizer and reference as tensors; the place in the
-stages, versions, draws, pools, controllers, advantages' memories, per-prompt history and requeued draws as JSON. Random
-numbers need no state: seeds follow from paths (see `rlvr.core.seeding`). Rollouts that were sampled ahead are not saved but their
-draws are, and they are sampled again from the same seeds.
+Everything that decides the future is in a checkpoint (N8): weights, optimizer and reference as tensors; the place in
+the stages, versions, draws, pools, controllers, advantages' memories, per-prompt history and requeued draws as JSON.
+Random numbers need no state: seeds follow from paths (see `rlvr.core.seeding`). Rollouts that were sampled ahead are
+not saved but their draws are, and they are sampled again from the same seeds.
 
-Invariants: a checkpoint is taken between steps only; a step waits for the copy to host memory and for the write before, not for
-its own.
+Invariants: a checkpoint is taken between steps only; a step waits for the copy to host memory and for the write before,
+not for its own.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Stateful(Protocol):
 class Checkpointer:
     """Saves and restores the state of a run. With several ranks every method is called on all of them.
 
-    `stateful` has the objects to save under their keys in a checkpoint's state; the counters (`state`), the tensors (`training`)
-    and the facts that a checkpoint has to fit (`identity`) are saved beside them.
+    `stateful` has the objects to save under their keys in a checkpoint's state; the counters (`state`), the tensors
+    (`training`) and the facts that a checkpoint has to fit (`identity`) are saved beside them.
     """
 
     def __init__(
@@ -91,11 +91,13 @@ class Checkpointer:
         self._schedule(0.0)
 
     def after_step(self, last: bool) -> None:
-        """Save where a checkpoint is due, or where the step is the best so far by the metric that the run keeps the best of.
+        """Save where a checkpoint is due, or where the step is the best so far by the metric that the run keeps the
+        best of.
 
         The failure of a `last` step's is not logged: `leave` saves it once more, and raises where that fails too.
         """
-        every, step = self.config.every, self.state.step
+        every = self.config.every
+        step = self.state.step
         due = every > 0 and step % every == 0
         if self.config.best is not None or self.config.minutes > 0:  # rank 0 decides for all
             due = self.world.broadcast(due or self._is_due() or self._is_best(), "whether to save")
@@ -103,12 +105,14 @@ class Checkpointer:
             self.save(wait=False, logs=not last)
 
     def after_evaluation(self) -> None:
-        """The evaluation of a step, which was saved before it, has been made: save the step again where it is the best."""
+        """The evaluation of a step, which was saved before it, has been made: save the step again where it is the
+        best."""
         if self.config.best is not None and self.world.broadcast(self._is_best(), "whether to save"):
             self.save(wait=False)
 
     def leave(self, failed: bool = False) -> None:
-        """After the last step of a call of `train`: a checkpoint of it, on disk. TrainingError where it cannot be written.
+        """After the last step of a call of `train`: a checkpoint of it, on disk. TrainingError where it cannot be
+        written.
 
         `failed`: this rank had to stop; others may be elsewhere, so that with several the last checkpoint has to do.
         """
@@ -125,14 +129,14 @@ class Checkpointer:
         return by_clock and time.monotonic() >= self._due
 
     def _schedule(self, seconds: float) -> None:
-        """Set when the next checkpoint by the clock is due, after one that held the steps up for `seconds`: so late that
-        another one that costs as much keeps within the share. What the first one costs, nobody knows before."""
+        """Set when the next checkpoint by the clock is due, after one that held the steps up for `seconds`: so late
+        that another one that costs as much keeps within the share. What the first one costs, nobody knows before."""
         self._held += seconds
         self._due = max(time.monotonic() + 60 * self.config.minutes, self._began + (self._held + seconds) / MOST)
 
     def _is_best(self) -> bool:
         keeps = self.config.best
-        if keeps is None or not self.world.leads or not self.state.metrics:
+        if keeps is None or not self.world.is_main or not self.state.metrics:
             return False
         value = self.state.metrics[-1].get(keeps.metric)
         if value is None:
@@ -151,8 +155,8 @@ class Checkpointer:
     def save(self, wait: bool = True, logs: bool = True) -> Path:
         """Save the run as it is after the last whole step; its path.
 
-        With `wait` it is there on return, or a TrainingError says why not. Without, a failure costs nothing, and with `logs` it
-        is logged.
+        With `wait` it is there on return, or a TrainingError says why not. Without, a failure costs nothing, and with
+        `logs` it is logged.
         """
         problem = None
         self.folder.check_held()
@@ -169,7 +173,8 @@ class Checkpointer:
         if problem is not None:
             last = next(reversed(checkpoint.checkpoints(self.folder.checkpoints)), None)
             raise TrainingError(
-                f"the checkpoint of step {self.state.step} could not be written to {self.folder.checkpoints}: {problem}. The last one "
+                f"the checkpoint of step {self.state.step} could not be written to {self.folder.checkpoints}: "
+                f"{problem}. The last one "
                 f"is {last or 'none'}"
             ) from problem
         return self._path
@@ -180,7 +185,10 @@ class Checkpointer:
         steps = [checkpoint.step_of(path) for path in found if checkpoint.is_sealed(path)]
         if steps:
             return f"Steps 1 to {max(steps)} are saved: correct it and go on with --resume auto"
-        done = "No step was saved" if self.state.step else "Nothing was trained"
+        if self.state.step:
+            done = "No step was saved"
+        else:
+            done = "Nothing was trained"
         return f"{done}: correct it and start again"
 
     def close(self, wait: bool) -> None:
@@ -191,16 +199,17 @@ class Checkpointer:
 
     def _contents(self) -> Contents:
         """A copy of the run's state."""
-        policy, backend = self.training.policy, self.training.backend
+        policy = self.training.policy
+        backend = self.training.backend
         live = backend.saved_tensors()
         tensors = live if backend.saves_copies else self._copies(live)
         copied = {tensor.data_ptr(): tensors[name] for name, tensor in live.items()}
-        models = [("model", model_files(policy, self.world.leads, copied))]
+        models = [("model", model_files(policy, self.world.is_main, copied))]
         if self.config.merged and policy.has_adapter:
-            models.append(("merged", merged_files(policy, self.world.leads)))
+            models.append(("merged", merged_files(policy, self.world.is_main)))
         if (reference := self.training.learner.reference) is not None:
             tensors = {**tensors, **saved_reference(reference, self.world)}
-        if not self.world.leads:
+        if not self.world.is_main:
             return Contents(self.state.step, tensors)
         return Contents(
             self.state.step,

@@ -29,8 +29,10 @@ def check_space(folder: Path, resolved: ResolvedConfig, checkpoint_size: int, ex
     if free + there < needed:
         raise ConfigError(
             f"{folder} has {size_text(free)} of free space, and the run takes up to {size_text(needed)}: "
-            f"{count} checkpoints of about {size_text(checkpoint_size)} (checkpoint.keep, and one that is being written) and "
-            f"{size_text(rollouts)} of rollouts (logging.rollouts_gb). Free some space, lower these, or set run.dir to a "
+            f"{count} checkpoints of about {size_text(checkpoint_size)} (checkpoint.keep, and one that is being "
+            "written) and "
+            f"{size_text(rollouts)} of rollouts (logging.rollouts_gb). Free some space, lower these, or set run.dir "
+            "to a "
             "place that has more"
         )
 
@@ -40,12 +42,16 @@ def kept_checkpoints(config: CheckpointConfig, steps: int) -> int:
     best = int(config.best is not None)
     if config.every == 0:
         return min(config.keep, 2, max(1, steps)) + best  # how many more there will be, only the clock can tell
-    between = checkpoint.kept_between(config.keep) if config.minutes else 1
+    if config.minutes:
+        between = checkpoint.kept_between(config.keep)
+    else:
+        between = 1
     return min(config.keep, steps // config.every) + between + best
 
 
 def checkpoint_bytes(config: Config, policy: Policy, keeps_reference: bool) -> int:
-    """About how many bytes a checkpoint takes; `keeps_reference`: a stage keeps a copy of the weights to compare with."""
+    """About how many bytes a checkpoint takes; `keeps_reference`: a stage keeps a copy of the weights to compare
+    with."""
     trained = policy.trainable().values()
     weights = sum(whole_size(p) * p.element_size() for p in trained)
     optimizer = config.optim.optimizer.name

@@ -1,4 +1,4 @@
-"""What a run will do, in words and numbers: the batch arithmetic that `--dry-run` and the start of a run print."""
+"""The description of a run in words and numbers: the batch arithmetic that `--dry-run` and the start of a run print."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path, longest
 
 
 def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int]:
-    """About how many bytes of rollouts a run writes at most: in a step, and in all, of which `logging.rollouts_gb` are kept."""
+    """About how many bytes of rollouts a run writes at most: in a step, and in all, of which `logging.rollouts_gb` are
+    kept."""
     largest = 0
     total = 0.0
     for plan in plans:
@@ -40,7 +41,10 @@ def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int
         total += of_step * plan.allowed / max(1, config.logging.rollouts)
     if config.logging.rollouts == 0:
         return 0, 0
-    limit = math.inf if config.logging.rollouts_gb is None else config.logging.rollouts_gb * 1e9
+    if config.logging.rollouts_gb is None:
+        limit = math.inf
+    else:
+        limit = config.logging.rollouts_gb * 1e9
     return largest, int(min(total, max(limit, largest)))
 
 
@@ -48,7 +52,9 @@ def size_text(size: float) -> str:
     """A number of bytes in words, such as 3.4 MB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+            if unit == "bytes" or size >= 100:
+                return f"{size:.0f} {unit}"
+            return f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
 
@@ -63,7 +69,9 @@ def _disk_lines(config: Config, plans: Sequence[StagePlan]) -> list[str]:
 
 
 def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
-    rollout, optim, steps = plan.config.rollout, plan.config.optim, plan.allowed
+    rollout = plan.config.rollout
+    optim = plan.config.optim
+    steps = plan.allowed
     sampled = plan.kind != "sft"
     group = rollout.group_size if sampled else 1
     rows = rollout.prompts_per_step * group
@@ -74,9 +82,15 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     else:
         size = min(optim.micro_batch_size or per_update, per_update)
         micro = f"{math.ceil(per_update / size)} micro-batches of {size}"
-    made = f"{rollout.prompts_per_step} prompts x {group} = {rows} completions" if sampled else f"{rows} demonstrations"
+    if sampled:
+        made = f"{rollout.prompts_per_step} prompts x {group} = {rows} completions"
+    else:
+        made = f"{rows} demonstrations"
     new = min(limit, rollout.max_new_tokens)
-    tokens = f", at most {new} new tokens each ({rows * new} in all)" if sampled else ""
+    if sampled:
+        tokens = f", at most {new} new tokens each ({rows * new} in all)"
+    else:
+        tokens = ""
     if sampled and new < rollout.max_new_tokens:
         tokens += (
             f": the context leaves no more of rollout.max_new_tokens={rollout.max_new_tokens} after the shortest prompt"
@@ -84,5 +98,6 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     total = steps * updates * optim.epochs_per_batch
     return [
         f"stage {number} ({plan.name}): {steps} steps, each of {made}{tokens}",
-        f"  update: {updates} x {optim.epochs_per_batch} optimizer steps of {per_update} completions in {micro}; {total} optimizer steps in all",
+        f"  update: {updates} x {optim.epochs_per_batch} optimizer steps of {per_update} completions in {micro}; "
+        f"{total} optimizer steps in all",
     ]

@@ -1,7 +1,8 @@
-"""The evaluations that a run makes by itself: when they are due, and what becomes of those that a stop or a failure cut off.
+"""The evaluations that a run makes by itself: when they are due, and what becomes of those that a stop or a failure cut
+off.
 
-Invariant: an evaluation that fails or is stopped costs its own results only; that of the last step stays pending, is part of
-the checkpoint and is made when training goes on from that step.
+Invariant: an evaluation that fails or is stopped costs its own results only; that of the last step stays pending, is
+part of the checkpoint and is made when training goes on from that step.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class DueEvaluations:
         self.state.evaluation_pending = bool(now) and bool(self.tasks.evaluation(stage.config))
 
     def after_step(self) -> None:
-        """Evaluate the last step, where that is pending, and complete its record. It stays pending where a stop or a failure
-        cut the evaluation off."""
+        """Evaluate the last step, where that is pending, and complete its record. It stays pending where a stop or a
+        failure cut the evaluation off."""
         if not self.state.evaluation_pending:
             return
         if results := self._results_or_nothing():
@@ -80,10 +81,11 @@ class DueEvaluations:
         try:
             return self.evaluate()
         except EvaluationError as error:
-            if self.world.leads:
-                later = (
-                    "this one when the run is resumed here" if self.state.step else "the one at the start is left out"
-                )
+            if self.world.is_main:
+                if self.state.step:
+                    later = "this one when the run is resumed here"
+                else:
+                    later = "the one at the start is left out"
                 log.warning(
                     "%s. Training goes on: the next evaluation is made when it is due, %s",
                     error,

@@ -11,9 +11,9 @@ from rlvr.config.stage_plan import StagePlan
 from rlvr.data import Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.errors import DataError, EvaluationError, LostRankError, UserCodeError
-from rlvr.evaluation import Tally, evaluate
+from rlvr.evaluation import TaskResult, evaluate
 from rlvr.records import Task
-from rlvr.rollout import Interrupted
+from rlvr.rollout import CollectionInterruptedError
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.reporting import Reporting
 from rlvr.run.rollout_runtime import RolloutRuntime
@@ -47,10 +47,12 @@ class Evaluator:
         self.reporting = reporting
 
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
-        """Evaluate on `tasks` or the run's evaluation tasks; results by metric name, empty when the run was told to stop meanwhile.
+        """Evaluate on `tasks` or the run's evaluation tasks; results by metric name, empty when the run was told to
+        stop meanwhile.
 
-        DataError when there are no tasks; EvaluationError, on all ranks, when sampling, verifying or scoring failed or took too
-        long; UserCodeError when the verifier raised on every answer before the first step; LostRankError when another rank is gone.
+        DataError when there are no tasks; EvaluationError, on all ranks, when sampling, verifying or scoring failed or
+        took too long; UserCodeError when the verifier raised on every answer before the first step; LostRankError when
+        another rank is gone.
         """
         plan = self.plans[self.state.stage_number]
         if tasks is not None:
@@ -69,19 +71,22 @@ class Evaluator:
             prompts = self.tasks.prompts.under(plan.config.data.template)
         self.rollouts.publish(self.state.version, self.training)
         results: dict[str, Any] = {}
-        tallies: list[Tally] = []
+        task_results: list[TaskResult] = []
         failure = None
-        if self.world.leads:
+        if self.world.is_main:
             try:
-                results, tallies = self._sampled(chosen, prompts, plan)
+                results, task_results = self._sampled(chosen, prompts, plan)
                 results |= {"time/evaluate": time.perf_counter() - start}
-            except Interrupted:
+            except CollectionInterruptedError:
                 pass
             except (UserCodeError, LostRankError):
                 raise
             except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
                 failure = error
-        problem = None if failure is None else f"{type(failure).__name__}: {failure}"
+        if failure is None:
+            problem = None
+        else:
+            problem = f"{type(failure).__name__}: {failure}"
         results, problem = self.world.broadcast((results, problem), "the evaluation")
         if problem is not None:
             raise EvaluationError(f"the evaluation at step {self.state.step} failed: {problem}") from failure
@@ -89,7 +94,7 @@ class Evaluator:
             return {}
         row = {"step": self.state.step, "stage": plan.name, **results}
         self.state.evaluations.append(row)
-        self.reporting.evaluation(row, results, tallies)
+        self.reporting.evaluation(row, results, task_results)
         return results
 
     def _check_lengths(self, prompts: Prompts, tasks: Sequence[Task], config: Config) -> None:
@@ -101,18 +106,22 @@ class Evaluator:
         cut = int((lengths > context - response).sum())
         if cut and context < self.training.policy.context:  # which was chosen for the run's own tasks
             self.reporting.console.message(
-                f"the engine's context of {context} tokens leaves less than {response} tokens for responses to {cut} of the "
+                f"the engine's context of {context} tokens leaves less than {response} tokens for responses to {cut} "
+                "of the "
                 f"{len(tasks)} evaluation tasks: rollout.engine's max_model_len sets it",
                 "warning",
             )
 
-    def _sampled(self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan) -> tuple[dict[str, Any], list[Tally]]:
-        """Sample and verify, on rank 0; the results, and those of each task. Raises Interrupted when the run is to stop."""
+    def _sampled(
+        self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan
+    ) -> tuple[dict[str, Any], list[TaskResult]]:
+        """Sample and verify, on rank 0; the results, and those of each task. Raises CollectionInterruptedError when the
+        run is to stop."""
         verification = self.rollouts.verifications[self.state.stage_number]
         collect = self.rollouts.evaluation_samples(plan.config, verification, prompts)
         scorer = chooser(plan.config, self.training.policy, tasks, self.training.partitions)
         done = evaluate(tasks, plan.config, collect, verification.same_answer, scorer=scorer, judge=self._judge)
-        return dict(done.results), done.tallies
+        return dict(done.results), done.task_results
 
     def _judge(self, verdicts: RaisedVerdicts) -> None:
         """UserCodeError where the verifier raised on every answer of the evaluation at the start.

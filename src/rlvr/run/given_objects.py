@@ -1,8 +1,9 @@
-"""From what a trainer was given in Python to a configuration that the commands can read: names for objects, files for tasks.
+"""From what a trainer was given in Python to a configuration that the commands can read: names for objects, files for
+tasks.
 
-Invariants: nothing that is recorded loads as something else: an object is written by a name only where that name leads to it,
-and with the options that it was made with; what cannot be written is described in words, `<a lambda (train.py, line 3)>`, which
-`registry.refuse_words` refuses where they are used.
+Invariants: nothing that is recorded loads as something else: an object is written by a name only where that name leads
+to it, and with the options that it was made with; what cannot be written is described in words,
+`<a lambda (train.py, line 3)>`, which `registry.refuse_words` refuses where they are used.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from rlvr.verifiers.base import FunctionVerifier, Verifier
 log = logging.getLogger(__name__)
 
 LARGEST = 100_000_000
-"""Bytes of a file of tasks in the run folder, about 100,000 prompts of 200 tokens: a copy of more is the user's to decide on."""
+"""Bytes of a file of tasks in the run folder, about 100,000 prompts of 200 tokens: a copy of more is the user's to
+decide on."""
 
 
 class _NotWritableError(Exception):
@@ -42,11 +44,11 @@ class _NotWritableError(Exception):
 
 
 class GivenObjects:
-    """What a trainer was given beside its configuration, to be recorded in the run folder `path`.
+    """Objects given to a trainer beside its configuration, to be recorded in the run folder `path`.
 
-    `specs` are its `tasks` and `eval_tasks` as given, under `train` and `eval`, None where the configuration names them; `tasks`
-    those that are to be kept (`kept_in_folder`), and `verifiers` the names that tasks of the run name. Everything is put into
-    words or text on first use.
+    `specs` are its `tasks` and `eval_tasks` as given, under `train` and `eval`, None where the configuration names
+    them; `tasks` those that are to be kept (`kept_in_folder`), and `verifiers` the names that tasks of the run name.
+    Everything is put into words or text on first use.
     """
 
     def __init__(
@@ -98,7 +100,8 @@ class GivenObjects:
         if self._texts[split] is None:
             tasks = self._tasks[split]
             return (
-                f"<{len(tasks)} tasks as objects (fingerprint {fingerprint_of(tasks)}), more than {LARGEST // 10**6} MB, "
+                f"<{len(tasks)} tasks as objects (fingerprint {fingerprint_of(tasks)}), more than {LARGEST // 10**6} "
+                "MB, "
                 "which are not kept>"
             )
         return _spec_in_folder(self.config, split)
@@ -131,12 +134,16 @@ def kept_in_folder(config: Config, split: str, given: Any) -> bool:
     """
     if given is not None:
         return not _is_plain(given, (str, dict))
-    spec = config.data.train if split == "train" else config.data.eval
+    if split == "train":
+        spec = config.data.train
+    else:
+        spec = config.data.eval
     return bool(spec == _spec_in_folder(config, split))
 
 
 def _spec_in_folder(config: Config, split: str) -> dict[str, Any]:
-    """The data set that a file of the run folder is: tasks as they were, whatever the fields of other files are called."""
+    """The data set that a file of the run folder is: tasks as they were, whatever the fields of other files are
+    called."""
     return {"path": str(config.folder / TASK_FILES[split]), "fields": {}, "source": ""}
 
 
@@ -194,7 +201,9 @@ def _instance(value: Any) -> Any:
 def _with_options(piece: Any, options: dict[str, Any]) -> Any:
     if not options:
         return piece
-    return {"name": piece, **options} if isinstance(piece, str) else {**piece, **options}
+    if isinstance(piece, str):
+        return {"name": piece, **options}
+    return {**piece, **options}
 
 
 def _value(value: Any) -> Any:
@@ -215,7 +224,8 @@ def _value(value: Any) -> Any:
 
 
 def _flat(written: dict[str, Any]) -> dict[str, Any]:
-    """A mapping whose `name` was an object with options (a part of a combination), with these options beside the other keys."""
+    """A mapping whose `name` was an object with options (a part of a combination), with these options beside the other
+    keys."""
     named = written.get("name")
     if not isinstance(named, dict):
         return written
@@ -236,7 +246,7 @@ def _is_plain(value: Any, kinds: tuple[type, ...] = (str, int, float, bool, list
 
 
 def _name(value: Any) -> str:
-    """`FILE.py:Name` or `module:Name`, which leads to the class or function `value`."""
+    """`FILE.py:Name` or `module:Name`, which is_main to the class or function `value`."""
     if value.__name__ == "<lambda>":
         raise _NotWritableError(f"a lambda ({_line(value)})")
     if "<locals>" in value.__qualname__:
@@ -261,11 +271,15 @@ def importable(module_name: str) -> str | None:
     file = vars(module).get("__file__")
     spec = vars(module).get("__spec__")
     if vars(module).get("__package__"):
-        return str(spec.name) if module_name == "__main__" and spec is not None else module_name
+        if module_name == "__main__" and spec is not None:
+            return str(spec.name)
+        return module_name
     if file is not None and Path(file).suffix == ".py" and Path(file).is_file():
         path = Path(file).resolve()
         return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-    return None if module_name == "__main__" else module_name
+    if module_name == "__main__":
+        return None
+    return module_name
 
 
 def _registering(named: set[str]) -> Iterator[str]:
@@ -294,7 +308,9 @@ def _model_path(model: Any) -> str:
     if hasattr(model, "peft_config"):
         return f"<a model with an adapter ({kind})>"
     name = foreign(foreign(model, "config"), "_name_or_path", "")  # where transformers keeps it
-    return str(name) if name else f"<a model as an object ({kind})>"
+    if name:
+        return str(name)
+    return f"<a model as an object ({kind})>"
 
 
 def _lines(tasks: Sequence[Task]) -> str | None:

@@ -25,7 +25,7 @@ class PolicyTraining:
         self.world = world
         self.backends: BackendFactory = registry.build("backend", config.distributed.backend_spec)
         if model is None:
-            self.policy = load_policy(config.model, config.run.seed, self.backends.partitions, world.leads)
+            self.policy = load_policy(config.model, config.run.seed, self.backends.partitions, world.is_main)
         else:
             self.policy = given_policy(model, tokenizer, config.model, config.run.seed, self.backends.partitions)
 
@@ -45,5 +45,8 @@ class PolicyTraining:
         Both take device memory: the engine has to be released before.
         """
         backend = self.backends.open(self.policy, stage.config.optim.optimizer, self.world)
-        stage.reference = Snapshot(self.policy, stage.reference_follows) if stage.keeps_reference else None
+        if stage.keeps_reference:
+            stage.reference = Snapshot(self.policy, stage.reference_follows)
+        else:
+            stage.reference = None
         self.learner = Learner(backend, stage.reference, self.world)

@@ -1,4 +1,5 @@
-"""The reports of a run: console, trackers, health monitors, recorded rollouts, profiles and the lines of the run folder."""
+"""The reports of a run: console, trackers, health monitors, recorded rollouts, profiles and the lines of the run
+folder."""
 
 from __future__ import annotations
 
@@ -8,37 +9,44 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlvr.config import Config
-from rlvr.evaluation import Tally
+from rlvr.evaluation import TaskResult
+from rlvr.monitor.background_trackers import background_trackers
 from rlvr.monitor.batch import sample_rows
 from rlvr.monitor.console import Console
-from rlvr.monitor.guests import guests
 from rlvr.monitor.health import Health
 from rlvr.monitor.live import Counts
 from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
 from rlvr.records import Batch
-from rlvr.rollout import Collected
+from rlvr.rollout import StepRollouts
 from rlvr.run.run_folder import RunFolder
 
 
 class Reporting:
-    """Shows and writes the steps and evaluations of a run. Ranks other than the first (`leads` False) show and write nothing.
+    """Shows and writes the steps and evaluations of a run. Ranks other than the first (`is_main` False) show and write
+    nothing.
 
     `counts` gives how far sampling and verifying are, for the live view; `trackers` are the user's own.
     """
 
     def __init__(
-        self, config: Config, folder: RunFolder, leads: bool, counts: Counts, trackers: Sequence[Tracker] = ()
+        self, config: Config, folder: RunFolder, is_main: bool, counts: Counts, trackers: Sequence[Tracker] = ()
     ) -> None:
         how = config.logging
         self.folder = folder
-        self.leads = leads
-        self.console = Console(how.console if leads else "off", how.samples_every, counts=counts)
-        self.trackers = guests(how, config.run.name, trackers) if leads else []
-        self.health = Health(config.health, self.console, folder.health if leads else None)
-        limit = math.inf if how.rollouts_gb is None else how.rollouts_gb * 1e9
-        self.rollout_log = RolloutLog(folder.path, how.rollouts if leads else 0, limit)
+        self.is_main = is_main
+        self.console = Console(how.console if is_main else "off", how.samples_every, counts=counts)
+        if is_main:
+            self.trackers = background_trackers(how, config.run.name, trackers)
+        else:
+            self.trackers = []
+        self.health = Health(config.health, self.console, folder.health if is_main else None)
+        if how.rollouts_gb is None:
+            limit = math.inf
+        else:
+            limit = how.rollouts_gb * 1e9
+        self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, limit)
         self.profiler = StepProfiler(folder.path, how.profile)
 
     def start(self, config: Config, lines: Iterable[str]) -> None:
@@ -55,15 +63,16 @@ class Reporting:
         finally:
             self.console.finish()
 
-    def rollouts(self, step: int, batch: Batch, collected: Collected) -> None:
-        """Begin to record the rollouts of a step that was counted. TrainingError where the run folder is no longer the run's."""
-        if self.leads:
+    def rollouts(self, step: int, batch: Batch, collected: StepRollouts) -> None:
+        """Begin to record the rollouts of a step that was counted. TrainingError where the run folder is no longer the
+        run's."""
+        if self.is_main:
             self.folder.check_held()  # before anything is written
         self.rollout_log.later(step, batch, collected.rollouts, collected.dropped, collected.columns)
 
     def step(self, row: Mapping[str, Any], batch: Batch) -> None:
         """Write and show a step's record, and send it to the trackers."""
-        if self.leads:
+        if self.is_main:
             self.folder.check_held()
             self.folder.metrics.append(row)
         for tracker in self.trackers:
@@ -73,17 +82,19 @@ class Reporting:
 
     def completed_step(self, row: Mapping[str, Any]) -> None:
         """Replace the last step's line by one with the results of its evaluation, made after a resume."""
-        if not self.leads:
+        if not self.is_main:
             return
         self.folder.metrics.truncate_after(row["step"] - 1)
         self.folder.metrics.append(row)
         for tracker in self.trackers:
             tracker.log(row["step"], row)  # whole: a kill may have kept the step from them too
 
-    def evaluation(self, row: Mapping[str, Any], results: Mapping[str, Any], tallies: Sequence[Tally]) -> None:
+    def evaluation(
+        self, row: Mapping[str, Any], results: Mapping[str, Any], task_results: Sequence[TaskResult]
+    ) -> None:
         """Show the results of an evaluation and, once the run has its folder, write its `row`."""
-        if self.folder.begun and self.leads:
-            self.folder.keep_evaluation(dict(row), tallies)
+        if self.folder.begun and self.is_main:
+            self.folder.keep_evaluation(dict(row), task_results)
         self.console.evaluation(row["step"], results)
 
     def finish(self) -> None:

@@ -1,4 +1,5 @@
-"""The configuration of a run as it stands on this machine: `auto` replaced by values, and the stages with their steps."""
+"""The configuration of a run as it stands on this machine: `auto` replaced by values, and the stages with their
+steps."""
 
 from __future__ import annotations
 
@@ -46,9 +47,12 @@ class ResolvedConfig:
         return automatic_keys(self.memory_plan.written)
 
     def lines(self, longest: Sequence[int]) -> list[str]:
-        """The run in words: folder, stages, the reason for the engine, memory. `longest`: for each stage the tokens that the
-        context leaves for a response."""
-        reason = [] if self.engine_reason is None else [self.engine_reason]
+        """The run in words: folder, stages, the reason for the engine, memory. `longest`: for each stage the tokens
+        that the context leaves for a response."""
+        if self.engine_reason is None:
+            reason = []
+        else:
+            reason = [self.engine_reason]
         planned = plan_lines(self.config, self.plans, self.config.folder, longest)
         return [*planned, *reason, self.memory_plan.brief]
 
@@ -56,7 +60,8 @@ class ResolvedConfig:
         """CheckpointError where `rollout.engine: auto` took another engine than `saved`, that of the checkpoint."""
         if self.engine_reason is not None and ComponentSpec.parse(saved) != self.config.rollout.engine:
             raise CheckpointError(
-                f"the checkpoint was made with rollout.engine {saved!r}, and here {self.engine_reason}. Set rollout.engine, or give "
+                f"the checkpoint was made with rollout.engine {saved!r}, and here {self.engine_reason}. Set "
+                "rollout.engine, or give "
                 "`resume` to GRPOTrainer itself, which then takes the checkpoint's engine"
             )
 
@@ -65,7 +70,8 @@ class ResolvedConfig:
     ) -> None:
         """Take the values that `auto` has in `saved`, a checkpoint's configuration, where these fit here.
 
-        `report` is told, as (text, level), which were replaced. Config objects are changed in place: the stages share them.
+        `report` is told, as (text, level), which were replaced. Config objects are changed in place: the stages share
+        them.
         """
         self.memory_plan = plan_resumed(self.memory_plan, world, saved)
         before = self.config.model.gradient_checkpointing
@@ -81,10 +87,11 @@ def resolved_config(
 ) -> ResolvedConfig:
     """Resolve a configuration for the devices of all ranks. ConfigError, the same on every rank, where it cannot work.
 
-    `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration names them.
+    `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration
+    names them.
     """
     saved = None
-    if resume is not None and world.leads:
+    if resume is not None and world.is_main:
         saved = RunFolder(config).saved_engine(resume)
     config, engine_reason = engine_of_run(config, world, saved)
     check_gpus(config, world, engine_reason)
@@ -93,12 +100,16 @@ def resolved_config(
 
 
 def written_config(given: Config | Mapping[str, Any] | str | Path | None, model: Any) -> tuple[Config, Any]:
-    """The configuration as it was given, and a loaded model if `model` is one: a path or hub name becomes part of the configuration.
+    """The configuration as it was given, and a loaded model if `model` is one: a path or hub name becomes part of the
+    configuration.
 
     ConfigError where it is wrong: before ranks wait for each other.
     """
     registry.leave_loaded_script()
-    config = given if isinstance(given, Config) else load_config(given)
+    if isinstance(given, Config):
+        config = given
+    else:
+        config = load_config(given)
     if isinstance(model, (str, Path)):
         named = config.model.model_copy(update={"path": str(model), "scratch": None})
         config = config.model_copy(update={"model": named})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.distributed import World, checkpoint
-from rlvr.distributed.checkpoint import Saved, Seal
+from rlvr.distributed.checkpoint import Manifest, Saved
 from rlvr.distributed.checkpoint_writer import versions
 from rlvr.distributed.models import write_base
 from rlvr.errors import ConfigError
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class Resumer:
-    """Takes the run folder and, to resume, the state of a checkpoint. With several ranks every method is called on all of them."""
+    """Takes the run folder and, to resume, the state of a checkpoint. With several ranks every method is called on all
+    of them."""
 
     def __init__(
         self,
@@ -62,8 +63,8 @@ class Resumer:
         """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
 
     def begin(self, resume: str | None) -> Path | None:
-        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where the folder
-        cannot be made, written to or moved."""
+        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where
+        the folder cannot be made, written to or moved."""
         try:
             found = self._begin(resume)
         except OSError as error:
@@ -77,7 +78,7 @@ class Resumer:
         self.folder.begun = True
         policy = self.training.policy
         if policy.has_adapter and self.resolved.config.model.scratch is not None:
-            write_base(policy, self.folder.path / "base", self.world.leads)
+            write_base(policy, self.folder.path / "base", self.world.is_main)
         return found
 
     def load(self, path: Path) -> None:
@@ -87,7 +88,7 @@ class Resumer:
     def _begin(self, resume: str | None) -> Path | None:
         folder = self.folder
         found = None
-        if self.world.leads:
+        if self.world.is_main:
             folder.refuse_foreign()
             if folder.path.exists():  # else a refusal leaves nothing behind
                 folder.lock()
@@ -96,9 +97,9 @@ class Resumer:
         found = self.world.broadcast(found, "the checkpoint to go on from")
         if found is not None:
             self._take(checkpoint.read(found), keep_cut=resume != "auto")
-        elif self.world.leads and (moved := folder.begin(resume == "auto")) is not None:
+        elif self.world.is_main and (moved := folder.begin(resume == "auto")) is not None:
             self._report_moved(moved)
-        if self.world.leads:
+        if self.world.is_main:
             folder.open_log(self.reporting.console)
             self._check_space()
         return found
@@ -118,10 +119,11 @@ class Resumer:
             check_space(self.folder.path, self.resolved, size, self._kept_rollouts)
 
     def _take(self, saved: Saved, keep_cut: bool) -> None:
-        """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its own."""
+        """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its
+        own."""
         state = saved.state
         self.identity.check(state, self.world, self.training.policy, self.reporting.console.message)
-        for line in differing(saved.seal, self.world.size):
+        for line in version_differences(saved.manifest, self.world.size):
             log.warning("%s: %s", saved.path, line)
         self.rollouts.engine.release()  # the weights change, and their version with them
         self.checkpointer.restore_objects(state)
@@ -130,7 +132,7 @@ class Resumer:
         self.state.load_state_dict(state)
         self.checkpointer.restore_tensors(saved.tensors)
         rows: tuple[list[Any], list[Any]] = ([], [])
-        if self.world.leads:
+        if self.world.is_main:
             rows = self._records(saved, keep_cut)
         self.state.metrics, self.state.evaluations, self.state.evaluation_pending = self.world.broadcast(
             (*rows, self.state.evaluation_pending), "the metrics so far"
@@ -138,7 +140,8 @@ class Resumer:
 
     def _records(self, saved: Saved, keep_cut: bool) -> tuple[list[Any], list[Any]]:
         """Cut the run folder to a checkpoint, on rank 0; the records of the steps and evaluations up to it."""
-        folder, state = self.folder, saved.state
+        folder = self.folder
+        state = saved.state
         here = saved.path.resolve().parent == folder.checkpoints.resolve()
         made = [row for row in folder.evaluations.rows() if row["step"] == state["step"]]
         self.state.evaluation_pending = state["owes_evaluation"] and here and not made
@@ -146,9 +149,10 @@ class Resumer:
         if cut is not None:
             self.reporting.console.message(f"what came after step {state['step']} is now in {cut}")
         if here:
-            self._complete_lines(saved.seal.metrics, made[-1] if made else {})
+            self._complete_lines(saved.manifest.metrics, made[-1] if made else {})
             self._keep_rollouts(state)
-        steps, evaluations = list(folder.metrics.rows()), list(folder.evaluations.rows())
+        steps = list(folder.metrics.rows())
+        evaluations = list(folder.evaluations.rows())
         if here and len(steps) < state["logged"]:
             lost = state["logged"] - len(steps)
             log.warning("%s lacks %d of the steps before the checkpoint", folder.metrics.path, lost)
@@ -171,27 +175,33 @@ class Resumer:
             file.append(line)
 
     def _keep_rollouts(self, state: dict[str, Any]) -> None:
-        """Keep the rollouts that were recorded under a larger logging.rollouts_gb than now, or by a version without one."""
+        """Keep the rollouts that were recorded under a larger logging.rollouts_gb than now, or by a version without
+        one."""
         limit = self.resolved.config.logging.rollouts_gb
         before = state["config"]["logging"].get("rollouts_gb")
         lowered = limit is not None and (before is None or limit < before)
-        kept_until = state["step"] if lowered else state.get("rollouts_kept", 0)
+        if lowered:
+            kept_until = state["step"]
+        else:
+            kept_until = state.get("rollouts_kept", 0)
         kept = self.reporting.rollout_log.keep_until(kept_until)
         self._kept_rollouts = kept
         if lowered and kept:
             self.reporting.console.message(
-                f"the rollouts recorded so far ({size_text(kept)}) stay: logging.rollouts_gb={limit:g} is less than before, and "
+                f"the rollouts recorded so far ({size_text(kept)}) stay: logging.rollouts_gb={limit:g} is less than "
+                "before, and "
                 "holds for those of later steps"
             )
 
 
-def differing(seal: Seal, ranks: int) -> Iterator[str]:
+def version_differences(manifest: Manifest, ranks: int) -> Iterator[str]:
     """Differences between where a checkpoint was made and here, that may change the bits of what follows."""
-    if seal.ranks != ranks:
+    if manifest.ranks != ranks:
         yield (
-            f"it was made by {seal.ranks} ranks and goes on with {ranks}: the same data and the same steps, but sums over "
+            f"it was made by {manifest.ranks} ranks and goes on with {ranks}: the same data and the same steps, but "
+            "sums over "
             "ranks round differently"
         )
     for name, now in versions().items():
-        if (before := seal.versions.get(name, now)) != now:
+        if (before := manifest.versions.get(name, now)) != now:
             yield f"it was made with {name} {before} and goes on with {now}: results may differ in their last bits"

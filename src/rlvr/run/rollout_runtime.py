@@ -11,7 +11,7 @@ from rlvr.config.stage_plan import longest_sequence
 from rlvr.core.waits import StopRequest
 from rlvr.data import Draw, History, Prompts
 from rlvr.distributed import World
-from rlvr.distributed.farm import open_engine, prove
+from rlvr.distributed.engine_router import open_engine, verify_weight_sync
 from rlvr.evaluation import Collect
 from rlvr.policy import Policy
 from rlvr.records import Rollout
@@ -35,7 +35,8 @@ from rlvr.verifiers.pool import Verification
 
 
 class RolloutRuntime:
-    """What all stages and evaluations sample and verify with. `open` starts the engine; `close` ends everything.
+    """The engine, verifiers and threads of all stages and evaluations. `open` starts the engine; `close` ends
+    everything.
 
     Collecting is interrupted once `stop` is set.
     """
@@ -53,7 +54,7 @@ class RolloutRuntime:
         self.history = History()
         self.activity = Activity()
         self.pool = VerifierPool(
-            checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.patience
+            checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.batch_delay
         )
         self.collector = Collector(stop.__bool__)
         self._engines = contextlib.ExitStack()
@@ -94,7 +95,8 @@ class RolloutRuntime:
     def rollout_context(
         self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str
     ) -> RolloutContext:
-        """The context that plans make rollouts with. Seeds follow `path`, so that nothing depends on the order of events (N7)."""
+        """The context that plans make rollouts with. Seeds follow `path`, so that nothing depends on the order of
+        events (N7)."""
         return RolloutContext(
             self.engine,
             verification,
@@ -108,9 +110,11 @@ class RolloutRuntime:
         )
 
     def evaluation_samples(self, config: Config, verification: Verification, prompts: Prompts) -> Collect:
-        """What samples and verifies an evaluation under `config`, on rank 0. It raises Interrupted when the run is to stop.
+        """Return what samples and verifies an evaluation under `config`, on rank 0. It raises
+        CollectionInterruptedError when the run is to stop.
 
-        Seeds follow from the run's seed, task, member and call, so that `rlvr.evaluate` draws what a run's evaluation draws.
+        Seeds follow from the run's seed, task, member and call, so that `rlvr.evaluate` draws what a run's evaluation
+        draws.
         """
         plan = evaluation_plan(config.rollout.plan)
 
@@ -132,7 +136,7 @@ class RolloutRuntime:
         self.published = self.engine.publish(version, weights)
         if not self.engine.shares_weights:
             coarse = bool(low_precision(self.config.rollout.engine))
-            prove(self.engine, self.world, policy, self.collector, weights, coarse)
+            verify_weight_sync(self.engine, self.world, policy, self.collector, weights, coarse)
 
     def close(self) -> None:
         """End threads, engine and verifier processes."""

@@ -1,9 +1,10 @@
-"""The run folder: config.yaml, tasks.jsonl and eval_tasks.jsonl of a run that was given tasks as objects, metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and
-log.txt, and what may be resumed.
+"""The run folder: config.yaml, tasks.jsonl and eval_tasks.jsonl of a run that was given tasks as objects,
+metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and log.txt, and what may be
+resumed.
 
-Invariants: nothing is removed that a run did not write: a folder without the configuration of a run is not touched, a run that
-gives way is moved aside, and so is what a resume from an older checkpoint cuts; no two processes write to one folder; on resume
-only the number of steps, logging and intervals may differ from the saved configuration.
+Invariants: nothing is removed that a run did not write: a folder without the configuration of a run is not touched, a
+run that gives way is moved aside, and so is what a resume from an older checkpoint cuts; no two processes write to one
+folder; on resume only the number of steps, logging and intervals may differ from the saved configuration.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rlvr.core.own_files import free_path, is_run_config, is_verbatim, numbered,
 from rlvr.core.tree import read_mapping
 from rlvr.distributed import checkpoint
 from rlvr.errors import CheckpointError, ConfigError
-from rlvr.evaluation import Tally, write_tallies
+from rlvr.evaluation import TaskResult, write_task_results
 from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
@@ -70,7 +71,8 @@ class _LogFile(logging.FileHandler):
     _failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line. The file is opened at the first one, which raises where its folder is gone or the disk is full."""
+        """Write a line. The file is opened at the first one, which raises where its folder is gone or the disk is
+        full."""
         try:
             super().emit(record)
         except OSError:
@@ -105,14 +107,17 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
+        """Return where checkpoints are."""
         return self.path / "checkpoints"
 
-    def keep_evaluation(self, row: dict[str, Any], tallies: Sequence[Tally]) -> None:
-        """Write what was found of each task, which a full disk costs, and then the results: they say that it was made."""
+    def keep_evaluation(self, row: dict[str, Any], task_results: Sequence[TaskResult]) -> None:
+        """Write what was found of each task, which a full disk costs, and then the results: they say that it was
+        made."""
         self.check_held()
         try:
-            write_tallies(self.path / "evaluations" / f"step-{row['step']:06d}.json", tallies, step=row["step"])
+            write_task_results(
+                self.path / "evaluations" / f"step-{row['step']:06d}.json", task_results, step=row["step"]
+            )
         except OSError as error:
             log.warning("the tasks of the evaluation at step %d could not be written: %s", row["step"], error)
         self.evaluations.append(row)
@@ -128,7 +133,8 @@ class RunFolder:
             self._lock.check()
 
     def open_log(self, console: Console) -> None:
-        """From now on what the library warns of goes to the console, and to log.txt, which is there once something is in it."""
+        """From now on what the library warns of goes to the console, and to log.txt, which is there once something is
+        in it."""
         if self._log is None:
             self._screen = ConsoleHandler(console)
             logging.getLogger("rlvr").addHandler(self._screen)
@@ -175,7 +181,8 @@ class RunFolder:
     def _refusal(self, resume: bool) -> str:
         if not resume:
             return (
-                f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or start over with "
+                f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or start over "
+                "with "
                 "run.overwrite=true, which moves it aside"
             )
         steps = max([self.metrics.lines(), *numbered(self.path / "rollouts", ".jsonl")])
@@ -192,7 +199,8 @@ class RunFolder:
                 raise ConfigError(f"{place} cannot be moved aside: {lock.parent} is in use by {holder}")
         if (needed := self._needed_inside(place)) is not None:
             raise ConfigError(
-                f"run.overwrite: {needed} is in the run folder that would be moved aside, and the new run needs it: copy it to "
+                f"run.overwrite: {needed} is in the run folder that would be moved aside, and the new run needs it: "
+                "copy it to "
                 "another place, or choose another run.name"
             )
         held = self._lock is not None
@@ -239,7 +247,8 @@ class RunFolder:
                 if config.is_file():
                     self._refuse_broken(config)
                 raise ConfigError(
-                    f"{self.path} holds {path.relative_to(self.path)}, and no config.yaml as a run of rlvr writes it: nothing "
+                    f"{self.path} holds {path.relative_to(self.path)}, and no config.yaml as a run of rlvr writes "
+                    "it: nothing "
                     "there is touched, choose another run.name"
                 )
 
@@ -249,7 +258,8 @@ class RunFolder:
             read_mapping(config)
         except ConfigError as error:
             raise ConfigError(
-                f"{error}. Nothing in {self.path} is touched until then; or choose another run.name, and go on there from the "
+                f"{error}. Nothing in {self.path} is touched until then; or choose another run.name, and go on there "
+                "from the "
                 f"newest checkpoint with --resume {self.path}"
             ) from error
 
@@ -272,7 +282,7 @@ class RunFolder:
         path = Path(resume)
         if not path.is_dir():
             raise CheckpointError(f"--resume: there is no run or checkpoint {path}")
-        if (path / checkpoint.SEAL).exists() or path.name.startswith("step-"):
+        if (path / checkpoint.MANIFEST).exists() or path.name.startswith("step-"):
             found: Path | None = path
             if (problem := checkpoint.why_unusable(path)) is not None:
                 raise CheckpointError(f"--resume: {path} cannot be used: {problem}")
@@ -288,11 +298,12 @@ class RunFolder:
         return found
 
     def saved_engine(self, resume: str) -> Any:
-        """The engine of the newest checkpoint that `resume` may mean, by its configuration alone; None where none can be read."""
+        """The engine of the newest checkpoint that `resume` may mean, by its configuration alone; None where none can
+        be read."""
         path = Path(resume)
         if resume == "auto":
             found = checkpoint.checkpoints(self.checkpoints)
-        elif (path / checkpoint.SEAL).exists():
+        elif (path / checkpoint.MANIFEST).exists():
             found = [path]
         else:
             found = checkpoint.checkpoints(path / "checkpoints")
@@ -303,11 +314,11 @@ class RunFolder:
         return None
 
     def check(self, saved: dict[str, Any], recorded: dict[str, Any], free: Collection[str] = ()) -> None:
-        """CheckpointError names each key of the configuration that differs from that of a checkpoint and may not; those in `free`
-        may, beside those that always may.
+        """CheckpointError names each key of the configuration that differs from that of a checkpoint and may not; those
+        in `free` may, beside those that always may.
 
-        `saved` is the checkpoint's without, `recorded` with what was given as objects: a run that was begun in Python goes on in
-        Python with its objects, and by the command with the configuration that names them.
+        `saved` is the checkpoint's without, `recorded` with what was given as objects: a run that was begun in Python
+        goes on in Python with its objects, and by the command with the configuration that names them.
         """
         changes = list(differences(saved, self.config.dump(), free))
         if changes and list(differences(recorded, self.given.tree, free)):
@@ -317,8 +328,8 @@ class RunFolder:
     def cut(self, step: int, owes_evaluation: bool, keep: bool) -> Path | None:
         """Take away what was logged and saved past `step`, and that step's evaluation where it is to be made again.
 
-        With `keep`, or where there are later checkpoints, it goes to a folder `cut-TIME`, which is returned. Else it is what a
-        kill left past the newest checkpoint: it is removed, and done again.
+        With `keep`, or where there are later checkpoints, it goes to a folder `cut-TIME`, which is returned. Else it is
+        what a kill left past the newest checkpoint: it is removed, and done again.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         later = [

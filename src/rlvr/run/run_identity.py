@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlvr.config.renamed_keys import with_new_names
 from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import World
 from rlvr.errors import CheckpointError
@@ -35,14 +36,15 @@ class RunIdentity:
     def check(
         self, state: Mapping[str, Any], world: World, policy: Policy, report: Callable[[str, Level], None]
     ) -> None:
-        """CheckpointError where the state of a checkpoint is of another run. Values that `auto` has there are taken over.
+        """CheckpointError where the state of a checkpoint is of another run. Values that `auto` has there are taken
+        over.
 
         `report` is told, as (text, level), of values that do not fit here.
         """
-        config = state["config"]
+        config = with_new_names(state["config"])
         self.resolved.check_engine(config["rollout"]["engine"])
         self.resolved.take_saved_values(config, world, policy, report)
-        self.folder.check(config, state.get("recorded", config), self.resolved.automatic_keys)
+        self.folder.check(config, with_new_names(state.get("recorded", config)), self.resolved.automatic_keys)
         self._check_evaluation_tasks(state["evaluated_on"])
 
     def _check_evaluation_tasks(self, saved: list[str]) -> None:
@@ -52,7 +54,8 @@ class RunIdentity:
         for plan, before, now in zip(self.resolved.plans, saved, self._evaluated_on(), strict=True):
             if before != now:
                 raise CheckpointError(
-                    f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint {before}, now {now}): "
+                    f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint "
+                    f"{before}, now {now}): "
                     "its results would not be comparable. Put the data back, or set checkpoint.accept_changed_data=true"
                 )
 

@@ -43,9 +43,9 @@ def holder_of(lock: Path) -> str | None:
 class RunLock:
     """Held from construction to `release`. ConfigError names the holder where there is another.
 
-    A trainer of the same process that was not closed gives way: in a notebook, the one of the cell before. The file stays; what
-    counts are the locks (flock) on it, which says who holds it, and on the folder, which keeps others out even where the file
-    was removed.
+    A trainer of the same process that was not closed gives way: in a notebook, the one of the cell before. The file
+    stays; what counts are the locks (flock) on it, which says who holds it, and on the folder, which keeps others out
+    even where the file was removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,12 +101,14 @@ class RunLock:
 
     def _foreign(self) -> str:
         return (
-            f"{self._folder / LOCK} is not a lock that rlvr wrote: nothing there is touched, choose another run.name, or "
+            f"{self._folder / LOCK} is not a lock that rlvr wrote: nothing there is touched, choose another "
+            "run.name, or "
             "rename that file"
         )
 
     def check(self) -> None:
-        """TrainingError where the folder is gone or another trainer has taken it; a lock file that was removed is made again."""
+        """TrainingError where the folder is gone or another trainer has taken it; a lock file that was removed is made
+        again."""
         if _held.get(self._folder) is not self:
             raise TrainingError(f"{self._folder} was taken over by another trainer of this process: this one stops")
         if not _is_at(self._directory, self._folder):

@@ -1,4 +1,4 @@
-"""What a run is doing at this moment, in a few lines: the answer to SIGUSR1."""
+"""The present activity of a run, in a few lines: the answer to SIGUSR1."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from rlvr.run.given_objects import GivenObjects, kept_in_folder
 
 
 class RunTasks:
-    """Training and evaluation tasks, each set read once: those given in Python, else those that the configuration names."""
+    """Training and evaluation tasks, each set read once: those given in Python, else those that the configuration
+    names."""
 
     def __init__(
         self, train: Any, evaluation: Any, tokenizer: Any, world: World, report: Callable[[str], None]
@@ -30,15 +31,24 @@ class RunTasks:
 
     def training(self, config: Config) -> list[Task]:
         """The tasks that a stage with this configuration trains on. ConfigError where it names none."""
-        spec = self._given["train"] if self._given["train"] is not None else config.data.train
+        if self._given["train"] is not None:
+            spec = self._given["train"]
+        else:
+            spec = config.data.train
         if spec is None:
             raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
         return self._load(spec, "train", config)[: config.data.limit]
 
     def evaluation(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration; empty without any."""
-        given = self._given["eval"] if self._given["eval"] is not None else config.data.eval
-        spec = config.evaluation.data if config.evaluation.data is not None else given
+        if self._given["eval"] is not None:
+            given = self._given["eval"]
+        else:
+            given = config.data.eval
+        if config.evaluation.data is not None:
+            spec = config.evaluation.data
+        else:
+            spec = given
         if spec is None:
             return []
         return self._load(spec, "eval", config)[: config.evaluation.limit]
@@ -46,7 +56,8 @@ class RunTasks:
     def lengths(
         self, prompts: Prompts, tasks: Sequence[Task], demonstrations: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on every rank."""
+        """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on
+        every rank."""
         return encoded_lengths(prompts, self._world, tasks, demonstrations)
 
     def longest_evaluated(self, plan: StagePlan) -> int:
@@ -56,7 +67,8 @@ class RunTasks:
         return int(self.lengths(prompts, tasks)[0].max(initial=0))
 
     def given_objects(self, config: Config, model: Any, verifier: Any) -> GivenObjects:
-        """The objects that the trainer was given, as the run folder is to record them; after all tasks have been read."""
+        """The objects that the trainer was given, as the run folder is to record them; after all tasks have been
+        read."""
         data = config.data
         tasks = {
             split: self._load(written if self._given[split] is None else self._given[split], split, config)

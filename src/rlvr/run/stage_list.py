@@ -14,7 +14,7 @@ from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import RunTasks
-from rlvr.stages import Parts, Stage
+from rlvr.stages import Stage, StageContext
 from rlvr.stages.choosing import chooser
 
 
@@ -56,33 +56,35 @@ def _open_stage(
 ) -> Stage:
     plan = resolved.plans[number]
     config = plan.config
-    leads = rollouts.world.leads
+    is_main = rollouts.world.is_main
     verification = rollouts.verifications[number]
     prompts = tasks.prompts.under(config.data.template)
     sampling = Sampling(config.rollout.max_new_tokens)  # the stage sets that of each step
-    context = rollouts.rollout_context(verification, prompts, sampling, config.rollout.group_size, "rollout", number)
-    parts = Parts(
+    rollout_context = rollouts.rollout_context(
+        verification, prompts, sampling, config.rollout.group_size, "rollout", number
+    )
+    context = StageContext(
         policy=training.policy,
         history=rollouts.history,
         prompt=prompts,
         lengths=partial(tasks.lengths, prompts),
         collector=rollouts.collector,
-        rollout_context=context,
-        context=rollouts.context,
+        rollout_context=rollout_context,
+        longest_sequence=rollouts.context,
         shares_weights=rollouts.engine.shares_weights,
-        leads=leads,
+        is_main=is_main,
     )
     make = registry.find("stage", plan.kind)
     seed = seed_of(config.run.seed, number, "sampler")
-    stage: Stage = make(plan, parts, tasks.training(config), seed, **plan.options)
+    stage: Stage = make(plan, context, tasks.training(config), seed, **plan.options)
     if stage.left_out:
         report(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
-    if stage.verifies and leads:
+    if stage.verifies and is_main:
         verification.check(stage.pool)
     held_out = tasks.evaluation(config)
     lengths = tasks.lengths(prompts, held_out)[0]
     check_held_out(config, held_out, lengths, rollouts.context, len(resolved.plans))
     chooser(config, training.policy, held_out, training.partitions)  # refuses tasks that it cannot score
-    if leads:
+    if is_main:
         verification.check(held_out)
     return stage

@@ -9,7 +9,7 @@ from rlvr.distributed.step_meters import StepMeters
 from rlvr.monitor.batch import staleness_metrics
 from rlvr.monitor.metrics import record
 from rlvr.records import Batch
-from rlvr.rollout import Collected
+from rlvr.rollout import StepRollouts
 from rlvr.rollout.vllm.options import devices_apart
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.rollout_runtime import RolloutRuntime
@@ -28,8 +28,9 @@ class StepRecorder:
         self.rollouts = rollouts
         self.meters = meters
 
-    def record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
-        """Count a step that was trained and published, and add its record; `metrics` are those of scoring and update."""
+    def record(self, stage: Stage, collected: StepRollouts, batch: Batch, metrics: dict[str, Any]) -> None:
+        """Count a step that was trained and published, and add its record; `metrics` are those of scoring and
+        update."""
         state = self.state
         with self.meters.phases("score"):
             metrics = stage.metrics_of_scoring() | metrics
@@ -50,7 +51,8 @@ class StepRecorder:
                 **collected.metrics(),
             }
         )
-        # Log-probs of recorded responses are those of the policy that was recorded, and controllers steer the one that trains.
+        # Log-probs of recorded responses are those of the policy that was recorded, and controllers steer the one that
+        # trains.
         if not stage.samples or metrics.get("entropy") is None:
             metrics["entropy"] = metrics.get("entropy/trained")
         # Controllers move with the metrics, and must move alike on all ranks.
@@ -60,7 +62,7 @@ class StepRecorder:
         state.metrics.append(row)
         state.nonfinite = state.nonfinite + 1 if row["skipped/nonfinite"] else 0
 
-    def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def _times(self, collected: StepRollouts, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """The step's time, memory and use of the devices."""
         apart = devices_apart(self.rollouts.config.rollout.engine)
         starting = self.state.step == self.state.first_step  # most of whose time is that of starting, not of sampling

@@ -25,7 +25,8 @@ class RunStop(StopRequest):
         self._world = world
 
     def on_any_rank(self) -> bool:
-        """Tell whether a signal asked any rank to stop; the same answer on every rank, each of which notes the signal."""
+        """Tell whether a signal asked any rank to stop; the same answer on every rank, each of which notes the
+        signal."""
         if self._world.size > 1:
             signals = self._world.gather(self.signal, "whether to go on")
             self.signal = self.signal or next((number for number in signals if number), None)
@@ -55,7 +56,8 @@ def stop_when_hopeless(
     save: Callable[[], Path],
     report: Callable[[str, Level], None],
 ) -> None:
-    """TrainingError, after a checkpoint by `save`, when `most` steps in a row had to be skipped or a monitor is told to stop.
+    """TrainingError, after a checkpoint by `save`, when `most` steps in a row had to be skipped or a monitor is told to
+    stop.
 
     `report` is told, as (text, level), of a step that was skipped; `finding` is that of a monitor which stops the run.
     """

@@ -1,4 +1,4 @@
-"""Where the attributes that GRPOTrainer had in the version before are now."""
+"""New places of attributes that GRPOTrainer had in the version before."""
 
 from __future__ import annotations
 

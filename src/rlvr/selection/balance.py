@@ -9,7 +9,7 @@ import numpy as np
 from rlvr.components import Selector
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.selection.members import positions, ranked
+from rlvr.selection.member_selectors import positions, ranked
 
 
 @register("selector", "balance_sources")
@@ -32,7 +32,10 @@ class BalanceSources(Selector):
         by_source: dict[str | None, list[tuple[float, str, np.ndarray]]] = {}
         for group in batch.groups():
             known = rewards[group.index][np.isfinite(rewards[group.index])]
-            spread = float(known.std()) if len(known) and known.min() < known.max() else 0.0
+            if len(known) and known.min() < known.max():
+                spread = float(known.std())
+            else:
+                spread = 0.0
             by_source.setdefault(group.rollouts[0].task.source, []).append((-spread, group.key, group.index))
         least = min(map(len, by_source.values()), default=0)
         keep = int(self.most * least)
@@ -48,9 +51,9 @@ def _rank(group: tuple[float, str, np.ndarray]) -> tuple[float, str]:
 class BalanceOutcomes(Selector):
     """Keep as many right as wrong members of each group, or at most so many times the rarer kind.
 
-    Right is a reward above `threshold`. Of the commoner kind, members with the highest rewards (if right) or the lowest (if
-    wrong) stay, ties by member. A group with one kind only is kept whole: it has nothing to balance, and `mixed_groups` drops
-    it. Undecided members are dropped.
+    Right is a reward above `threshold`. Of the commoner kind, members with the highest rewards (if right) or the lowest
+    (if wrong) stay, ties by member. A group with one kind only is kept whole: it has nothing to balance, and
+    `mixed_groups` drops it. Undecided members are dropped.
     """
 
     most: float = 1.0
@@ -63,10 +66,12 @@ class BalanceOutcomes(Selector):
             raise ValueError(f"most is {self.most}: it must be at least 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, kept = batch.column("reward"), []
+        rewards = batch.column("reward")
+        kept = []
         for order in ranked(batch, "reward"):
             right = rewards[order] > self.threshold
-            wrong, good = order[~right], order[right][::-1]
+            wrong = order[~right]
+            good = order[right][::-1]
             limit = int(self.most * min(len(wrong), len(good)))
             kept += [order] if not limit else [wrong[:limit], good[:limit]]
         return positions(kept)

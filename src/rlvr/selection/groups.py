@@ -19,7 +19,7 @@ def mixed_groups(batch: Batch) -> np.ndarray:
     """Keep the groups whose decided rewards differ: the others give no advantage under a group baseline.
 
     Unlike skipping them in the backward pass, which changes nothing but time, this takes them out of the loss's
-    denominator (DAPO, Yu et al. 2025, section 3.2, without its refill).
+    denominator (DAPO, Yu et al. 2025, section 3.2, without its dynamic sampling).
     """
     rewards = batch.column("reward")
     keep = np.zeros(len(batch), dtype=bool)
@@ -51,7 +51,8 @@ class PassRateBand(Selector):
     """What the mean is of: `reward`, or `reward/TERM`."""
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        values, keep = batch.column(self.column), np.zeros(len(batch), dtype=bool)
+        values = batch.column(self.column)
+        keep = np.zeros(len(batch), dtype=bool)
         for group in batch.groups():
             known = values[group.index][np.isfinite(values[group.index])]
             if len(known):
@@ -80,12 +81,16 @@ class SpreadFilter(Selector):
             raise ValueError("share must be at least 0, and decay 0 to below 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, keep = batch.column("reward"), np.zeros(len(batch), dtype=bool)
+        rewards = batch.column("reward")
+        keep = np.zeros(len(batch), dtype=bool)
         spreads = []
         for group in batch.groups():
             known = rewards[group.index][np.isfinite(rewards[group.index])]
             if len(known):
-                spread = float(known.std()) if known.min() < known.max() else 0.0
+                if known.min() < known.max():
+                    spread = float(known.std())
+                else:
+                    spread = 0.0
                 spreads.append(spread)
                 keep[group.index] = spread >= self.share * (self._average or 0.0) and (spread > 0 or self.share == 0)
         self._new = float(np.mean(spreads)) if spreads else None

@@ -1,4 +1,4 @@
-"""What evaluation chooses among samples with: a reward term, evaluated without any stage of training."""
+"""The scorer of best-of-k evaluation: a reward term, evaluated without any stage of training."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.records import Rollout, Task
-from rlvr.rewards import Setting, walk
+from rlvr.rewards import RewardContext, walk
 from rlvr.stages.grpo.scoring import Scoring
 
 
 class Chooser:
     """The scorer that `config.evaluation.scorer` names: rollouts -> what it likes of each, NaN where it does not know.
 
-    `apart` says that the policy's weights lie in parts on several ranks: ConfigError then for a term that needs a forward pass,
-    which only rank 0 would take.
+    `apart` says that the policy's weights lie in parts on several ranks: ConfigError then for a term that needs a
+    forward pass, which only rank 0 would take.
     """
 
     def __init__(self, config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> None:
@@ -27,12 +27,14 @@ class Chooser:
         assert scorer is not None
         update = {"rewards": [scorer], "algorithm": AlgorithmConfig()}
         alone = config.model_copy(update=update)
-        self._policy, self._scoring = policy, Scoring(alone)
-        self._scoring.bind(tasks, Setting(alone, tasks))
+        self._policy = policy
+        self._scoring = Scoring(alone)
+        self._scoring.bind(tasks, RewardContext(alone, tasks))
         terms = [term.function for term in walk(self._scoring.terms)]
         if apart and any(term.needs_policy for term in terms):
             raise ConfigError(
-                f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in parts on "
+                f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in "
+                "parts on "
                 "the ranks: evaluate a checkpoint with python -m rlvr.evaluate, or choose another scorer"
             )
 
@@ -43,4 +45,6 @@ class Chooser:
 
 def chooser(config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> Chooser | None:
     """The scorer of an evaluation under `config`, where it has one."""
-    return None if config.evaluation.scorer is None else Chooser(config, policy, tasks, apart)
+    if config.evaluation.scorer is None:
+        return None
+    return Chooser(config, policy, tasks, apart)

@@ -16,9 +16,9 @@ from rlvr.losses.tokens import Average
 from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Task
 from rlvr.registry import register
-from rlvr.rollout import Collected
-from rlvr.stages.base import Parts, Stage, token_weights
+from rlvr.rollout import StepRollouts
 from rlvr.stages.grpo.demonstrations import demonstration
+from rlvr.stages.stage_base import Stage, StageContext, token_weights
 
 LIKELIHOOD = ComponentSpec("likelihood")
 """The cross-entropy of a demonstration's tokens."""
@@ -34,7 +34,7 @@ class SFTStage(Stage):
     def __init__(
         self,
         plan: StagePlan,
-        parts: Parts,
+        context: StageContext,
         tasks: Sequence[Task],
         seed: int,
         *,
@@ -42,17 +42,19 @@ class SFTStage(Stage):
         loss: Annotated[ComponentSpec, OfKind("auxiliary")] = LIKELIHOOD,
         source_weights: dict[str, float] | None = None,
     ) -> None:
-        """`loss`: what is learned, `likelihood` (of which `average` says what it averages over) or an auxiliary loss with its
-        options; one of whole responses reads each task's `label`, a number, as the reward of its demonstration.
-        `source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for sources that it does not
-        name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of reward r)."""
+        """`loss`: what is learned, `likelihood` (of which `average` says what it averages over) or an auxiliary loss
+        with its options; one of whole responses reads each task's `label`, a number, as the reward of its
+        demonstration. `source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for
+        sources that it does not name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of
+        reward r)."""
         self.source_weights = source_weights or {}
         known = {task.source for task in tasks}
         for source, weight in self.source_weights.items():
             if source not in known:
                 named = sorted(s for s in known if s is not None)
                 raise DataError(
-                    f"stage {plan.name!r}: no task is of the source {source!r} of source_weights{nearest(source, named)}"
+                    f"stage {plan.name!r}: no task is of the source {source!r} of "
+                    f"source_weights{nearest(source, named)}"
                 )
             if not weight > 0:
                 raise ConfigError(
@@ -60,7 +62,7 @@ class SFTStage(Stage):
                 )
         self._objective = Objective((_component(plan, ComponentSpec.parse(loss), average),))
         self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
-        super().__init__(plan, parts, tasks, seed)
+        super().__init__(plan, context, tasks, seed)
 
     def check_tasks(self) -> None:
         """DataError when a task has no demonstration, or no label where labels are read."""
@@ -73,17 +75,17 @@ class SFTStage(Stage):
                     "demonstration: give it a number"
                 )
 
-    def collect(self, step: int) -> Collected:
+    def collect(self, step: int) -> StepRollouts:
         """The demonstrations of the next tasks, as rollouts that nobody sampled."""
         self._before = self.sampler.state_dict()
         draws = self.sampler.next(self.config.rollout.prompts_per_step)
-        return Collected([demonstration(draw.task, self.parts, str(draw.number)) for draw in draws])
+        return StepRollouts([demonstration(draw.task, self.context, str(draw.number)) for draw in draws])
 
-    def give_back(self) -> None:
+    def roll_back(self) -> None:
         """Draw the same tasks again."""
         self.sampler.load_state_dict(self._before)
 
-    def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
+    def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """Weight 1, or that of its source, on every token of a demonstration."""
         batch = Batch(collected.rollouts)
         everyone = np.ones(len(batch), dtype=bool)
@@ -105,14 +107,15 @@ class SFTStage(Stage):
 
 
 def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> ObjectiveTerm:
-    """What is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
+    """Return what is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
     if loss == LIKELIHOOD:
         return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
     piece = registry.build("auxiliary", loss)
     name = loss.short_name
     if piece.has_weights or piece.smallest_group > 1:
         raise ConfigError(
-            f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one given "
+            f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one "
+            "given "
             "response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
     return ObjectiveTerm(name, piece, "likelihood")

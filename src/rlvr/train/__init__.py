@@ -1,7 +1,8 @@
-"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run [--devices 8x80GB]] [--resume auto|PATH] [--control random|format]
+"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run [--devices 8x80GB]] [--resume auto|PATH]
+[--control random|format]
 
-With `run.seeds` it trains one seed after the other (rlvr.train.sweep). `--control` trains the same run with a reward that says nothing
-of the answer: where the held-out score rises as much, it was not the verifier that taught.
+With `run.seeds` it trains one seed after the other (rlvr.train.sweep). `--control` trains the same run with a reward
+that says nothing of the answer: where the held-out score rises as much, it was not the verifier that taught.
 
 Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
@@ -78,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.dry_run:
             return sweep(config, options.resume)
         config = of_seed(config, config.run.seeds[0])
-    return _dry_run(config, options.devices) if options.dry_run else _train(config, options.resume)
+    if options.dry_run:
+        return _dry_run(config, options.devices)
+    return _train(config, options.resume)
 
 
 def _dry_run(config: Config, devices: str | None) -> int:
@@ -114,7 +117,7 @@ def _train(config: Config, resume: str | None) -> int:
         with GRPOTrainer(config=config, resume=resume) as trainer:
             trainer.train()
             phase = "closing"
-            if trainer.world.leads:
+            if trainer.world.is_main:
                 _report(trainer)
             if trainer.stop.signal is not None:
                 return 128 + int(trainer.stop.signal)
@@ -157,12 +160,16 @@ def _summary(trainer: Any) -> None:
         "      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class"
     )
     last = trainer.metrics[-1] if trainer.metrics else {}
-    reward = "" if last.get("reward/mean") is None else f", reward {last['reward/mean']:.3f}"
+    if last.get("reward/mean") is None:
+        reward = ""
+    else:
+        reward = f", reward {last['reward/mean']:.3f}"
     trainer.reporting.console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
 
 
 def _against_the_start(folder: Path) -> Iterator[str]:
-    """What the last evaluation says against the baseline's, task by task; nothing where one of the two is missing."""
+    """Yield lines that compare the last evaluation with the baseline's, task by task; none where one of the two is
+    missing."""
     from rlvr.evaluation import compare, read_result
 
     files = sorted((folder / "evaluations").glob("step-*.json"))
@@ -175,12 +182,14 @@ def _against_the_start(folder: Path) -> Iterator[str]:
     for name, change in found["differences"].items():
         low, high = change["interval"]
         yield (
-            f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % {low:+.3f} to "
+            f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % "
+            f"{low:+.3f} to "
             f"{high:+.3f}, {change['tasks']} tasks)"
         )
     solved = found["support"]
     yield (
-        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, {solved['lost']} lost, "
+        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, "
+        f"{solved['lost']} lost, "
         f"{solved['neither']} never"
     )
 
@@ -190,5 +199,8 @@ def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if not evaluations:
         return []
     last = {row["stage"]: row for row in evaluations if row["step"] > 0}
-    first = [{**evaluations[0], "label": "start"}] if evaluations[0]["step"] == 0 else []
+    if evaluations[0]["step"] == 0:
+        first = [{**evaluations[0], "label": "start"}]
+    else:
+        first = []
     return first + [{**row, "label": f"after {stage} (step {row['step']})"} for stage, row in last.items()]

@@ -1,8 +1,11 @@
-"""One configuration with several seeds (`run.seeds`): a run for each, one after the other, and what they amount to together.
+"""One configuration with several seeds (`run.seeds`): a run for each, one after the other, and what they amount to
+together.
 
 Invariants:
-- Each seed is an ordinary run in `NAME/seed-N`, trained by a process of its own, which can be resumed and looked at by itself.
-- A seed that fails costs itself. A request to stop goes to the run under way, which saves itself; no further seed is begun.
+- Each seed is an ordinary run in `NAME/seed-N`, trained by a process of its own, which can be resumed and looked at by
+  itself.
+- A seed that fails costs itself. A request to stop goes to the run under way, which saves itself; no further seed is
+  begun.
 - No run outlives the sweep.
 """
 
@@ -21,7 +24,7 @@ import numpy as np
 import yaml
 
 from rlvr.config import Config
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.core.own_files import check_output, is_run_config, is_verbatim
 from rlvr.core.waits import StopRequest, reporting
 from rlvr.errors import ConfigError, DataError
@@ -45,8 +48,8 @@ def of_seed(config: Config, seed: int) -> Config:
 def sweep(config: Config, resume: str | None = None) -> int:
     """Train every seed of `config.run.seeds`, then write seeds.json and report.html; the exit code.
 
-    0 where all seeds are done, 128 + N after signal N, else 2 where each one was refused, else 1. With `resume` auto, runs go
-    on where they are, and those that are done are left alone. ConfigError for what a sweep cannot do.
+    0 where all seeds are done, 128 + N after signal N, else 2 where each one was refused, else 1. With `resume` auto,
+    runs go on where they are, and those that are done are left alone. ConfigError for what a sweep cannot do.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
@@ -54,7 +57,8 @@ def sweep(config: Config, resume: str | None = None) -> int:
         )
     if resume not in (None, "auto"):
         raise ConfigError(f"run.seeds resumes all of its runs: --resume auto, not {resume}")
-    console, codes = Console("plain" if config.logging.console == "auto" else config.logging.console), {}
+    console = Console("plain" if config.logging.console == "auto" else config.logging.console)
+    codes = {}
     _refuse_foreign(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     doing = f"seeds of {config.folder}, process {os.getpid()}: each is trained in a process of its own, which says more"
@@ -73,7 +77,9 @@ def sweep(config: Config, resume: str | None = None) -> int:
     if done:
         _conclude(config, done, console)
     if len(done) < len(codes):
-        return 2 if not done and set(codes.values()) == {2} else 1
+        if not done and set(codes.values()) == {2}:
+            return 2
+        return 1
     return 0
 
 
@@ -93,9 +99,9 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
     path = config.folder.parent / f"{config.run.name}.yaml"
     write_whole(path, yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
     arguments = ["rlvr.train", "--config", str(path), *(["--resume", resume] if resume else [])]
-    environment = {**os.environ, lifeline.OWNER: str(os.getpid())}
+    environment = {**os.environ, parent_death.OWNER: str(os.getpid())}
     process = subprocess.Popen(
-        [sys.executable, "-c", lifeline.RUN, *arguments], env=environment, start_new_session=True
+        [sys.executable, "-c", parent_death.RUN, *arguments], env=environment, start_new_session=True
     )
     told = False
     try:
@@ -106,11 +112,11 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
                 told = True
                 process.send_signal(stop.signal)
     finally:
-        lifeline.kill(process)
+        parent_death.kill(process)
 
 
 def _conclude(config: Config, seeds: Sequence[int], console: Console) -> None:
-    """What the finished runs amount to: a table, seeds.json and the report."""
+    """Write the summary of the finished runs: a table, seeds.json and the report."""
     folders = [config.folder / f"seed-{seed}" for seed in seeds]
     results = dict(_results(config, folders))
     text = json.dumps({"version": 1, "seeds": list(seeds), "results": results}, indent=1)
@@ -135,8 +141,8 @@ def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dic
         with contextlib.suppress(
             DataError
         ):  # runs that evaluated on different tasks, or were written by another version
-            tallies = [read_result(files[-1]) for files in last]
-            for name, found in over_runs(tallies, config.evaluation.k).items():
+            task_results = [read_result(files[-1]) for files in last]
+            for name, found in over_runs(task_results, config.evaluation.k).items():
                 yield f"eval/{name}", found
     ends = [list(MetricsFile(folder / "metrics.jsonl").rows())[-1:] for folder in folders]
     for name in ENDS:
@@ -156,4 +162,6 @@ def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dic
 
 
 def _range(low_high: Sequence[float] | None) -> str:
-    return "-" if low_high is None else f"{low_high[0]:.3g} to {low_high[1]:.3g}"
+    if low_high is None:
+        return "-"
+    return f"{low_high[0]:.3g} to {low_high[1]:.3g}"

@@ -1,5 +1,6 @@
-"""Checking of answers. The public names are imported on first use: `from rlvr.verifiers import MathVerifier` needs neither
-torch nor SymPy, nor the other verifiers. rlvr.verifiers.builtin imports, and so registers, all built-in verifiers.
+"""Checking of answers. The public names are imported on first use: `from rlvr.verifiers import MathVerifier` needs
+neither torch nor SymPy, nor the other verifiers. rlvr.verifiers.builtin imports, and so registers, all built-in
+verifiers.
 """
 
 from __future__ import annotations

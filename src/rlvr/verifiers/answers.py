@@ -10,9 +10,9 @@ Where in a completion the final answer stands is an explicit policy, the same fo
 
 So a completion cannot be paid for several guesses: there is always exactly one answer, or none.
 
-Invariants: every function that looks for the answer takes time linear in the text, and none raises on any string. A gold that cannot be
-used is undecided, whatever the completion says; a completion without an answer, or with one that is too long, scores 0 before anything
-that takes more than linear time sees it.
+Invariants: every function that looks for the answer takes time linear in the text, and none raises on any string. A
+gold that cannot be used is undecided, whatever the completion says; a completion without an answer, or with one that is
+too long, scores 0 before anything that takes more than linear time sees it.
 """
 
 # ruff: noqa: RUF001 - words of other scripts are part of what is read here
@@ -71,18 +71,24 @@ _HEADING = re.compile(
 )
 _PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*+(?!(?:in)?correct\b|right\b|wrong\b)|:[\s*]*)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=(?<!\.)\.\s|\.?\Z|\.?\n)", re.DOTALL)
-LEAST = r"(?:least|less) (?:likely|plausible|probable|suitable|appropriate|accurate|correct|convincing|attractive|good)|worst|second[- ]best"
+LEAST = (
+    r"(?:least|less) "
+    r"(?:likely|plausible|probable|suitable|appropriate|accurate|correct|convincing|attractive|good)|worst"
+    r"|second[- ]best"
+)
 """Words that name what is not the answer, unless the prompt asks for it."""
 _NOT_SAID = re.compile(
     rf"(?:\b(?:{LEAST}|tempting|na[i\u00ef]ve|mistaken|erroneous)"
-    r"|\b(?:false|untrue|wrong|incorrect|not true|not the case|doubt(?:s|ful)?|unlikely|impossible|(?:do not|don't|don\u2019t) (?:think|believe)"
+    r"|\b(?:false|untrue|wrong|incorrect|not true|not the case|doubt(?:s|ful)?|unlikely|impossible|(?:do "
+    r"not|don't|don\u2019t) (?:think|believe)"
     r"|(?:some|many|most|others?|people|they)(?: people)? (?:say|think|claim|believe)s?|used to think)(?: that)?"
     r"|\b(?:if|whether|unless|suppos(?:e|ing)|assum(?:e|ing))(?: that)?)(?: (?:the|my|correct|right|final))* ?\Z",
     re.IGNORECASE,
 )
 """What makes "the answer is" behind it no claim: a denial, a hypothesis, what others say."""
 RETRACTION = re.compile(
-    r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch that|correction|sorry|actually)\b[\s,.:;!-]*",
+    r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch "
+    r"that|correction|sorry|actually)\b[\s,.:;!-]*",
     re.IGNORECASE,
 )
 """Words that take back what was said before them."""
@@ -104,7 +110,8 @@ _THIN = "[ \u00a0\u2009\u202f]"
 _MINUS = "负|負|零下|マイナス|마이너스|영하|минус|minus|negative|ناقص|سالب|ऋण|माइनस"
 """Words for the sign of the number behind them."""
 _SCALE = (
-    "percent|pct|million|billion|trillion|thousand|hundred|dozen|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?|триллион(?:а|ов)?|млн|млрд|трлн"
+    "percent|pct|million|billion|trillion|thousand|hundred|dozen|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?"
+    "|триллион(?:а|ов)?|млн|млрд|трлн"
     "|процент(?:а|ов)?|ألف|آلاف|الف|مليون|ملايين|مليار|هزار|میلیون|میلیارد|हज़ार|हजार|लाख|करोड़|करोड़"
 )
 """Words that multiply the number before them, as units.SCALES knows them."""
@@ -134,7 +141,9 @@ def extract_answer(
     the reasoning (`whole`). With `think_opened_by_prompt` a completion without `</think>` is still reasoning.
     """
     text = final_text(completion, think_opened_by_prompt)
-    return None if text is None else find_answer(text, methods, fallback)
+    if text is None:
+        return None
+    return find_answer(text, methods, fallback)
 
 
 def find_answer(text: str, methods: Sequence[Method] = METHODS, fallback: Fallback = "none") -> str | None:
@@ -154,7 +163,7 @@ def find_answer(text: str, methods: Sequence[Method] = METHODS, fallback: Fallba
 
 
 def final_text(completion: str, think_opened_by_prompt: bool = False) -> str | None:
-    """What the assistant's own turn says after its reasoning; None where it is still thinking."""
+    """Return what the assistant's own turn says after its reasoning; None where it is still thinking."""
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     return text if text is None else text[-TAIL:]
 
@@ -166,20 +175,25 @@ def own_turn(completion: str) -> str:
     header = _HEADER.match(completion)
     start = header.end() if header else 0
     end = _TURN.search(completion, start)
-    return completion[start : end.start()] if end else completion[start:]
+    if end:
+        return completion[start : end.start()]
+    return completion[start:]
 
 
 def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> str | None:
-    """What comes after the last closed reasoning block; None where the completion is still thinking."""
+    """Return what comes after the last closed reasoning block; None where the completion is still thinking."""
     opened = max(completion.rfind(mark) for mark, _ in _REASONING)
     closed, end = max((completion.rfind(mark), len(mark)) for _, mark in _REASONING)
     if opened > closed or (think_opened_by_prompt and closed < 0):
         return None
-    return completion[closed + end :] if closed >= 0 else completion
+    if closed >= 0:
+        return completion[closed + end :]
+    return completion
 
 
 def boxes(text: str) -> list[tuple[int, int, int]]:
-    r"""All balanced `\boxed{}` and `\fbox{}`, of nested ones the outermost: where it begins, its content begins and ends."""
+    r"""All balanced `\boxed{}` and `\fbox{}`, of nested ones the outermost: where it begins, its content begins and
+    ends."""
     first = _BOX.search(text)
     if first is None:
         return []
@@ -206,7 +220,10 @@ def last_boxed(text: str) -> str | None:
     next_start, content, end = found[-1]
     parts = [text[content:end]]
     for start, content, end in found[-2::-1]:
-        joint = _JOINT.fullmatch(text, end + 1, next_start) if next_start - end <= _JOINT_LENGTH else None
+        if next_start - end <= _JOINT_LENGTH:
+            joint = _JOINT.fullmatch(text, end + 1, next_start)
+        else:
+            joint = None
         if joint is None:
             break
         parts += [" or " if joint["word"].endswith("or") else ", ", text[content:end]]
@@ -218,7 +235,9 @@ def after_hashes(text: str) -> str | None:
     """The rest of the line after the last `####`, unless it is a heading (`#### Step 2: ...`)."""
     _, mark, rest = text.rpartition("####")
     line = rest.partition("\n")[0]
-    return line if mark and not _HEADING.match(line) else None
+    if mark and not _HEADING.match(line):
+        return line
+    return None
 
 
 def last_tag(text: str) -> str | None:
@@ -243,11 +262,14 @@ def after_phrase(text: str) -> str | None:
             break
         sentence = following
     prose = _PROSE.match(sentence[0])
-    return sentence[0][prose.end() :] if prose and sentence[0][prose.end() :].strip() else sentence[0]
+    if prose and sentence[0][prose.end() :].strip():
+        return sentence[0][prose.end() :]
+    return sentence[0]
 
 
 def formulas(text: str) -> Iterator[tuple[int, int, int]]:
-    """Where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in order."""
+    """Yield where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in
+    order."""
     # An opening delimiter that nothing closes is text: it hides no formula behind it, and costs no search to the end.
     last = {mark: text.rfind(closing) for mark, closing in _CLOSES.items()}
     opened = ""
@@ -285,12 +307,15 @@ def _as_written(number: re.Match[str]) -> str:
         value = f"{number['percent']}%"
     else:
         value = number["number"]
-    sign = "-" if number["minus"] else number[0][: number.start("number") - number.start()].strip("\\ ")
+    if number["minus"]:
+        sign = "-"
+    else:
+        sign = number[0][: number.start("number") - number.start()].strip("\\ ")
     return sign + value
 
 
 def _is_bare(text: str) -> bool:
-    """Whether the text is a formula or a number without delimiters: one short line without words."""
+    """Return whether the text is a formula or a number without delimiters: one short line without words."""
     delimited = "$" in text.strip("$") or "\\[" in text or "\\(" in text
     return (
         len(text) <= 200
@@ -310,12 +335,17 @@ _FINDERS: dict[str, Callable[[str], str | None]] = {
 
 def read_texts(answer: Any) -> tuple[str, ...] | str:
     """The texts that are right, at least one, none empty; else in words why the gold cannot be used."""
-    texts = answer if isinstance(answer, (list, tuple)) else [answer]
+    if isinstance(answer, (list, tuple)):
+        texts = answer
+    else:
+        texts = [answer]
     if not texts:
         return "the list of answers is empty"
     for text in texts:
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-            return "the task has no answer" if text is None else f"the answer {text!r} is not a text or a number"
+            if text is None:
+                return "the task has no answer"
+            return f"the answer {text!r} is not a text or a number"
         if isinstance(text, int) and abs(text) >= 10**1000:
             return "the answer has too many digits"
         if not str(text).strip():
@@ -336,10 +366,11 @@ class AnswerVerifier(Verifier):
     """Base of verifiers that extract one answer and judge it by a rule; subclasses write `judge` and `check_task`."""
 
     methods: tuple[Method, ...] = METHODS
-    """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
+    """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
+    `phrase`."""
     fallback: Fallback = "whole"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after the
-    reasoning."""
+    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
+    the reasoning."""
     think_opened_by_prompt: bool = False
     """The prompt's template ends in `<think>`: a completion without `</think>` has no answer yet."""
     max_length: int = 2000
@@ -353,11 +384,15 @@ class AnswerVerifier(Verifier):
         found = self._find(task, completion)
         if isinstance(found, Verdict):
             return found
-        return None if self.needs.process else self.judge(task, found)
+        if self.needs.process:
+            return None
+        return self.judge(task, found)
 
     def verify(self, task: Task, completion: str) -> Verdict:
         found = self._find(task, completion)
-        return found if isinstance(found, Verdict) else self.judge(task, found)
+        if isinstance(found, Verdict):
+            return found
+        return self.judge(task, found)
 
     def _find(self, task: Task, completion: str) -> str | Verdict:
         """The extracted answer, or the verdict where there is nothing to judge."""
@@ -392,7 +427,10 @@ def graded(score: float, answer: str, threshold: float | None = None, **scores: 
     """
     score = min(max(score, 0.0), 1.0)
     scores = {"score": score, **scores}
-    decided = score if threshold is None else float(score >= threshold)
+    if threshold is None:
+        decided = score
+    else:
+        decided = float(score >= threshold)
     return Verdict.from_score(decided, answer=answer, scores=scores)
 
 
@@ -416,9 +454,11 @@ def require(module: str, extra: str, name: str) -> None:
 
 
 def bare(text: str) -> str:
-    r"""`text` without what only dresses it: LaTeX text commands and delimiters, Markdown marks, wide and circled letters.
+    r"""`text` without what only dresses it: LaTeX text commands and delimiters, Markdown marks, wide and circled
+    letters.
 
-    Whitespace is collapsed. Up to three nested LaTeX commands are unwrapped. Raised digits stay raised: 4 to the 2 is not 42.
+    Whitespace is collapsed. Up to three nested LaTeX commands are unwrapped. Raised digits stay raised: 4 to the 2 is
+    not 42.
     """
     text = _RAISED.sub(lambda run: f"^{{{run[0]}}}", text)
     text = unicodedata.normalize("NFKC", text)
@@ -439,8 +479,8 @@ class ExactVerifier(AnswerVerifier):
     methods: tuple[Method, ...] = ()
     """Where to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
     fallback: Fallback = "whole"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after the
-    reasoning."""
+    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
+    the reasoning."""
     max_length: int = 100_000
     """Characters of an answer; a longer one is unparsable."""
     casefold: bool = False
@@ -457,7 +497,9 @@ class ExactVerifier(AnswerVerifier):
         if isinstance(golds, str):
             return golds
         emptied = [gold for gold in golds if not self._key(gold)]
-        return f"nothing is left of the answer {emptied[0]!r} after normalisation" if emptied else None
+        if emptied:
+            return f"nothing is left of the answer {emptied[0]!r} after normalisation"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         return Verdict.from_score(
@@ -468,11 +510,13 @@ class ExactVerifier(AnswerVerifier):
         return self._key(first) == self._key(second)
 
     def _key(self, text: str) -> str:
-        """What two equal answers share."""
+        """Return what two equal answers share."""
         if self.unicode:
             text = unicodedata.normalize("NFKC", text)
         if self.casefold:
             text = text.casefold()
         if self.ignore_punctuation:
             text = "".join(c for c in text if not unicodedata.category(c).startswith("P"))
-        return " ".join(text.split()) if self.ignore_space else text.strip()
+        if self.ignore_space:
+            return " ".join(text.split())
+        return text.strip()

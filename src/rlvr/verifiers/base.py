@@ -1,10 +1,10 @@
-"""What a verifier is, and how plain functions become one.
+"""The base class of verifiers, and plain functions as verifiers.
 
-A verifier looks at one task and one completion and returns a Verdict. It may be synchronous or asynchronous, and declares
-what it needs, so that the pool that runs it can isolate it and hold it to a time limit. Works without torch.
+A verifier looks at one task and one completion and returns a Verdict. It may be synchronous or asynchronous, and
+declares what it needs, so that the pool that runs it can isolate it and hold it to a time limit. Works without torch.
 
-Invariant: `Verifier.verify` may raise, return nonsense or hang; `judged` and the pool turn that into an undecided verdict,
-never into an exception of the run.
+Invariant: `Verifier.verify` may raise, return nonsense or hang; `judged` and the pool turn that into an undecided
+verdict, never into an exception of the run.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _CONSTANT = (*(bool, int, float, str, bytes, re.Pattern, Enum, PurePath, type), 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a verifier needs to run safely."""
+    """Isolation that a verifier needs to run safely."""
 
     process: bool = False
     """It computes long enough, or may hang or crash, so it runs in a worker process that can be killed."""
     remote: bool = False
-    """It waits for a service elsewhere: many run at once, and a verdict that comes too late is nobody's answer's fault."""
+    """It waits for a service elsewhere: many run at once, and a verdict that comes too late is nobody's answer's
+    fault."""
     sandbox: bool = False
     """It runs code that a model wrote: its worker process has no network, no environment, and no files to write."""
 
@@ -53,16 +54,16 @@ class Verifier(Component):
     Options are the parameters of `__init__` (or the fields of a dataclass) and come from the configuration by name.
 
     A verifier that compares the answers of a group defines `verify_group` besides. One that is made of other verifiers
-    defines `async compose(task, completion, verify)`, where `await verify(part)` is the verdict of a part under the part's
-    own isolation and time limit; a pool then calls it instead of `verify`.
+    defines `async compose(task, completion, verify)`, where `await verify(part)` is the verdict of a part under the
+    part's own isolation and time limit; a pool then calls it instead of `verify`.
     """
 
     needs: ClassVar[Needs] = Needs()
     time_limit: float = 10.0
     """Seconds of wall clock for one call; past it the verdict is `timeout`."""
     verify_group: ClassVar[Callable[..., Any] | None] = None
-    """`verify_group(task, completions) -> list[Verdict]`, sync or async, one per completion and in their order; or None.
-    Where there is one, a group is verified in one call, when all its completions are sampled."""
+    """`verify_group(task, completions) -> list[Verdict]`, sync or async, one per completion and in their order; or
+    None. Where there is one, a group is verified in one call, when all its completions are sampled."""
     compose: ClassVar[Callable[..., Any] | None] = None
     """`compose(task, completion, verify)`, a coroutine function of a verifier that is made of others; or None."""
 
@@ -83,7 +84,8 @@ class Verifier(Component):
         return None
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
-        """What the verdict is a function of, such as (gold, extracted answer); None (the default): it is not remembered.
+        """Return what the verdict is a function of, such as (gold, extracted answer); None (the default): it is not
+        remembered.
 
         Asked for after `quick`, in the caller's thread, so it takes linear time and evaluates nothing.
         """
@@ -94,7 +96,8 @@ class Verifier(Component):
         return
 
     def check_task(self, task: Task) -> str | None:
-        """What is wrong with the task (a gold answer that cannot be parsed, say), or None. Called before training."""
+        """Return what is wrong with the task (a gold answer that cannot be parsed, say), or None. Called before
+        training."""
         return None
 
     def judge_of(self, task: Task) -> Verifier:
@@ -102,7 +105,7 @@ class Verifier(Component):
         return self
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Whether two extracted answers are the same (votes, maj@k)."""
+        """Return whether two extracted answers are the same (votes, maj@k)."""
         return first.strip() == second.strip()
 
 
@@ -117,16 +120,18 @@ class DeclaresNeeds(Protocol):
 
 
 class FunctionVerifier(Verifier):
-    """A plain function as a verifier: it receives by name what its signature asks for (rlvr.core.calling says which names).
+    """A plain function as a verifier: it receives by name what its signature asks for (rlvr.core.calling says which
+    names).
 
-    It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided), a mapping with one of these as `score` or a
-    Verdict, and may be asynchronous. It may be a `compute_score` of verl.
-    A function that asks for `completions` has TRL's form: it is called once for a group and returns a list of these.
+    It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided), a mapping with one of these as
+    `score` or a Verdict, and may be asynchronous. It may be a `compute_score` of verl. A function that asks for
+    `completions` has TRL's form: it is called once for a group and returns a list of these.
 
     A function runs in several worker processes. One that may hold state (a variable of an enclosing function that is no
-    constant, an object that is called) runs on a thread of the trainer's process instead, where its list is appended to and
-    its reward model is on the GPU; a global variable of a function in a worker is that process's own. The attribute `needs`
-    of the function decides otherwise: `f.needs = Needs(process=True)`. An asynchronous one runs in the trainer's process.
+    constant, an object that is called) runs on a thread of the trainer's process instead, where its list is appended to
+    and its reward model is on the GPU; a global variable of a function in a worker is that process's own. The attribute
+    `needs` of the function decides otherwise: `f.needs = Needs(process=True)`. An asynchronous one runs in the
+    trainer's process.
     """
 
     name: str
@@ -140,7 +145,9 @@ class FunctionVerifier(Verifier):
     @property
     def verify_group(self) -> Callable[..., Any] | None:  # type: ignore[override]
         """The verdicts on a group in one call, where the function has TRL's form."""
-        return self._verify_group if isinstance(self.call, ByColumns) else None
+        if isinstance(self.call, ByColumns):
+            return self._verify_group
+        return None
 
     def check_task(self, task: Task) -> str | None:
         return self.call.missing(task)
@@ -150,9 +157,13 @@ class FunctionVerifier(Verifier):
     ) -> Verdict | Awaitable[Verdict]:
         if isinstance(self.call, ByName):
             result = self.call(task, completion, token_ids)
-            return self._awaited(result) if inspect.isawaitable(result) else as_verdict(result, self.name)
+            if inspect.isawaitable(result):
+                return self._awaited(result)
+            return as_verdict(result, self.name)
         alone = self._verify_group(task, [completion], [token_ids])
-        return self._awaited(alone, first=True) if inspect.isawaitable(alone) else as_verdicts(alone, self.name, 1)[0]
+        if inspect.isawaitable(alone):
+            return self._awaited(alone, first=True)
+        return as_verdicts(alone, self.name, 1)[0]
 
     def _verify_group(
         self, task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None] | None = None
@@ -162,18 +173,21 @@ class FunctionVerifier(Verifier):
 
     async def _awaited(self, result: Awaitable[Any], first: bool = False) -> Verdict:
         value = await result
-        return as_verdicts(value, self.name, 1)[0] if first else as_verdict(value, self.name)
+        if first:
+            return as_verdicts(value, self.name, 1)[0]
+        return as_verdict(value, self.name)
 
 
 def is_coroutine(function: Any) -> bool:
-    """Whether a function, a partial or an object that is called like one is asynchronous."""
+    """Return whether a function, a partial or an object that is called like one is asynchronous."""
     function = inspect.unwrap(function)
     function = getattr(function, "func", function)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    called = getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
-    """Whether a callable carries something that a copy of it in another process would not share."""
+    """Return whether a callable carries something that a copy of it in another process would not share."""
     if value is None or isinstance(value, _CONSTANT) or id(value) in within:
         return False
     parts: Sequence[Any]
@@ -192,12 +206,13 @@ def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
 
 
 def display_name(verifier: Verifier) -> str:
-    """How a verifier is called in messages and columns."""
+    """Return how a verifier is called in messages and columns."""
     return verifier.name
 
 
 def as_verdict(result: Any, name: str) -> Verdict:
-    """What a verifier or a plain function returned, as a Verdict; nonsense becomes an undecided verdict that says so."""
+    """Return what a verifier or a plain function returned, as a Verdict; nonsense becomes an undecided verdict that
+    says so."""
     if isinstance(result, Verdict):
         return result
     result = score_of(result)
@@ -212,7 +227,8 @@ def as_verdict(result: Any, name: str) -> Verdict:
 
 
 def as_verdicts(result: Any, name: str, count: int) -> list[Verdict]:
-    """What a verifier returned for `count` completions; anything but a list of that length leaves all undecided."""
+    """Return what a verifier returned for `count` completions; anything but a list of that length leaves all
+    undecided."""
     try:
         if isinstance(result, (str, bytes, Mapping)):
             raise TypeError
@@ -244,7 +260,8 @@ async def judged(
     `call` runs the synchronous part elsewhere; by default it runs here.
     """
     more = (token_ids,) if isinstance(verifier, FunctionVerifier) else ()
-    start, name = time.perf_counter(), display_name(verifier)
+    start = time.perf_counter()
+    name = display_name(verifier)
     try:
         verdict = as_verdict(await _result(functools.partial(verifier.verify, task, completion, *more), call), name)
     except USER_CODE_ERRORS as error:  # the verifier is the user's code: its trouble costs a verdict, not the run
@@ -261,7 +278,9 @@ async def judged_group(
 ) -> list[Verdict]:
     """The verdicts of a verifier with `verify_group`, as `judged` gives one."""
     more = (token_ids,) if isinstance(verifier, FunctionVerifier) else ()
-    start, name, count = time.perf_counter(), display_name(verifier), len(completions)
+    start = time.perf_counter()
+    name = display_name(verifier)
+    count = len(completions)
     try:
         assert verifier.verify_group is not None
         result = await _result(functools.partial(verifier.verify_group, task, list(completions), *more), call)
@@ -273,12 +292,16 @@ async def judged_group(
 
 async def _result(verify: Callable[[], Any], call: Caller | None) -> Any:
     result = verify() if call is None else await call(verify)
-    return await result if inspect.isawaitable(result) else result
+    if inspect.isawaitable(result):
+        return await result
+    return result
 
 
 def timed(verdict: Verdict, start: float) -> Verdict:
     """The verdict with the seconds since `start`, unless it says its own."""
-    return verdict if verdict.seconds else replace(verdict, seconds=time.perf_counter() - start)
+    if verdict.seconds:
+        return verdict
+    return replace(verdict, seconds=time.perf_counter() - start)
 
 
 def as_verifier(piece: Any) -> Verifier:
@@ -292,5 +315,6 @@ def as_verifier(piece: Any) -> Verifier:
     if callable(piece):
         return FunctionVerifier(piece)
     raise ConfigError(
-        f"a verifier is a Verifier, a function or a name, not {type(piece).__name__}: make the class a subclass of rlvr.Verifier"
+        f"a verifier is a Verifier, a function or a name, not {type(piece).__name__}: make the class a subclass of "
+        "rlvr.Verifier"
     )

@@ -1,7 +1,8 @@
-"""A verifier made of verifiers: their weighted sum, all of them, any of them, behind a gate, or one per source of tasks.
+"""A verifier made of verifiers: their weighted sum, all of them, any of them, behind a gate, or one per source of
+tasks.
 
-Invariants: a part is judged as it would be alone, with its own isolation and time limit where a pool runs it; an undecided
-part leaves the whole undecided, unless the others decide it already.
+Invariants: a part is judged as it would be alone, with its own isolation and time limit where a pool runs it; an
+undecided part leaves the whole undecided, unless the others decide it already.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ class CombineVerifier(Verifier):
     - `weighted`: the sum of weight x score. It is `correct` when it reaches the sum of the positive weights.
     - `all`: the least score of the parts. Undecided parts do not matter once one part scores 0.
     - `any`: the greatest score. Undecided parts do not matter once one part scores 1.
-    - `gated`: the first part is the gate. Where it scores 1 the others decide as in `weighted`; where it scores less they
-      are not run, and the score is 0.
+    - `gated`: the first part is the gate. Where it scores 1 the others decide as in `weighted`; where it scores less
+      they are not run, and the score is 0.
     - `routed`: the part under the task's `source` judges alone; the part under `default` judges sources without one.
 
-    A part that compares a group's answers (`verify_group`) sees one completion at a time here.
-    A part of weight 0 is reported and never decides. `Verdict.scores` holds each decided part's score by its name, and the
-    scores within it as `part/name`. The answer reported is that of the first part that has one.
+    A part that compares a group's answers (`verify_group`) sees one completion at a time here. A part of weight 0 is
+    reported and never decides. `Verdict.scores` holds each decided part's score by its name, and the scores within it
+    as `part/name`. The answer reported is that of the first part that has one.
     """
 
     parts: list[Any] | dict[str, Any]
-    """Verifiers as they are written elsewhere, each with a `weight` if it likes; or a mapping, whose keys name them. For
-    `routed` the keys are the sources of tasks."""
+    """Verifiers as they are written elsewhere, each with a `weight` if it likes; or a mapping, whose keys name them.
+    For `routed` the keys are the sources of tasks."""
     how: How = "weighted"
     """How the parts make one verdict."""
 
@@ -113,10 +114,12 @@ class CombineVerifier(Verifier):
     def judge_of(self, task: Task) -> Verifier:
         """The part that judges the task alone, where `how` is `routed`."""
         label = self._route(task) if self.how == "routed" else None
-        return self if label is None else self.verifiers[label].judge_of(task)
+        if label is None:
+            return self
+        return self.verifiers[label].judge_of(task)
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Whether some part holds the two for the same."""
+        """Return whether some part holds the two for the same."""
         return any(part.same_answer(first, second) for part in self.verifiers.values())
 
     async def _judge(self, labels: Sequence[str], verify: Verify) -> dict[str, Verdict]:
@@ -223,15 +226,19 @@ def _traceback(verdicts: Mapping[str, Verdict]) -> str:
 
 
 def _score(verdict: Verdict) -> float:
-    return math.nan if verdict.score is None else verdict.score
+    if verdict.score is None:
+        return math.nan
+    return verdict.score
 
 
 def _part(written: Any) -> tuple[str, Verifier, float | None]:
-    """(name, verifier, weight) of a part: a piece as written, a Verifier, a function, or a mapping with one as `name`."""
+    """(name, verifier, weight) of a part: a piece as written, a Verifier, a function, or a mapping with one as
+    `name`."""
     if not isinstance(written, Mapping):
         return _name(written), as_verifier(written), None
     options = dict(written)
-    weight, named = options.pop("weight", None), options.get("name")
+    weight = options.pop("weight", None)
+    named = options.get("name")
     if weight is not None and (
         isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight)
     ):
@@ -244,7 +251,7 @@ def _part(written: Any) -> tuple[str, Verifier, float | None]:
 
 
 def _name(part: Any) -> str:
-    """What a part is called where it has no key: its written name, or that of its function or class."""
+    """Return what a part is called where it has no key: its written name, or that of its function or class."""
     if isinstance(part, str):
         return part.rpartition(":")[2]
     if isinstance(part, Verifier):

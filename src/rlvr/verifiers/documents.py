@@ -1,8 +1,8 @@
 """JSON documents in a completion: where one stands, and reading it strictly.
 
-There is one document or none: a completion with two is refused, so it cannot be paid for several guesses. Reading refuses
-what `json.loads` lets through and a consumer of the document may read otherwise: keys given twice, NaN and Infinity,
-numbers too large for a float, nesting beyond a limit.
+There is one document or none: a completion with two is refused, so it cannot be paid for several guesses. Reading
+refuses what `json.loads` lets through and a consumer of the document may read otherwise: keys given twice, NaN and
+Infinity, numbers too large for a float, nesting beyond a limit.
 
 Invariants: the only error is DocumentError, which says why in words; time is linear in the text.
 """
@@ -31,9 +31,9 @@ class DocumentError(ValueError):
 def find_document(text: str, where: Where = "either", language: str = "json") -> str:
     """The text of the one document in `text` (what comes after the reasoning).
 
-    `whole`: all of the text. `fenced`: the one fenced block that is marked with `language` or not marked; prose and blocks
-    in other languages may stand around it, but no second JSON object. `either`: `fenced` where the text has such a block,
-    else `whole`.
+    `whole`: all of the text. `fenced`: the one fenced block that is marked with `language` or not marked; prose and
+    blocks in other languages may stand around it, but no second JSON object. `either`: `fenced` where the text has such
+    a block, else `whole`.
     """
     blocks, rest = ([], "") if where == "whole" else _fenced_blocks(text, language)
     if len(blocks) > 1:
@@ -49,7 +49,8 @@ def find_document(text: str, where: Where = "either", language: str = "json") ->
 
 
 def _holds_document(text: str, lists: bool) -> bool:
-    """Whether a JSON object with something in it, or a list of such, stands in the text; with `lists` any list that is not empty."""
+    """Return whether a JSON object with something in it, or a list of such, stands in the text; with `lists` any list
+    that is not empty."""
     for span in _bracketed(text):
         try:
             value = json.loads(span)
@@ -64,7 +65,7 @@ def _holds_document(text: str, lists: bool) -> bool:
 
 
 def _bracketed(text: str) -> Iterator[str]:
-    """What stands in brackets that are in no other brackets."""
+    """Yield the texts in outermost brackets."""
     depth = start = 0
     for token in _JSON_TOKEN.finditer(text):
         if token[0] in "[{":
@@ -86,7 +87,9 @@ def _fenced_blocks(text: str, wanted: str) -> tuple[list[str], str]:
         fence = _FENCE.fullmatch(line)
         if not open_fence:
             if fence:
-                open_fence, language, lines = fence[1], fence[2].casefold(), []
+                open_fence = fence[1]
+                language = fence[2].casefold()
+                lines = []
             else:
                 rest.append(line)
         elif fence and not fence[2] and len(fence[1]) >= len(open_fence):
@@ -150,7 +153,8 @@ def _finite(number: str) -> float:
 
 
 def same_json(first: Any, second: Any) -> bool:
-    """Whether two JSON values are equal: 1 is 1.0, but true is not 1 and "1" is not 1. Values are at most MAX_DEPTH deep."""
+    """Return whether two JSON values are equal: 1 is 1.0, but true is not 1 and "1" is not 1. Values are at most
+    MAX_DEPTH deep."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):
@@ -164,10 +168,11 @@ def same_json(first: Any, second: Any) -> bool:
 def matched_fields(found: Any, expected: Any) -> float:
     """The share of fields on which two JSON values agree, in [0, 1]: fields equal in both, over fields in either.
 
-    A field is a number, text, truth value, null or empty container, with the path of keys and positions that leads to it.
-    So what is missing costs, and so does what was added.
+    A field is a number, text, truth value, null or empty container, with the path of keys and positions that leads to
+    it. So what is missing costs, and so does what was added.
     """
-    one, other = dict(_fields(found)), dict(_fields(expected))
+    one = dict(_fields(found))
+    other = dict(_fields(expected))
     same = sum(path in other and same_json(value, other[path]) for path, value in one.items())
     return same / (len(one) + len(other) - sum(path in other for path in one))
 

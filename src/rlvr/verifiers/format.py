@@ -1,8 +1,8 @@
 """Does the whole completion follow a template such as `<think>{think}</think><answer>{answer}</answer>`?
 
-Invariants: each tag of the template stands in the completion exactly as often as in the template, and in its order, so no
-second answer and no faked turn fits into a slot. What nobody sees (zero-width characters, `&nbsp;`) fills no slot and hides
-no tag. Linear in the completion.
+Invariants: each tag of the template stands in the completion exactly as often as in the template, and in its order, so
+no second answer and no faked turn fits into a slot. What nobody sees (zero-width characters, `&nbsp;`) fills no slot
+and hides no tag. Linear in the completion.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ class FormatVerifier(Verifier):
     """
 
     template: str = "<think>{think}</think><answer>{answer}</answer>"
-    """Tags or other fixed texts, and slots in braces. White space between them does not matter. A slot holds any text but a
-    tag of the template, in whatever case or spacing, and no role token (`<|im_start|>`) that the template does not have."""
+    """Tags or other fixed texts, and slots in braces. White space between them does not matter. A slot holds any text
+    but a tag of the template, in whatever case or spacing, and no role token (`<|im_start|>`) that the template does
+    not have."""
     prompt_wrote: str = ""
-    """The beginning of the template that the prompt has written already (`<think>`), and the completion does not repeat."""
+    """The beginning of the template that the prompt has written already (`<think>`), and the completion does not
+    repeat."""
     credit: Literal["all", "tags"] = "all"
-    """All or nothing; or the share of tags that stand there exactly once, where the layout around them counts as one tag."""
+    """All or nothing; or the share of tags that stand there exactly once, where the layout around them counts as one
+    tag."""
 
     def __post_init__(self) -> None:
         pieces = self._pieces
@@ -62,7 +65,8 @@ class FormatVerifier(Verifier):
             return Verdict.from_score(1.0, answer=slots.get("answer"))
         if self.credit == "all":
             return Verdict(VerdictStatus.WRONG, 0.0, reason=slots)
-        tags, found = self._tags, self._found(completion)
+        tags = self._tags
+        found = self._found(completion)
         written = Counter(piece for piece in _pieces(self.prompt_wrote) if not _is_slot(piece))
         wanted = {tag: count - written[tag] for tag, count in tags.items() if count > written[tag]}
         right = sum(found[tag] == count for tag, count in wanted.items())
@@ -80,12 +84,14 @@ class FormatVerifier(Verifier):
         return Counter(piece for piece in self._pieces if not _is_slot(piece))
 
     def _found(self, text: str) -> Counter[str]:
-        """How often each tag occurs; a tag that is part of a longer one is counted where the longer one is not."""
+        """Return how often each tag occurs; a tag that is part of a longer one is counted where the longer one is
+        not."""
         return Counter(match[0] for match in _any_of(tuple(self._tags)).finditer(text))
 
     def _slots(self, text: str) -> dict[str, str] | str:
         """The content of the slots, stripped; else in words why the text does not follow the template."""
-        tags, found = self._tags, self._found(text)
+        tags = self._tags
+        found = self._found(text)
         for tag, count in tags.items():
             if found[tag] != count:
                 return f"{tag} stands there {found[tag]} times, not {count}"
@@ -101,7 +107,8 @@ class FormatVerifier(Verifier):
         """Go through text and template together, once."""
         slots: dict[str, str] = {}
         matches = _any_of(tuple(self._tags)).finditer(text)
-        end, slot = 0, ""
+        end = 0
+        slot = ""
         for piece in (*self._pieces, None):
             if piece is not None and _is_slot(piece):
                 slot = piece[1:-1]
@@ -116,7 +123,8 @@ class FormatVerifier(Verifier):
                 return "there is text outside of the slots"
             if slot:
                 slots[slot] = between
-            end, slot = match.end() if match else len(text), ""
+            end = match.end() if match else len(text)
+            slot = ""
         return slots
 
 

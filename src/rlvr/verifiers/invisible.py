@@ -13,7 +13,8 @@ import unicodedata
 
 _ENTITY = re.compile(
     r"&(?:nbsp|ensp|emsp|thinsp|hairsp|numsp|zwnj|zwj|shy|ZeroWidthSpace|NoBreak|lrm|rlm"
-    r"|#0*(?:32|160|173|820[0-7]|8239|8288|65279)(?!\d)|#[xX]0*(?:20|[aA]0|[aA][dD]|200[0-9a-fA-F]|202[fF]|2060|[fF][eE][fF][fF])(?![0-9a-fA-F]));?"
+    r"|#0*(?:32|160|173|820[0-7]|8239|8288|65279)(?!\d)|#[xX]0*(?:20|[aA]0|[aA][dD]|200[0-9a-fA-F]|202[fF]|2060"
+    r"|[fF][eE][fF][fF])(?![0-9a-fA-F]));?"
 )
 """HTML entities of spaces and of what is not shown."""
 _BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffc")
@@ -37,7 +38,8 @@ def visible(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """`text` in the letters that it looks like: compatibility forms, letters of other scripts, struck-through letters."""
+    """`text` in the letters that it looks like: compatibility forms, letters of other scripts, struck-through
+    letters."""
     if text.isascii():
         return text
     composed = unicodedata.normalize("NFKC", text).translate(_TWINS)

@@ -1,8 +1,8 @@
 """The JSON verifier: one document that fits a schema, and perhaps equals an expected one.
 
 Invariants: where the document stands is a stated policy; no reference leaves the schema (nothing is ever fetched); the
-check runs in a worker process. The library jsonschema does it, with the keywords of rlvr.verifiers.schema_keywords in place of
-those of its own that take exponential or quadratic time on a hostile text.
+check runs in a worker process. The library jsonschema does it, with the keywords of rlvr.verifiers.schema_keywords in
+place of those of its own that take exponential or quadratic time on a hostile text.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _SHOWN = 200
 class JsonSchemaVerifier(Verifier):
     """The completion holds one JSON document that fits a JSON schema.
 
-    The schema is `task.info["schema"]` or else the option `schema`: a mapping, or JSON text. It may be left out where the
-    document is compared with `task.answer` (a mapping, a list, or JSON text). Score 1 when it fits (and equals the answer),
-    0 when it does not; with `compare: fields` the share of equal fields, in [0, 1].
+    The schema is `task.info["schema"]` or else the option `schema`: a mapping, or JSON text. It may be left out where
+    the document is compared with `task.answer` (a mapping, a list, or JSON text). Score 1 when it fits (and equals the
+    answer), 0 when it does not; with `compare: fields` the share of equal fields, in [0, 1].
     """
 
     schema: dict[str, Any] | None = None
@@ -107,7 +107,10 @@ class JsonSchemaVerifier(Verifier):
         from referencing.exceptions import Unresolvable
 
         try:
-            misfit = None if schema is None else _misfit(schema, self.formats, document)
+            if schema is None:
+                misfit = None
+            else:
+                misfit = _misfit(schema, self.formats, document)
         except Unresolvable as error:
             return Verdict.undecided(f"bad task: {_dead(error)}")
         except TimeoutError:
@@ -128,7 +131,10 @@ class JsonSchemaVerifier(Verifier):
         except DocumentError as error:
             return f"the answer: {error}"
         try:
-            misfit = None if schema is None else _misfit(schema, self.formats, expected)
+            if schema is None:
+                misfit = None
+            else:
+                misfit = _misfit(schema, self.formats, expected)
         except TimeoutError:
             return "a pattern of the schema takes too long on the answer itself"
         if misfit:
@@ -170,7 +176,10 @@ class JsonSchemaVerifier(Verifier):
             return Verdict.undecided(f"bad gold: {error}")
         fields = matched_fields(document, expected)
         equal = same_json(document, expected)
-        score = fields if self.compare == "fields" and not equal else float(equal)
+        if self.compare == "fields" and not equal:
+            score = fields
+        else:
+            score = float(equal)
         return Verdict.from_score(score, answer=text, scores={"fields": fields})
 
 
@@ -185,7 +194,7 @@ def _as_json(answer: Any) -> Any:
 
 
 def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
-    """Where and why the document does not fit the (checked) schema, or None."""
+    """Return where and why the document does not fit the (checked) schema, or None."""
     from referencing.exceptions import Unresolvable
 
     try:
@@ -197,7 +206,9 @@ def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
         raise
     except Exception as raised:  # the schema was probed before training: what goes wrong now is the document's doing
         return f"{type(raised).__name__} while the document was checked"
-    return None if error is None else f"{error.json_path}: {error.message}"[:_SHOWN]
+    if error is None:
+        return None
+    return f"{error.json_path}: {error.message}"[:_SHOWN]
 
 
 @functools.lru_cache(maxsize=256)
@@ -218,7 +229,7 @@ def _validator(schema: str, formats: bool) -> Any:
 
 
 def _schema_problem(schema: Any, formats: bool) -> str | None:
-    """What is wrong with a schema, or None; found before training."""
+    """Return what is wrong with a schema, or None; found before training."""
     if not isinstance(schema, (dict, bool)):
         return f"a JSON schema is a mapping, not {type(schema).__name__}"
     try:
@@ -232,8 +243,12 @@ def _cached_schema_problem(schema: str, formats: bool) -> str | None:
     import jsonschema
     from referencing.exceptions import Unresolvable
 
-    loaded, validator = json.loads(schema), _validator(schema, formats)
-    draft = loaded.get("$schema") if isinstance(loaded, dict) else None
+    loaded = json.loads(schema)
+    validator = _validator(schema, formats)
+    if isinstance(loaded, dict):
+        draft = loaded.get("$schema")
+    else:
+        draft = None
     if draft is not None and jsonschema.validators.validator_for(loaded, default=None) is None:
         return f"the schema names a draft that is not known: {draft!r}"
     try:
@@ -255,15 +270,22 @@ def _dead(error: Any) -> str:
 
 
 def _targets(validator: Any, schema: Any) -> Iterator[Any]:
-    """A validator of each schema that a `$ref` or `$dynamicRef` in `schema` leads to; raises Unresolvable for a dead one.
+    """A validator of each schema that a `$ref` or `$dynamicRef` in `schema` leads to; raises Unresolvable for a dead
+    one.
 
     Each reference is looked up from the resource that it stands in (`$id` gives a resource its own address).
     """
     from jsonschema_specifications import REGISTRY
     from referencing.jsonschema import DRAFT202012, specification_with
 
-    draft = schema.get("$schema") if isinstance(schema, dict) else None
-    specification = DRAFT202012 if draft is None else specification_with(draft)
+    if isinstance(schema, dict):
+        draft = schema.get("$schema")
+    else:
+        draft = None
+    if draft is None:
+        specification = DRAFT202012
+    else:
+        specification = specification_with(draft)
     root = specification.create_resource(schema)
     waiting = [(root, REGISTRY.resolver_with_root(root))]
     seen: set[int] = set()

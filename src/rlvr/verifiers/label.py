@@ -18,7 +18,9 @@ from rlvr.verifiers.answers import AnswerVerifier, bare, check_not_negative, gra
 from rlvr.verifiers.text import read_one_number
 
 _DOUBT = re.compile(
-    r"\b(?:not|no longer|never|neither|nor|or|either|both|maybe|perhaps|possibly|unsure|uncertain|cannot|wrong|false|incorrect|mistaken)\b|n't\b|n\u2019t\b|\?",
+    r"\b(?:not|no "
+    r"longer|never|neither|nor|or|either|both|maybe|perhaps|possibly|unsure|uncertain|cannot|wrong|false|incorrect"
+    r"|mistaken)\b|n't\b|n\u2019t\b|\?",
     re.IGNORECASE,
 )
 _NOT_ARTICLE = r"(?!\s+(?!(?:is|was|has|wins|won|performs|seems|beats|over|and|or|because|since)\b)[a-z])"
@@ -61,7 +63,9 @@ class LabelVerifier(AnswerVerifier):
         found = last_label(answer, labels)
         if found is None:
             return unparsable("no label, or several in the last line that names one", answer)
-        return Verdict.from_score(1.0, answer=found) if found == _gold(task.answer, labels) else wrong("", found)
+        if found == _gold(task.answer, labels):
+            return Verdict.from_score(1.0, answer=found)
+        return wrong("", found)
 
     def same_answer(self, first: str, second: str) -> bool:
         return bare(first).casefold() == bare(second).casefold()
@@ -80,7 +84,9 @@ def _gold(answer: Any, labels: Labels) -> str | None:
 
 
 def _short(value: Any) -> str:
-    return repr(value)[:80] if not isinstance(value, int) or abs(value) < 10**80 else "a huge number"
+    if not isinstance(value, int) or abs(value) < 10**80:
+        return repr(value)[:80]
+    return "a huge number"
 
 
 def read_labels(labels: Any) -> Labels | str:
@@ -119,7 +125,7 @@ def last_label(answer: str, labels: Labels) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _pattern(spellings: tuple[tuple[str, str], ...]) -> tuple[re.Pattern[str], dict[str, str]]:
-    """What finds any spelling, the longest first, and the label that each means."""
+    """Return what finds any spelling, the longest first, and the label that each means."""
     meaning = {_key(spelling): label for spelling, label in spellings}
     parts = []
     for text in sorted({bare(spelling) for spelling, _ in spellings}, key=len, reverse=True):
@@ -158,26 +164,33 @@ class RatingVerifier(AnswerVerifier):
             raise ConfigError(f"rating: within tolerance={self.tolerance} every rating would be correct")
 
     def check_task(self, task: Task) -> str | None:
-        gold = None if isinstance(task.answer, bool) else self._read(_short(task.answer).strip("'\""))
-        return (
-            None
-            if gold is not None
-            else f"the answer {_short(task.answer)} is no number from {self.low:g} to {self.high:g}"
-        )
+        if isinstance(task.answer, bool):
+            gold = None
+        else:
+            gold = self._read(_short(task.answer).strip("'\""))
+        if gold is not None:
+            return None
+        return f"the answer {_short(task.answer)} is no number from {self.low:g} to {self.high:g}"
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        gold, said = self._read(str(task.answer)), self._read(answer)
+        gold = self._read(str(task.answer))
+        said = self._read(answer)
         assert gold is not None
         if said is None:
             return unparsable(f"not one number from {self.low:g} to {self.high:g}", answer)
         distance = abs(said - gold)
         if distance <= self.tolerance + 1e-9:
             return Verdict.from_score(1.0, answer=answer)
-        return graded(1 - distance / (self.high - self.low), answer) if self.partial_credit else wrong("", answer)
+        if self.partial_credit:
+            return graded(1 - distance / (self.high - self.low), answer)
+        return wrong("", answer)
 
     def same_answer(self, first: str, second: str) -> bool:
-        one, other = self._read(first), self._read(second)
-        return one == other if one is not None else first.strip() == second.strip()
+        one = self._read(first)
+        other = self._read(second)
+        if one is not None:
+            return one == other
+        return first.strip() == second.strip()
 
     def _read(self, text: str) -> float | None:
         lines = [line for line in map(bare, text.splitlines()) if any(c.isdigit() for c in line)]
@@ -190,4 +203,6 @@ class RatingVerifier(AnswerVerifier):
                 return None
             line = line[: out_of.start()]
         number = read_one_number(line)
-        return number[0] if number and not number[1] and self.low <= number[0] <= self.high else None
+        if number and not number[1] and self.low <= number[0] <= self.high:
+            return number[0]
+        return None

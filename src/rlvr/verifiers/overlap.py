@@ -17,7 +17,7 @@ from rlvr.verifiers.base import Needs
 
 @dataclass
 class OverlapVerifier(AnswerVerifier):
-    """What ROUGE and BLEU share."""
+    """The common part of ROUGE and BLEU."""
 
     methods: tuple[Method, ...] = ()
     """Where to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
@@ -35,13 +35,16 @@ class OverlapVerifier(AnswerVerifier):
         if isinstance(golds, str):
             return golds
         long = [gold for gold in golds if len(gold) > self.max_length]
-        return f"an answer of {len(long[0])} characters is over max_length={self.max_length}" if long else None
+        if long:
+            return f"an answer of {len(long[0])} characters is over max_length={self.max_length}"
+        return None
 
 
 @register_verifier("rouge")
 @dataclass
 class RougeVerifier(OverlapVerifier):
-    """ROUGE of the answer and the nearest gold (Lin 2004), by Google's rouge-score: words of a-z and 0-9 in lower case."""
+    """ROUGE of the answer and the nearest gold (Lin 2004), by Google's rouge-score: words of a-z and 0-9 in lower
+    case."""
 
     kind: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = "rougeL"
     """Shared words, pairs of words, or the longest common subsequence, of the text or line by line."""
@@ -62,11 +65,9 @@ class RougeVerifier(OverlapVerifier):
         if problem is not None:
             return problem
         unread = [gold for gold in read_texts(task.answer) if not any(c.isascii() and c.isalnum() for c in gold)]
-        return (
-            f"the answer {unread[0]!r} has no letter a-z and no digit: ROUGE's tokenizer reads no other"
-            if unread
-            else None
-        )
+        if unread:
+            return f"the answer {unread[0]!r} has no letter a-z and no digit: ROUGE's tokenizer reads no other"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         scores = self._scorer().score_multi(read_texts(task.answer), answer)[self.kind]

@@ -1,8 +1,8 @@
 """Counts of the exceptions of verifiers and reward functions, and of the verdicts that are missing because of them.
 
-An exception costs one rollout its verdict, since answers that nobody foresaw must not end a run. A verifier that raises on
-every answer is a mistake, and a run or an evaluation that goes on with it is wasted. The same holds for each part of a
-verifier that is made of verifiers, so that each is counted by itself, also where other parts decide without it.
+An exception costs one rollout its verdict, since answers that nobody foresaw must not end a run. A verifier that raises
+on every answer is a mistake, and a run or an evaluation that goes on with it is wasted. The same holds for each part of
+a verifier that is made of verifiers, so that each is counted by itself, also where other parts decide without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SO_FAR = "that it was asked for"
 
 
 def tracebacks_of(name: str, verdict: Verdict) -> Mapping[str, str]:
-    """The verifiers that judged in a verdict of the verifier `name`, itself or its parts (`name/part`) -> traceback or ""."""
+    """The verifiers that judged in a verdict of the verifier `name`, itself or its parts (`name/part`) -> traceback or
+    ""."""
     if not verdict.parts:
         return {name: verdict.traceback}
     return {f"{name}/{part}": traceback for part, traceback in verdict.parts.items()}
@@ -83,14 +84,15 @@ class CountsCalls(Protocol):
 
 
 class Raised:
-    """Exceptions of verifiers and reward functions in a stage: the end of a run where one always raises, else a warning.
+    """Exceptions of verifiers and reward functions in a stage: the end of a run where one always raises, else a
+    warning.
 
-    Each verifier, each part of a combined one and each reward function is judged by itself, over all answers that it was asked for
-    since the stage was made, once they are as many as those of the first step: a verifier that rows name, or a part that they are
-    routed to, sees few answers of a step.
+    Each verifier, each part of a combined one and each reward function is judged by itself, over all answers that it
+    was asked for since the stage was made, once they are as many as those of the first step: a verifier that rows name,
+    or a part that they are routed to, sees few answers of a step.
 
-    `functions` are the plain functions among the rewards, by name, `paid` those of them that may pay; `speaks`: it is this rank that
-    warns.
+    `functions` are the plain functions among the rewards, by name, `paid` those of them that may pay; `speaks`: it is
+    this rank that warns.
     """
 
     def __init__(
@@ -111,8 +113,9 @@ class Raised:
     def look(self, rollouts: list[Rollout]) -> dict[str, int]:
         """The metrics `verdict/raised` and `reward/raised` of a step.
 
-        UserCodeError where a verifier, or a reward function that pays, raised on every answer so far, as many as the first
-        step had. Otherwise one warning for each kind of exception. A function of weight 0 is only monitored, so it warns.
+        UserCodeError where a verifier, or a reward function that pays, raised on every answer so far, as many as the
+        first step had. Otherwise one warning for each kind of exception. A function of weight 0 is only monitored, so
+        it warns.
         """
         step = RaisedVerdicts()
         step.add(rollouts)
@@ -146,9 +149,13 @@ class Raised:
         kind = traceback.rpartition("\n")[2].partition(":")[0]
         if self._speaks and (who, kind) not in self._said:
             self._said.add((who, kind))
-            count = f"all {asked}" if raised == asked else f"{raised} of {asked}"
+            if raised == asked:
+                count = f"all {asked}"
+            else:
+                count = f"{raised} of {asked}"
             log.warning(
-                "%s failed on %s answers of a step, which are left out unless another part decides them (said once for each "
+                "%s failed on %s answers of a step, which are left out unless another part decides them (said once "
+                "for each "
                 "kind):\n%s",
                 who,
                 count,

@@ -27,14 +27,14 @@ _EDGES = " \t\"'`[](){}<>.;:*"
 class RankingVerifier(AnswerVerifier):
     """A ranking of ids, best first, by one of the usual metrics; the others are among the verdict's named scores.
 
-    `task.answer` is a mapping of ids to grades (0 or more; what it leaves out has 0) or a list of the relevant ids (grade 1).
-    `info["candidates"]` lists the ids that may be ranked; by default the ids of the answer. The answer is `[3] > [1] > [2]`,
-    a list with commas, one id a line, or a JSON list. Fewer ids than candidates may be ranked.
+    `task.answer` is a mapping of ids to grades (0 or more; what it leaves out has 0) or a list of the relevant ids
+    (grade 1). `info["candidates"]` lists the ids that may be ranked; by default the ids of the answer. The answer is
+    `[3] > [1] > [2]`, a list with commas, one id a line, or a JSON list. Fewer ids than candidates may be ranked.
     """
 
     metric: Literal["ndcg", "recall", "mrr", "hit"] = "ndcg"
-    """`ndcg` (Jarvelin and Kekalainen 2002), `recall`: relevant ids found over all relevant ids, `mrr`: 1 / rank of the first
-    relevant id, `hit`: whether any relevant id was found."""
+    """`ndcg` (Jarvelin and Kekalainen 2002), `recall`: relevant ids found over all relevant ids, `mrr`: 1 / rank of the
+    first relevant id, `hit`: whether any relevant id was found."""
     k: int = 10
     """Only the first k places count."""
     gain: Literal["exponential", "linear"] = "exponential"
@@ -64,7 +64,9 @@ class RankingVerifier(AnswerVerifier):
         if len(set(known)) < len(known):
             return 'info["candidates"] has an id twice'
         strange = [identity for identity, grade in grades.items() if grade > 0 and identity not in known]
-        return f'the relevant id {strange[0]!r} is not among info["candidates"]' if strange else None
+        if strange:
+            return f'the relevant id {strange[0]!r} is not among info["candidates"]'
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         grades = read_grades(task.answer)
@@ -100,7 +102,9 @@ def read_grades(answer: Any) -> dict[str, float] | str:
         grades = {str(identity): float(grade) for identity, grade in answer.items()}
     else:
         return f"the answer is {type(answer).__name__}, not a mapping of ids to grades or a list of relevant ids"
-    return grades if any(grades.values()) else "no id of the answer is relevant"
+    if any(grades.values()):
+        return grades
+    return "no id of the answer is relevant"
 
 
 def read_ranking(text: str, candidates: set[str]) -> list[str] | str:
@@ -111,7 +115,9 @@ def read_ranking(text: str, candidates: set[str]) -> list[str] | str:
     unknown = next((identity for identity in ranked if identity not in candidates), None)
     if unknown is not None:
         return f"{unknown[:40]!r} is none of the candidates"
-    return ranked if len(set(ranked)) == len(ranked) else "an id stands twice"
+    if len(set(ranked)) == len(ranked):
+        return ranked
+    return "an id stands twice"
 
 
 def _split(text: str) -> list[str]:

@@ -1,19 +1,19 @@
 """Verifiers as the reward functions of other libraries: TRL's `reward_funcs` and verl's `compute_score`.
 
-    trainer = GRPOTrainer(reward_funcs=[trl_reward(MathVerifier())], ...)           # TRL
-    compute_score = verl_score(MathVerifier())                                     # the file of custom_reward_function.path
+    trainer = GRPOTrainer(reward_funcs=[trl_reward(MathVerifier())], ...) # TRL compute_score =
+    verl_score(MathVerifier()) # the file of custom_reward_function.path
 
 Invariants: whatever a completion says, nothing raises; an undecided verdict is None for TRL, which leaves it out of the
-reward, and `undecided` for verl, which knows no such thing. Data that cannot be read (a missing column, a completion that is
-no text) is a ConfigError at the first call, and undecided in later ones. The functions are pickled as their verifier is; a
-process that runs a verifier with needs starts a VerifierPool of its own at the first call. The other verifiers run in the
-caller's thread.
+reward, and `undecided` for verl, which knows no such thing. Data that cannot be read (a missing column, a completion
+that is no text) is a ConfigError at the first call, and undecided in later ones. The functions are pickled as their
+verifier is; a process that runs a verifier with needs starts a VerifierPool of its own at the first call. The other
+verifiers run in the caller's thread.
 
 Sources: TRL 1.16 `GRPOTrainer._calculate_rewards` calls `f(prompts=, completions=, completion_ids=, trainer_state=,
-log_extra=, log_metric=, **columns)`, takes the name from `__name__` and None as missing; verl 0.9 `NaiveRewardManager` and the
-reward loop call `compute_score(data_source=, solution_str=, ground_truth=, extra_info=)` for one response and take a number,
-the latter in a thread, or in a Ray actor; `PrimeRewardManager` gives the same by position to a pool of processes;
-`BatchRewardManager` calls once for a batch, with the names in the plural.
+log_extra=, log_metric=, **columns)`, takes the name from `__name__` and None as missing; verl 0.9 `NaiveRewardManager`
+and the reward loop call `compute_score(data_source=, solution_str=, ground_truth=, extra_info=)` for one response and
+take a number, the latter in a thread, or in a Ray actor; `PrimeRewardManager` gives the same by position to a pool of
+processes; `BatchRewardManager` calls once for a batch, with the names in the plural.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def trl_reward(verifier: Any, answer: str = "answer") -> Callable[..., list[floa
 
 
 def verl_score(verifier: Any, undecided: float = 0.0) -> Callable[..., float]:
-    """A function for verl's `compute_score`; `undecided` is the score where the verifier cannot tell, by no fault of the answer.
+    """A function for verl's `compute_score`; `undecided` is the score where the verifier cannot tell, by no fault of
+    the answer.
 
     `extra_info` becomes the task's `info`, its `question` or `prompt` the prompt, where it has one.
     """
@@ -105,7 +106,8 @@ class TrlReward(_RewardFunction):
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
-        """The scores of `completions`, None for undecided ones; ConfigError at the first call where data cannot be read."""
+        """The scores of `completions`, None for undecided ones; ConfigError at the first call where data cannot be
+        read."""
         count = len(completions)
         columns.pop("environments", None)  # TRL's own objects, which are no data and may not be sent to a process
         lists = {name: values for name, given in columns.items() if (values := _column(given, count)) is not None}
@@ -158,7 +160,10 @@ class VerlBatchScore(_VerlRewardFunction):
         self, data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any = None, **more: Any
     ) -> list[float]:
         """The scores of a batch; ConfigError at the first call where the data cannot be read."""
-        extras = [None] * len(solution_strs) if extra_infos is None else extra_infos
+        if extra_infos is None:
+            extras = [None] * len(solution_strs)
+        else:
+            extras = extra_infos
         return self.scores(data_sources, solution_strs, ground_truths, extras)
 
 
@@ -182,11 +187,16 @@ def completion_text(completion: Any) -> str | None:
             return "".join(str(block.get("text") or "") for block in completion if isinstance(block, Mapping))
     if completion is None:
         return ""
-    return completion if isinstance(completion, str) else None
+    if isinstance(completion, str):
+        return completion
+    return None
 
 
 def _kind(value: Any) -> str:
-    inner = f" of {type(value[-1]).__name__}" if isinstance(value, (list, tuple)) and value else ""
+    if isinstance(value, (list, tuple)) and value:
+        inner = f" of {type(value[-1]).__name__}"
+    else:
+        inner = ""
     return type(value).__name__ + inner
 
 
@@ -212,7 +222,9 @@ def _is_plain(value: Any) -> bool:
 def _column(values: Any, count: int) -> list[Any] | None:
     """A column with one entry for each completion; None for anything else that TRL hands over."""
     listed = _plain(values)
-    return listed if isinstance(listed, list) and len(listed) == count else None
+    if isinstance(listed, list) and len(listed) == count:
+        return listed
+    return None
 
 
 def _info(extra: Any) -> dict[str, Any]:
@@ -245,7 +257,8 @@ def _verdict_here(verifier: Verifier, task: Task, completion: str) -> Verdict:
 _pools: dict[int, VerifierPool] = {}
 """Process id -> its pool. A fork keeps its parent's, which it can neither use nor close."""
 _making = threading.RLock()
-"""Libraries call from many threads, which share one pool. A fork must not inherit it as held by a thread that it lacks."""
+"""Libraries call from many threads, which share one pool. A fork must not inherit it as held by a thread that it
+lacks."""
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 
 

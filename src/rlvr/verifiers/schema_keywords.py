@@ -1,8 +1,8 @@
-"""Keywords of JSON Schema in bounded time, for the library jsonschema, which matches patterns, compares items and follows references
-without limit.
+"""Keywords of JSON Schema in bounded time, for the library jsonschema, which matches patterns, compares items and
+follows references without limit.
 
-Invariants: a pattern is searched for under a time limit, wherever the schema has it; equal items are found in linear time; what a
-`$ref` leads to is checked once for each value of the document, within `references_followed_once`;
+Invariants: a pattern is searched for under a time limit, wherever the schema has it; equal items are found in linear
+time; what a `$ref` leads to is checked once for each value of the document, within `references_followed_once`;
 `multipleOf` is decided on the decimal numbers as written. Each function has the library's form: validator, value of the
 keyword, instance, schema -> errors. Source: JSON Schema draft 2020-12, validation 6.2 to 6.4 and core 10 and 11.
 """
@@ -32,7 +32,7 @@ def _error(message: str) -> Any:
 
 
 def _found(pattern: str, text: str) -> bool:
-    """Whether a pattern occurs in a text; raises TimeoutError where that takes too long."""
+    """Return whether a pattern occurs in a text; raises TimeoutError where that takes too long."""
     import regex  # as `re`, with a time limit
 
     return regex.search(_as_ecma(pattern), text, flags=regex.ASCII, timeout=PATTERN_SECONDS) is not None
@@ -40,7 +40,8 @@ def _found(pattern: str, text: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _as_ecma(pattern: str) -> str:
-    r"""A pattern of ECMA-262 as one of `regex`: there `$` is the end of the text, here it also stands before a last line break.
+    r"""A pattern of ECMA-262 as one of `regex`: there `$` is the end of the text, here it also stands before a last
+    line break.
 
     Classes of characters are ASCII in both (`\d`), by a flag. Source: ECMA-262, 22.2.2.
     """
@@ -161,7 +162,8 @@ def _own_indices(validator: Any, instance: list[Any], schema: dict[str, Any]) ->
 
 @contextlib.contextmanager
 def references_followed_once() -> Iterator[None]:
-    """For the check of one document, which must stay alive: each target of a `$ref` is checked once against each of its values."""
+    """For the check of one document, which must stay alive: each target of a `$ref` is checked once against each of its
+    values."""
     before = _FOLLOWED.set({})
     try:
         yield
@@ -170,7 +172,8 @@ def references_followed_once() -> Iterator[None]:
 
 
 def _ref(validator: Any, reference: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """The keyword `$ref`. Two references of an `anyOf` that lead back to it would double the work at each level of a document."""
+    """The keyword `$ref`. Two references of an `anyOf` that lead back to it would double the work at each level of a
+    document."""
     followed = _FOLLOWED.get()
     key = id(validator._resolver.lookup(reference).contents), id(instance)
     if followed is not None and key in followed:
@@ -194,7 +197,9 @@ def _multiple_of(validator: Any, divisor: float, instance: Any, schema: Any) -> 
 
 
 def _exact(number: float) -> Fraction:
-    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
+    if isinstance(number, int):
+        return Fraction(number)
+    return Fraction(repr(number))
 
 
 def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[Any]:
@@ -204,7 +209,7 @@ def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> I
 
 
 def _key(value: Any) -> Hashable:
-    """What two JSON values share if they are equal: 1 and 1.0 are, 1 and true are not."""
+    """Return what two JSON values share if they are equal: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, dict):
         return dict, frozenset((name, _key(inner)) for name, inner in value.items())
     if isinstance(value, list):

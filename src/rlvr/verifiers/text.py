@@ -34,9 +34,11 @@ _NUMBER = re.compile(
 )
 _WORDS = re.compile(r"[^0-9+*/=^<>\\{}_()\[\]|\u00b1]*")
 _CHANGES = re.compile(
-    r"\b(?:not|or|maybe|perhaps|either|between|than|least|most|below|above|under|over|plus|minus|times|half|squared|cubed|"
+    r"\b(?:not|or|maybe|perhaps|either|between|than|least|most|below|above|under|over|plus|minus|times|half|squared"
+    r"|cubed|"
     r"dozen|(?:hundred|thousand|million|billion|trillion|lakh|crore|tenth|hundredth|thousandth)s?"
-    "|(?:\u0442\u044b\u0441\u044f\u0447|\u043c\u0438\u043b\u043b\u0438\u043e\u043d|\u043c\u0438\u043b\u043b\u0438\u0430\u0440\u0434)\\w*|\u0442\u044b\u0441)\\b"
+    "|(?:\u0442\u044b\u0441\u044f\u0447|\u043c\u0438\u043b\u043b\u0438\u043e\u043d"
+    "|\u043c\u0438\u043b\u043b\u0438\u0430\u0440\u0434)\\w*|\u0442\u044b\u0441)\\b"
     "|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ubc31\ucc9c\ub9cc\uc5b5\uc870]",
     re.IGNORECASE,
 )
@@ -79,12 +81,17 @@ class RegexVerifier(AnswerVerifier):
 
     def judge(self, task: Task, answer: str) -> Verdict:
         compiled = re.compile(self._pattern(task), self._flags)
-        found = compiled.fullmatch(answer) if self.match == "full" else compiled.search(answer)
+        if self.match == "full":
+            found = compiled.fullmatch(answer)
+        else:
+            found = compiled.search(answer)
         return Verdict.from_score(found is not None, answer=answer)
 
     @property
     def _flags(self) -> re.RegexFlag:
-        return re.IGNORECASE if self.ignore_case else re.NOFLAG
+        if self.ignore_case:
+            return re.IGNORECASE
+        return re.NOFLAG
 
     def _pattern(self, task: Task) -> str:
         pattern: str = self.pattern or task.info.get("pattern") or task.answer
@@ -105,13 +112,13 @@ class RegexVerifier(AnswerVerifier):
 class NumericVerifier(AnswerVerifier):
     """The answer is one number, and |answer - gold| <= max(absolute, relative * |gold|).
 
-    Words around the number (a unit) are ignored; a second number, a formula or a hedge is not. A percentage equals its number
-    with or without the division by 100 where only one of answer and gold is written with `%`.
+    Words around the number (a unit) are ignored; a second number, a formula or a hedge is not. A percentage equals its
+    number with or without the division by 100 where only one of answer and gold is written with `%`.
     """
 
     fallback: Fallback = "none"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after the
-    reasoning."""
+    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
+    the reasoning."""
     absolute: float = 0.0
     """Absolute error allowed."""
     relative: float = 1e-6
@@ -125,7 +132,9 @@ class NumericVerifier(AnswerVerifier):
         if isinstance(golds, str):
             return golds
         bad = [gold for gold in golds if read_one_number(gold) is None]
-        return f"the answer {bad[0]!r} is not one number" if bad else None
+        if bad:
+            return f"the answer {bad[0]!r} is not one number"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         found = read_one_number(answer)
@@ -137,11 +146,15 @@ class NumericVerifier(AnswerVerifier):
         return wrong("", answer)
 
     def same_answer(self, first: str, second: str) -> bool:
-        one, other = read_one_number(first), read_one_number(second)
-        return self._equal(one, other) if one and other else first.strip() == second.strip()
+        one = read_one_number(first)
+        other = read_one_number(second)
+        if one and other:
+            return self._equal(one, other)
+        return first.strip() == second.strip()
 
     def _equal(self, found: tuple[float, bool], gold: tuple[float, bool]) -> bool:
-        (value, percent), (wanted, wanted_percent) = found, gold
+        (value, percent) = found
+        (wanted, wanted_percent) = gold
         pairs = [(value, wanted)]
         if percent != wanted_percent:
             pairs.append((value / 100, wanted) if percent else (value, wanted / 100))
@@ -154,7 +167,8 @@ def read_one_number(text: str) -> tuple[float, bool] | None:
     match = _NUMBER.search(text)
     if match is None:
         return None
-    before, after = text[: match.start()], text[match.end() :]
+    before = text[: match.start()]
+    after = text[match.end() :]
     if not (_WORDS.fullmatch(before) and _WORDS.fullmatch(after)) or _CHANGES.search(before + " " + after):
         return None
     if before[-1:].isalnum() or before[-1:] in ("-", ".") or (after[:1] in ("-", ",", ".") and after[1:2].isalnum()):
@@ -176,8 +190,8 @@ def read_one_number(text: str) -> tuple[float, bool] | None:
 class TokenF1Verifier(AnswerVerifier):
     """F1 of the words of the answer and of the nearest gold, normalised as SQuAD does (Rajpurkar et al. 2016).
 
-    Normalised: lower case, no ASCII punctuation, no articles, single spaces. A gold of yes, no or noanswer wants exactly that
-    word (HotpotQA, Yang et al. 2018).
+    Normalised: lower case, no ASCII punctuation, no articles, single spaces. A gold of yes, no or noanswer wants
+    exactly that word (HotpotQA, Yang et al. 2018).
     """
 
     threshold: float | None = None
@@ -191,7 +205,9 @@ class TokenF1Verifier(AnswerVerifier):
         if isinstance(golds, str):
             return golds
         bad = [gold for gold in golds if not squad_words(gold)]
-        return f"the answer {bad[0]!r} has no word" if bad else None
+        if bad:
+            return f"the answer {bad[0]!r} has no word"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         said = squad_words(answer)
@@ -214,4 +230,6 @@ def token_f1(said: list[str], gold: list[str]) -> float:
     if said != gold and any(words in (["yes"], ["no"], ["noanswer"]) for words in (said, gold)):
         return 0.0
     shared = (Counter(said) & Counter(gold)).total()
-    return 2 * shared / (len(said) + len(gold)) if shared else 0.0
+    if shared:
+        return 2 * shared / (len(said) + len(gold))
+    return 0.0

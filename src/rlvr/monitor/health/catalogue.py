@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from rlvr.monitor.health.monitors import Dominating, Drift, Jump, Monitor, Parting, Spikes, Sustained
+from rlvr.monitor.health.monitors import Dominating, Drift, Jump, Monitor, PartingMonitor, Spikes, Sustained
 
 _ALL: tuple[Monitor, ...] = (
     # What the groups teach
@@ -14,8 +14,10 @@ _ALL: tuple[Monitor, ...] = (
         reads=("group/all_wrong", "reward/mean"),  # a share of what was judged; nothing where no reward is decided
         bad=lambda share, reward: share >= 0.9,
         message="in {value:.0%} of the groups every answer is wrong, and such groups teach nothing",
-        advice="read some rollouts: does the policy answer in the form that the verifier expects? Then easier tasks, an sft "
-        "stage before this one, a larger rollout.group_size or max_new_tokens; `python -m rlvr.audit` checks the verifier",
+        advice="read some rollouts: does the policy answer in the form that the verifier expects? Then easier tasks, "
+        "an sft "
+        "stage before this one, a larger rollout.group_size or max_new_tokens; `python -m rlvr.audit` checks the "
+        "verifier",
     ),
     Sustained(
         name="all_right",
@@ -23,7 +25,8 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda share, reward: share >= 0.9,
         steps=10,
         message="in {value:.0%} of the groups every answer is right, and such groups teach nothing",
-        advice="harder tasks, rollout.refill to replace such groups, or an end to the run; and audit the verifier if this "
+        advice="harder tasks, rollout.dynamic_sampling to replace such groups, or an end to the run; and audit the "
+        "verifier if this "
         "comes as a surprise",
     ),
     Sustained(
@@ -32,7 +35,8 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda same, wrong, right: same >= 0.95 and wrong < 0.9 and right < 0.9,
         steps=10,
         message="in {value:.0%} of the groups all rewards are the same, so that there is hardly an advantage",
-        advice="a reward that tells answers apart, a higher rollout.temperature, a larger rollout.group_size, rollout.refill",
+        advice="a reward that tells answers apart, a higher rollout.temperature, a larger rollout.group_size, "
+        "rollout.dynamic_sampling",
     ),
     # What the verifier says
     Sustained(
@@ -40,8 +44,10 @@ _ALL: tuple[Monitor, ...] = (
         reads=("verdict/error",),
         bad=lambda share: share >= 0.05,
         steps=3,
-        message="the check of {value:.0%} of the completions failed: they are left out, or score 0 where the answer is to blame",
-        advice="the reasons below, or in rollouts/*.jsonl under `verdicts`; a service that is down, a gold answer that cannot "
+        message="the check of {value:.0%} of the completions failed: they are left out, or score 0 where the answer "
+        "is to blame",
+        advice="the reasons below, or in rollouts/*.jsonl under `verdicts`; a service that is down, a gold answer "
+        "that cannot "
         "be read, a verifier that raises",
         examples="error",
     ),
@@ -50,9 +56,11 @@ _ALL: tuple[Monitor, ...] = (
         reads=("verdict/timeout",),
         bad=lambda share: share >= 0.1,
         steps=3,
-        message="the check of {value:.0%} of the completions ran out of time: they score 0, or are left out where the answer is "
+        message="the check of {value:.0%} of the completions ran out of time: they score 0, or are left out where "
+        "the answer is "
         "not to blame",
-        advice="a higher verification.time_limit, more verification.workers; or the policy has found answers that are costly "
+        advice="a higher verification.time_limit, more verification.workers; or the policy has found answers that "
+        "are costly "
         "to check: look at the completions below",
         examples="timeout",
     ),
@@ -62,7 +70,8 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda share, errors, timeouts: share - errors - timeouts >= 0.05,  # those have monitors of their own
         steps=3,
         message="{value:.0%} of the completions have no reward, though they were checked, and are left out",
-        advice="the terms of `rewards` that return None or NaN, or raise (reward/raised counts that): the columns `reward/NAME` "
+        advice="the terms of `rewards` that return None or NaN, or raise (reward/raised counts that): the columns "
+        "`reward/NAME` "
         "in rollouts/*.jsonl say which",
     ),
     Sustained(
@@ -70,7 +79,8 @@ _ALL: tuple[Monitor, ...] = (
         reads=("verdict/unparsable",),
         bad=lambda share: share >= 0.5,
         message="no answer is found in {value:.0%} of the completions",
-        advice="say in the prompt (data.template) in which form the answer is wanted, show it in an sft stage, or give the "
+        advice="say in the prompt (data.template) in which form the answer is wanted, show it in an sft stage, or "
+        "give the "
         "verifier a laxer extraction; compare with the examples below",
         examples="unparsable",
     ),
@@ -96,7 +106,8 @@ _ALL: tuple[Monitor, ...] = (
         versus_others=True,
         bad=lambda start, now, earned, earns: now > 2 * start > 0 and earns < earned + 0.02,
         message="completions have grown from {start:.0f} to {value:.0f} tokens, and earn no more for it",
-        advice="algorithm.preset=dr_grpo or loss.average=constant (a mean over each response favours long wrong ones), the "
+        advice="algorithm.preset=dr_grpo or loss.average=constant (a mean over each response favours long wrong "
+        "ones), the "
         "soft_overlong or brevity reward",
     ),
     Drift(
@@ -112,14 +123,16 @@ _ALL: tuple[Monitor, ...] = (
         reads=("completion/repetition",),
         bad=lambda share: share >= 0.5,
         message="{value:.0%} of what is written repeats itself within a completion",
-        advice="the repetition reward, a lower optim.lr, a KL penalty (algorithm.kl.coef), a shorter rollout.max_new_tokens",
+        advice="the repetition reward, a lower optim.lr, a KL penalty (algorithm.kl.coef), a shorter "
+        "rollout.max_new_tokens",
     ),
     Sustained(
         name="duplicates",
         reads=("completion/duplicates", "group/all_correct"),
         bad=lambda share, right: share >= 0.8 and right < 0.5,
         message="{value:.0%} of the completions are copies of another of their group, though the tasks are not solved",
-        advice="a higher rollout.temperature (and check that seeds differ, with an engine of your own), an entropy bonus, a "
+        advice="a higher rollout.temperature (and check that seeds differ, with an engine of your own), an entropy "
+        "bonus, a "
         "higher clip_high",
     ),
     # The policy
@@ -127,7 +140,8 @@ _ALL: tuple[Monitor, ...] = (
         name="entropy_collapse",
         reads=("entropy", "group/all_correct"),
         bad=lambda start, now, right: now < 0.05 and now < start / 5 and right < 0.5,
-        message="entropy has fallen from {start:.2g} to {value:.2g} nats: the policy hardly tries anything else any more",
+        message="entropy has fallen from {start:.2g} to {value:.2g} nats: the policy hardly tries anything else any "
+        "more",
         advice="a higher clip_high (preset dapo), an entropy bonus driven to a target (algorithm.entropy), "
         "rollout.temperature 1, a lower optim.lr",
     ),
@@ -165,14 +179,16 @@ _ALL: tuple[Monitor, ...] = (
         name="clip_share",
         reads=("ratio/clipped_low", "ratio/clipped_high"),
         bad=lambda low, high: low + high > 0.3,
-        message="clipping takes the gradient from much of the batch ({value:.0%} of the tokens at the lower bound alone)",
+        message="clipping takes the gradient from much of the batch ({value:.0%} of the tokens at the lower bound "
+        "alone)",
         advice="a lower optim.lr, fewer optim.updates_per_batch, wider loss.clip_low and clip_high",
     ),
     Spikes(
         name="gradient_spikes",
         reads=("grad_norm",),
         message="{times} of the last 20 gradient norms were over ten times the usual {start:.2g} (up to {value:.2g})",
-        advice="a lower optim.lr, a longer warm-up, a smaller optim.max_grad_norm; look at rewards and lengths of those steps",
+        advice="a lower optim.lr, a longer warm-up, a smaller optim.max_grad_norm; look at rewards and lengths of "
+        "those steps",
     ),
     Sustained(
         name="lr_zero",
@@ -183,12 +199,15 @@ _ALL: tuple[Monitor, ...] = (
         advice="optim.lr, warmup_steps and min_lr; is `steps` of the stage what the schedule should end at?",
     ),
     # What is earned
-    Parting(
+    PartingMonitor(
         name="reward_hacking",
         reads=("reward/mean",),
-        message="the reward rose from {before:.2f} to {now:.2f} while the held-out score fell from {top:.2f} to {value:.2f}",
-        advice="read the best-paid rollouts: what is rewarded there? `python -m rlvr.audit --tricks` tries the verifier. Or the "
-        "policy learns the training tasks by heart: more of them, fewer epochs; the checkpoint of the best step is the one "
+        message="the reward rose from {before:.2f} to {now:.2f} while the held-out score fell from {top:.2f} to "
+        "{value:.2f}",
+        advice="read the best-paid rollouts: what is rewarded there? `python -m rlvr.audit --tricks` tries the "
+        "verifier. Or the "
+        "policy learns the training tasks by heart: more of them, fewer epochs; the checkpoint of the best step is "
+        "the one "
         "to keep (checkpoint.best)",
     ),
     Dominating(
@@ -210,7 +229,8 @@ _ALL: tuple[Monitor, ...] = (
         reads=("time/tokens_per_second",),
         bad=lambda start, now: now < 0.4 * start,
         message="{value:.0f} tokens/s, {start:.0f} when the stage began",
-        advice="the times by phase say where it goes; longer completions, a verifier that waits, another process on the "
+        advice="the times by phase say where it goes; longer completions, a verifier that waits, another process on "
+        "the "
         "machine; logging.profile looks into a step",
     ),
 )

@@ -31,13 +31,13 @@ class Monitor(ABC):
     """The verdict status that its examples have, where it shows completions."""
 
     def entry(self, row: Mapping[str, Any]) -> tuple[float, ...] | None:
-        """What a step's record says of the metrics, or None where one of them was not computed."""
+        """Return what a step's record says of the metrics, or None where one of them was not computed."""
         values = tuple(row.get(name) for name in self.reads)
         return None if None in values else values  # type: ignore[return-value]
 
     @abstractmethod
     def look(self, series: Series) -> Trouble | None:
-        """What is wrong after the newest step."""
+        """Return what is wrong after the newest step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Sustained(Monitor):
     steps: int = 5
 
     def look(self, series: Series) -> Trouble | None:
-        """Whether the newest `steps` steps are all bad; since the first of them."""
+        """Return whether the newest `steps` steps are all bad; since the first of them."""
         entries = series.last(self.steps)
         if len(entries) < self.steps or not all(self.bad(*entry.values) for entry in entries):
             return None
@@ -57,8 +57,8 @@ class Sustained(Monitor):
 
 @dataclass(frozen=True, kw_only=True)
 class Drift(Monitor):
-    """The first metric has moved away from where the stage began: `bad(start, now, others now ...)` of the medians of the
-    first and the last ten steps. `{start}` and `{value}` are the two."""
+    """The first metric has moved away from where the stage began: `bad(start, now, others now ...)` of the medians of
+    the first and the last ten steps. `{start}` and `{value}` are the two."""
 
     bad: Callable[..., bool]
     versus_others: bool = False
@@ -71,7 +71,10 @@ class Drift(Monitor):
         now = series.last(FIRST)
         numbers = [middle(series.first), middle(now)]
         for place in range(1, len(self.reads)):
-            numbers += [middle(series.first, place), middle(now, place)] if self.versus_others else [middle(now, place)]
+            if self.versus_others:
+                numbers += [middle(series.first, place), middle(now, place)]
+            else:
+                numbers += [middle(now, place)]
         if not self.bad(*numbers):
             return None
         return Trouble(now[0].step, {"start": numbers[0], "value": numbers[1]})
@@ -88,7 +91,8 @@ class Jump(Monitor):
         entries = series.last(FIRST + 3)
         if len(entries) < FIRST + 3:
             return None
-        before, now = middle(entries[:FIRST]), middle(entries[FIRST:])
+        before = middle(entries[:FIRST])
+        now = middle(entries[FIRST:])
         if not now > self.factor * before > 0:
             return None
         since = next(entry.step for entry in entries[FIRST:] if entry.values[0] > self.factor * before)
@@ -115,9 +119,9 @@ class Spikes(Monitor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting(Monitor):
-    """Reward and held-out score part: the newest evaluation is below the best one of the stage by more than chance (three
-    standard errors of a score of that many tasks, at least 0.03), and the reward is above what it was then.
+class PartingMonitor(Monitor):
+    """Reward and held-out score part: the newest evaluation is below the best one of the stage by more than chance
+    (three standard errors of a score of that many tasks, at least 0.03), and the reward is above what it was then.
 
     The held-out score is the first of `scores` that the run has.
     """
@@ -142,9 +146,14 @@ class Parting(Monitor):
         entries = list(series.recent)
         evaluated = [place for place, entry in enumerate(entries) if not math.isnan(entry.values[1])]
         best = max(evaluated, key=lambda place: entries[place].values[1])
-        (_, score, tasks), (_, top, _) = entries[-1].values, entries[best].values
-        chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks) if 0 <= score <= top <= 1 else 0.0
-        before, now = self._reward(entries, best), self._reward(entries, len(entries) - 1)
+        (_, score, tasks) = entries[-1].values
+        (_, top, _) = entries[best].values
+        if 0 <= score <= top <= 1:
+            chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks)
+        else:
+            chance = 0.0
+        before = self._reward(entries, best)
+        now = self._reward(entries, len(entries) - 1)
         if top - score <= max(0.03, chance) or now - before < 0.02:
             return None
         return Trouble(entries[best].step, {"top": top, "value": score, "before": before, "now": now})
@@ -156,8 +165,8 @@ class Parting(Monitor):
 
 @dataclass(frozen=True, kw_only=True)
 class Dominating(Monitor):
-    """A term other than the verdict explains nearly all of the reward's differences within groups, over ten steps, while
-    there are other terms (`explained/*`)."""
+    """A term other than the verdict explains nearly all of the reward's differences within groups, over ten steps,
+    while there are other terms (`explained/*`)."""
 
     share: float = 0.95
     steps: int = 10
@@ -169,10 +178,12 @@ class Dominating(Monitor):
         shares = {name.removeprefix("explained/"): v for name, v in row.items() if name.startswith("explained/")}
         known = {name: value for name, value in shares.items() if value is not None}
         others = [value for name, value in known.items() if name not in self.named]
-        return (max(others), max((known.get(name, 0.0) for name in self.named), default=0.0)) if others else None
+        if others:
+            return (max(others), max((known.get(name, 0.0) for name in self.named), default=0.0))
+        return None
 
     def look(self, series: Series) -> Trouble | None:
-        """Whether it held at each of the newest steps."""
+        """Return whether it held at each of the newest steps."""
         entries = series.last(self.steps)
         if len(entries) < self.steps or any(e.values[0] < self.share or e.values[1] > 0.5 for e in entries):
             return None

@@ -1,4 +1,4 @@
-"""What a monitor looks at: the values of its metrics at the steps of a stage, and what it finds in them."""
+"""The series of a monitor: the values of its metrics at the steps of a stage, and what it finds in them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def middle(entries: Sequence[Entry], place: int = 0) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a monitor has to say."""
+    """A finding of a monitor."""
 
     step: int
     """The step at which it was said."""
@@ -70,13 +70,16 @@ class Finding:
         return cls(**{**row, "examples": tuple(row.get("examples", ()))})
 
     def __str__(self) -> str:
-        since = "" if self.since >= self.step else f" (since step {self.since})"
+        if self.since >= self.step:
+            since = ""
+        else:
+            since = f" (since step {self.since})"
         return f"{self.monitor}: {self.message}{since}. Try: {self.advice}"
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a monitor sees in a series: since which step, and the numbers that its message names."""
+    """An observation in a series: since which step, and the numbers that its message names."""
 
     since: int
     numbers: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where findings go: the console, and `health.jsonl` of the run folder."""
+"""Output of findings: the console, and `health.jsonl` of the run folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Health:
 
     def __init__(self, modes: str | Mapping[str, str], console: Console, file: MetricsFile | None) -> None:
         self._watch = Watch(checked_modes(modes))
-        self._console, self._file = console, file
+        self._console = console
+        self._file = file
 
     def step(self, rows: Sequence[Mapping[str, Any]], batch: Batch) -> Finding | None:
         """Say what the monitors find after the newest of `rows`; the finding that ends the run, where one does."""

@@ -1,7 +1,7 @@
 """Runs the monitors over the steps of a run, each stage by itself, and says each cause once.
 
-Invariant: what it finds depends on the rows alone, so that it needs no place in a checkpoint: after a resume the rows of
-the steps before are gone through again, in silence.
+Invariant: what it finds depends on the rows alone, so that it needs no place in a checkpoint: after a resume the rows
+of the steps before are gone through again, in silence.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from rlvr.errors import nearest
+from rlvr.monitor.console_text import clean, shorten
 from rlvr.monitor.health.catalogue import MONITORS
 from rlvr.monitor.health.monitors import Monitor
 from rlvr.monitor.health.series import Entry, Finding, Series
-from rlvr.monitor.text import clean, shorten
 from rlvr.records import Batch
 
 Mode = Literal["warn", "stop", "off"]
@@ -26,8 +26,12 @@ EXAMPLES = 3
 
 
 def checked_modes(written: str | Mapping[str, str]) -> dict[str, str]:
-    """The mode of each monitor, from one word or from words by name. ValueError for a name or word that is not known."""
-    modes = {DEFAULT: written} if isinstance(written, str) else dict(written)
+    """The mode of each monitor, from one word or from words by name. ValueError for a name or word that is not
+    known."""
+    if isinstance(written, str):
+        modes = {DEFAULT: written}
+    else:
+        modes = dict(written)
     # A key over a bare word keeps the word under `name` (see rlvr.core.tree.merge).
     modes = {DEFAULT: modes.pop("name", "warn"), **modes}
     for name, mode in modes.items():
@@ -48,7 +52,7 @@ class Watch:
         self._seen = 0
 
     def look(self, rows: Sequence[Mapping[str, Any]], batch: Batch | None = None) -> list[Finding]:
-        """What is new after the newest of the run's `rows`; `batch` is that step's, for examples."""
+        """Return what is new after the newest of the run's `rows`; `batch` is that step's, for examples."""
         found: list[Finding] = []
         for row in rows[self._seen :]:
             found = self._step(row)
@@ -81,7 +85,9 @@ class Watch:
 
 def findings_of(rows: Iterable[Mapping[str, Any]], modes: Mapping[str, str] | None = None) -> list[Finding]:
     """All that the monitors find in the rows of a run."""
-    watch, so_far, found = Watch(modes or checked_modes("warn")), [], []
+    watch = Watch(modes or checked_modes("warn"))
+    so_far = []
+    found = []
     for row in rows:
         so_far.append(row)
         found += watch.look(so_far)

@@ -1,8 +1,8 @@
 """A LoRA adapter by itself, as vLLM loads it: two files per version in a folder that engine and servers read.
 
-vLLM keeps adapters by number, so each version gets a new one; the base weights are sent once. Invariants: a request ends with
-the adapter that it began with, and its tokens have that adapter's version; the files stay while such a request is open, since
-vLLM may have to load them again.
+vLLM keeps adapters by number, so each version gets a new one; the base weights are sent once. Invariants: a request
+ends with the adapter that it began with, and its tokens have that adapter's version; the files stay while such a
+request is open, since vLLM may have to load them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rlvr.policy import Policy
 from rlvr.rollout.engine import Published
 
 KEPT = 2
-"""Adapters before the newest whose files stay in any case: a request that was given up may be under way for a moment."""
+"""Adapters before the newest whose files stay in any case: a request that was given up may be under way for a
+moment."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        """What servers call it; no other run's is called the same."""
+        """Return what servers call it; no other run's is called the same."""
         return f"{self.path.parent.name}-{self.number}"
 
 
@@ -47,7 +48,8 @@ class AdapterFiles:
     """Writes the policy's adapter to `folder`."""
 
     def __init__(self, policy: Policy, folder: Path) -> None:
-        self.policy, self.folder = policy, folder / f"adapters-{secrets.token_hex(4)}"
+        self.policy = policy
+        self.folder = folder / f"adapters-{secrets.token_hex(4)}"
         self.newest: Adapter | None = None
         """What was written last; requests begin with it once it is `put_to_use`."""
         self._outdated = False
@@ -58,8 +60,8 @@ class AdapterFiles:
         self._lock = threading.Lock()
 
     def write(self, version: int, base: Published | None) -> Published:
-        """Write the adapter as version `version`, where it is not written as that already; what it took, that of the base weights
-        included."""
+        """Write the adapter as version `version`, where it is not written as that already; what it took, that of the
+        base weights included."""
         start = time.perf_counter()
         # A server that came back is given what the others have.
         if self.newest is not None and self.newest.version == version and not self._outdated:
@@ -73,11 +75,13 @@ class AdapterFiles:
         self._written.append(written)
         self._remove_old()
         seconds = time.perf_counter() - start
-        return Published(sent, seconds) if base is None else Published(sent + base.bytes, seconds + base.seconds)
+        if base is None:
+            return Published(sent, seconds)
+        return Published(sent + base.bytes, seconds + base.seconds)
 
     def release(self) -> None:
-        """From now on the adapter may change: the next `write` writes it whatever its version, which may be one that was written
-        before (of the checkpoint that a run goes back to)."""
+        """From now on the adapter may change: the next `write` writes it whatever its version, which may be one that
+        was written before (of the checkpoint that a run goes back to)."""
         self._outdated = True
 
     def put_to_use(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a server given by URL can serve this policy: its model, tokenizer, endpoints and settings.
+"""Checks that a server given by URL can serve this policy: its model, tokenizer, endpoints and settings.
 
 Every finding is a ConfigError that names the server, what differs and how to start it.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Policy
 from rlvr.rollout.vllm import installed, launch
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.settings import ServerSettings
 
 TEXT = "What is 12 + 30? Answer: 42, \\boxed{42}.\n"
@@ -27,7 +27,10 @@ SHAPE = (
 )
 """What must agree in the configurations, where both have it."""
 SECONDS = 30.0
-HOW = 'start it with `VLLM_API_KEY=... python -m rlvr.rollout.vllm.serve --model PATH --port N --weight-transfer-config \'{"backend": "%s"}\'`'
+HOW = (
+    "start it with `VLLM_API_KEY=... python -m rlvr.rollout.vllm.serve --model PATH --port N "
+    '--weight-transfer-config \'{"backend": "%s"}\'`'
+)
 
 
 async def check_server(client: Client, policy: Policy, options: ServerSettings, transfer: str) -> int:
@@ -43,11 +46,12 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
         tokens = (await client.ask("POST", "/tokenize", SECONDS, asked))["tokens"]
         settings = (await client.ask("GET", "/server_info?config_format=json", SECONDS))["vllm_config"]
         model = (await client.call("rlvr_model", SECONDS, keys=list(SHAPE)))[0]
-    except ServerTrouble as trouble:
+    except ServerError as trouble:
         raise ConfigError(f"rollout.engine: the server {client.url} cannot be used: {trouble}; {how}") from trouble
     except DataError as refusal:
         raise ConfigError(
-            f"rollout.engine: {refusal}. A server that takes weights needs its key in ${options.api_key_env}, and endpoints "
+            f"rollout.engine: {refusal}. A server that takes weights needs its key in ${options.api_key_env}, and "
+            "endpoints "
             f"that vLLM has only in development mode: {how}"
         ) from refusal
     except (KeyError, IndexError, TypeError) as error:
@@ -62,7 +66,7 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
 def _differs(
     settings: Mapping[str, Any], model: Mapping[str, Any], policy: Policy, options: ServerSettings, transfer: str
 ) -> str | None:
-    """What does not fit in a server's settings and model, in words."""
+    """Return what does not fit in a server's settings and model, in words."""
     ours = policy.causal_lm.config.get_text_config().to_dict()
     for key, theirs in model.items():
         if key in ours and theirs != ours[key]:
@@ -81,5 +85,8 @@ def _differs(
     if backend != wanted:
         return f"takes weights by {backend}, not by {wanted}"
     if launch.sends_adapter(policy, options) and not settings.get("lora_config"):
-        return "takes no adapters (add --enable-lora --max-loras 2 --max-lora-rank R, or set rollout.engine's merge_adapter)"
+        return (
+            "takes no adapters (add --enable-lora --max-loras 2 --max-lora-rank R, or set rollout.engine's "
+            "merge_adapter)"
+        )
     return None

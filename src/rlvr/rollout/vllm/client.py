@@ -1,7 +1,7 @@
 """One server over HTTP: its health, its answers, its methods. Every request has the key and a time limit.
 
 What a server cannot be blamed for (a request that it refuses) is a DataError; everything that makes it unusable (no
-connection, no answer in time, an error of its own) is ServerTrouble.
+connection, no answer in time, an error of its own) is ServerError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AT_ONCE = 1024
 """Most completions asked for at once: more than a server batches, and fewer than a process may have files open."""
 
 
-class ServerTrouble(Exception):
+class ServerError(Exception):
     """The server cannot be used for now; the text says why."""
 
 
@@ -32,9 +32,11 @@ class Client:
     """Speaks to the server at `url`; belongs to one event loop."""
 
     def __init__(self, url: str, key: str | None, model: str) -> None:
-        self.url, self.model = url.rstrip("/"), model
+        self.url = url.rstrip("/")
+        self.model = model
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # Not kept alive: a server that was busy closes connections for being idle, with the next request already in them.
+        # Not kept alive: a server that was busy closes connections for being idle, with the next request already in
+        # them.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
         self._places = asyncio.Semaphore(AT_ONCE)
@@ -44,21 +46,21 @@ class Client:
         """Methods of the engine under way."""
 
     async def healthy(self, timeout: float) -> bool:
-        """Whether the server says that it is well: that it is up, not that it computes."""
+        """Return whether the server says that it is well: that it is up, not that it computes."""
         try:
             await self.ask("GET", "/health", timeout)
-        except (ServerTrouble, DataError):
+        except (ServerError, DataError):
             return False
         return True
 
     async def responsive(self, timeout: float) -> bool:
-        """Whether the engine core answers, which it does between two steps, paused or not.
+        """Return whether the engine core answers, which it does between two steps, paused or not.
 
         The health page is the HTTP process's, which is well while the core hangs.
         """
         try:
             await self._call("rlvr_model", timeout, {"keys": []})
-        except (ServerTrouble, DataError):
+        except (ServerError, DataError):
             return False
         return True
 
@@ -79,7 +81,7 @@ class Client:
                 reply = await self.ask("POST", "/inference/v1/generate", timeout, body)
         except DataError as refusal:
             if adapter and f"`{adapter}` does not exist" in str(refusal):  # it was started anew by somebody else
-                raise ServerTrouble(f"it lost the adapter {adapter}") from refusal
+                raise ServerError(f"it lost the adapter {adapter}") from refusal
             raise
         try:
             choice = reply["choices"][0]
@@ -91,7 +93,7 @@ class Client:
                 versions=[(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or ()],
             )
         except (KeyError, IndexError, TypeError) as error:
-            raise ServerTrouble(f"{self.url} answers in a form that is not known: {str(reply)[:300]}") from error
+            raise ServerError(f"{self.url} answers in a form that is not known: {str(reply)[:300]}") from error
 
     async def call(self, method: str, timeout: float, **arguments: Any) -> Any:
         """A method of the engine, by the names that the engine process has too."""
@@ -119,7 +121,8 @@ class Client:
         return await self.ask("POST", f"/{method}", timeout, arguments)
 
     async def _load_adapter(self, body: Mapping[str, Any], timeout: float) -> None:
-        """An adapter's name stands for its version, so a server that was away for a while and has it still is as well."""
+        """An adapter's name stands for its version, so a server that was away for a while and has it still is as
+        well."""
         try:
             await self.ask("POST", "/v1/load_lora_adapter", timeout, body)
         except DataError as refusal:
@@ -138,12 +141,14 @@ class Client:
                 if response.status in (401, 403):
                     raise DataError(f"{self.url}{path} is closed to us ({response.status}): {_text(content)}")
                 if response.status >= 300:
-                    raise ServerTrouble(f"{path} answers {response.status}: {_text(content)}")
-                return (await response.json()) if content and response.content_type == "application/json" else None
+                    raise ServerError(f"{path} answers {response.status}: {_text(content)}")
+                if content and response.content_type == "application/json":
+                    return await response.json()
+                return None
         except TimeoutError as error:
-            raise ServerTrouble(f"{path} did not answer within {timeout:g} s") from error
+            raise ServerError(f"{path} did not answer within {timeout:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ServerTrouble(f"{path}: {type(error).__name__}: {error}") from error
+            raise ServerError(f"{path}: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
         """Close the connections."""

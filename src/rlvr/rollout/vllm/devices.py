@@ -59,14 +59,19 @@ def visible() -> list[str]:
 
 def _named() -> list[str] | None:
     named = os.environ.get(VISIBLE)
-    return None if named is None else [name.strip() for name in named.split(",") if name.strip()]
+    if named is None:
+        return None
+    return [name.strip() for name in named.split(",") if name.strip()]
 
 
 def _for_processes(each: int) -> list[str]:
-    """The GPUs that processes of `each` GPUs may be given: those that this one may use, and of parts of GPUs (MIG) all that are named.
-    CUDA shows a process one part only, which is why a process of several can have none of the others."""
+    """The GPUs that processes of `each` GPUs may be given: those that this one may use, and of parts of GPUs (MIG) all
+    that are named. CUDA shows a process one part only, which is why a process of several can have none of the
+    others."""
     parts = itertools.takewhile(is_part, _named() or [])
-    return [*parts] if each == 1 and any(map(is_part, visible())) else visible()
+    if each == 1 and any(map(is_part, visible())):
+        return [*parts]
+    return visible()
 
 
 def is_part(name: str) -> bool:
@@ -76,7 +81,9 @@ def is_part(name: str) -> bool:
 
 def index_of(home: torch.device) -> int:
     """The index of the GPU `home` in torch."""
-    return home.index if home.index is not None else torch.cuda.current_device()
+    if home.index is not None:
+        return home.index
+    return torch.cuda.current_device()
 
 
 def training(home: torch.device) -> list[int]:
@@ -84,10 +91,14 @@ def training(home: torch.device) -> list[int]:
     found = visible()
     own = index_of(home)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    used = [own, *(index for index in range(ranks) if index != own)] if ranks > 1 else [own]
+    if ranks > 1:
+        used = [own, *(index for index in range(ranks) if index != own)]
+    else:
+        used = [own]
     if missing := [index for index in used if index >= len(found)]:
         raise ConfigError(
-            f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(found)} ({', '.join(found)}): there "
+            f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(found)} "
+            f"({', '.join(found)}): there "
             f"is none for index {missing[0]}"
         )
     return used
@@ -125,8 +136,10 @@ def beside_trainer(home: torch.device, tensor_parallel: int) -> str:
     free = [name for name in shown if name not in used]
     if tensor_parallel > 1 + len(free):
         raise ConfigError(
-            f"rollout.engine: tensor_parallel_size {tensor_parallel} needs {tensor_parallel - 1} GPUs beside the trainer's that no rank "
-            f"trains on, and {VISIBLE} shows {len(free)}: the ranks use {', '.join(used)}. Start fewer ranks, show more GPUs, or set "
+            f"rollout.engine: tensor_parallel_size {tensor_parallel} needs {tensor_parallel - 1} GPUs beside the "
+            "trainer's that no rank "
+            f"trains on, and {VISIBLE} shows {len(free)}: the ranks use {', '.join(used)}. Start fewer ranks, show "
+            "more GPUs, or set "
             "tensor_parallel_size to 1, which gives every rank an engine of its own"
         )
     return ",".join([used[0], *free[: tensor_parallel - 1]])
@@ -148,8 +161,8 @@ def utilization(options: CommonSettings) -> float:
 
 
 def demanded(total: int, options: CommonSettings) -> int:
-    """Bytes that have to be free on a GPU of `total` bytes. vLLM demands its share of the GPU when it starts (`request_memory` in its
-    v1/worker/utils.py), also where `kv_cache_gib` says that it takes less."""
+    """Bytes that have to be free on a GPU of `total` bytes. vLLM demands its share of the GPU when it starts
+    (`request_memory` in its v1/worker/utils.py), also where `kv_cache_gib` says that it takes less."""
     return max(int(utilization(options) * total), int((options.kv_cache_gib or 0) * GIB))
 
 
@@ -158,13 +171,16 @@ def check_free(home: torch.device, options: EngineSettings) -> None:
     free_cached(home)  # what torch's allocator keeps unused is free for the engine
     free, total = torch.cuda.mem_get_info(home)
     own = torch.cuda.memory_reserved(home)
-    beside = f" and {own / GIB:.1f} GiB by the trainer" if own else ""
+    if own:
+        beside = f" and {own / GIB:.1f} GiB by the trainer"
+    else:
+        beside = ""
     _check_memory(visible()[index_of(home)], free, total, options, own, beside, "model.device or ")
 
 
 def check_split(home: torch.device, options: EngineSettings) -> None:
-    """ConfigError where one of the GPUs beside the trainer's, over which the engine is split, has less free memory than it
-    demands."""
+    """ConfigError where one of the GPUs beside the trainer's, over which the engine is split, has less free memory than
+    it demands."""
     names = beside_trainer(home, options.tensor_parallel_size).split(",")[1:]
     for name, gpu in _look_at(names).items():
         _check_memory(name, gpu.free, gpu.total, options)
@@ -183,16 +199,18 @@ def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]
     free = [name for name in _for_processes(each) if name not in used]
     if len(free) < servers * each:
         raise ConfigError(
-            f"rollout.engine vllm-server: {servers} servers of {each} GPUs need {servers * each} that no rank trains on; of the "
-            f"{len(used) + len(free)} that are visible here the ranks use {', '.join(used)}. Start fewer ranks or servers, give "
+            f"rollout.engine vllm-server: {servers} servers of {each} GPUs need {servers * each} that no rank trains "
+            "on; of the "
+            f"{len(used) + len(free)} that are visible here the ranks use {', '.join(used)}. Start fewer ranks or "
+            "servers, give "
             "`urls` of servers on another machine, or use the engine `vllm`, which shares the trainer's GPU"
         )
     return [",".join(free[number * each : (number + 1) * each]) for number in range(servers)]
 
 
 def check_servers(home: torch.device, each: int, servers: Sequence[str], options: CommonSettings) -> None:
-    """ConfigError where one of the GPUs of `servers`, as CUDA_VISIBLE_DEVICES of each, is not there, is one that a rank trains on by
-    another name, is there twice, or has less free memory than vLLM demands."""
+    """ConfigError where one of the GPUs of `servers`, as CUDA_VISIBLE_DEVICES of each, is not there, is one that a rank
+    trains on by another name, is there twice, or has less free memory than vLLM demands."""
     names = [name.strip() for shown in servers for name in shown.split(",")]
     found = _look_at(names)
     used = [torch.device("cuda", index) for index in training(home)]
@@ -209,15 +227,16 @@ def check_servers(home: torch.device, each: int, servers: Sequence[str], options
 
 
 def _look_at(names: Sequence[str]) -> dict[str, GPU]:
-    """The GPUs `names`, each of them once, without parts of GPUs (MIG): CUDA shows a process one of them. ConfigError where one is not
-    there."""
+    """The GPUs `names`, each of them once, without parts of GPUs (MIG): CUDA shows a process one of them. ConfigError
+    where one is not there."""
     found: dict[str, GPU] = {}
     for kind in ("index", "UUID"):  # CUDA takes names of one kind together
         same = [name for name in names if _kind(name) == kind]
         gpus = look(same) if same else []
         if len(gpus) < len(same):
             raise ConfigError(
-                f"rollout.engine: there is no GPU {same[len(gpus)]} on this machine (of {', '.join(names)}): name indices or UUIDs that "
+                f"rollout.engine: there is no GPU {same[len(gpus)]} on this machine (of {', '.join(names)}): name "
+                "indices or UUIDs that "
                 "nvidia-smi -L shows"
             )
         found |= zip(same, gpus, strict=True)
@@ -254,14 +273,16 @@ def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
     for number, own in enumerate(names):
         if len(own) != each:
             raise ConfigError(
-                f"rollout.engine: devices[{number}] names {len(own)} GPUs, and the server needs {each} (tensor_parallel_size x "
+                f"rollout.engine: devices[{number}] names {len(own)} GPUs, and the server needs {each} "
+                "(tensor_parallel_size x "
                 "data_parallel_size)"
             )
         if taken := [name for name in own if name in used]:
             raise ConfigError(_trained_on(number, taken[0]))
         if len({_kind(name) for name in own}) > 1:
             raise ConfigError(
-                f"rollout.engine: devices[{number}] ({given[number]}) names GPUs in different ways, and CUDA would show the server the first "
+                f"rollout.engine: devices[{number}] ({given[number]}) names GPUs in different ways, and CUDA would "
+                "show the server the first "
                 "alone: name all of them by indices, or all by UUIDs"
             )
     every = [str(int(name)) if name.isdecimal() else name for own in names for name in own]  # 01 is 1
@@ -271,6 +292,7 @@ def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
 
 def _trained_on(number: int, name: str) -> str:
     return (
-        f"rollout.engine: devices[{number}] names the GPU {name}, which a rank trains on: NCCL cannot send from a GPU to itself. "
+        f"rollout.engine: devices[{number}] names the GPU {name}, which a rank trains on: NCCL cannot send from a "
+        "GPU to itself. "
         "Name another one, or use the engine `vllm`"
     )

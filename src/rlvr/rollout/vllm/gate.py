@@ -1,4 +1,5 @@
-"""A gate before an engine: shut, it lets nobody in and waits until everybody who is inside has left; the order of publishes."""
+"""A gate before an engine: shut, it lets nobody in and waits until everybody who is inside has left; the order of
+publishes."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from rlvr.core.waits import Wait
 from rlvr.errors import TrainingError
 
 
-class Gate:
-    """`inside()` round each request, on any event loop; `emptied()` round what needs the engine to itself, on any thread."""
+class RequestGate:
+    """`inside()` round each request, on any event loop; `emptied()` round what needs the engine to itself, on any
+    thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -44,7 +46,7 @@ class Gate:
 
     @contextlib.contextmanager
     def emptied(self, seconds: float) -> Iterator[None]:
-        """Nobody is inside. WaitTimeout when they do not leave within `seconds`."""
+        """Nobody is inside. WaitTimeoutError when they do not leave within `seconds`."""
         with self._changed:
             self._shut = True
         try:
@@ -54,7 +56,9 @@ class Gate:
             yield
         finally:
             with self._changed:
-                self._shut, held, self._held = False, self._held, []
+                self._shut = False
+                held = self._held
+                self._held = []
             for loop, turn in held:
                 with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
                     loop.call_soon_threadsafe(_release, turn)
@@ -67,8 +71,8 @@ class Gate:
 
 
 def check_released(released: bool, old: int, new: int) -> None:
-    """TrainingError when the weights became another version without a `release` before: a server that came back meanwhile
-    would have been given changed weights as the old version."""
+    """TrainingError when the weights became another version without a `release` before: a server that came back
+    meanwhile would have been given changed weights as the old version."""
     if new != old and not released:
         raise TrainingError(
             f"version {new} of the weights is published without a release of version {old} before they changed"

@@ -1,8 +1,8 @@
 """Weights from GPU to GPU by vLLM's own weight transfer: NCCL between processes, CUDA IPC on one device.
 
-vLLM's trainer-side engines drive the update through a client with four methods, which here go to whatever `call` reaches
-(the pipe of an engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32 and 0.33. The
-tests run vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
+vLLM's trainer-side engines drive the update through a client with four methods, which here go to whatever `call`
+reaches (the pipe of an engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32
+and 0.33. The tests run vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from rlvr.core.device_memory import record_event
 from rlvr.core.waits import Wait
-from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.errors import TrainingError, WaitTimeoutError
 from rlvr.rollout.engine import Bucket, Published
 from rlvr.rollout.vllm.transfer import Call, Weights
 from rlvr.rollout.weights import Description
@@ -35,17 +35,17 @@ BUFFER_BYTES = 256 << 20
 
 
 def buffer_bytes(weights: Sequence[Description]) -> int:
-    """Size of a buffer for these weights: the largest has to fit in as a whole. vLLM refuses by IPC what does not, such as the
-    embedding of 150,000 tokens."""
+    """Size of a buffer for these weights: the largest has to fit in as a whole. vLLM refuses by IPC what does not, such
+    as the embedding of 150,000 tokens."""
     return max(BUFFER_BYTES, max((weight.nbytes for weight in weights), default=0))
 
 
 def held_bytes(info: IPCTrainerInitInfo | NCCLTrainerInitInfo, weights: Sequence[Description]) -> int:
     """The most bytes that vLLM takes to send these weights.
 
-    By IPC that is one buffer. For NCCL (`pack_tensors` and `packed_nccl_broadcast_producer` of vLLM 0.32) tensors are gathered until
-    they exceed the buffer's size, then joined into a chunk; the chunks before it are kept until they are sent. While tensors
-    are gathered they outlive the buckets that they come from.
+    By IPC that is one buffer. For NCCL (`pack_tensors` and `packed_nccl_broadcast_producer` of vLLM 0.32) tensors are
+    gathered until they exceed the buffer's size, then joined into a chunk; the chunks before it are kept until they are
+    sent. While tensors are gathered they outlive the buckets that they come from.
     """
     if isinstance(info, IPCTrainerInitInfo):
         return info.packed_buffer_size_bytes
@@ -59,8 +59,8 @@ def held_bytes(info: IPCTrainerInitInfo | NCCLTrainerInitInfo, weights: Sequence
 
 
 class _Weights(WeightSource):
-    """The weights of a publish, as vLLM iterates over them. What is sent is known from shapes alone: under ZeRO-3 a pass over
-    the weights is collective, and every rank makes one for each publish."""
+    """The weights of a publish, as vLLM iterates over them. What is sent is known from shapes alone: under ZeRO-3 a
+    pass over the weights is collective, and every rank makes one for each publish."""
 
     def __init__(self, weights: Sequence[Description]) -> None:
         self.weights: Weights = tuple
@@ -92,9 +92,10 @@ class _Weights(WeightSource):
 def _made(buckets: Iterator[Bucket], check: Callable[[], None]) -> Bucket | None:
     """The next bucket, for any stream to read; None after the last.
 
-    vLLM's `packed_nccl_broadcast_producer` asks for weights and copies them on two CUDA streams in turn, and a bucket is made when its
-    first weight is asked for, so that some of it would be copied on another stream than it is made on. All are made on the default
-    stream instead: torch's allocator keeps memory for the stream that it was taken on, and the two take none of this one's.
+    vLLM's `packed_nccl_broadcast_producer` asks for weights and copies them on two CUDA streams in turn, and a bucket
+    is made when its first weight is asked for, so that some of it would be copied on another stream than it is made on.
+    All are made on the default stream instead: torch's allocator keeps memory for the stream that it was taken on, and
+    the two take none of this one's.
     """
     torch.cuda.synchronize()  # weights that were freed may be copied still, and their memory is used again
     check()  # it may have waited for a broadcast that was aborted
@@ -116,12 +117,13 @@ Source: Callable[[Sequence[Description]], _Weights] = type(
 
 
 class Control:
-    """vLLM's client protocol over `call`, for one send. `failed` gets what an engine raises instead of doing its part, or why the send
-    was given up. vLLM looks at that only when its own part is over, and it may never be: the handshake and the broadcast wait for a
-    member that does not take part."""
+    """vLLM's client protocol over `call`, for one send. `failed` gets what an engine raises instead of doing its part,
+    or why the send was given up. vLLM looks at that only when its own part is over, and it may never be: the handshake
+    and the broadcast wait for a member that does not take part."""
 
     def __init__(self, call: Call, failed: Future[None]) -> None:
-        self.call, self.failed = call, failed
+        self.call = call
+        self.failed = failed
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """See vLLM's VLLMWeightSyncClient."""
@@ -164,20 +166,22 @@ class Control:
 
 
 class GPUTransfer:
-    """See rlvr.rollout.vllm.transfer.Transfer. The meeting of both sides is held at the first publish, and again when the
-    group of engines has changed or a send has failed: NCCL cannot lose or take in a member."""
+    """See rlvr.rollout.vllm.transfer.Transfer. The meeting of both sides is held at the first publish, and again when
+    the group of engines has changed or a send has failed: NCCL cannot lose or take in a member."""
 
     def __init__(
         self,
         info: IPCTrainerInitInfo | NCCLTrainerInitInfo,
         weights: Sequence[Description],
         deadline: float = math.inf,
-        silence: float = math.inf,
+        stall_timeout: float = math.inf,
     ) -> None:
         self.info = info
-        self.deadline, self.silence = deadline, silence
-        """Seconds for one send, and seconds after its first weight in which no further one is taken: a collective of NCCL waits for an
-        engine that is gone. Before the first weight there is the handshake, which takes as long as the servers' workers need."""
+        self.deadline = deadline
+        self.stall_timeout = stall_timeout
+        """Seconds for one send, and seconds after its first weight in which no further one is taken: a collective of
+        NCCL waits for an engine that is gone. Before the first weight there is the handshake, which takes as long as
+        the servers' workers need."""
         self.source = Source(weights)
         self.bytes = sum(weight.nbytes for weight in weights)
         self.held = held_bytes(info, weights)
@@ -186,8 +190,8 @@ class GPUTransfer:
         """Held while `_engine` is set: a handshake that was given up may end at any time."""
 
     def send(self, weights: Weights, call: Call) -> Published:
-        """See the protocol. WaitTimeout where no weight follows another for `silence` seconds, or not all are taken by the deadline;
-        what an engine answers instead of doing its part is raised at once."""
+        """See the protocol. WaitTimeoutError where no weight follows another for `stall_timeout` seconds, or not all
+        are taken by the deadline; what an engine answers instead of doing its part is raised at once."""
         start = time.perf_counter()
         client = Control(call, Future())
         self.source.weights = weights
@@ -198,21 +202,25 @@ class GPUTransfer:
             self._wait(_in_a_thread(lambda: self._send(client)), client.failed)
         except BaseException as error:
             client.fail(error)
-            # The kernel of a broadcast that lacks a member would stay on the GPU, and every later `synchronize` wait for it. vLLM
-            # aborts the group (PyNcclCommunicator.destroy of 0.32), which waits for no other process, and for 5 s at most.
+            # The kernel of a broadcast that lacks a member would stay on the GPU, and every later `synchronize` wait
+            # for it. vLLM aborts the group (PyNcclCommunicator.destroy of 0.32), which waits for no other process, and
+            # for 5 s at most.
             self.close()
             raise
         record_event("trainer", "buffer", -self.held)
         return Published(self.bytes, time.perf_counter() - start)
 
     def _wait(self, done: Future[None], failed: Future[None]) -> None:
-        """Until the weights are sent. Raises what the sender or an engine raises; WaitTimeout by the deadline and the silence."""
+        """Until the weights are sent. Raises what the sender or an engine raises; WaitTimeoutError by the deadline and
+        the stall timeout."""
         what = "the weights to reach all vLLM servers"
         with Wait(what, time.monotonic() + self.deadline) as waiting:
             while not wait([done, failed], timeout=0.1, return_when=FIRST_COMPLETED).done:
                 waiting.check()
-                if time.monotonic() > self.source.progress + self.silence:
-                    raise WaitTimeout(f"no weight was taken for {self.silence:.0f} s while {what} was waited for")
+                if time.monotonic() > self.source.progress + self.stall_timeout:
+                    raise WaitTimeoutError(
+                        f"no weight was taken for {self.stall_timeout:.0f} s while {what} was waited for"
+                    )
         (done if done.done() else failed).result()
 
     def _send(self, client: Control) -> None:
@@ -247,10 +255,10 @@ def ipc_transfer(weights: Sequence[Description]) -> GPUTransfer:
 
 
 def nccl_transfer(
-    weights: Sequence[Description], address: str, workers: int, deadline: float, silence: float = math.inf
+    weights: Sequence[Description], address: str, workers: int, deadline: float, stall_timeout: float = math.inf
 ) -> GPUTransfer:
-    """For these weights, to `workers` processes of servers, which reach the trainer at `address`, within `deadline` seconds
-    each time; given up where no weight follows another for `silence` seconds."""
+    """For these weights, to `workers` processes of servers, which reach the trainer at `address`, within `deadline`
+    seconds each time; given up where no weight follows another for `stall_timeout` seconds."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -262,12 +270,15 @@ def nccl_transfer(
         packed=True,
         packed_buffer_size_bytes=buffer_bytes(weights),
     )
-    return GPUTransfer(info, weights, deadline, silence)
+    return GPUTransfer(info, weights, deadline, stall_timeout)
 
 
 def _in_a_thread(work: Callable[[], None]) -> Future[None]:
     """Do `work`, which cannot be interrupted, on a thread of its own."""
-    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    if torch.cuda.is_available():
+        device = torch.cuda.current_device()
+    else:
+        device = None
     done: Future[None] = Future()
 
     def run() -> None:

@@ -1,8 +1,8 @@
 """The key in front of everything a server offers.
 
-vLLM's own check of its API key covers the paths under /v1, /v2, /inference and /cohere; those that take weights, run methods,
-put the engine to sleep or stop requests are elsewhere and open to whoever reaches the port. This middleware is given to
-every server that is started here, with `--middleware`, and lets nothing through without the key.
+vLLM's own check of its API key covers the paths under /v1, /v2, /inference and /cohere; those that take weights, run
+methods, put the engine to sleep or stop requests are elsewhere and open to whoever reaches the port. This middleware is
+given to every server that is started here, with `--middleware`, and lets nothing through without the key.
 """
 
 from __future__ import annotations

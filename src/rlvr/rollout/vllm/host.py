@@ -1,7 +1,8 @@
 """The trainer's end of the pipe to a process that owns an engine: starts it, talks to it, notices its death.
 
-A thread reads the pipe and settles futures, so requests may come from any event loop, a notebook's too, and calls from any
-thread. Invariant: when the process dies, everything that waits for it learns so at once, with the last lines of its log.
+A thread reads the pipe and settles futures, so requests may come from any event loop, a notebook's too, and calls from
+any thread. Invariant: when the process dies, everything that waits for it learns so at once, with the last lines of its
+log.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.core.waits import finished
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout.vllm.requests import Answer
 
-MODULE = "rlvr.rollout.vllm.process"
+MODULE = "rlvr.rollout.vllm.engine_process"
 
 
 class EngineHost:
@@ -43,11 +44,11 @@ class EngineHost:
         self._ready: Future[dict[str, Any]] = Future()
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process = lifeline.start(
+            self.process = parent_death.start(
                 MODULE, [str(theirs.fileno())], environment, folder, self.log, pass_fds=[theirs.fileno()]
             )
         self._pipe = Connection(ours.detach())
-        self._finalizer = weakref.finalize(self, lifeline.kill, self.process)
+        self._finalizer = weakref.finalize(self, parent_death.kill, self.process)
         self._pipe.send(("start", dict(arguments)))
         reader = threading.Thread(target=_read, args=(weakref.ref(self), self._pipe), name="rlvr-vllm", daemon=True)
         reader.start()
@@ -60,7 +61,8 @@ class EngineHost:
 
     async def generate(self, *content: Any) -> Answer:
         """The answer to one request; its arguments are those of the message `generate`."""
-        number, loop = next(self._numbers), asyncio.get_running_loop()
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         self._requests[number] = loop, future
         self._send("generate", number, *content)
@@ -74,8 +76,10 @@ class EngineHost:
             self._requests.pop(number, None)
 
     def call(self, method: str, what: str, timeout: float, **arguments: Any) -> Any:
-        """The result of a method of the engine. WaitTimeout, naming `what`, when it does not answer within `timeout` seconds."""
-        number, future = next(self._numbers), Future[Any]()
+        """The result of a method of the engine. WaitTimeoutError, naming `what`, when it does not answer within
+        `timeout` seconds."""
+        number = next(self._numbers)
+        future = Future[Any]()
         self._calls[number] = future
         self._send("call", number, method, arguments)
         try:
@@ -102,7 +106,7 @@ class EngineHost:
     def _death(self) -> Exception:
         code = self.process.poll()
         text = f"the vLLM engine's process is gone ({self._dead or f'exit code {code}'})"
-        return TrainingError(f"{text}; its log ends with:\n{lifeline.tail(self.log)}")
+        return TrainingError(f"{text}; its log ends with:\n{parent_death.tail(self.log)}")
 
     def _take(self, kind: str, *content: Any) -> None:
         """One message of the process; on the reading thread."""
@@ -152,7 +156,8 @@ def _settle(settled: list[tuple[asyncio.Future[Answer], Any]]) -> None:
 
 
 def _read(host: weakref.ref[EngineHost], pipe: Connection) -> None:
-    """Until the pipe closes; holds the host only while it has a message for it, so that a forgotten one is collected."""
+    """Until the pipe closes; holds the host only while it has a message for it, so that a forgotten one is
+    collected."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             message = pipe.recv()

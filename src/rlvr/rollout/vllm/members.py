@@ -1,7 +1,7 @@
 """The servers of an engine and who is next: their states, what is open at each, and the return of those that were lost.
 
-Invariant: a server that failed is `stale` until it has the current weights again, and a stale one is never asked. Everything
-here runs on one event loop.
+Invariant: a server that failed is `stale` until it has the current weights again, and a stale one is never asked.
+Everything here runs on one event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from rlvr.errors import TrainingError
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.started import StartedServer
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class State(enum.StrEnum):
-    """What a server is good for."""
+    """The state of a server."""
 
     STALE = "stale"
     """It has other weights than the current ones, or none."""
@@ -89,8 +89,10 @@ class Members:
         self._inside = inside
         """Round each try to have a request answered: what a publish waits for."""
         self.publish_comes = True
-        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past sampling."""
-        self._returns, self._start_timeout = returns, start_timeout
+        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past
+        sampling."""
+        self._returns = returns
+        self._start_timeout = start_timeout
         self._every, self._health_timeout = health
         self._changed = asyncio.Condition()
         self._closed = False
@@ -101,7 +103,8 @@ class Members:
         self._keep(self._watch())
 
     async def run(self, cost: int, ask: Callable[[Client], Awaitable[Answer]]) -> Answer:
-        """The answer of a server that has the current weights; asked again elsewhere when a server is lost meanwhile."""
+        """The answer of a server that has the current weights; asked again elsewhere when a server is lost
+        meanwhile."""
         while True:
             await self._one_ready()
             async with self._inside():
@@ -125,7 +128,7 @@ class Members:
                 return None
             task.cancel()
             raise
-        except ServerTrouble as error:
+        except ServerError as error:
             await self.lose(member, str(error))
             return None
         finally:
@@ -146,7 +149,9 @@ class Members:
         log.warning(
             "%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks)
         )
-        member.state, member.trouble, member.returning = State.STALE, trouble, True
+        member.state = State.STALE
+        member.trouble = trouble
+        member.returning = True
         member.generation += 1  # at once: a publish that is under way must not take it into use
         for task in member.tasks:
             task.cancel()
@@ -174,7 +179,8 @@ class Members:
             self._changed.notify_all()
 
     async def one_up(self) -> None:
-        """Wait until a publish can go to a server that answers, while one may come back. TrainingError when none will."""
+        """Wait until a publish can go to a server that answers, while one may come back. TrainingError when none
+        will."""
         up = [member for member in self.all if member.is_up]
         well = await asyncio.gather(*(member.client.responsive(self._health_timeout) for member in up))
         for member, is_well in zip(up, well, strict=True):
@@ -187,7 +193,8 @@ class Members:
                 await self._changed.wait()
 
     def _use_waiting(self) -> None:
-        """Have one server that waits for the next publish given the weights, where no other samples: it would not come."""
+        """Have one server that waits for the next publish given the weights, where no other samples: it would not
+        come."""
         waiting = [member for member in self.all if member.is_up]
         gives = not self._closed and not self.publish_comes and not self._in_parts()
         if waiting and gives and self._least_busy() is None:
@@ -207,7 +214,8 @@ class Members:
                     raise TrainingError(f"every vLLM server is lost: {self.troubles()}")
                 if not self.publish_comes and not any(member.returning for member in self.all):
                     raise TrainingError(
-                        f"every vLLM server was lost, and those that are back need weights that only the next publish can give: "
+                        "every vLLM server was lost, and those that are back need weights that only the next "
+                        "publish can give: "
                         f"{self.troubles()}. Go on with --resume auto"
                     )
                 await self._changed.wait()
@@ -241,7 +249,7 @@ class Members:
                 await self._revive(member)
             if await asyncio.to_thread(self._catch_up, member):
                 if member.state != State.READY:  # others of its group took the weights, and it did not
-                    raise ServerTrouble(member.trouble)
+                    raise ServerError(member.trouble)
                 log.warning("%s is back with the current weights", member.name)
             # else the next publish brings it the weights
         except Exception as error:  # whatever it is, it is this server's trouble, and it is tried again
@@ -265,7 +273,8 @@ class Members:
         while True:
             await asyncio.sleep(self._every)
             lately = time.monotonic() - self._every  # who answered since then is well, and perhaps too busy to say so
-            # A call that is under way (a publish) may keep the engine core busy for long, and has a deadline of its own.
+            # A call that is under way (a publish) may keep the engine core busy for long, and has a deadline of its
+            # own.
             silent = [
                 m for m in self.all if m.state == State.READY and m.client.answered < lately and not m.client.calls
             ]

@@ -1,7 +1,7 @@
 """Folders of a started vLLM process: a scratch folder of its own, and one with the model's configuration and tokenizer.
 
-There are no weights in either. Weights come by the first publish, so a policy that was built from nothing needs no files,
-and one that was loaded is not read twice.
+There are no weights in either. Weights come by the first publish, so a policy that was built from nothing needs no
+files, and one that was loaded is not read twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ DIGEST_CHARACTERS = 16
 
 def scratch_folder() -> Path:
     """A fresh folder for what a started process needs; it goes when its owner closes, exits or dies."""
-    folder = Path(tempfile.mkdtemp(prefix=lifeline.PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=parent_death.PREFIX))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
@@ -33,9 +33,9 @@ def scratch_folder() -> Path:
 def model_folder(policy: Policy, scratch: Path) -> Path:
     """The folder with the policy's configuration and tokenizer, at a path that depends on their content alone.
 
-    vLLM looks up what torch.compile made in earlier starts by a hash of its configuration, which has the model's path in it
-    (`ModelConfig.compute_hash` of vLLM 0.32): a path that is new at each start never finds it. Where the user's cache folder
-    cannot be written to, the folder is in `scratch`.
+    vLLM looks up what torch.compile made in earlier starts by a hash of its configuration, which has the model's path
+    in it (`ModelConfig.compute_hash` of vLLM 0.32): a path that is new at each start never finds it. Where the user's
+    cache folder cannot be written to, the folder is in `scratch`.
     """
     written = scratch / "model"
     policy.describe(written)
@@ -43,7 +43,8 @@ def model_folder(policy: Policy, scratch: Path) -> Path:
         return stable_copy(written, cache_folder() / "models")
     except OSError as error:
         log.warning(
-            "the model's configuration cannot be kept between runs (%s), so vLLM compiles anew at each start: set RLVR_CACHE to a "
+            "the model's configuration cannot be kept between runs (%s), so vLLM compiles anew at each start: set "
+            "RLVR_CACHE to a "
             "folder that can be written to",
             error,
         )
@@ -51,7 +52,8 @@ def model_folder(policy: Policy, scratch: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Folder in which this library keeps files between runs: RLVR_CACHE, or `rlvr` in XDG_CACHE_HOME, by default ~/.cache.
+    """Folder in which this library keeps files between runs: RLVR_CACHE, or `rlvr` in XDG_CACHE_HOME, by default
+    ~/.cache.
 
     FileNotFoundError for a user without a home directory, as containers that run under any user id have.
     """
@@ -68,8 +70,8 @@ def cache_folder() -> Path:
 def stable_copy(source: Path, folder: Path) -> Path:
     """A folder in `folder` with the files of `source`, named after their content; made in one step unless it is there.
 
-    Processes that start at once get the same one. Nothing that is there is changed or removed: where something else has the
-    name, the next one (`NAME-2`) is taken. OSError where nothing can be written.
+    Processes that start at once get the same one. Nothing that is there is changed or removed: where something else has
+    the name, the next one (`NAME-2`) is taken. OSError where nothing can be written.
     """
     digest = content_digest(source)
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,33 +21,35 @@ from rlvr.rollout.vllm.settings import CommonSettings, EngineSettings, ServerSet
 
 if TYPE_CHECKING:
     from rlvr.config import RolloutConfig
-    from rlvr.rollout.vllm.engine import VLLMEngine
+    from rlvr.rollout.vllm.embedded_engine import VLLMEngine
     from rlvr.rollout.vllm.server_engine import VLLMServerEngine
 
 
 @register("engine", "vllm")
 @dataclass(frozen=True)
 class VLLMOptions(EngineSettings):
-    """A vLLM engine owned by the run, in a process of its own on the same device; each rank has one, unless the model is split."""
+    """A vLLM engine owned by the run, in a process of its own on the same device; each rank has one, unless the model
+    is split."""
 
     @property
     def per_rank(self) -> bool:
-        """Whether every rank has one, beside its policy."""
+        """Return whether every rank has one, beside its policy."""
         return self.tensor_parallel_size == 1
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMEngine:
         """The engine for `policy`, started. ConfigError when vLLM is missing or refuses the options."""
-        from rlvr.rollout.vllm.engine import VLLMEngine
+        from rlvr.rollout.vllm.embedded_engine import VLLMEngine
 
         self.check(policy.home)
         return VLLMEngine(policy, self, in_flight)
 
     def check(self, home: torch.device) -> None:
-        """ConfigError where the engine of a policy that is computed on `home` cannot start on this machine, with the memory that is
-        free now."""
+        """ConfigError where the engine of a policy that is computed on `home` cannot start on this machine, with the
+        memory that is free now."""
         if self.transfer == "ipc" and (home.type == "cpu" or self.tensor_parallel_size > 1):
             raise ConfigError(
-                "rollout.engine vllm: transfer ipc sends from a GPU to the same one, which does not go with a policy on a CPU or "
+                "rollout.engine vllm: transfer ipc sends from a GPU to the same one, which does not go with a policy "
+                "on a CPU or "
                 "with tensor_parallel_size above 1: use shared_memory or auto"
             )
         installed.check(home)
@@ -72,8 +74,8 @@ class VLLMServerOptions(ServerSettings):
         return VLLMServerEngine(policy, self, in_flight)
 
     def check(self, home: torch.device) -> None:
-        """ConfigError where servers for a policy that is computed on `home` cannot start on this machine, or those in `urls` cannot
-        reach it. What these are is asked when the engine is opened."""
+        """ConfigError where servers for a policy that is computed on `home` cannot start on this machine, or those in
+        `urls` cannot reach it. What these are is asked when the engine is opened."""
         if self.urls:
             self._check_address(home)
             return
@@ -93,7 +95,8 @@ class VLLMServerOptions(ServerSettings):
         for url in self.urls:
             if not is_here(urlsplit(url).hostname or ""):
                 raise ConfigError(
-                    f"rollout.engine: {url} is on another machine and is to take weights by NCCL from `address` {self.address}, which is "
+                    f"rollout.engine: {url} is on another machine and is to take weights by NCCL from `address` "
+                    f"{self.address}, which is "
                     "that machine itself: set `address` to a name or address of this machine that it reaches"
                 )
 
@@ -101,11 +104,14 @@ class VLLMServerOptions(ServerSettings):
 def low_precision(spec: SpecLike) -> tuple[str, ...]:
     """The options in `spec`, a value of rollout.engine, by which vLLM computes in less than the policy's type."""
     options = registry.build("engine", spec)
-    return options.low_precision if isinstance(options, CommonSettings) else ()
+    if isinstance(options, CommonSettings):
+        return options.low_precision
+    return ()
 
 
 def devices_apart(spec: SpecLike) -> bool:
-    """Return whether the engine that `spec`, a value of rollout.engine, writes samples on devices that no rank trains on."""
+    """Return whether the engine that `spec`, a value of rollout.engine, writes samples on devices that no rank trains
+    on."""
     return isinstance(registry.build("engine", spec), VLLMServerOptions)
 
 

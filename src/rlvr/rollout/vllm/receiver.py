@@ -1,7 +1,7 @@
 """Inside vLLM's workers: weights that arrive through shared memory, and proof of what arrived.
 
-Imported by vLLM as its `worker_extension_cls`, which is also how the transfer `shared_memory` gets into vLLM's registry,
-beside its own `nccl` and `ipc`, and how every worker process is tied to the life of the trainer.
+Imported by vLLM as its `worker_extension_cls`, which is also how the transfer `shared_memory` gets into vLLM's
+registry, beside its own `nccl` and `ipc`, and how every worker process is tied to the life of the trainer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, checksum
 
 
@@ -77,7 +77,10 @@ class SharedMemoryEngine(WeightTransferEngine[Nothing, SharedBucket]):
         """See the base class."""
         model: Any = self.model
         loaded = model.load_weights(update_info.tensors())
-        self.loaded = None if self.loaded is None or loaded is None else self.loaded | loaded
+        if self.loaded is None or loaded is None:
+            self.loaded = None
+        else:
+            self.loaded = self.loaded | loaded
 
     def finish_weight_update(self) -> None:
         """See the base class."""
@@ -99,8 +102,9 @@ class WorkerExtension:
         return {key: config[key] for key in keys if key in config}
 
     def rlvr_weights(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
-        """What this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that was packed
-        for its kernel, split over workers or quantised); `unreached`: parameters that the last update left as they were."""
+        """Return what this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that
+        was packed for its kernel, split over workers or quantised); `unreached`: parameters that the last update left
+        as they were."""
         model = self.model_runner.get_model()
         mine = dict(model.named_parameters(remove_duplicate=False))
         packed = getattr(model, "packed_modules_mapping", {})
@@ -109,12 +113,14 @@ class WorkerExtension:
         plain_values = {name: held for name, held in mine.items() if held.element_size() > 1}
         found = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
         engine = self.weight_transfer_engine
-        loaded = engine.loaded if isinstance(engine, SharedMemoryEngine) else None
-        unreached = (
-            []
-            if loaded is None
-            else sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
-        )
+        if isinstance(engine, SharedMemoryEngine):
+            loaded = engine.loaded
+        else:
+            loaded = None
+        if loaded is None:
+            unreached = []
+        else:
+            unreached = sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
         # Adapters have ways of their own, and scales are computed from the weights that arrived.
         sent = [name for name in unreached if ".lora_" not in name and not name.endswith("_scale")]
         return {"checksums": found, "unreached": sent}
@@ -139,9 +145,11 @@ def _checksum(
         return None
     if alone:
         held = held[: shapes[name][0]]  # a vocabulary is padded at its end
-    return checksum(held) if list(held.shape) == shapes[name] else None
+    if list(held.shape) == shapes[name]:
+        return checksum(held)
+    return None
 
 
 WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedMemoryEngine)
-if os.environ.get(lifeline.OWNER):
-    lifeline.tie()
+if os.environ.get(parent_death.OWNER):
+    parent_death.die_with_parent()

@@ -1,7 +1,8 @@
 """Requests and completions between this library's words and vLLM's, the same for an engine and a server.
 
-Semantics are those of the hf engine: the end token is part of the completion, stop strings stay in it, what is decoded for
-verifiers has no special tokens, and a completion that fills the context is told from one that reaches `max_new_tokens`.
+Semantics are those of the hf engine: the end token is part of the completion, stop strings stay in it, what is decoded
+for verifiers has no special tokens, and a completion that fills the context is told from one that reaches
+`max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COLDEST = 0.01
 
 @dataclass(frozen=True)
 class Answer:
-    """What vLLM says of one request."""
+    """vLLM's result of one request."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -33,7 +34,8 @@ class Answer:
     versions: Sequence[tuple[str, int, int]]
     """(version, first token, past the last)"""
     adapter: int | None = None
-    """The version of the adapter that sampled it, where one is sent by itself: vLLM's versions are of the weights under it."""
+    """The version of the adapter that sampled it, where one is sent by itself: vLLM's versions are of the weights under
+    it."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ def opened(request: Request, context: int) -> Opened:
     room = context - len(request.token_ids)
     if not request.token_ids or room < 1:
         raise DataError(
-            f"a prompt of {len(request.token_ids)} tokens cannot be continued: the engine's context is {context} tokens "
+            f"a prompt of {len(request.token_ids)} tokens cannot be continued: the engine's context is {context} "
+            "tokens "
             "(the model's, or rollout.engine's max_model_len)"
         )
     if 0 < request.sampling.temperature < COLDEST:
         raise DataError(
-            f"rollout.temperature {request.sampling.temperature} is below {COLDEST}, which vLLM does not sample at: use 0 "
+            f"rollout.temperature {request.sampling.temperature} is below {COLDEST}, which vLLM does not sample at: "
+            "use 0 "
             f"(greedy), at least {COLDEST}, or rollout.engine hf"
         )
     return Opened(request, min(request.sampling.max_new_tokens, room), time.perf_counter())
@@ -94,7 +98,10 @@ def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
     ids = np.asarray(answer.token_ids, dtype=np.int64)
     versions = np.full(len(ids), -1, dtype=np.int32)
     for version, first, end in answer.versions:
-        versions[first:end] = int(version) if answer.adapter is None else answer.adapter
+        if answer.adapter is None:
+            versions[first:end] = int(version)
+        else:
+            versions[first:end] = answer.adapter
     return Completion(
         token_ids=ids,
         logprobs=np.asarray(answer.logprobs, dtype=np.float32),
@@ -107,9 +114,13 @@ def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
 
 def _reason(item: Opened, answer: Answer) -> StopReason:
     if answer.finish_reason == "length":
-        return StopReason.LENGTH if item.limit == item.request.sampling.max_new_tokens else StopReason.CONTEXT
+        if item.limit == item.request.sampling.max_new_tokens:
+            return StopReason.LENGTH
+        return StopReason.CONTEXT
     if answer.finish_reason == "stop":
-        return StopReason.STOP_STRING if isinstance(answer.stop_reason, str) else StopReason.END
+        if isinstance(answer.stop_reason, str):
+            return StopReason.STOP_STRING
+        return StopReason.END
     if answer.finish_reason == "abort":
         return StopReason.ABORTED
     raise DataError(f"vLLM ended a request for {answer.finish_reason!r}")

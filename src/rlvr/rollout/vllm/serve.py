@@ -1,8 +1,8 @@
 """A vLLM server that takes weights from a run: `python -m rlvr.rollout.vllm.serve --model PATH --port N ...`.
 
-Arguments are those of vLLM's own server. Added to them: what publishing needs (the endpoints that take weights, the worker
-extension, token ids in and out, log-probs of the distribution that was sampled from) and the guard, which closes every
-endpoint to requests without the key in VLLM_API_KEY. Without a key it does not start.
+Arguments are those of vLLM's own server. Added to them: what publishing needs (the endpoints that take weights, the
+worker extension, token ids in and out, log-probs of the distribution that was sampled from) and the guard, which closes
+every endpoint to requests without the key in VLLM_API_KEY. Without a key it does not start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine `vllm-server`: one or many vLLM servers, started by the run or given by URL.
 
-Requests go to the server with the least to do. One that dies, hangs or answers with other weights than the current ones is
-stale: what was open there is asked again elsewhere, with the same seeds, so no rollout is lost and none is of wrong
+Requests go to the server with the least to do. One that dies, hangs or answers with other weights than the current ones
+is stale: what was open there is asked again elsewhere, with the same seeds, so no rollout is lost and none is of wrong
 weights; it is used again once it has the current ones. All HTTP is on a thread of its own, so any event loop may ask.
 """
 
@@ -30,14 +30,21 @@ from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
 from rlvr.rollout.vllm import checks, devices, launch, requests
 from rlvr.rollout.vllm.adapter import AdapterFiles
 from rlvr.rollout.vllm.checks import check_server
-from rlvr.rollout.vllm.client import Client, ServerTrouble
-from rlvr.rollout.vllm.gate import Gate, check_released
+from rlvr.rollout.vllm.client import Client, ServerError
+from rlvr.rollout.vllm.gate import RequestGate, check_released
 from rlvr.rollout.vllm.members import Member, Members, ServerProcess, State
 from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.settings import ServerSettings
 from rlvr.rollout.vllm.started import StartedServer
-from rlvr.rollout.vllm.transfer import SHARED_MEMORY, Call, FileTransfer, SharedMemoryTransfer, Transfer, differing
+from rlvr.rollout.vllm.transfer import (
+    SHARED_MEMORY,
+    Call,
+    FileTransfer,
+    SharedMemoryTransfer,
+    Transfer,
+    mismatched_weights,
+)
 from rlvr.rollout.weights import described, has_parts, in_wire_dtype, weight_buckets
 
 T = TypeVar("T")
@@ -53,11 +60,13 @@ class VLLMServerEngine:
     shares_weights = False
 
     def __init__(self, policy: Policy, options: ServerSettings, in_flight: InFlight | None = None) -> None:
-        self.policy, self.options = policy, options
-        self.version, self._has_weights = 0, False
+        self.policy = policy
+        self.options = options
+        self.version = 0
+        self._has_weights = False
         self._newest = 0
         """The newest version that a server may label tokens with; ahead of `version` while a publish is under way."""
-        self._gate = Gate() if in_flight == "finish" else None
+        self._gate = RequestGate() if in_flight == "finish" else None
         self._end_ids = sorted(policy.end_ids)
         self._transfer_name = options.transfer_to(policy.home)
         self._folder = scratch_folder()
@@ -74,8 +83,8 @@ class VLLMServerEngine:
         """Whether a publish has the keys and values of requests under way computed anew."""
         self._publishes = 0
         self._salt: str | None = None
-        """Keeps requests from what the weights of other publishes computed, where a publish leaves that in the cache. Versions do not:
-        a run that goes back to a checkpoint has one of them twice."""
+        """Keeps requests from what the weights of other publishes computed, where a publish leaves that in the cache.
+        Versions do not: a run that goes back to a checkpoint has one of them twice."""
         self._adapter = AdapterFiles(policy, self._shared()) if launch.sends_adapter(policy, options) else None
         self._with_base: set[ServerProcess] = set()
         """Processes that were sent the weights under the adapter."""
@@ -115,12 +124,13 @@ class VLLMServerEngine:
         return requests.completion(item, answer, self.policy)
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
-        """Give every server that answers the new weights, after requests under way are done or, with `continue`, between two
-        of their tokens. Where all were lost, the first to come back is waited for. The version that they have is not sent again
-        before a `release`. TrainingError when no server takes them."""
+        """Give every server that answers the new weights, after requests under way are done or, with `continue`,
+        between two of their tokens. Where all were lost, the first to come back is waited for. The version that they
+        have is not sent again before a `release`. TrainingError when no server takes them."""
         if self._has_weights and not self._released and version == self.version:
             return Published(0, 0.0)
-        options, members = self.options, self._members
+        options = self.options
+        members = self._members
         with self._gate.emptied(options.publish_timeout) if self._gate else contextlib.nullcontext():
             deadline = time.monotonic() + (options.restarts + 1) * options.start_timeout + options.publish_timeout
             up = self._submit(members.one_up())
@@ -134,7 +144,9 @@ class VLLMServerEngine:
                 if not sound:
                     raise TrainingError(f"every vLLM server is lost: {members.troubles()}")
                 published = self._give(sound, version, weights)
-                self.version, self._weights, self._has_weights = version, weights, True
+                self.version = version
+                self._weights = weights
+                self._has_weights = True
                 self._released = False
             self._run(members.published())
         return published
@@ -142,19 +154,20 @@ class VLLMServerEngine:
     def release(self) -> None:
         """From now on the weights may change: a server that was lost stays stale until the next publish."""
         with self._weights_lock:
-            self._weights, self._released = None, True
+            self._weights = None
+            self._released = True
             self._members.publish_comes = True
             if self._adapter is not None:
                 self._adapter.release()
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of tensors that a server does not hold as they were sent, as far as they can tell."""
 
         def ask(shapes: dict[str, list[int]]) -> list[dict[str, Any]]:
             ready = [member.process for member in self._members.all if member.state == State.READY]
             return [worker for found in self._all(ready, "rlvr_weights", {"shapes": shapes}) for worker in found]
 
-        return differing(weights, ask, self.policy.dtype)
+        return mismatched_weights(weights, ask, self.policy.dtype)
 
     def close(self) -> None:
         """Give up what is under way, and end the servers that the run started and the thread."""
@@ -182,7 +195,8 @@ class VLLMServerEngine:
     # opening and shutting, on the loop
 
     async def _open(self) -> Members:
-        options, count = self.options, self.options.servers
+        options = self.options
+        count = self.options.servers
         if options.urls:
             key = os.environ.get(options.api_key_env)
             for url in options.urls:
@@ -241,11 +255,15 @@ class VLLMServerEngine:
 
     def _shared(self) -> Path:
         """The folder that servers read."""
-        return Path(self.options.weights_dir) if self.options.weights_dir else self._folder
+        if self.options.weights_dir:
+            return Path(self.options.weights_dir)
+        return self._folder
 
     def _backend(self) -> str:
         """The transfer as vLLM's registry knows it: files are read as shared memory is."""
-        return "nccl" if self._transfer_name == "nccl" else SHARED_MEMORY
+        if self._transfer_name == "nccl":
+            return "nccl"
+        return SHARED_MEMORY
 
     def _make_transfer(self, processes: list[ServerProcess]) -> Transfer:
         name = self._transfer_name
@@ -254,9 +272,9 @@ class VLLMServerEngine:
 
             sizes = self._all(processes, "get_world_size", {})
             self._offsets = {process: 1 + sum(sizes[:place]) for place, process in enumerate(processes)}
-            silence = self.options.silence or math.inf
+            stall_timeout = self.options.stall_timeout or math.inf
             weights = described(self.policy, merged=self._adapter is None)
-            return nccl_transfer(weights, self.options.address, sum(sizes), self.options.publish_timeout, silence)
+            return nccl_transfer(weights, self.options.address, sum(sizes), self.options.publish_timeout, stall_timeout)
         if name == "files":
             return FileTransfer(self._shared() / f"weights-{secrets.token_hex(4)}")
         return SharedMemoryTransfer()
@@ -270,8 +288,10 @@ class VLLMServerEngine:
             results = self._all(sound, method, arguments)
             if self._offsets and len(sound) < asked and method in COLLECTIVE:
                 raise TrainingError(
-                    f"{asked - len(sound)} of {asked} vLLM servers were lost in {method}: a broadcast by NCCL cannot go on without "
-                    "them, and the others wait for it; go on with --resume auto, or set rollout.engine's transfer to files"
+                    f"{asked - len(sound)} of {asked} vLLM servers were lost in {method}: a broadcast by NCCL cannot "
+                    "go on without "
+                    "them, and the others wait for it; go on with --resume auto, or set rollout.engine's transfer to "
+                    "files"
                 )
             return results
 
@@ -281,16 +301,16 @@ class VLLMServerEngine:
         if not self._clears:  # from here on nothing is computed until `resume`, and then with the new weights
             self._salt = str(self._publishes)
         if self._transfer is not None and self._offsets and set(self._offsets) != set(sound):
-            # A group of NCCL can neither lose nor take in a process. Both ends abort it (vLLM's PyNcclCommunicator.destroy), which
-            # waits for no other.
+            # A group of NCCL can neither lose nor take in a process. Both ends abort it (vLLM's
+            # PyNcclCommunicator.destroy), which waits for no other.
             call("shutdown_weight_transfer_engine")
             self._transfer.close()
             self._transfer = None
         if self._transfer is None:
             self._transfer = self._make_transfer(sound)
         published = self._give_adapter(sound, version, call) if self._adapter else self._sent(weights, call)
-        # Before any server commits: from then on it may answer with tokens of this version, and be asked to go on before
-        # the others are.
+        # Before any server commits: from then on it may answer with tokens of this version, and be asked to go on
+        # before the others are.
         self._newest = version
         call("commit", version=str(version), clear_cache=self._clears)
         if busy:
@@ -299,8 +319,8 @@ class VLLMServerEngine:
         return published
 
     def _give_adapter(self, sound: list[ServerProcess], version: int, call: Call) -> Published:
-        """The adapter of this version, after the weights under it where a process has none. Then they go to all: what is
-        broadcast by NCCL has to be taken by the whole group."""
+        """The adapter of this version, after the weights under it where a process has none. Then they go to all: what
+        is broadcast by NCCL has to be taken by the whole group."""
         assert self._adapter is not None and self._transfer is not None
         base = None
         if not self._with_base.issuperset(sound):
@@ -317,15 +337,15 @@ class VLLMServerEngine:
         return self._transfer.send(lambda: in_wire_dtype(weights(), self.policy.dtype), call)
 
     def _catch_up(self, member: Member) -> bool:
-        """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer is
-        about to change them, others of its group sample, or other ranks have parts of them."""
+        """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer
+        is about to change them, others of its group sample, or other ranks have parts of them."""
         with self._weights_lock:
             if self._closing or self._weights is None or has_parts(self.policy):
                 return False
             given = [member]
             if self._transfer_name == "nccl":
-                # A broadcast is for a whole group, and those that sample are left in peace: the next publish makes a group of
-                # all. Where none samples there is nobody to wait for.
+                # A broadcast is for a whole group, and those that sample are left in peace: the next publish makes a
+                # group of all. Where none samples there is nobody to wait for.
                 others = [other for other in self._members.all if other is not member]
                 if any(other.state == State.READY for other in others):
                     return False
@@ -336,18 +356,19 @@ class VLLMServerEngine:
             return True
 
     def _all(self, processes: list[ServerProcess], method: str, arguments: dict[str, Any]) -> list[Any]:
-        """A method on these servers at once; those that fail, or whose process is another by now, are lost and leave the list.
-        TrainingError when none is left."""
+        """A method on these servers at once; those that fail, or whose process is another by now, are lost and leave
+        the list. TrainingError when none is left."""
 
         async def one(process: ServerProcess) -> Any:
-            member, given = process[0], arguments
+            member = process[0]
+            given = arguments
             if member.process != process:
-                return ServerTrouble("it was started anew meanwhile")
+                return ServerError("it was started anew meanwhile")
             if method == "init_weight_transfer_engine":  # each server's workers have ranks of their own
                 given = {"init_info": {**arguments["init_info"], "rank_offset": self._offsets[process]}}
             try:
                 return await member.client.call(method, self.options.publish_timeout, **given)
-            except (ServerTrouble, DataError) as error:
+            except (ServerError, DataError) as error:
                 return error
 
         async def every() -> list[Any]:
@@ -364,7 +385,7 @@ class VLLMServerEngine:
         return [result for result in results if not isinstance(result, Exception)]
 
     def _is_current(self, answer: Answer) -> bool:
-        """Whether an answer's tokens are all of versions that were published, up to the one being published."""
+        """Return whether an answer's tokens are all of versions that were published, up to the one being published."""
         labels = [version for version, _, _ in answer.versions]
         return bool(labels) and all(label.isdigit() and int(label) <= self._newest for label in labels)
 

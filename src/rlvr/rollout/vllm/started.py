@@ -1,7 +1,7 @@
 """A server that the run starts on this machine: its process, port and key.
 
 It listens on loopback, on a free port, with a random key. Invariant: it ends with the trainer, however that ends (see
-rlvr.core.lifeline).
+rlvr.core.parent_death).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.core.waits import Wait
-from rlvr.errors import ConfigError, DataError, WaitTimeout
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.errors import ConfigError, DataError, WaitTimeoutError
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.guard import KEY
 
 HOST = "127.0.0.1"
@@ -33,7 +33,7 @@ SETTLE = 0.25
 
 
 class StartedServer:
-    """How to start, and start again, one server. `arguments` are vLLM's engine arguments."""
+    """The command that starts one server, and starts it again. `arguments` are vLLM's engine arguments."""
 
     def __init__(
         self,
@@ -44,17 +44,23 @@ class StartedServer:
         port: int | None,
         model: str,
     ) -> None:
-        self.name, self.arguments, self.folder, self.port, self.model = name, arguments, folder, port, model
+        self.name = name
+        self.arguments = arguments
+        self.folder = folder
+        self.port = port
+        self.model = model
         self.log = folder / f"{name.replace(' ', '-')}.log"
         self.environment = dict(environment)
         self.process: subprocess.Popen[bytes] | None = None
         self._finalizer: Callable[[], Any] = lambda: None
 
     async def start(self, timeout: float) -> Client:
-        """Start the process and wait until it is well. ConfigError when it refuses, WaitTimeout when it takes too long."""
+        """Start the process and wait until it is well. ConfigError when it refuses, WaitTimeoutError when it takes too
+        long."""
         deadline = time.monotonic() + timeout
         for _ in range(TRIES):
-            port, key = self.port or free_port(), secrets.token_urlsafe(32)
+            port = self.port or free_port()
+            key = secrets.token_urlsafe(32)
             if self.port is not None:
                 check_free(port, self.name)
             self._run(port, key)
@@ -81,10 +87,10 @@ class StartedServer:
     def _run(self, port: int, key: str) -> None:
         self.log.write_bytes(b"")
         arguments = ["--host", HOST, "--port", str(port), "--served-model-name", self.model, *flags(self.arguments)]
-        self.process = lifeline.start(
+        self.process = parent_death.start(
             "rlvr.rollout.vllm.serve", arguments, {**self.environment, KEY: key}, self.folder, self.log
         )
-        self._finalizer = weakref.finalize(self, lifeline.kill, self.process)
+        self._finalizer = weakref.finalize(self, parent_death.kill, self.process)
 
     async def _up(self, client: Client, deadline: float) -> bool:
         """True when it is well, False when the port was taken."""
@@ -95,23 +101,24 @@ class StartedServer:
                     return True
                 try:
                     waiting.check()
-                except WaitTimeout as error:
-                    tail = lifeline.tail(self.log)
-                    raise WaitTimeout(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
+                except WaitTimeoutError as error:
+                    tail = parent_death.tail(self.log)
+                    raise WaitTimeoutError(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
                 await asyncio.sleep(SETTLE)
-        text = lifeline.tail(self.log, 40)
+        text = parent_death.tail(self.log, 40)
         if re.search("address already in use", text, re.IGNORECASE):
             return False
         raise ConfigError(f"rollout.engine vllm-server: {self.name} ended with code {self.process.poll()}:\n{text}")
 
     async def _warm_up(self, client: Client, deadline: float) -> None:
-        """Sample two tokens: what the first use compiles is done then, and a model that cannot be computed is refused."""
+        """Sample two tokens: what the first use compiles is done then, and a model that cannot be computed is
+        refused."""
         fields = {"max_tokens": 2, "seed": 0, "logprobs": 0, "detokenize": False}
         try:
             await client.generate([0], fields, None, max(1.0, deadline - time.monotonic()))
-        except (ServerTrouble, DataError) as error:
+        except (ServerError, DataError) as error:
             text = f"rollout.engine vllm-server: {self.name} cannot sample: {error}; its log ends with:"
-            raise ConfigError(f"{text}\n{lifeline.tail(self.log)}") from error
+            raise ConfigError(f"{text}\n{parent_death.tail(self.log)}") from error
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
@@ -145,5 +152,6 @@ def check_free(port: int, name: str) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             raise ConfigError(
-                f"rollout.engine: port {port} for {name} is taken ({error.strerror}): choose another, or null for a free one"
+                f"rollout.engine: port {port} for {name} is taken ({error.strerror}): choose another, or null for a "
+                "free one"
             ) from error

@@ -1,8 +1,9 @@
 """The trainer's end of a publish: weights to one or many engines, bucket by bucket.
 
-`shared_memory` writes each bucket into memory that engines on this machine map; `files` into a folder that servers can read;
-`nccl` and `ipc` are vLLM's own weight transfer between GPUs (gpu_transfer). Invariants: never more than one bucket
-of the weights is held besides the trainer's own; when `send` returns, every engine that did not fail has all of it.
+`shared_memory` writes each bucket into memory that engines on this machine map; `files` into a folder that servers can
+read; `nccl` and `ipc` are vLLM's own weight transfer between GPUs (gpu_transfer). Invariants: never more than one
+bucket of the weights is held besides the trainer's own; when `send` returns, every engine that did not fail has all of
+it.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def checksum(tensor: torch.Tensor) -> str:
 class SharedMemoryTransfer:
     """One bucket in anonymous memory (memfd) that processes of the same user open by this process's id.
 
-    There is no name to clean up: the memory goes with its last user. It does not count against the size of /dev/shm, which
-    is small in containers. Engines copy before they answer, so one bucket's memory serves all.
+    There is no name to clean up: the memory goes with its last user. It does not count against the size of /dev/shm,
+    which is small in containers. Engines copy before they answer, so one bucket's memory serves all.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,8 @@ class SharedMemoryTransfer:
 
 
 class FileTransfer:
-    """One bucket at a time as a file in a folder that the trainer writes and every server reads, on whatever machine."""
+    """One bucket at a time as a file in a folder that the trainer writes and every server reads, on whatever
+    machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,7 +117,8 @@ class FileTransfer:
 
 def _send(weights: Weights, call: Call, write: Callable[[Bucket], dict[str, Any]]) -> Published:
     """All buckets in one update, each where `write` puts it."""
-    start, sent = time.perf_counter(), 0
+    start = time.perf_counter()
+    sent = 0
     call("start_weight_update")
     for bucket in weights():
         call("update_weights", update_info=write(bucket))
@@ -126,8 +129,9 @@ def _send(weights: Weights, call: Call, write: Callable[[Bucket], dict[str, Any]
 
 
 def _layout(bucket: Bucket) -> tuple[dict[str, Any], int]:
-    """Where the tensors of a bucket are in its memory, and how much that is."""
-    offsets, size = [], 0
+    """Return where the tensors of a bucket are in its memory, and how much that is."""
+    offsets = []
+    size = 0
     for _, tensor in bucket:
         offsets.append(size)
         size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
@@ -146,19 +150,20 @@ def _fill(memory: mmap.mmap, bucket: Bucket, offsets: list[int]) -> None:
         target.view(tensor.shape).copy_(tensor)
 
 
-def differing(
+def mismatched_weights(
     weights: Weights, ask: Callable[[dict[str, list[int]]], list[dict[str, Any]]], dtype: torch.dtype
 ) -> list[str]:
     """Names of what engines hold otherwise than `weights`: `ask(shapes)` gives what each worker's `rlvr_weights` says.
 
-    Only what a worker can tell is compared: on a CPU most matrices are packed for their kernels and cannot be read back;
-    parameters that the update did not reach are known there.
+    Only what a worker can tell is compared: on a CPU most matrices are packed for their kernels and cannot be read
+    back; parameters that the update did not reach are known there.
     """
     expected: dict[str, str] = {}
     shapes: dict[str, list[int]] = {}
     for bucket in weights():
         for name, tensor in bucket:
-            expected[name], shapes[name] = checksum(tensor.to(dtype)), list(tensor.shape)
+            expected[name] = checksum(tensor.to(dtype))
+            shapes[name] = list(tensor.shape)
     found: set[str] = set()
     for worker in ask(shapes):
         found |= {name for name, held in worker["checksums"].items() if held is not None and held != expected[name]}

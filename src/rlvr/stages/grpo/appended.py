@@ -13,8 +13,8 @@ from rlvr.records import Batch, Origin, Rollout
 
 
 def token_after(objective: Objective, policy: Policy) -> int | None:
-    """The id of the token that a component wants after responses; None where none does. ConfigError where it is no token, or
-    where two components want different ones."""
+    """The id of the token that a component wants after responses; None where none does. ConfigError where it is no
+    token, or where two components want different ones."""
     wanted = {c.name: c.loss.appends for c in objective.components if c.loss.appends is not None}
     if len(set(wanted.values())) > 1:
         raise ConfigError(
@@ -24,7 +24,8 @@ def token_after(objective: Objective, policy: Policy) -> int | None:
         ids = policy.tokenizer.encode(text, add_special_tokens=False)
         if len(ids) != 1:
             raise ConfigError(
-                f"algorithm.auxiliary: the token {text!r} of {name!r} is {len(ids)} tokens of the model's tokenizer: name one "
+                f"algorithm.auxiliary: the token {text!r} of {name!r} is {len(ids)} tokens of the model's tokenizer: "
+                "name one "
                 "that it has, a special token that no response needs"
             )
         return int(ids[0])
@@ -32,13 +33,18 @@ def token_after(objective: Objective, policy: Policy) -> int | None:
 
 
 def with_token(batch: Batch, token: int, context: int) -> Batch:
-    """The batch with `token` after each response that ended by itself and leaves room for it; its origin is HINT, and it has 0
-    in every token column of weights and advantages, NaN elsewhere."""
+    """The batch with `token` after each response that ended by itself and leaves room for it; its origin is HINT, and
+    it has 0 in every token column of weights and advantages, NaN elsewhere."""
     on = [not r.stop.truncated and 0 < len(r) < context for r in batch.rollouts]
 
     def more(name: str, values: np.ndarray, longer: bool) -> np.ndarray:
-        filler = 0.0 if name in ("advantage", "penalty") or name.startswith("weight/") else np.nan
-        return np.append(values, values.dtype.type(filler)) if longer else values
+        if name in ("advantage", "penalty") or name.startswith("weight/"):
+            filler = 0.0
+        else:
+            filler = np.nan
+        if longer:
+            return np.append(values, values.dtype.type(filler))
+        return values
 
     return Batch(
         [_longer(r, token) if longer else r for r, longer in zip(batch.rollouts, on, strict=True)],

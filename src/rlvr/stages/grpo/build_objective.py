@@ -63,7 +63,7 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
 
 
 def build_penalty(algorithm: AlgorithmConfig) -> ReferencePenalty | None:
-    """What takes the divergence from the reference from rewards or advantages; None where nothing does."""
+    """Return what takes the divergence from the reference from rewards or advantages; None where nothing does."""
     kl = algorithm.kl
     if kl is None or kl.coef == 0.0 or kl.where == "loss":
         return None
@@ -72,14 +72,18 @@ def build_penalty(algorithm: AlgorithmConfig) -> ReferencePenalty | None:
 
 def _divergence(kl: KLConfig) -> Divergence:
     """The estimator that the section asks for."""
-    gradient = None if kl.gradient is None else registry.build("kl", kl.gradient)
+    if kl.gradient is None:
+        gradient = None
+    else:
+        gradient = registry.build("kl", kl.gradient)
     return Divergence(registry.build("kl", kl.estimator), gradient, kl.bound)
 
 
 def _check_loss(loss: Loss | SequenceLoss, name: str, group_size: int) -> None:
     if loss.constant is not None and loss.average != "constant":
         raise ConfigError(
-            f"algorithm.loss {name!r}: constant={loss.constant} is the length that the constant average divides by, and average is "
+            f"algorithm.loss {name!r}: constant={loss.constant} is the length that the constant average divides by, "
+            "and average is "
             f"{loss.average!r}: set average to constant, or leave constant out"
         )
     _check_group(loss, f"the loss {name!r}", group_size)
@@ -89,7 +93,8 @@ def _check_group(loss: Loss | SequenceLoss, called: str, group_size: int) -> Non
     smallest = loss.smallest_group
     if group_size < smallest:
         raise ConfigError(
-            f"rollout.group_size is {group_size}, and {called} compares the members of a group: set rollout.group_size to "
+            f"rollout.group_size is {group_size}, and {called} compares the members of a group: set "
+            "rollout.group_size to "
             f"{smallest} or more"
         )
 
@@ -134,7 +139,8 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTer
         in_reward = algorithm.kl is not None and algorithm.kl.coef != 0.0 and algorithm.kl.where == "reward"
         if isinstance(piece, SequenceLoss) and in_reward:
             raise ConfigError(
-                f"algorithm.kl.where is 'reward', and the auxiliary loss {kind!r} reads the rewards as the verifier gave them: set "
+                f"algorithm.kl.where is 'reward', and the auxiliary loss {kind!r} reads the rewards as the verifier "
+                "gave them: set "
                 "algorithm.kl.where to loss or advantage"
             )
         weights = name if piece.has_weights else "policy"
@@ -150,27 +156,35 @@ def _correction(
     if corrects_itself:
         if asked is not None and not automatic:
             raise ConfigError(
-                f"algorithm.correction weighs tokens by their ratio to the policy that sampled, and the loss {name!r} weighs by "
+                "algorithm.correction weighs tokens by their ratio to the policy that sampled, and the loss "
+                f"{name!r} weighs by "
                 "that itself or not at all: set correction to null"
             )
         return None
     if automatic:
         asked = None if shares_weights else ComponentSpec("truncate")
-    return None if asked is None else registry.build("correction", asked)
+    if asked is None:
+        return None
+    return registry.build("correction", asked)
 
 
 def _renewal(kl: KLConfig) -> Renewal | None:
-    return None if kl.renew_every is None else Renewal(kl.renew_every, kl.renew_mix)
+    if kl.renew_every is None:
+        return None
+    return Renewal(kl.renew_every, kl.renew_mix)
 
 
 def warn_uncorrected(config: Config, objective: Objective) -> None:
-    """Warn where the engine's log-probs differ from the trainer's by more than rounding and no weight corrects for it."""
+    """Warn where the engine's log-probs differ from the trainer's by more than rounding and no weight corrects for
+    it."""
     found = deviations(config.rollout)
     corrects_itself = Need("logprobs", BEHAVIOUR) in objective.needs
     if found and objective.correction is None and not corrects_itself:
         log.warning(
-            "rollout.engine has %s, so that its log-probs differ from the trainer's by more than rounding, and algorithm.correction is "
-            "null: set it to auto or truncate. mismatch/mean says how far they are apart; `health: {mismatch: stop}` ends a run in which "
+            "rollout.engine has %s, so that its log-probs differ from the trainer's by more than rounding, and "
+            "algorithm.correction is "
+            "null: set it to auto or truncate. mismatch/mean says how far they are apart; `health: {mismatch: stop}` "
+            "ends a run in which "
             "it stays above 0.05",
             ", ".join(found),
         )

@@ -8,12 +8,13 @@ import numpy as np
 
 from rlvr.data import render_demonstration
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
-from rlvr.stages.base import Parts
+from rlvr.stages.stage_base import StageContext
 
 
-def demonstration(task: Task, parts: Parts, group: str, member: int = 0) -> Rollout:
+def demonstration(task: Task, context: StageContext, group: str, member: int = 0) -> Rollout:
     """The task's demonstration after its prompt, as a rollout of a group."""
-    prompt, shown = parts.prompt(task), render_demonstration(task, parts.policy.tokenizer)
+    prompt = context.prompt(task)
+    shown = render_demonstration(task, context.policy.tokenizer)
     ids = np.asarray([*prompt, *shown], dtype=np.int64)
     origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
     origin[: len(prompt)] = Origin.PROMPT
@@ -32,13 +33,14 @@ def demonstration(task: Task, parts: Parts, group: str, member: int = 0) -> Roll
     )
 
 
-def with_demonstrations(batch: Batch, parts: Parts) -> Batch:
+def with_demonstrations(batch: Batch, context: StageContext) -> Batch:
     """The batch, and after it one rollout for every group whose task has a demonstration.
 
-    Their reward is NaN and their advantage and policy weight 0, so that nothing but a term on demonstrations reads them.
+    Their reward is NaN and their advantage and policy weight 0, so that nothing but a term on demonstrations reads
+    them.
     """
     shown = [
-        demonstration(group.rollouts[0].task, parts, group.key, 1 + max(r.member for r in group.rollouts))
+        demonstration(group.rollouts[0].task, context, group.key, 1 + max(r.member for r in group.rollouts))
         for group in batch.groups()
         if group.rollouts[0].task.demonstration
     ]

@@ -33,7 +33,8 @@ def check_scale(config: Config, tasks: Sequence[Task]) -> None:
         for name in kl.scale.factors:
             if most is not None and int(name) > most:
                 raise ConfigError(
-                    f"{where} names turn {name}, and rollout.plan has {most} at most: leave it out, or set the plan's `turns`"
+                    f"{where} names turn {name}, and rollout.plan has {most} at most: leave it out, or set the "
+                    "plan's `turns`"
                 )
 
 
@@ -43,7 +44,8 @@ def kl_factors(batch: Batch, scale: KLScaleConfig, tokenizer: Any) -> list[np.nd
 
 
 def _of_rollout(rollout: Rollout, scale: KLScaleConfig, tokenizer: Any) -> np.ndarray:
-    factors, other = scale.factors, scale.other
+    factors = scale.factors
+    other = scale.other
     if scale.by == "source":
         return np.full(len(rollout), factors.get(str(rollout.task.source), other))
     if scale.by == "part":

@@ -1,9 +1,9 @@
 """The divergence from the reference as part of the reward: what a response earns less for having drifted.
 
-It is measured before the update, once per step: a pass of the policy and one of the reference. With `where: reward` its sum
-over a response is taken from the response's reward before the baseline (RLOO, Ahmadian et al. 2024); with
-`where: advantage` each token's advantage loses the sum from that token on, after the estimator and before the modifiers,
-whose `whiten` then normalises both (PPO's per-token penalty, and REINFORCE++, Hu 2025, with discount 1).
+It is measured before the update, once per step: a pass of the policy and one of the reference. With `where: reward` its
+sum over a response is taken from the response's reward before the baseline (RLOO, Ahmadian et al. 2024); with
+`where: advantage` each token's advantage loses the sum from that token on, after the estimator and before the
+modifiers, whose `whiten` then normalises both (PPO's per-token penalty, and REINFORCE++, Hu 2025, with discount 1).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ReferencePenalty:
         optim: OptimConfig,
         factors: Sequence[np.ndarray] | None = None,
     ) -> dict[str, Any]:
-        """The token column `penalty`, 0 at tokens that were not sampled; with `where: reward` its sums are taken from the
-        column `reward`. `when` is (step, steps) of the stage, `factors` multiply the coefficient at each token. Metrics: `kl/ref`
-        and `reward/kl`."""
+        """The token column `penalty`, 0 at tokens that were not sampled; with `where: reward` its sums are taken from
+        the column `reward`. `when` is (step, steps) of the stage, `factors` multiply the coefficient at each token.
+        Metrics: `kl/ref` and `reward/kl`."""
         where = [r.sampled for r in batch.rollouts]
         add_statistics(policy, batch, [Need("logprobs")], where, optim)
         now = batch.token_columns["logprobs/current"]
@@ -72,11 +72,10 @@ class ReferencePenalty:
 
 def less_penalty(values: np.ndarray | list[np.ndarray], batch: Batch) -> list[np.ndarray]:
     """Advantages per token, each less the penalty from its token to the end of the response."""
-    spread = (
-        values
-        if isinstance(values, list)
-        else [np.full(len(r), v) for r, v in zip(batch.rollouts, values, strict=True)]
-    )
+    if isinstance(values, list):
+        spread = values
+    else:
+        spread = [np.full(len(r), v) for r, v in zip(batch.rollouts, values, strict=True)]
     to_go = [np.cumsum(penalty[::-1])[::-1] for penalty in batch.tokens("penalty")]
     return [
         np.where(r.sampled & bool(np.isfinite(reward)), v - lost, v)

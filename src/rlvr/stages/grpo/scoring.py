@@ -1,8 +1,8 @@
-"""From verified rollouts to the columns `reward` and `advantage`: the reward terms, the selectors, the advantage estimator and its
-modifiers that the configuration names, with the statistics that they need.
+"""From verified rollouts to the columns `reward` and `advantage`: the reward terms, the selectors, the advantage
+estimator and its modifiers that the configuration names, with the statistics that they need.
 
-The contracts are `rlvr.components.RewardTerm`, `Selector`, `Advantage` and `Modifier`. Invariants: no component is known here by name;
-a look at rewards that does not train (`peek`) leaves no trace in the memory of a component.
+The contracts are `rlvr.components.RewardTerm`, `Selector`, `Advantage` and `Modifier`. Invariants: no component is
+known here by name; a look at rewards that does not train (`peek`) leaves no trace in the memory of a component.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics
 from rlvr.policy.continuations import continuation_logprobs, encoded
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rewards import Setting, Term, at_step, bind, build_terms, call_plain, components_of, score, walk
+from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, call_plain, components_of, score, walk
 from rlvr.rollout.characters import char_ends
-from rlvr.selection.members import check_order
+from rlvr.selection.member_selectors import check_order
 from rlvr.stages.grpo.build_objective import build_penalty
 from rlvr.stages.grpo.reference_penalty import less_penalty
 
@@ -49,15 +49,17 @@ class Reads:
 
 
 class Scoring:
-    """The reward terms and the selectors that the configuration names. ConfigError where they contradict the rest of it."""
+    """The reward terms and the selectors that the configuration names. ConfigError where they contradict the rest of
+    it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.terms = build_terms(config.rewards)
         self._reads = _reads_of(self.terms)
         self._lock = threading.Lock()
-        """Held while rewards are computed: with dynamic sampling and staleness the draws of later steps are looked at on another
-        thread while a step is scored, and reward functions need not be safe to call from two threads at once."""
+        """Held while rewards are computed: with dynamic sampling and staleness the draws of later steps are looked at
+        on another thread while a step is scored, and reward functions need not be safe to call from two threads at
+        once."""
         self.selectors: list[tuple[str, Selector]] = [
             (spec.name, registry.build("selector", spec)) for spec in config.algorithm.select
         ]
@@ -66,11 +68,12 @@ class Scoring:
             smallest = selector.smallest_group
             if config.rollout.group_size < smallest:
                 raise ConfigError(
-                    f"rollout.group_size is {config.rollout.group_size}, and the selector {name!r} compares the members of a "
+                    f"rollout.group_size is {config.rollout.group_size}, and the selector {name!r} compares the "
+                    "members of a "
                     f"group: set rollout.group_size to {smallest} or more, or leave the selector out"
                 )
 
-    def bind(self, tasks: Sequence[Task], setting: Setting) -> None:
+    def bind(self, tasks: Sequence[Task], setting: RewardContext) -> None:
         """Let the pieces take what they need from the run."""
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)
@@ -78,7 +81,7 @@ class Scoring:
         self._reads = _reads_of(self.terms)
 
     @staticmethod
-    def _bound(name: str, selector: Selector, setting: Setting) -> Selector:
+    def _bound(name: str, selector: Selector, setting: RewardContext) -> Selector:
         bound: Any = selector.bind(setting)
         if not isinstance(bound, Selector):
             raise ConfigError(f"algorithm.select: `bind` of {name!r} returned {bound!r}: it has to return the selector")
@@ -93,8 +96,9 @@ class Scoring:
         peek: bool = False,
         known: dict[str, np.ndarray] | None = None,
     ) -> Batch:
-        """The batch of these rollouts with its reward columns, and `history/mean`, the mean score of the task's earlier draws
-        (NaN where there is none), at step `when[0]` of `when[1]`. Columns that are `known` are taken as they are."""
+        """The batch of these rollouts with its reward columns, and `history/mean`, the mean score of the task's earlier
+        draws (NaN where there is none), at step `when[0]` of `when[1]`. Columns that are `known` are taken as they
+        are."""
         batch = Batch(list(rollouts), dict(known or {}))
         if known is not None:
             self._add_what_is_needed(batch, policy)
@@ -136,7 +140,8 @@ class Scoring:
                     rollout.char_ends = char_ends(policy.tokenizer, rollout)
 
     def select(self, batch: Batch, step: int, steps: int) -> Batch:
-        """The rollouts of the batch that train. ConfigError names a selector that gives positions which are not there."""
+        """The rollouts of the batch that train. ConfigError names a selector that gives positions which are not
+        there."""
         for name, selector in ComponentList(self.selectors).at(step, steps):
             kept = np.asarray(selector(batch))
             if kept.dtype == bool:
@@ -165,11 +170,14 @@ def _reads_of(terms: Sequence[Term]) -> Reads:
 
 def _untouched(term: Term) -> Term:
     """The term with a copy of a function that has a memory: what the copy notes for it is lost."""
-    return dataclasses.replace(term, function=copy.copy(term.function)) if term.function.remembers else term
+    if term.function.remembers:
+        return dataclasses.replace(term, function=copy.copy(term.function))
+    return term
 
 
 class Advantages:
-    """The estimator and the modifiers that the configuration names. ConfigError where they contradict the rest of it."""
+    """The estimator and the modifiers that the configuration names. ConfigError where they contradict the rest of
+    it."""
 
     def __init__(self, config: Config, tasks: Sequence[Task]) -> None:
         algorithm = config.algorithm
@@ -186,8 +194,10 @@ class Advantages:
         smallest = estimator.smallest_group
         if config.rollout.group_size < smallest:
             raise ConfigError(
-                f"rollout.group_size is {config.rollout.group_size}, and the advantage {self.name!r} compares the members of "
-                f"a group: set rollout.group_size to {smallest} or more, or choose an advantage that needs no group (group "
+                f"rollout.group_size is {config.rollout.group_size}, and the advantage {self.name!r} compares the "
+                "members of "
+                f"a group: set rollout.group_size to {smallest} or more, or choose an advantage that needs no group "
+                "(group "
                 "with baseline and scale none, say)"
             )
         self._penalised = (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage"
@@ -202,7 +212,8 @@ class Advantages:
         for name, component in self._named:
             if by_token is not None and component.per_response:
                 raise ConfigError(
-                    f"algorithm.modifiers: {name!r} needs one advantage per response, and {by_token!r} before it gives one "
+                    f"algorithm.modifiers: {name!r} needs one advantage per response, and {by_token!r} before it "
+                    "gives one "
                     f"per token: put {name!r} first or leave one of them out"
                 )
             by_token = name if component.per_token else by_token
@@ -212,7 +223,8 @@ class Advantages:
     def _credit_is_lost(self, by_token: str) -> str:
         """Say that the loss would make one number of the advantages per token that `by_token` gives."""
         return (
-            f"algorithm.loss {self.loss!r} takes one number per response here (ratio geometric or sequence, gmpo, losses of whole "
+            f"algorithm.loss {self.loss!r} takes one number per response here (ratio geometric or sequence, gmpo, "
+            "losses of whole "
             f"responses), and {by_token!r} gives an advantage per token, of which only the mean would count: set "
             "algorithm.preset=gspo_token (loss.ratio geometric_token), loss.ratio=token, or an advantage per response"
         )
@@ -258,8 +270,11 @@ class Advantages:
         if not fits:
             raise ConfigError(
                 f"{piece} returned shapes {[v.shape for v in columns][:4]} for {len(batch)} rollouts: "
-                "an array of one number per rollout is needed, or a list of one array per rollout with a number per token"
+                "an array of one number per rollout is needed, or a list of one array per rollout with a number per "
+                "token"
             )
         if any(not np.isfinite(v).all() for v in columns):
             raise ConfigError(f"{piece} returned a NaN or an infinity: undecided rollouts get 0")
-        return columns if isinstance(values, list) else columns[0]
+        if isinstance(values, list):
+            return columns
+        return columns[0]

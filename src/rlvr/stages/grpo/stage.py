@@ -1,7 +1,7 @@
 """The grpo stage: groups of sampled responses, verified, scored against each other.
 
-rollouts -> reward columns -> selection -> advantages -> weights per token; every piece comes from the configuration, and
-none is known here by name.
+rollouts -> reward columns -> selection -> advantages -> weights per token; every piece comes from the configuration,
+and none is known here by name.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rlvr.losses import Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
-from rlvr.rewards import Setting, paid, plain_functions, walk
-from rlvr.rollout import Collected, RolloutBuffer
+from rlvr.rewards import RewardContext, paid, plain_functions, walk
+from rlvr.rollout import RolloutBuffer, StepRollouts
 from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
-from rlvr.stages.base import Parts, Stage, token_weights
 from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
 from rlvr.stages.grpo.demonstrations import with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
-from rlvr.stages.grpo.recorded import RecordedSupply, recording_of
+from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
 from rlvr.stages.grpo.scoring import Advantages, Scoring
+from rlvr.stages.stage_base import Stage, StageContext, token_weights
 from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.raised_verdicts import Raised
 
@@ -38,74 +38,77 @@ from rlvr.verifiers.raised_verdicts import Raised
 class GRPOStage(Stage):
     """Reinforcement from verified groups."""
 
-    def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
+    def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
         rollout = plan.config.rollout
         self.scoring = Scoring(plan.config)
-        self._objective = build_objective(plan, parts.shares_weights)
-        if parts.leads:
+        self._objective = build_objective(plan, context.shares_weights)
+        if context.is_main:
             warn_uncorrected(plan.config, self._objective)
         self.penalty = build_penalty(plan.config.algorithm)
         self._penalised: dict[str, Any] = {}
         self._shows_demonstrations = any(c.loss.shows_demonstrations for c in self._objective.components)
         self._choosing = [c for c in self._objective.components if c.loss.has_weights]
-        self._appended = token_after(self._objective, parts.policy)
+        self._appended = token_after(self._objective, context.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
-        if rollout.refill and rollout.group_size < 2:
+        if rollout.dynamic_sampling and rollout.group_size < 2:
             raise ConfigError(
-                "rollout.refill replaces groups whose rewards are all the same, and every group of one is: set "
-                "rollout.group_size to 2 or more, or rollout.refill to null"
+                "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
+                "set "
+                "rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
             )
         for name in ("top_p", "top_k", "min_p"):
             neutral = type(rollout).model_fields[name].default
             if getattr(rollout, name) != neutral:
                 raise ConfigError(
-                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those of the whole "
+                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those "
+                    "of the whole "
                     f"distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
                 )
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
-        super().__init__(plan, parts, tasks, seed)
+        super().__init__(plan, context, tasks, seed)
         self._step = 0
         kept = list(self.pool)  # tasks that are left out are never scored
-        self.scoring.bind(kept, Setting(plan.config, kept, parts.rollout_context.same_answer))
+        self.scoring.bind(kept, RewardContext(plan.config, kept, context.rollout_context.same_answer))
         terms = self.scoring.terms
-        self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), parts.leads)
+        self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), context.is_main)
         asked: RolloutPlan = registry.build("plan", rollout.plan)
-        parts.history.keep_answers(asked.answer_characters)
+        context.history.keep_answers(asked.answer_characters)
         asked.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
-        self.supply: RolloutBuffer | RecordedSupply
+        self.supply: RolloutBuffer | RecordedBuffer
         if recorded is None:
             self.supply = RolloutBuffer(
                 self.sampler,
-                parts.collector,
+                context.collector,
                 asked,
                 self.rollout_context_at,
                 rollout,
                 plan.allowed,
-                self._teaches_aside,
+                self._has_signal_aside,
             )
         else:
-            self.samples, self.verifies = False, recorded.rescore
-            self.supply = RecordedSupply(
-                recorded, plan, parts, self.sampler, self.rollout_context_at(0), self._objective
+            self.samples = False
+            self.verifies = recorded.rescore
+            self.supply = RecordedBuffer(
+                recorded, plan, context, self.sampler, self.rollout_context_at(0), self._objective
             )
 
-    def collect(self, step: int) -> Collected:
+    def collect(self, step: int) -> StepRollouts:
         """Groups of verified responses."""
         self._step = step
         return self.supply.next(step)
 
-    def call_functions(self, collected: Collected) -> None:
+    def call_functions(self, collected: StepRollouts) -> None:
         """Value what was collected by the plain functions among the rewards, unless its rewards were recorded."""
         if collected.columns is None:
             self._call_plain([*collected.rollouts, *collected.dropped])
 
-    def give_back(self) -> None:
+    def roll_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
-        self.supply.give_back()
+        self.supply.roll_back()
 
     def draws_state(self) -> dict[str, Any]:
         """The sampler, and what was drawn ahead of training."""
@@ -115,24 +118,28 @@ class GRPOStage(Stage):
         """Go on drawing where the state was taken."""
         self.supply.load_state_dict(state)
 
-    def teaches(self, rollouts: list[Rollout]) -> bool:
-        """Whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so that the thread
-        that trains has no function left to call."""
+    def has_signal(self, rollouts: list[Rollout]) -> bool:
+        """Return whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so
+        that the thread that trains has no function left to call."""
         self._call_plain(rollouts)
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
 
-    async def _teaches_aside(self, rollouts: list[Rollout]) -> bool:
-        """Call `teaches` on a thread of its own, because a slow reward function would hold up the loop that samples."""
-        return await Threads("rlvr-rewards").call(lambda: self.teaches(rollouts))
+    async def _has_signal_aside(self, rollouts: list[Rollout]) -> bool:
+        """Call `has_signal` on a thread of its own, because a slow reward function would hold up the loop that
+        samples."""
+        return await Threads("rlvr-rewards").call(lambda: self.has_signal(rollouts))
 
-    def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
+    def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights."""
         everything, compared = self._scored_all(collected)
         self._sampled = everything.with_own_columns()
         metrics = self.raised.look(everything.rollouts)
         trained = sum(r.role != BASELINE for r in collected.rollouts)
-        batch = everything.select(np.arange(trained)) if trained < len(everything) else everything
+        if trained < len(everything):
+            batch = everything.select(np.arange(trained))
+        else:
+            batch = everything
         self._add_baseline(batch, compared)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
@@ -146,9 +153,9 @@ class GRPOStage(Stage):
         self._trained = batch.with_own_columns()
         metrics |= self._penalised
         if self._shows_demonstrations:
-            batch = with_demonstrations(batch, self.parts)
+            batch = with_demonstrations(batch, self.context)
         if self._appended is not None:
-            batch = with_token(batch, self._appended, self.parts.policy.context)
+            batch = with_token(batch, self._appended, self.context.policy.context)
         if any(c.by_token for c in self._objective.components):
             batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
         for component in self._choosing:
@@ -159,17 +166,24 @@ class GRPOStage(Stage):
         """Metrics of all that was sampled, and of the advantages of what trains."""
         return batch_metrics(self._sampled) | advantage_metrics(self._trained)
 
-    def _scored_all(self, collected: Collected) -> tuple[Batch, Batch]:
+    def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
         """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
-        everyone, known = [*collected.rollouts, *collected.dropped], collected.columns
+        everyone = [*collected.rollouts, *collected.dropped]
+        known = collected.columns
         sampled = np.asarray([r.role != BASELINE for r in everyone], dtype=bool)
 
         def scored(on: np.ndarray, peek: bool) -> Batch:
-            given = None if known is None else {name: values[on] for name, values in known.items()}
+            if known is None:
+                given = None
+            else:
+                given = {name: values[on] for name, values in known.items()}
             return self._scored([everyone[i].as_trained() for i in np.flatnonzero(on)], peek, given)
 
         everything = scored(sampled, peek=False)
-        compared = Batch([]) if sampled.all() else scored(~sampled, peek=True)
+        if sampled.all():
+            compared = Batch([])
+        else:
+            compared = scored(~sampled, peek=True)
         if known is None:
             collected.columns = {
                 name: np.full(len(everyone), np.nan) for name in (everything.columns | compared.columns)
@@ -180,16 +194,18 @@ class GRPOStage(Stage):
         return everything, compared
 
     def _call_plain(self, rollouts: Sequence[Rollout]) -> None:
-        """As `_scored_all` shows rollouts to the functions: baselines apart from the groups that are compared with them."""
+        """As `_scored_all` shows rollouts to the functions: baselines apart from the groups that are compared with
+        them."""
         for of_baseline in (False, True):
             self.scoring.call_plain([r.as_trained() for r in rollouts if (r.role == BASELINE) == of_baseline])
 
     def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
         when = (self._step, self.steps)
-        return self.scoring.score(rollouts, self.parts.policy, self.parts.history, when, peek, known)
+        return self.scoring.score(rollouts, self.context.policy, self.context.history, when, peek, known)
 
     def _add_baseline(self, batch: Batch, compared: Batch) -> None:
-        """The column `baseline`, the reward of the draw's baseline rollout, where there are such; NaN where there is none."""
+        """The column `baseline`, the reward of the draw's baseline rollout, where there are such; NaN where there is
+        none."""
         if len(compared):
             rewards = compared.column("reward").tolist()
             of = dict(zip((r.group for r in compared.rollouts), rewards, strict=True))
@@ -198,14 +214,17 @@ class GRPOStage(Stage):
     def _add_advantages(self, batch: Batch) -> None:
         if self.penalty is not None:
             assert self.reference is not None, "the trainer keeps the reference that a stage asks for"
-            when, optim = (self._step, self.steps), self.config.optim
+            when = (self._step, self.steps)
+            optim = self.config.optim
             factors = self._kl_factors(batch)
-            self._penalised = self.penalty.add(batch, self.parts.policy, self.reference, when, optim, factors)
-        self.advantages.add(batch, self.parts.policy, self._step, self.steps)
+            self._penalised = self.penalty.add(batch, self.context.policy, self.reference, when, optim, factors)
+        self.advantages.add(batch, self.context.policy, self._step, self.steps)
 
     def _kl_factors(self, batch: Batch) -> list[np.ndarray] | None:
         kl = self.config.algorithm.kl
-        return None if kl is None or kl.scale is None else kl_factors(batch, kl.scale, self.parts.policy.tokenizer)
+        if kl is None or kl.scale is None:
+            return None
+        return kl_factors(batch, kl.scale, self.context.policy.tokenizer)
 
     def controllers(self) -> Iterator[Controller]:
         """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""
@@ -214,7 +233,8 @@ class GRPOStage(Stage):
             yield from components.controllers()
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Those of the objective, of rewards and selection, and of the advantage and its modifiers by the component's name."""
+        """Those of the objective, of rewards and selection, and of the advantage and its modifiers by the component's
+        name."""
         moving = super().scheduled(step)
         for components in self._further_components():
             moving |= components.scheduled(step, self.steps)
@@ -247,18 +267,21 @@ class GRPOStage(Stage):
     def most_groups(self) -> int | None:
         """One for each prompt where the plan is known to make no more, and nothing was recorded."""
         plan: RolloutPlan = registry.build("plan", self.config.rollout.plan)
-        return super().most_groups if plan.one_group and recording_of(self.plan) is None else None
+        if plan.one_group and recording_of(self.plan) is None:
+            return super().most_groups
+        return None
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the loss or the reward compares with the reference."""
+        """Return whether the loss or the reward compares with the reference."""
         return self._objective.needs_reference or self.penalty is not None
 
     def check_tasks(self) -> None:
         """DataError when demonstrations are to be learned from and no task has one."""
         if self._shows_demonstrations and not any(task.demonstration for task in self.pool):
             raise DataError(
-                f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: give the tasks "
+                f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: "
+                "give the tasks "
                 "the field `demonstration`, or let the term learn `on: right` responses"
             )
 

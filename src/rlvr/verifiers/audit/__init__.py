@@ -1,1 +1,2 @@
-"""What `python -m rlvr.audit` is made of: the built-in tricks and their trial, findings among many verdicts, the tables."""
+"""Parts of `python -m rlvr.audit`: the built-in tricks and their trial, findings among many verdicts, the
+tables."""

@@ -1,6 +1,8 @@
-"""What an audit finds in many verdicts: counts by verifier and status, agreement with what was expected, cases worth a look.
+"""Findings of an audit in many verdicts: counts by verifier and status, agreement with what was expected, cases worth a
+look.
 
-Invariant: memory is bounded, however many verdicts are added: counts are kept of all, cases only of the worst or the first.
+Invariant: memory is bounded, however many verdicts are added: counts are kept of all, cases only of the worst or the
+first.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from rlvr.monitor.text import shorten
+from rlvr.monitor.console_text import shorten
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers.answers import extract_answer
 from rlvr.verifiers.audit.targets import gold_texts
@@ -28,7 +30,7 @@ _NOISE = re.compile(r"\\(?:text|mathrm|left|right|,|;|!|\s)|[\s${}.,]")
 
 
 @dataclass(frozen=True)
-class Case:
+class FindingCase:
     """One completion and the verdict on it."""
 
     id: str
@@ -61,7 +63,7 @@ class Agreement:
             self.true_accepts + self.true_rejects + self.undecided + self.false_accept_count + self.false_reject_count
         )
 
-    def add(self, case: Case) -> None:
+    def add(self, case: FindingCase) -> None:
         accepted = case.verdict.status is VerdictStatus.CORRECT
         match case.verdict.score, accepted, case.expected:
             case _, _, None:
@@ -74,15 +76,21 @@ class Agreement:
                 self.true_rejects += 1
             case _, True, False:
                 self.false_accept_count += 1
-                self.false_accepts += [case.id] if len(self.false_accepts) < self.MOST_IDS else []
+                if len(self.false_accepts) < self.MOST_IDS:
+                    self.false_accepts += [case.id]
+                else:
+                    self.false_accepts += []
             case _:
                 self.false_reject_count += 1
-                self.false_rejects += [case.id] if len(self.false_rejects) < self.MOST_IDS else []
+                if len(self.false_rejects) < self.MOST_IDS:
+                    self.false_rejects += [case.id]
+                else:
+                    self.false_rejects += []
 
 
 @dataclass
 class Seconds:
-    """How long verdicts took."""
+    """Seconds of verdicts."""
 
     total: float = 0.0
     most: float = 0.0
@@ -97,14 +105,16 @@ class Findings:
         self.scores: dict[str, float] = {}
         self.agreement = Agreement()
         self.doubts: Counter[str] = Counter()
-        self.doubtful: dict[str, list[tuple[Case, str]]] = {}
-        self._slowest: list[tuple[float, int, Case]] = []
+        self.doubtful: dict[str, list[tuple[FindingCase, str]]] = {}
+        self._slowest: list[tuple[float, int, FindingCase]] = []
         self._number = itertools.count()
 
-    def add(self, case: Case) -> None:
+    def add(self, case: FindingCase) -> None:
         """Count one case, and keep it if it is worth a look."""
-        verdict, name = case.verdict, case.verifier
-        counts, seconds = self.counts.setdefault(name, Counter()), self.seconds.setdefault(name, Seconds())
+        verdict = case.verdict
+        name = case.verifier
+        counts = self.counts.setdefault(name, Counter())
+        seconds = self.seconds.setdefault(name, Seconds())
         counts.update([str(verdict.status), *([] if verdict.decided else ["undecided"])])
         seconds.total += verdict.seconds
         seconds.most = max(seconds.most, verdict.seconds)
@@ -124,7 +134,7 @@ class Findings:
             heapq.heappushpop(self._slowest, entry)
 
     @property
-    def slowest(self) -> list[Case]:
+    def slowest(self) -> list[FindingCase]:
         """The slowest cases, the slowest first."""
         return [case for *_, case in sorted(self._slowest, reverse=True)]
 
@@ -133,10 +143,14 @@ class Findings:
         return sum(sum(counts.values()) - counts["undecided"] for counts in self.counts.values())
 
 
-def doubts(case: Case) -> Iterator[tuple[str, str]]:
+def doubts(case: FindingCase) -> Iterator[tuple[str, str]]:
     """(kind of doubt, why) for everything that makes a verdict worth a look."""
-    verdict, answer = case.verdict, case.verdict.answer
-    golds = [] if case.task is None else [gold for gold in gold_texts(case.task) if gold.strip()]
+    verdict = case.verdict
+    answer = case.verdict.answer
+    if case.task is None:
+        golds = []
+    else:
+        golds = [gold for gold in gold_texts(case.task) if gold.strip()]
     if verdict.status is VerdictStatus.TIMEOUT:
         yield "timeout", verdict.reason
     elif verdict.score is None:
@@ -158,7 +172,7 @@ def doubts(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _by_fallback(completion: str, answer: str) -> bool:
-    """Whether the answer stands in no box, tag or phrase, and is not the whole text either."""
+    """Return whether the answer stands in no box, tag or phrase, and is not the whole text either."""
     return extract_answer(completion) is None and extract_answer(completion, fallback="whole") != answer.strip()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlvr.monitor.console import Console
-from rlvr.monitor.text import shorten
+from rlvr.monitor.console_text import shorten
 from rlvr.records import VerdictStatus
-from rlvr.verifiers.audit.findings import Case, Findings
-from rlvr.verifiers.audit.trial import Outcome, Trial
+from rlvr.verifiers.audit.findings import FindingCase, Findings
+from rlvr.verifiers.audit.trial import TrickOutcome, TrickTrial
 from rlvr.verifiers.audit.tricks import TRICKS
 
 _TEXT = 120
@@ -21,7 +21,8 @@ def show_findings(console: Console, findings: Findings) -> None:
     statuses = [str(status) for status in VerdictStatus]
     rows = []
     for name, counts in findings.counts.items():
-        total, seconds = sum(counts[status] for status in statuses), findings.seconds[name]
+        total = sum(counts[status] for status in statuses)
+        seconds = findings.seconds[name]
         cells = [counts[status] for status in statuses] + [counts["undecided"]]
         decided = total - counts["undecided"]
         mean = findings.scores[name] / decided if decided else None
@@ -48,7 +49,7 @@ def show_findings(console: Console, findings: Findings) -> None:
         )
 
 
-def _slow(case: Case) -> list[object]:
+def _slow(case: FindingCase) -> list[object]:
     return [case.id, case.verdict.seconds, case.verdict.status, _text(case.completion)]
 
 
@@ -63,7 +64,10 @@ def _agreement(console: Console, findings: Findings) -> None:
     console.table("agreement with `expected`", ["", "expected true", "expected false"], rows)
     decided = found.total - found.undecided
     right = found.true_accepts + found.true_rejects
-    share = f", {right} of {decided} decided ones agree ({right / decided:.1%})" if decided else ""
+    if decided:
+        share = f", {right} of {decided} decided ones agree ({right / decided:.1%})"
+    else:
+        share = ""
     console.message(f"{found.total} rows have an expectation, {found.undecided} of them undecided{share}")
     for what, count, ids in (
         ("false accepts", found.false_accept_count, found.false_accepts),
@@ -73,25 +77,29 @@ def _agreement(console: Console, findings: Findings) -> None:
         console.message(f"{what}: {count}" + (f" ({', '.join(ids[:_IDS])}{more})" if ids else ""))
 
 
-def show_trial(console: Console, trial: Trial) -> None:
+def show_trial(console: Console, trial: TrickTrial) -> None:
     """Which controls were paid, what each trick came to, and how to repeat those that failed."""
     for task, control in trial.controls:
         if control is None:
             text = f"task {task.id}: no correct completion was paid, so only tricks that need none were tried"
             console.message(text, "warning")
         else:
-            gold = "" if control.target.gold is None else f" {shorten(control.target.gold, 40)!r}"
+            if control.target.gold is None:
+                gold = ""
+            else:
+                gold = f" {shorten(control.target.gold, 40)!r}"
             console.message(
-                f"task {task.id}: a correct answer{gold} in the form {control.target.form.name!r} is paid {control.paid:g}"
+                f"task {task.id}: a correct answer{gold} in the form {control.target.form.name!r} is paid "
+                f"{control.paid:g}"
             )
     rows = []
     for trick in TRICKS:
         if trick.name in trial.counts:
             counts = trial.counts[trick.name]
-            cells = [counts[outcome] or None for outcome in Outcome]
+            cells = [counts[outcome] or None for outcome in TrickOutcome]
             timeouts = trial.timeouts[trick.name] or None
             rows.append([trick.name, trick.must, sum(counts.values()), *cells, timeouts, trial.seconds[trick.name]])
-    columns = ["trick", "must", "tried", *map(str, Outcome), "of these timeouts", "slowest s"]
+    columns = ["trick", "must", "tried", *map(str, TrickOutcome), "of these timeouts", "slowest s"]
     console.table("tricks", columns, rows)
     if trial.not_tried:
         console.message(f"not tried, for want of a task that they fit: {', '.join(trial.not_tried)}")

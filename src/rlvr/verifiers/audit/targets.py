@@ -1,4 +1,5 @@
-"""What an adversarial completion is written for: a task's reference answer, wrong answers beside it, and a form to write them in.
+"""Targets of an adversarial completion: a task's reference answer, wrong answers beside it, and a form to
+write them in.
 
 Pure data and functions; rlvr.verifiers.audit.trial finds the form that a verifier pays.
 """
@@ -52,12 +53,15 @@ FORMS = tuple(
 def form_of(completion: str, answer: str) -> Form | None:
     """The form of a worked completion: the last mention of `answer` in it is the slot. None where there is none."""
     head, found, tail = completion.rpartition(answer)
-    return Form("demonstration", f"{head}{SLOT}{tail}") if found else None
+    if found:
+        return Form("demonstration", f"{head}{SLOT}{tail}")
+    return None
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a trick is written for. `gold` is None where the task has no reference answer, or none that could be written."""
+    """The target of a trick. `gold` is None where the task has no reference answer, or none that could be
+    written."""
 
     gold: str | None
     wrong: Sequence[str]
@@ -78,7 +82,8 @@ class Target:
 
 def gold_texts(task: Task) -> list[str]:
     """The ways in which a task's answer may be written down as text, the likeliest first."""
-    answer, options = task.answer, task.info.get("options")
+    answer = task.answer
+    options = task.info.get("options")
     if isinstance(answer, int) and isinstance(options, (list, tuple)) and 0 <= answer < len(options):
         return [str(answer), chr(ord("A") + answer), str(options[answer])]
     if answer is None:
@@ -115,7 +120,10 @@ def wrong_answers(gold: str | None, info: Mapping[str, Any]) -> list[str]:
         return ['{"none": "of these"}', "[]", "[[]]"]
     if digits := re.search(r"\d+(?!\d|\s*\^\s*\{?0)", text):  # anything to the power of 0 is the same
         # A list's other items must not be met: 3, 3 beside 2, 3 would name the same numbers.
-        steps = (170, 290, 1000) if re.search(r",|;|\bor\b|\band\b", text) else (1, 2, 10)
+        if re.search(r",|;|\bor\b|\band\b", text):
+            steps = (170, 290, 1000)
+        else:
+            steps = (1, 2, 10)
         bumped = [int(digits[0][:400]) + step for step in steps]
         return [f"{text[: digits.start()]}{number}{text[digits.end() :]}" for number in bumped]
     if text[:1] in ("{", "["):
@@ -126,6 +134,8 @@ def wrong_answers(gold: str | None, info: Mapping[str, Any]) -> list[str]:
 
 def _number(text: str | None) -> Fraction | None:
     try:
-        return Fraction((text or "").strip()) if len(text or "") < 100 else None
+        if len(text or "") < 100:
+            return Fraction((text or "").strip())
+        return None
     except (ValueError, ZeroDivisionError):
         return None

@@ -1,8 +1,8 @@
 """A verifier on trial: the built-in tricks (rlvr.verifiers.audit.tricks) tried on it, and what it did with each.
 
-First a correct answer is given in one form after another until the verifier pays: the control. Tricks are then written in
-that form, so a refusal is the trick's and not the form's. Invariant: a verifier that pays no control is reported as not
-tried, never as honest.
+First a correct answer is given in one form after another until the verifier pays: the control. Tricks are then written
+in that form, so a refusal is the trick's and not the form's. Invariant: a verifier that pays no control is reported as
+not tried, never as honest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlvr.monitor.text import shorten
+from rlvr.monitor.console_text import shorten
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers.audit.in_order import in_order
 from rlvr.verifiers.audit.targets import FORMS, Form, Target, form_of, gold_texts, wrong_answers
@@ -26,8 +26,8 @@ KEPT = 2000
 """Characters kept of a completion that fooled the verifier."""
 
 
-class Outcome(enum.StrEnum):
-    """What a verifier did with a trick."""
+class TrickOutcome(enum.StrEnum):
+    """The verdict of a verifier on a trick."""
 
     REFUSED = "refused"
     PART = "part"
@@ -40,7 +40,7 @@ class Outcome(enum.StrEnum):
 
     @property
     def failed(self) -> bool:
-        return self in (Outcome.PAID, Outcome.UNDECIDED)
+        return self in (TrickOutcome.PAID, TrickOutcome.UNDECIDED)
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,12 @@ class Example:
     gold: str | None = None
     """A right answer as text, where the task's own `answer` is none."""
     junk_is_wrong: bool = False
-    """Junk is known to be wrong although the task has no `answer`: it is not a check of form alone, such as a length."""
+    """Junk is known to be wrong although the task has no `answer`: it is not a check of form alone, such as a
+    length."""
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlAnswer:
     """A correct completion that the verifier pays, and what tricks are written for."""
 
     target: Target
@@ -72,16 +73,16 @@ class Attempt:
     task: Task
     completion: str
     verdict: Verdict
-    outcome: Outcome
+    outcome: TrickOutcome
 
 
 @dataclass
-class Trial:
-    """What became of all tricks: counts and the longest seconds by trick, and the attempts that failed."""
+class TrickTrial:
+    """Results of all tricks: counts and the longest seconds by trick, and the attempts that failed."""
 
-    controls: list[tuple[Task, Control | None]] = field(default_factory=list)
+    controls: list[tuple[Task, ControlAnswer | None]] = field(default_factory=list)
     """Each task that was tried, with its control; None where no correct completion was paid."""
-    counts: dict[str, Counter[Outcome]] = field(default_factory=dict)
+    counts: dict[str, Counter[TrickOutcome]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     timeouts: Counter[str] = field(default_factory=Counter)
     """Attempts that ended in a timeout, by trick, whatever became of them."""
@@ -94,7 +95,8 @@ class Trial:
 
     def add(self, attempt: Attempt) -> None:
         """Count an attempt; a failed one is kept, its completion shortened to `KEPT` characters."""
-        name, verdict = attempt.trick.name, attempt.verdict
+        name = attempt.trick.name
+        verdict = attempt.verdict
         self.counts.setdefault(name, Counter())[attempt.outcome] += 1
         self.seconds[name] = max(self.seconds.get(name, 0.0), verdict.seconds)
         self.timeouts[name] += verdict.status is VerdictStatus.TIMEOUT
@@ -103,7 +105,7 @@ class Trial:
 
 
 async def try_tricks(
-    judge: Judge, examples: Iterable[Example], name: str, trial: Trial, tricks: Sequence[Trick] = TRICKS
+    judge: Judge, examples: Iterable[Example], name: str, trial: TrickTrial, tricks: Sequence[Trick] = TRICKS
 ) -> None:
     """Try every trick on every example and add what came of it to `trial`, which keeps it when this is cancelled.
 
@@ -114,14 +116,14 @@ async def try_tricks(
         trial.controls.append((example.task, control))
         if control is None:
             target = Target(None, wrong_answers(None, {}), FORMS[1], prompt_text(example.task), (name,))
-            control = Control(target, 1.0)
+            control = ControlAnswer(target, 1.0)
         async for attempt in attempts(judge, example, control, tricks):
             trial.add(attempt)
 
 
-async def find_control(judge: Judge, example: Example, names: Sequence[str] = ()) -> Control | None:
+async def find_control(judge: Judge, example: Example, names: Sequence[str] = ()) -> ControlAnswer | None:
     """The first correct completion that is paid in full, else the one that is paid best; None where none is paid."""
-    best: Control | None = None
+    best: ControlAnswer | None = None
     for form, gold in _plain_answers(example):
         verdict = await judge(example.task, form(gold or ""))
         paid = verdict.score or 0.0
@@ -130,17 +132,18 @@ async def find_control(judge: Judge, example: Example, names: Sequence[str] = ()
             form = FORMS[1] if gold is None else form  # a form without a place for an answer would repeat the right one
             info = example.task.info
             target = Target(gold, wrong_answers(gold, info), form, prompt_text(example.task), names, info, correct)
-            best = Control(target, paid)
+            best = ControlAnswer(target, paid)
         if paid >= 1:
             break
     return best
 
 
 async def attempts(
-    judge: Judge, example: Example, control: Control, tricks: Sequence[Trick] = TRICKS
+    judge: Judge, example: Example, control: ControlAnswer, tricks: Sequence[Trick] = TRICKS
 ) -> AsyncIterator[Attempt]:
     """Every trick on one task, in order."""
-    task, known = example.task, example.junk_is_wrong or example.task.answer is not None
+    task = example.task
+    known = example.junk_is_wrong or example.task.answer is not None
 
     async def try_out(written: tuple[Trick, str]) -> Verdict:
         return await judge(task, written[1])
@@ -149,23 +152,27 @@ async def attempts(
         yield Attempt(trick, task, completion, verdict, outcome_of(trick, verdict, control.paid, known))
 
 
-def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = True) -> Outcome:
-    """What a verdict on a trick amounts to, when a correct answer is paid `full`.
+def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = True) -> TrickOutcome:
+    """Return what a verdict on a trick amounts to, when a correct answer is paid `full`.
 
     `known_wrong` says that completions without an answer are wrong; if not, a verifier may rightly pay for junk.
     """
     if verdict.score is None:
-        return Outcome.UNDECIDED
+        return TrickOutcome.UNDECIDED
     if trick.must == "survive" or not (known_wrong or trick.strict):
-        return Outcome.SURVIVED
+        return TrickOutcome.SURVIVED
     if verdict.score <= 0:
-        return Outcome.REFUSED
-    return Outcome.PAID if trick.strict or verdict.score >= full else Outcome.PART
+        return TrickOutcome.REFUSED
+    if trick.strict or verdict.score >= full:
+        return TrickOutcome.PAID
+    return TrickOutcome.PART
 
 
 def prompt_text(task: Task) -> str:
     """The prompt as one text, of chat messages the last one."""
-    return task.prompt if isinstance(task.prompt, str) else str(task.prompt[-1].get("content"))
+    if isinstance(task.prompt, str):
+        return task.prompt
+    return str(task.prompt[-1].get("content"))
 
 
 def _written(tricks: Sequence[Trick], target: Target) -> Iterator[tuple[Trick, str]]:
@@ -177,7 +184,10 @@ def _written(tricks: Sequence[Trick], target: Target) -> Iterator[tuple[Trick, s
 
 def _plain_answers(example: Example) -> Iterator[tuple[Form, str | None]]:
     """Correct completions as a form and the answer to put into it; without an answer, the form is all."""
-    golds = gold_texts(example.task) if example.gold is None else [example.gold]
+    if example.gold is None:
+        golds = gold_texts(example.task)
+    else:
+        golds = [example.gold]
     if example.completion is not None:
         yield _slotted(example.completion, golds)
     for gold in golds:

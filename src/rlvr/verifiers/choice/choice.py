@@ -10,7 +10,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import LEAST, AnswerVerifier, last_boxed, unparsable, wrong
-from rlvr.verifiers.choice.options import Options, read_options, squash
+from rlvr.verifiers.choice.choice_options import Options, read_options, squash
 
 _LEAST = re.compile(rf"\b(?:{LEAST})\b", re.IGNORECASE)
 """Words that name an option which is no answer, unless the prompt asks for it."""
@@ -27,9 +27,9 @@ class ChoiceVerifier(AnswerVerifier):
     """The answer names the gold option of `info["options"]`, and no other.
 
     `info["options"]` is a list (labelled A, B, C ...) or a mapping of labels to texts. Where the prompt showed them in
-    another order, `info["order"]` says for each place which option (index or label) stood there. The gold is a label, an
-    index from 0, or a text, always of the options as stored; a list of these is a task with several right options. The
-    verdict's answer is the label as stored, so that votes over shuffled prompts count the same option.
+    another order, `info["order"]` says for each place which option (index or label) stood there. The gold is a label,
+    an index from 0, or a text, always of the options as stored; a list of these is a task with several right options.
+    The verdict's answer is the label as stored, so that votes over shuffled prompts count the same option.
     """
 
     letters: str = ""
@@ -56,7 +56,8 @@ class ChoiceVerifier(AnswerVerifier):
             return wrong("the answer names the least likely option", answer)
         if _LEAST.search(prompt) or _WRONG.search(prompt):
             answer = " ".join(_AS_ASKED.sub("", answer).split())
-        gold, chosen = read_gold(task.answer, options), options.named_by(answer)
+        gold = read_gold(task.answer, options)
+        chosen = options.named_by(answer)
         assert not isinstance(gold, str)
         if isinstance(chosen, str):
             return unparsable(chosen, answer)
@@ -81,7 +82,9 @@ def read_gold(answer: Any, options: Options) -> frozenset[int] | str:
         each = [read_gold(one, options) for one in answer]
         problems = [one for one in each if isinstance(one, str)]
         if problems or not each:
-            return problems[0] if problems else "the list of right options is empty"
+            if problems:
+                return problems[0]
+            return "the list of right options is empty"
         return frozenset[int]().union(*(one for one in each if not isinstance(one, str)))
     if isinstance(answer, int) and not isinstance(answer, bool):
         if 0 <= answer < len(options.labels):
@@ -92,4 +95,6 @@ def read_gold(answer: Any, options: Options) -> frozenset[int] | str:
     if answer.strip() in options.labels:
         return frozenset({options.labels.index(answer.strip())})
     found = options.stored.named_by(last_boxed(answer) or answer)
-    return f"the answer {answer!r}: {found}; options: {', '.join(options.labels)}" if isinstance(found, str) else found
+    if isinstance(found, str):
+        return f"the answer {answer!r}: {found}; options: {', '.join(options.labels)}"
+    return found

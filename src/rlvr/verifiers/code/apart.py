@@ -1,8 +1,10 @@
-"""The text of a test that runs as code, apart from the program: its names of the program, and which of its calls give changes back.
+"""The text of a test that runs as code, apart from the program: its names of the program, and which of its calls give
+changes back.
 
-A call that goes to the program's process changes copies of its arguments. Where it is marked here, the test's own objects are changed
-in the same way. A program could otherwise change what the right answer is computed from: emptied by `f`, `xs` makes
-`f(xs) == sorted(xs)` true for `[]`. So a call is marked only where its value is thrown away or compared with nothing but literals.
+A call that goes to the program's process changes copies of its arguments. Where it is marked here, the test's own
+objects are changed in the same way. A program could otherwise change what the right answer is computed from: emptied by
+`f`, `xs` makes `f(xs) == sorted(xs)` true for `[]`. So a call is marked only where its value is thrown away or compared
+with nothing but literals.
 
 Invariant: the task's own code only; it is parsed and never run.
 """
@@ -17,9 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from rlvr.verifiers.code.names import statements
 
 IN_PLACE = "__in_place__"
-"""The function that a test's process has for this: of a way to call the program it gives the one that changes arguments."""
+"""The function that a test's process has for this: of a way to call the program it gives the one that changes
+arguments."""
 OF_PROGRAM = "__of_program__"
-"""The function there that gives what a name of the program stands for, by its kind: `function`, `class` or `exception`."""
+"""The function there that gives what a name of the program stands for, by its kind: `function`, `class` or
+`exception`."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
 _KEEPS = ("len", "list", "set", "sorted", "tuple")
 """Builtins that make of what the program said something else that it said."""

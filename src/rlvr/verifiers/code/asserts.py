@@ -1,11 +1,11 @@
 """An assertion on a program's functions, rewritten into calls of them and a comparison outside of the sandbox.
 
-`assert abs(f(2) - 1.5) < 1e-6` becomes: let the program compute `f(2)`, then compare here. What is rewritten: literals, calls of
-the program's functions, and the few operations of `_PLAIN` and below, on exact builtin values. The rest (names of the setup,
-comprehensions, `try`) is not, and runs as a test in a process of its own.
+`assert abs(f(2) - 1.5) < 1e-6` becomes: let the program compute `f(2)`, then compare here. What is rewritten: literals,
+calls of the program's functions, and the few operations of `_PLAIN` and below, on exact builtin values. The rest (names
+of the setup, comprehensions, `try`) is not, and runs as a test in a process of its own.
 
-Invariants: the test's text is parsed, never evaluated; an operation here costs time linear in its values (no power, no product,
-no repetition, no formatting of what the program gave), and means what Python means by it.
+Invariants: the test's text is parsed, never evaluated; an operation here costs time linear in its values (no power, no
+product, no repetition, no formatting of what the program gave), and means what Python means by it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rlvr.verifiers.code.compare import short
 from rlvr.verifiers.code.values import Source
 
 CallProgram = Callable[[str, Sequence[Any], dict[str, Any]], Awaitable[Any]]
-"""`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox. In place of a name, with no
-arguments, it may be an expression that begins with one: `f(3)(4)`."""
+"""`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox. In place of a name,
+with no arguments, it may be an expression that begins with one: `f(3)(4)`."""
 
 Expression = Callable[[CallProgram], Awaitable[Any]]
 """An assertion's value, given how to call the program."""
@@ -35,10 +35,13 @@ class NotPlainError(Exception):
 
 
 def rewritten(test: str | ast.stmt, functions: Collection[str]) -> Expression | None:
-    """The condition of an `assert`, or None where the test has to run as it is. `functions`: what the program defines."""
+    """The condition of an `assert`, or None where the test has to run as it is. `functions`: what the program
+    defines."""
     try:
         statement = only_statement(test) if isinstance(test, str) else test
-        return _expression(statement.test, functions) if isinstance(statement, ast.Assert) else None
+        if isinstance(statement, ast.Assert):
+            return _expression(statement.test, functions)
+        return None
     except (NotPlainError, RecursionError):
         return None
 
@@ -59,7 +62,9 @@ def held_by(condition: Expression, call: CallProgram) -> str | None:
 async def holds(condition: Expression, call: CallProgram) -> str | None:
     """None where the condition holds, else what is wrong."""
     try:
-        return None if await condition(call) else "does not hold"
+        if await condition(call):
+            return None
+        return "does not hold"
     except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         return f"{type(error).__name__}: {short(str(error))}"
 
@@ -116,7 +121,9 @@ def _literal(node: ast.expr) -> Expression | None:
 def _special_float(node: ast.expr) -> float | None:
     match node:
         case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
-            return float(text) if text.strip().casefold().lstrip("+-") in ("inf", "infinity", "nan") else None
+            if text.strip().casefold().lstrip("+-") in ("inf", "infinity", "nan"):
+                return float(text)
+            return None
         case ast.Attribute(value=ast.Name(id="math"), attr="inf" | "nan" as name):
             return float(name)
     return None
@@ -152,7 +159,8 @@ def _program_call(name: str, node: ast.Call, functions: Collection[str]) -> Expr
 
 
 def _given(node: ast.expr, functions: Collection[str]) -> Expression:
-    """An argument of a call of the program, which may be a function: as its text, where that means the same in the program."""
+    """An argument of a call of the program, which may be a function: as its text, where that means the same in the
+    program."""
     match node:
         case ast.Lambda():
             own = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
@@ -167,9 +175,11 @@ def _given(node: ast.expr, functions: Collection[str]) -> Expression:
 
 
 def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
-    """`f(3)(4)`, `f(3).area()`, `f(3).x`: what is done with a function or an object that the program made, computed in the
-    program's process; None for any other expression. Methods of builtin types are not: `f(3).endswith('42')` would tell the answer."""
-    steps, inner = 0, node
+    """`f(3)(4)`, `f(3).area()`, `f(3).x`: what is done with a function or an object that the program made, computed in
+    the program's process; None for any other expression. Methods of builtin types are not: `f(3).endswith('42')` would
+    tell the answer."""
+    steps = 0
+    inner = node
     while not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)):
         match inner:
             case ast.Call(func=ast.Call() | ast.Attribute() as func):
@@ -236,7 +246,8 @@ def _comparison(node: ast.Compare, functions: Collection[str]) -> Expression:
     operators = [_COMPARE[type(op)] for op in node.ops]
 
     async def value(call: CallProgram) -> Any:
-        left, holds = await parts[0](call), True
+        left = await parts[0](call)
+        holds = True
         for compare, part in zip(operators, parts[1:], strict=True):
             right = await part(call)
             if not (holds := compare(left, right)):
@@ -248,7 +259,8 @@ def _comparison(node: ast.Compare, functions: Collection[str]) -> Expression:
 
 
 def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
-    parts, stops_at = [_expression(part, functions) for part in node.values], isinstance(node.op, ast.Or)
+    parts = [_expression(part, functions) for part in node.values]
+    stops_at = isinstance(node.op, ast.Or)
 
     async def value(call: CallProgram) -> Any:
         result: Any = not stops_at
@@ -262,7 +274,7 @@ def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
 
 
 def _number_in(*nodes: ast.expr) -> bool:
-    """Whether one of the sides is a number, so that the operation is arithmetic."""
+    """Return whether one of the sides is a number, so that the operation is arithmetic."""
     inner = [node.operand if isinstance(node, ast.UnaryOp) else node for node in nodes]
     return any(isinstance(node, ast.Constant) and type(node.value) in (int, float) for node in inner)
 
@@ -292,7 +304,8 @@ def _set_of(kind: type) -> Callable[..., Any]:
 
 def _sum(items: Any) -> Any:
     """The sum, without a start, so that no lists are concatenated. Integers are added in pairs: one after the other, a
-    large one is copied for each of many small ones, which is quadratic. Past the first float every addition is short."""
+    large one is copied for each of many small ones, which is quadratic. Past the first float every addition is
+    short."""
     items = list(items)
     count = next((at for at, item in enumerate(items) if not isinstance(item, int)), len(items))
     integers = items[:count]

@@ -1,7 +1,7 @@
 """One case of a task: run the program on it in the sandbox, and judge outside what it claims.
 
-Invariants: what is expected is in no job that a program takes part in; a case ends in a Result, never in an exception for what the
-program did; only a sandbox that failed leaves it undecided.
+Invariants: what is expected is in no job that a program takes part in; a case ends in a Result, never in an exception
+for what the program did; only a sandbox that failed leaves it undecided.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHECKER_LIMITS = Limits(seconds=10.0, memory_mb=512)
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case: `passed` in [0, 1], None where it is undecided."""
+    """The result of a case: `passed` in [0, 1], None where it is undecided."""
 
     passed: float | None
     reason: str = ""
@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def seconds_left(self) -> float:
-        """What is left of `total_time`."""
+        """Return what is left of `total_time`."""
         return self.total_time - self.seconds
 
     async def run(self, call: Call | None = None, stdin: str = "", room: int = 0) -> Outcome:
@@ -76,7 +76,9 @@ class Trial:
         if outcome.ended is Ended.BROKEN:
             return failed(outcome)
         said = judge.answer(outcome)
-        return Result(1.0) if said is None else Result(0.0, str(said))
+        if said is None:
+            return Result(1.0)
+        return Result(0.0, str(said))
 
     async def test(self, source: str, name: str) -> Result:
         """Test code, with `name` as a proxy of the program's function, in a process apart from the program."""
@@ -87,7 +89,9 @@ class Trial:
         outcome = self._counted(await self.runner.test(test, candidate, name, token))
         if outcome.ended is Ended.DONE and outcome.value != token:
             return Result(0.0, "the test did not run to its end", outcome.ended)
-        return Result(1.0) if outcome.ended is Ended.DONE else failed(outcome)
+        if outcome.ended is Ended.DONE:
+            return Result(1.0)
+        return failed(outcome)
 
     def _counted(self, outcome: Outcome) -> Outcome:
         self.seconds += outcome.seconds
@@ -115,7 +119,7 @@ class Case(ABC):
 
 @dataclass(frozen=True)
 class StdioCase(Case):
-    """What a program prints for an input."""
+    """A case by the program's output for an input."""
 
     input: str
     expected: str
@@ -134,12 +138,14 @@ class StdioCase(Case):
             return await trial.judged(judge.text_job(outcome.stdout, expected, self.how))
         found = outcome.stdout.decode(errors="replace")
         problem = same_text(found, self.expected, self.how)
-        return Result(1.0) if problem is None else Result(0.0, problem)
+        if problem is None:
+            return Result(1.0)
+        return Result(0.0, problem)
 
 
 @dataclass(frozen=True)
 class CallCase(Case):
-    """What a function returns."""
+    """A case by the return value of a function."""
 
     call: Call
     """With its arguments encoded, once for all programs."""
@@ -155,7 +161,9 @@ class CallCase(Case):
         if outcome.size + len(self.expected_text) > DECODED_SIZE:
             return await trial.judged(judge.value_job(outcome.claim, self.expected_text, self.how))
         problem = difference(outcome.value, self.expected, self.how)
-        return Result(1.0) if problem is None else Result(0.0, problem)
+        if problem is None:
+            return Result(1.0)
+        return Result(0.0, problem)
 
 
 class _CallFailedError(Exception):
@@ -164,7 +172,7 @@ class _CallFailedError(Exception):
 
 
 class _TooLargeError(Exception):
-    """What the program returned is not decoded here."""
+    """A returned value that is not decoded here."""
 
 
 @dataclass(frozen=True)
@@ -215,11 +223,13 @@ class AssertCase(Case):
             claims.append(called.claim)
 
     def _of_the_program(self, called: str) -> str:
-        """What to call: a function, or an expression that begins with the name of one."""
+        """Return what to call: a function, or an expression that begins with the name of one."""
         return re.sub(r"^\w+", lambda own: self.name or own[0], called)
 
     def _result(self, problem: str | None) -> Result:
-        return Result(1.0) if problem is None else Result(0.0, f"{problem}: {short(self.text)}")
+        if problem is None:
+            return Result(1.0)
+        return Result(0.0, f"{problem}: {short(self.text)}")
 
 
 @dataclass(frozen=True)
@@ -235,8 +245,8 @@ class ProxiedCase(Case):
 
 @functools.cache
 def _machine_secret() -> bytes:
-    """The id of this machine, which no sandbox shows (machine-id(5) calls it confidential); empty where there is none. Unlike a random
-    number, it gives a run with the same seed, and each of its processes, the same inputs."""
+    """The id of this machine, which no sandbox shows (machine-id(5) calls it confidential); empty where there is none.
+    Unlike a random number, it gives a run with the same seed, and each of its processes, the same inputs."""
     with contextlib.suppress(OSError):
         return Path("/etc/machine-id").read_bytes().strip()
     return b""
@@ -244,7 +254,8 @@ def _machine_secret() -> bytes:
 
 @dataclass(frozen=True)
 class PropertyCase(Case):
-    """A property of a function on an input made at random: of the program's text and a secret, so that no program can know it before.
+    """A property of a function on an input made at random: of the program's text and a secret, so that no program can
+    know it before.
 
     It holds by a true value. One that returns no value anywhere in its source holds where it raises nothing.
     """
@@ -265,8 +276,9 @@ class PropertyCase(Case):
 class CheckerCase(Case):
     """A task's own checker says whether an output will do.
 
-    It is Python, and runs apart from the program: a function `check(input, output)` or `check(input, output, expected)`, which
-    returns a bool or a share in [0, 1], or else a script that reads these as a JSON object from its input and ends with code 0.
+    It is Python, and runs apart from the program: a function `check(input, output)` or
+    `check(input, output, expected)`, which returns a bool or a share in [0, 1], or else a script that reads these as a
+    JSON object from its input and ends with code 0.
     """
 
     checker: str

@@ -1,11 +1,14 @@
-"""Whether what a program gave is what was expected; runs in the trainer's process, on text and exact builtin values only.
+"""The comparison of a program's result with the expected one; runs in the trainer's process, on text and exact builtin
+values only.
 
-Text is compared token by token: equal letter by letter, but for an expected token that is a number and no integer, which any
-number within the tolerance equals. So an expected `3` is not `3.0`, and an expected `0.5` may be `0.50` or `5e-1`. Values are
-compared by type, also within sets and the keys of dicts: a bool is no number, an expected integer is an integer.
+Text is compared token by token: equal letter by letter, but for an expected token that is a number and no integer,
+which any number within the tolerance equals. So an expected `3` is not `3.0`, and an expected `0.5` may be `0.50` or
+`5e-1`. Values are compared by type, also within sets and the keys of dicts: a bool is no number, an expected integer is
+an integer.
 
 The peers: LiveCodeBench compares lines of decimals exactly (`testing_util.py`), EvalPlus takes 1e-6 + 1e-7 |expected|
-(`evalplus/eval/__init__.py`), CodeContests 1e-5 in all (`execution/tester_sandboxer.cc`). The last two take 0 for a small answer.
+(`evalplus/eval/__init__.py`), CodeContests 1e-5 in all (`execution/tester_sandboxer.cc`). The last two take 0 for a
+small answer.
 
 Invariants: the time is linear in the texts and values; nothing here raises on what a program gave.
 """
@@ -24,8 +27,8 @@ from typing import Any
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 GROWS_TO = 5e4
-"""The expected number from which on the tolerance is what it is there: with 1e-6, 0.05, so that of the numbers of one decimal no other
-will do, and for a half neither of the integers beside it (floor division)."""
+"""The expected number from which on the tolerance is what it is there: with 1e-6, 0.05, so that of the numbers of one
+decimal no other will do, and for a half neither of the integers beside it (floor division)."""
 _DOUBLE_LOSS = 1e-12
 """What computing with doubles may lose of a number of any size, which is more than that from 5e10 on."""
 _LONGEST = 400
@@ -34,19 +37,21 @@ _LONGEST = 400
 
 @dataclass(frozen=True)
 class Comparison:
-    """How outputs and values are compared; a task's `comparison` gives these by name."""
+    """Rules of the comparison of outputs and values; a task's `comparison` gives these by name."""
 
     tolerance: float = 1e-6
-    """Of a number that is expected and is no integer, relative to it (up to `GROWS_TO`); absolute where 0.0 is expected. 0 or more."""
+    """Of a number that is expected and is no integer, relative to it (up to `GROWS_TO`); absolute where 0.0 is
+    expected. 0 or more."""
     lines: bool = False
-    """Line by line, with the space inside lines, in place of token by token; space at the ends of lines never counts."""
+    """Line by line, with the space inside lines, in place of token by token; space at the ends of lines never
+    counts."""
     ignore_case: bool = False
     """Of text that a program prints: YES is yes."""
     strict_sequences: bool = False
     """A tuple is no list. Off by default, since tasks in JSON cannot say which is meant."""
     strict_numbers: bool = True
-    """Of values: True, 1 and 1.0 are three things, but where 1.0 is expected an int of that value will do. Off: the numbers
-    that Python holds for equal are."""
+    """Of values: True, 1 and 1.0 are three things, but where 1.0 is expected an int of that value will do. Off: the
+    numbers that Python holds for equal are."""
 
     @classmethod
     def read(cls, written: Any, default: Comparison) -> Comparison:
@@ -72,7 +77,8 @@ class Comparison:
 def same_text(found: str, expected: str, how: Comparison) -> str | None:
     """None where a program printed what was expected, else the first difference in words."""
     if how.ignore_case:
-        found, expected = found.casefold(), expected.casefold()
+        found = found.casefold()
+        expected = expected.casefold()
     if how.lines:
         return _first_difference(_lines(found), _lines(expected), how, "line", by_value=False)
     return _first_difference(found.split(), expected.split(), how, "token", by_value=True)
@@ -96,12 +102,14 @@ def _near(found: str, expected: str, tolerance: float) -> bool:
         return False
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found)):
         return False
-    one, wanted = _float(found), _float(expected)
+    one = _float(found)
+    wanted = _float(expected)
     return one is not None and wanted is not None and _close(one, wanted, tolerance)
 
 
 def _float(text: str) -> float | None:
-    """The number that a token writes, or None where a float cannot hold it: 1e999 and 1e-999 are equal to themselves only."""
+    """The number that a token writes, or None where a float cannot hold it: 1e999 and 1e-999 are equal to themselves
+    only."""
     value = float(text)
     mantissa = text.casefold().partition("e")[0]
     lost = value == 0 and any(digit in mantissa for digit in "123456789")
@@ -117,12 +125,15 @@ def _close(found: float, expected: float, tolerance: float) -> bool:
     if not math.isfinite(expected):
         return False
     size = abs(expected)
-    allowed = tolerance if size == 0 else max(tolerance * min(size, GROWS_TO), min(tolerance, _DOUBLE_LOSS) * size)
+    if size == 0:
+        allowed = tolerance
+    else:
+        allowed = max(tolerance * min(size, GROWS_TO), min(tolerance, _DOUBLE_LOSS) * size)
     return abs(found - expected) <= allowed and (found != 0 or size == 0)
 
 
 def same_value(found: Any, expected: Any, how: Comparison) -> bool:
-    """Whether a returned value is the expected one. Both are made of exact builtin types."""
+    """Return whether a returned value is the expected one. Both are made of exact builtin types."""
     try:
         return _same(found, expected, how)
     except RecursionError:
@@ -138,7 +149,10 @@ def difference(found: Any, expected: Any, how: Comparison) -> str | None:
 
 def _same(found: Any, expected: Any, how: Comparison) -> bool:
     if isinstance(expected, (list, tuple)):
-        kinds = type(found) is type(expected) if how.strict_sequences else isinstance(found, (list, tuple))
+        if how.strict_sequences:
+            kinds = type(found) is type(expected)
+        else:
+            kinds = isinstance(found, (list, tuple))
         return (
             kinds
             and len(found) == len(expected)
@@ -155,7 +169,8 @@ def _same(found: Any, expected: Any, how: Comparison) -> bool:
 
 
 def _same_members(found: Collection[Any], expected: Collection[Any], how: Comparison) -> bool:
-    """Whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them are exact."""
+    """Return whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them
+    are exact."""
     if len(found) != len(expected) or set(found) != set(expected):
         return False
     return not how.strict_numbers or {_typed(one) for one in found} == {_typed(one) for one in expected}
@@ -190,7 +205,9 @@ def short(value: Any, limit: int = 80) -> str:
     """A value in a message; cheap however large it is."""
     if isinstance(value, str):
         text = repr(value[:limit])
-        return text if len(value) <= limit else f"{text}... ({len(value)} characters)"
+        if len(value) <= limit:
+            return text
+        return f"{text}... ({len(value)} characters)"
     if isinstance(value, int) and value.bit_length() > 1000:
         return f"an int of {value.bit_length()} bits"
     if isinstance(value, Iterator):  # its own words are an address
@@ -201,4 +218,6 @@ def short(value: Any, limit: int = 80) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deep, or with too many digits within
         return f"a {type(value).__name__}"
-    return text if len(text) <= limit else text[:limit] + "..."
+    if len(text) <= limit:
+        return text
+    return text[:limit] + "..."

@@ -1,7 +1,7 @@
 """From the results of cases to one score, and when to stop running more of them.
 
-Cases run in their order, in growing groups: one, two, four, eight. So a program that fails at once costs one execution, and one that
-passes uses all cores. Invariant: the score does not depend on how many cases ran beyond what decides it.
+Cases run in their order, in growing groups: one, two, four, eight. So a program that fails at once costs one execution,
+and one that passes uses all cores. Invariant: the score does not depend on how many cases ran beyond what decides it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _UNREADABLE = ("SyntaxError", "IndentationError", "TabError")
 
 
 async def tried(cases: Sequence[Case], trial: Trial, credit: Credit) -> list[Result]:
-    """The results of the first cases, as many as decide the score; past the trial's `total_time` the rest counts as failed."""
+    """The results of the first cases, as many as decide the score; past the trial's `total_time` the rest counts as
+    failed."""
     results: list[Result] = []
     size = 1
     while len(results) < len(cases):
@@ -41,9 +42,9 @@ async def tried(cases: Sequence[Case], trial: Trial, credit: Credit) -> list[Res
 def scored(cases: Sequence[Case], results: Sequence[Result], credit: Credit, program: str) -> Verdict:
     """The verdict on a program, of the results of its first cases.
 
-    `all`: 1 where every case passes, else 0. `share`: the weight of what passes over the weight of all. `first_failure`: the same
-    of the cases before the first one that fails. A case that the sandbox left undecided leaves the whole so, unless the others
-    decide it already.
+    `all`: 1 where every case passes, else 0. `share`: the weight of what passes over the weight of all.
+    `first_failure`: the same of the cases before the first one that fails. A case that the sandbox left undecided
+    leaves the whole so, unless the others decide it already.
     """
     total = sum(case.weight for case in cases)
     counted: list[tuple[Case, Result]] = list(zip(cases, results, strict=False))
@@ -51,7 +52,8 @@ def scored(cases: Sequence[Case], results: Sequence[Result], credit: Credit, pro
     open_cases = [result for _, result in counted if result.passed is None]
     if credit == "first_failure" and bad is not None:
         before = counted[: next(i for i, pair in enumerate(counted) if pair is bad) + 1]
-        open_cases, counted = [result for _, result in before if result.passed is None], before
+        open_cases = [result for _, result in before if result.passed is None]
+        counted = before
     if open_cases and not (credit == "all" and bad is not None):
         return Verdict.undecided(open_cases[0].reason, answer=program)
     share = sum(case.weight * (result.passed or 0.0) for case, result in counted) / total

@@ -1,17 +1,20 @@
 """Which text of a completion is the program: an explicit policy, with one program or none.
 
 1. The completion's own turn, after the last closed reasoning block (rlvr.verifiers.answers).
-2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language; where there is none, those without a mark. A
-   block that is marked otherwise (`text`, `bash`, another language) shows something and is no program.
-3. Of these the last, or as the option says, that defines the function which the task asks for; for a program that reads and
-   prints, the last that looks like one (it has a way to print) rather than like the output of one. Where none does, the last.
-4. In Python, before it those earlier ones that define functions, classes or imports which it uses and does not define itself.
+2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language; where there is none, those without
+   a mark. A block that is marked otherwise (`text`, `bash`, another language) shows something and is no program.
+3. Of these the last, or as the option says, that defines the function which the task asks for; for a program that reads
+   and prints, the last that looks like one (it has a way to print) rather than like the output of one. Where none does,
+   the last.
+4. In Python, before it those earlier ones that define functions, classes or imports which it uses and does not define
+   itself.
 5. Without any fenced block, the whole text.
 
-A block that is never closed goes to the end of the text. A mark at the very end that closes nothing closes the block that the
-prompt opened.
+A block that is never closed goes to the end of the text. A mark at the very end that closes nothing closes the block
+that the prompt opened.
 
-Invariants: time is linear in the text; the model's text is never parsed or compiled here; the only error is NoProgramError.
+Invariants: time is linear in the text; the model's text is never parsed or compiled here; the only error is
+NoProgramError.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ class NoProgramError(ValueError):
     """There is no program, or none that can be run; the text says why."""
 
 
-class Block(NamedTuple):
+class CodeBlock(NamedTuple):
     """A fenced block: the first word after its opening fence, in lower case, and its text."""
 
     mark: str
@@ -101,8 +104,8 @@ def find_program(
     max_length: int = 100_000,
     wanted: str = "",
 ) -> str:
-    """The program of a completion, as written. `wanted`: the function that it has to define, if any. NoProgramError says in words why
-    there is none."""
+    """The program of a completion, as written. `wanted`: the function that it has to define, if any. NoProgramError
+    says in words why there is none."""
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     if text is None:
         raise NoProgramError("the reasoning never ended")
@@ -124,7 +127,10 @@ def _chosen(text: str, language: str, which: Which, wanted: str) -> str:
         return text.strip("\r\n")
     marked = [block.text for block in blocks if block.mark and language_of(block.mark) == language]
     unmarked = [block.text for block in blocks if not block.mark]
-    programs = marked if any(map(str.strip, marked)) or not unmarked else unmarked
+    if any(map(str.strip, marked)) or not unmarked:
+        programs = marked
+    else:
+        programs = unmarked
     if not programs:
         marks = ", ".join(dict.fromkeys(block.mark for block in blocks))
         raise NoProgramError(f"no fenced block is marked {language} or unmarked (marked: {marks[:80]})")
@@ -136,39 +142,51 @@ def _chosen(text: str, language: str, which: Which, wanted: str) -> str:
     if wanted and not fitting:
         fitting = [one for one in unmarked if _fits(one, language, wanted)]
     chosen = (fitting or programs)[0 if which == "first" else -1]
-    return _with_earlier(chosen, programs, wanted) if language == "python" else chosen
+    if language == "python":
+        return _with_earlier(chosen, programs, wanted)
+    return chosen
 
 
 def _with_earlier(chosen: str, programs: list[str], wanted: str) -> str:
-    """A program with the blocks before it that define functions, classes or imports which it uses and does not define itself."""
+    """A program with the blocks before it that define functions, classes or imports which it uses and does not define
+    itself."""
     at = next((at for at, one in enumerate(programs) if one is chosen), 0)
     parts = [chosen]
-    own, used = _defined(chosen, _ANYWHERE) | set(_ASSIGNED.findall(chosen)), set(_WORD.findall(chosen))
+    own = _defined(chosen, _ANYWHERE) | set(_ASSIGNED.findall(chosen))
+    used = set(_WORD.findall(chosen))
     for earlier in reversed(programs[:at]):
         given = _defined(earlier, _AT_TOP)
         if (given - own - {wanted}) & used:
             parts.append(earlier)
             own |= given
             used |= set(_WORD.findall(earlier))
-    return "\n".join(reversed(parts)) if len(parts) > 1 else chosen
+    if len(parts) > 1:
+        return "\n".join(reversed(parts))
+    return chosen
 
 
 def _defined(program: str, where: re.Pattern[str]) -> set[str]:
     """The names of functions, classes and imports of a Python program, by its lines."""
     found = set()
     for definition in where.finditer(program):
-        kind, rest = definition[1], definition[2]
+        kind = definition[1]
+        rest = definition[2]
         if kind in ("def", "class"):
             found |= set(_WORD.findall(rest)[:1])
         else:
-            names = rest.partition(" import ")[2] if kind == "from" else rest
+            if kind == "from":
+                names = rest.partition(" import ")[2]
+            else:
+                names = rest
             found |= {words[-1] for part in names.split(",") if (words := _WORD.findall(part))}
     return found
 
 
 def _fits(program: str, language: str, wanted: str) -> bool:
-    """Whether a block has the function that is wanted, or else can be a program that prints."""
-    return has_function(program, wanted) if wanted else _PRINTS[language].search(program) is not None
+    """Return whether a block has the function that is wanted, or else can be a program that prints."""
+    if wanted:
+        return has_function(program, wanted)
+    return _PRINTS[language].search(program) is not None
 
 
 class _Fence(NamedTuple):
@@ -182,12 +200,14 @@ def _fence(line: str) -> _Fence | None:
     if found is None:
         return None
     info = line[found.end() :].strip()
-    return None if "`" in info and found[1][0] == "`" else _Fence(line[: found.start(1)], found[1], info)
+    if "`" in info and found[1][0] == "`":
+        return None
+    return _Fence(line[: found.start(1)], found[1], info)
 
 
-def fenced_blocks(text: str) -> list[Block]:
+def fenced_blocks(text: str) -> list[CodeBlock]:
     """The fenced blocks of a text in order; what an indented fence holds loses that indent."""
-    blocks: list[Block] = []
+    blocks: list[CodeBlock] = []
     lines: list[str] = []
     opened: _Fence | None = None
     before: list[str] = []
@@ -195,7 +215,8 @@ def fenced_blocks(text: str) -> list[Block]:
         fence = _fence(line)
         if opened is None:
             if fence:
-                opened, lines = fence, []
+                opened = fence
+                lines = []
             elif not blocks:
                 before.append(line)
         elif fence and _closes(fence, opened):
@@ -208,7 +229,7 @@ def fenced_blocks(text: str) -> list[Block]:
         if rest.text.strip() or rest.mark:
             blocks.append(rest)
         elif not blocks:
-            blocks.append(Block("", "".join(before)))
+            blocks.append(CodeBlock("", "".join(before)))
     return blocks
 
 
@@ -217,7 +238,10 @@ def _closes(fence: _Fence, opened: _Fence) -> bool:
     return same and not fence.info and len(fence.indent) < len(opened.indent) + _DEEPER
 
 
-def _block(opened: _Fence, lines: list[str]) -> Block:
-    body = [line.removeprefix(opened.indent) for line in lines] if opened.indent else lines
+def _block(opened: _Fence, lines: list[str]) -> CodeBlock:
+    if opened.indent:
+        body = [line.removeprefix(opened.indent) for line in lines]
+    else:
+        body = lines
     mark = _MARK.match(opened.info)
-    return Block(mark[1].casefold() if mark else "", "".join(body))
+    return CodeBlock(mark[1].casefold() if mark else "", "".join(body))

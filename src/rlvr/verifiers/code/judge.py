@@ -1,8 +1,9 @@
 """Judging what is too large for the trainer's process: by the same code, in a sandbox apart from the program.
 
-The trainer's event loop stands still while it decodes, compares or computes, so it does so only up to DECODED_SIZE. For more, the
-claim and what is expected go to a process of their own, which has limits and never runs anything of the program: it decodes typed
-JSON, splits text, and evaluates a test that `asserts` rewrote. Here, claims are only passed on.
+The trainer's event loop stands still while it decodes, compares or computes, so it does so only up to DECODED_SIZE. For
+more, the claim and what is expected go to a process of their own, which has limits and never runs anything of the
+program: it decodes typed JSON, splits text, and evaluates a test that `asserts` rewrote. Here, claims are only passed
+on.
 
 Invariant: a judge that fails (out of time or memory) fails the case; only a sandbox that broke leaves it undecided.
 """
@@ -24,8 +25,10 @@ JUDGE_LIMITS = Limits(seconds=20.0, memory_mb=1024, output_bytes=values.MAX_SIZE
 
 _MODULES = ("values", "compare", "asserts")
 _PACKAGE = "rlvr.verifiers.code"
-_HOLDS, _CALL = "holds", "call "
-"""The first words of an answer: the case passes; a call of the program is needed first. Any other answer says why it fails."""
+_HOLDS = "holds"
+_CALL = "call "
+"""The first words of an answer: the case passes; a call of the program is needed first. Any other answer says why it
+fails."""
 
 _PROGRAM = """
 import json, sys, types
@@ -94,7 +97,7 @@ def test_job(test: str, functions: Collection[str], claims: Sequence[bytes]) -> 
 
 
 def answer(outcome: Outcome) -> str | NeededCall | None:
-    """What a judge says: None where the case passes, the reason why it fails, or the call that it needs."""
+    """Return what a judge says: None where the case passes, the reason why it fails, or the call that it needs."""
     if outcome.ended is not Ended.DONE:
         return f"it cannot be judged: {outcome.reason or outcome.ended.value}"
     text = outcome.stdout.decode("utf-8", "surrogatepass").rstrip("\n")

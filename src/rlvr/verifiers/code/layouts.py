@@ -1,4 +1,4 @@
-"""What a task's `info` says about how programs are tried: read, checked, and turned into cases.
+"""The layout of a task's `info` for programs: read, checked, and turned into cases.
 
     {"kind": "stdio", "cases": [{"input": "...", "output": "..."}]}
     {"kind": "function", "name": "f", "cases": [{"args": [...], "kwargs": {}, "expected": ...}], "result_argument": 0}
@@ -7,11 +7,11 @@
     {"kind": "checker", "checker": "def check(input, output): ...", "cases": [{"input": "..."}]}
     {"kind": "property", "entry_point": "f", "property": "def holds(f, random): ...", "trials": 20}
 
-All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `packages` ([numpy]), `comparison`, `prelude` (code in front of the program),
-`solution`; a case may have a `weight`, and `weights` are those of `tests`. `harness: livecodebench` gives a `stdio` program the names
-that this harness does (`preludes.py`); a `function` always has them. The first three lines of defence: what is expected stays
-in the cases here; `setup` is the tests' own, of which a program gets the imports only; a test that cannot be rewritten is run apart
-from the program.
+All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `packages` ([numpy]), `comparison`, `prelude`
+(code in front of the program), `solution`; a case may have a `weight`, and `weights` are those of `tests`.
+`harness: livecodebench` gives a `stdio` program the names that this harness does (`preludes.py`); a `function` always
+has them. The first three lines of defence: what is expected stays in the cases here; `setup` is the tests' own, of
+which a program gets the imports only; a test that cannot be rewritten is run apart from the program.
 
 Invariant: the only error is LayoutError, which names the place and the mend.
 """
@@ -87,14 +87,16 @@ class Layout:
 
 
 def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, prompt: Any = None) -> Layout:
-    """The layout that `info` describes; `language` and `comparison` hold where it says nothing, `prompt` is the task's."""
+    """The layout that `info` describes; `language` and `comparison` hold where it says nothing, `prompt` is the
+    task's."""
     info = {name: value for name, value in info.items() if value is not None}
     kind = info.get("kind")
     if kind not in _READERS:
         kinds = ", ".join(_READERS)
-        problem = (
-            "there is no info['kind']" if kind is None else f"info['kind'] is {kind!r}{nearest(str(kind), _READERS)}"
-        )
+        if kind is None:
+            problem = "there is no info['kind']"
+        else:
+            problem = f"info['kind'] is {kind!r}{nearest(str(kind), _READERS)}"
         raise LayoutError(f"{problem}; it is one of {kinds}")
     language = _language(info, language)
     if kind in _PYTHON_ONLY and language != "python":
@@ -110,7 +112,10 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
         raise LayoutError("no test calls the program: every program would pass")
     if not any(case.weight > 0 for case in cases):
         raise LayoutError("the weights of all cases are 0")
-    prelude = _parsed(info, "prelude", "") if language == "python" else _text(info, "prelude", "")
+    if language == "python":
+        prelude = _parsed(info, "prelude", "")
+    else:
+        prelude = _text(info, "prelude", "")
     prelude = "\n".join(part for part in (more.pop("prelude", ""), prelude) if part)
     packages = _packages(info, language)
     return Layout(
@@ -139,12 +144,14 @@ def _stdio(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
-    name, argument = _name(info, "name"), info.get("result_argument")
+    name = _name(info, "name")
+    argument = info.get("result_argument")
     if argument is not None and (not isinstance(argument, int) or isinstance(argument, bool) or argument < 0):
         raise LayoutError(f"info['result_argument'] is the number of an argument, from 0 on, not {argument!r}")
 
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
-        args, kwargs = row.get("args", []), row.get("kwargs") or {}
+        args = row.get("args", [])
+        kwargs = row.get("kwargs") or {}
         if not isinstance(args, (list, tuple)):
             raise LayoutError(f"{place}: 'args' is the list of the call's arguments, not {type(args).__name__}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -166,7 +173,7 @@ def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _harness(info: Mapping[str, Any]) -> str:
-    """What the harness that a task names puts before a program; nothing for a language other than Python."""
+    """Return what the harness that a task names puts before a program; nothing for a language other than Python."""
     name = info.get("harness")
     if name is None or _language(info, "python") != "python":
         return ""
@@ -182,7 +189,10 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
         raise LayoutError("'tests' is a list of Python tests, such as [\"assert f(1) == 2\"]; it needs one at least")
     parsed = [_statements(test, f"tests[{number}]") for number, test in enumerate(tests)]
     known = bound(setup)
-    given = _name(info, "entry_point") if "entry_point" in info else ""
+    if "entry_point" in info:
+        given = _name(info, "entry_point")
+    else:
+        given = ""
     bodies = [*parsed, statements(setup)]
     entry, functions = program_names(bodies, known, given)
     if not entry:
@@ -203,7 +213,8 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
-    entry, stub = _name(info, "entry_point"), _text(info, "prompt")
+    entry = _name(info, "entry_point")
+    stub = _text(info, "prompt")
     test = _parsed(info, "test")
     try:
         context = without_function(stub, entry)
@@ -246,19 +257,24 @@ def _checker(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _given_to_checker(arguments: ast.arguments) -> int:
-    """Number of values that a checker's function is given: 2, or 3 where it takes what is expected. LayoutError for another function."""
+    """Number of values that a checker's function is given: 2, or 3 where it takes what is expected. LayoutError for
+    another function."""
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     needed = len(names) - len(arguments.defaults)
     if len(names) < 2 or needed > 3 or None in arguments.kw_defaults:
         raise LayoutError(
-            "the checker's function is check(input, output) or check(input, output, expected); other parameters need a default"
+            "the checker's function is check(input, output) or check(input, output, expected); other parameters need "
+            "a default"
         )
     # A third one with a default may be the checker's own, such as a tolerance.
-    return 3 if needed == 3 or names[2:3] == ["expected"] else 2
+    if needed == 3 or names[2:3] == ["expected"]:
+        return 3
+    return 2
 
 
 def _property(info: Mapping[str, Any], how: Comparison) -> _Read:
-    entry, text = _name(info, "entry_point"), _parsed(info, "property")
+    entry = _name(info, "entry_point")
+    text = _parsed(info, "property")
     found = [node for node in statements(text) if isinstance(node, ast.FunctionDef) and node.name == "holds"]
     if len(found) != 1 or len(found[0].args.args) != 2:
         raise LayoutError(
@@ -312,12 +328,21 @@ def _packages(info: Mapping[str, Any], language: str) -> tuple[str, ...]:
 def _lacks(info: Mapping[str, Any], language: str, packages: Sequence[str]) -> str:
     names = ("setup", "test", "checker", "property", *(("prelude",) if language == "python" else ()))
     texts = [(name, info[name]) for name in names if isinstance(info.get(name), str)]
-    tests = info.get("tests") if info["kind"] == "asserts" else None
+    if info["kind"] == "asserts":
+        tests = info.get("tests")
+    else:
+        tests = None
     texts += [(f"tests[{number}]", test.strip()) for number, test in enumerate(tests or ())]
     for place, text in texts:
-        module = missing_module(statements(text), packages) if "import" in text else None
+        if "import" in text:
+            module = missing_module(statements(text), packages)
+        else:
+            module = None
         if module is not None:
-            mend = "add packages: [numpy]" if module.partition(".")[0] in PACKAGES else "take the import out"
+            if module.partition(".")[0] in PACKAGES:
+                mend = "add packages: [numpy]"
+            else:
+                mend = "take the import out"
             return f"{place} imports {module!r}, which is not in the sandbox: {mend}"
     return ""
 
@@ -336,7 +361,10 @@ def _cases(
         if not isinstance(row, Mapping):
             raise LayoutError(f"{place} is an object, not {type(row).__name__}")
         weight = row.get("weight")
-        row = row if keep_null else {name: value for name, value in row.items() if value is not None}
+        if keep_null:
+            row = row
+        else:
+            row = {name: value for name, value in row.items() if value is not None}
         cases.append(build(row, place, _weight(1.0 if weight is None else weight, place)))
     return cases
 
@@ -361,7 +389,10 @@ def _string(row: Mapping[str, Any], name: str, place: str, default: str | None =
     if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
     if not isinstance(value, str):
-        problem = f"there is no {name!r}" if value is None else f"{name!r} is {type(value).__name__}, not text"
+        if value is None:
+            problem = f"there is no {name!r}"
+        else:
+            problem = f"{name!r} is {type(value).__name__}, not text"
         raise LayoutError(f"{place}: {problem}; write {{'input': '...', 'output': '...'}}")
     try:
         value.encode()
@@ -435,7 +466,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _strays(test: str) -> bool:
-    """Whether a HumanEval test does more than define `check` and constants."""
+    """Return whether a HumanEval test does more than define `check` and constants."""
     return any(
         not isinstance(node, (ast.FunctionDef, ast.Assign, ast.Import, ast.ImportFrom)) and not _is_text(node)
         for node in statements(test)
@@ -443,20 +474,22 @@ def _strays(test: str) -> bool:
 
 
 def _apart(source: str, entry: str, place: str, kinds: Mapping[str, str] | None = None, changes: bool = True) -> str:
-    """A test as it runs apart from the program, of which it has the `entry`, and the names in `kinds`. LayoutError where it uses what
-    nothing defines, or what cannot be had apart."""
+    """A test as it runs apart from the program, of which it has the `entry`, and the names in `kinds`. LayoutError
+    where it uses what nothing defines, or what cannot be had apart."""
     body = statements(source)
     used = {name: kind for name, kind in (kinds or {}).items() if uses(body, {name})}
     if kinds is not None:
         used |= {name: "exception" for name in exceptions(body) - bound(body) if missing(body, {*used, entry}) == name}
     if name := missing(body, {*used, entry}):
         raise LayoutError(
-            f"{place} uses {name!r}, which neither it nor the setup defines, and cannot be rewritten as a comparison of "
+            f"{place} uses {name!r}, which neither it nor the setup defines, and cannot be rewritten as a comparison "
+            "of "
             "calls: define or import it in the setup, or compare the results of one function"
         )
     if name := captures(body):
         raise LayoutError(
-            f"{place} uses {name!r}, but the program reads and prints in a process of its own: compare what it returns, or use kind 'stdio'"
+            f"{place} uses {name!r}, but the program reads and prints in a process of its own: compare what it "
+            "returns, or use kind 'stdio'"
         )
     own = naming({name: kind for name, kind in used.items() if name != entry or kind != "function"})
     before = "\n".join(part for part in (imports_for(body, {*used, entry}), own) if part)

@@ -23,7 +23,8 @@ BUILTIN_METHODS = frozenset(
     for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, bytearray, range)
     for name in dir(kind)
 )
-"""Attributes of builtin values: what a program gives in place of one has none of them, or `f(x).count(3)` would tell the answer."""
+"""Attributes of builtin values: what a program gives in place of one has none of them, or `f(x).count(3)` would tell
+the answer."""
 _LONG_LINE = 4096
 """Characters of an assignment of a literal from which it is data, and not parsed here."""
 _DATA = re.compile(
@@ -38,8 +39,9 @@ _IN_ITS_PLACE = "a literal that is not parsed here"
 
 @functools.lru_cache(maxsize=8)
 def statements(code: str) -> list[ast.stmt]:
-    """The syntax tree of a task's code, not to be changed. In it a text stands for each long literal that is assigned on a line of its own:
-    it binds and calls nothing, and parsing the megabytes of an EvalPlus test takes seconds, in which no other thread runs. SyntaxError."""
+    """The syntax tree of a task's code, not to be changed. In it a text stands for each long literal that is assigned
+    on a line of its own: it binds and calls nothing, and parsing the megabytes of an EvalPlus test takes seconds, in
+    which no other thread runs. SyntaxError."""
     short = _DATA.sub(lambda found: f"{found[1]}{_IN_ITS_PLACE!r}" if len(found[0]) > _LONG_LINE else found[0], code)
     body = ast.parse(short).body
     inside = short != code and any(
@@ -67,7 +69,8 @@ def bound(body: str | Sequence[ast.stmt]) -> set[str]:
 
 def called(body: Sequence[ast.stmt]) -> list[str]:
     """Functions that are called by name and are neither bound in `body` nor Python's own, in order."""
-    own, names = bound(body), []
+    own = bound(body)
+    names = []
     for node in _nodes(body):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name not in own and not hasattr(builtins, name):
@@ -76,14 +79,14 @@ def called(body: Sequence[ast.stmt]) -> list[str]:
 
 
 def uses(body: Sequence[ast.stmt], names: Collection[str]) -> bool:
-    """Whether code mentions one of `names`."""
+    """Return whether code mentions one of `names`."""
     return any(isinstance(node, ast.Name) and node.id in names for node in _nodes(body))
 
 
 def program_names(tests: Sequence[Sequence[ast.stmt]], known: set[str], entry: str = "") -> tuple[str, frozenset[str]]:
-    """The function that a task asks for, and all names of its tests that stand for the program's: what they call and neither they,
-    nor their setup (`known`), nor Python's library define. A name of the library is the program's only where it is `entry`, or where
-    the tests call nothing else. Empty where there is none."""
+    """The function that a task asks for, and all names of its tests that stand for the program's: what they call and
+    neither they, nor their setup (`known`), nor Python's library define. A name of the library is the program's only
+    where it is `entry`, or where the tests call nothing else. Empty where there is none."""
     calls = [[name for name in called(body) if name not in known] for body in tests]
     own = [name for names in calls for name in names if name not in meanings()]
     inner = next((names[-1] for names in calls if names), "")  # `isclose(mean(xs), 1.5)`
@@ -92,8 +95,9 @@ def program_names(tests: Sequence[Sequence[ast.stmt]], known: set[str], entry: s
 
 
 def classes(bodies: Sequence[Sequence[ast.stmt]], names: Iterable[str]) -> set[str]:
-    """Of the program's names those that tests use as classes, not as functions: `Stack`, where what it makes has a method that no builtin
-    value has, or one that is called for what it does (`s.append(1)`), or where it is asked whether something is one."""
+    """Of the program's names those that tests use as classes, not as functions: `Stack`, where what it makes has a
+    method that no builtin value has, or one that is called for what it does (`s.append(1)`), or where it is asked
+    whether something is one."""
     candidates = {name for name in names if name[:1].isupper()}
     found: set[str] = set()
     for body in bodies:
@@ -135,12 +139,19 @@ def exceptions(body: Sequence[ast.stmt]) -> set[str]:
 
 
 def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | None:
-    """A module that code imports, and that neither Python's library nor `packages` have; None too for one that it tries to import."""
+    """A module that code imports, and that neither Python's library nor `packages` have; None too for one that it tries
+    to import."""
     tried = {inner for node in _nodes(body) if isinstance(node, ast.Try) for inner in ast.walk(node)}
     there = {*sys.stdlib_module_names, *packages}
     for node in _nodes(body):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        modules += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            modules = []
+        if isinstance(node, ast.ImportFrom):
+            modules += [node.module or "."]
+        else:
+            modules += []
         wanted = next((module for module in modules if module.partition(".")[0] not in there), None)
         if wanted is not None and node not in tried:
             return wanted
@@ -148,7 +159,7 @@ def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | N
 
 
 def captures(body: Sequence[ast.stmt]) -> str | None:
-    """What code does to see what is printed, or to give what is read, in its own process; or None."""
+    """Return what code does to see what is printed, or to give what is read, in its own process; or None."""
     streams = ("stdin", "stdout", "stderr")
     for node in _nodes(body):
         match node:
@@ -166,7 +177,8 @@ def captures(body: Sequence[ast.stmt]) -> str | None:
 
 
 def passes_objects(statement: ast.stmt, names: Iterable[str]) -> bool:
-    """Whether a call of one of the program's `names` is given what another makes, which may be an object: `f([Pair(1, 2)])`."""
+    """Return whether a call of one of the program's `names` is given what another makes, which may be an object:
+    `f([Pair(1, 2)])`."""
     inside = [
         inner.func.id
         for node in ast.walk(statement)
@@ -179,7 +191,8 @@ def passes_objects(statement: ast.stmt, names: Iterable[str]) -> bool:
 
 
 def always_true(body: Sequence[ast.stmt]) -> str | None:
-    """An assertion of a tuple, list, set, dict or function that is written out, and so holds whatever it is made of; or None."""
+    """An assertion of a tuple, list, set, dict or function that is written out, and so holds whatever it is made of; or
+    None."""
     for node in _nodes(body):
         match node:
             case ast.Assert(test=ast.Tuple(elts=[_, *_]) | ast.List(elts=[_, *_]) | ast.Set() | ast.Lambda()):
@@ -208,13 +221,13 @@ def _lacking(body: Sequence[ast.stmt], known: Iterable[str]) -> set[str]:
 
 
 def returns_value(function: ast.FunctionDef) -> bool:
-    """Whether a return of this function gives a value other than a literal None."""
+    """Return whether a return of this function gives a value other than a literal None."""
     returns = [node for node in _own_nodes(function) if isinstance(node, ast.Return) and node.value is not None]
     return any(not (isinstance(node.value, ast.Constant) and node.value.value is None) for node in returns)
 
 
 def yields(function: ast.FunctionDef) -> bool:
-    """Whether calling this function makes a generator."""
+    """Return whether calling this function makes a generator."""
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(function))
 
 

@@ -1,4 +1,5 @@
-"""Packages beyond the standard library that a task's programs may have: those of the trainer's own interpreter, by name."""
+"""Packages beyond the standard library that a task's programs may have: those of the trainer's own interpreter, by
+name."""
 
 from __future__ import annotations
 
@@ -20,4 +21,6 @@ def paths_of(package: str) -> tuple[Path, ...]:
         return ()
     folder = Path(next(iter(found.submodule_search_locations))).resolve()
     libraries = folder.parent / f"{package}.libs"
-    return (folder, libraries) if libraries.is_dir() else (folder,)
+    if libraries.is_dir():
+        return (folder, libraries)
+    return (folder,)

@@ -1,9 +1,10 @@
 """The names that the harnesses of the field give a program before its first line.
 
-LiveCodeBench (`lcb_runner/evaluation/testing_util.py`, `import_string`) puts imports of these modules, with and without their
-names, in front of programs that read and print and of functions that it calls, and sets the recursion limit; the harness of APPS
-(`eval/testing_util.py`) gives fewer of the same names. LeetCode and the harness of LeetCodeDataset (github.com/newfacade) define the
-nodes of linked lists and binary trees too; a call's lists become such nodes and back in the sandbox (`inside/nodes.py`).
+LiveCodeBench (`lcb_runner/evaluation/testing_util.py`, `import_string`) puts imports of these modules, with and without
+their names, in front of programs that read and print and of functions that it calls, and sets the recursion limit; the
+harness of APPS (`eval/testing_util.py`) gives fewer of the same names. LeetCode and the harness of LeetCodeDataset
+(github.com/newfacade) define the nodes of linked lists and binary trees too; a call's lists become such nodes and back
+in the sandbox (`inside/nodes.py`).
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ _BESIDE = ("decimal", "fractions")
 def meanings() -> dict[str, str]:
     """Names that `IMPORTS` binds, and those of the modules beside, each with the import that binds it to the same.
 
-    A test that uses one means the library's: programs cannot give it another meaning, unless it is what the task asks for.
+    A test that uses one means the library's: programs cannot give it another meaning, unless it is what the task asks
+    for.
     """
     found: dict[str, str] = {}
     for module in (*_BESIDE, *STARRED):

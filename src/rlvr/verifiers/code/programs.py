@@ -14,8 +14,8 @@ _FUTURE = re.compile(r"^from __future__ import [^\n]*$", re.MULTILINE)
 
 
 def assembled(program: str, prelude: str = "", stub: str = "", context: str = "", entry_point: str = "") -> str:
-    """The program to run. One that does not define the function that a `stub` begins goes on with the stub; one that does
-    has `context` before it."""
+    """The program to run. One that does not define the function that a `stub` begins goes on with the stub; one that
+    does has `context` before it."""
     if stub and not defines(program, entry_point):
         program = stub + ("" if stub.endswith("\n") or program.startswith("\n") else "\n") + program
         context = ""
@@ -24,12 +24,13 @@ def assembled(program: str, prelude: str = "", stub: str = "", context: str = ""
         return program
     futures = _FUTURE.findall(program) + _FUTURE.findall(before)  # they must stand first
     if futures:
-        program, before = _FUTURE.sub("", program), _FUTURE.sub("", before)
+        program = _FUTURE.sub("", program)
+        before = _FUTURE.sub("", before)
     return "\n".join([*dict.fromkeys(futures), before, program])
 
 
 def defines(program: str, name: str) -> bool:
-    """Whether a Python program has a function or a variable of that name at its top level."""
+    """Return whether a Python program has a function or a variable of that name at its top level."""
     return (
         re.search(
             rf"^(?:(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b|{re.escape(name)}[ \t]*[=:])", program, re.MULTILINE
@@ -39,7 +40,8 @@ def defines(program: str, name: str) -> bool:
 
 
 def has_function(program: str, name: str) -> bool:
-    """Whether a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is one of `class A`."""
+    """Return whether a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is
+    one of `class A`."""
     owner, _, method = name.rpartition(".")
     if not owner and defines(program, name):
         return True
@@ -48,7 +50,8 @@ def has_function(program: str, name: str) -> bool:
 
 
 def callable_name(program: str, name: str) -> str:
-    """How to call a function of a program: `Solution.name` where only that class can have it (the LeetCode form)."""
+    """Return how to call a function of a program: `Solution.name` where only that class can have it (the LeetCode
+    form)."""
     if (
         "." in name
         or "(" in name

@@ -1,7 +1,7 @@
-"""What runs a program that a model wrote: the jobs it takes and the outcomes it gives.
+"""The interface of runners of a model's programs: the jobs it takes and the outcomes it gives.
 
-Invariants: an outcome holds claims of the program, never a verdict; expected outputs are in no job; whatever the program
-does, the caller gets an Outcome, and only `Ended.BROKEN` (our own trouble) leaves it undecided.
+Invariants: an outcome holds claims of the program, never a verdict; expected outputs are in no job; whatever the
+program does, the caller gets an Outcome, and only `Ended.BROKEN` (our own trouble) leaves it undecided.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from rlvr.verifiers.code import values
 
 DECODED_SIZE = 2**14
-"""Bytes of a value that are decoded, compared or computed with in the trainer's process: the costliest take about 10 ms there, during
-which its event loop stands still. What is larger is judged in a sandbox of its own (`judge.py`)."""
+"""Bytes of a value that are decoded, compared or computed with in the trainer's process: the costliest take about 10 ms
+there, during which its event loop stands still. What is larger is judged in a sandbox of its own (`judge.py`)."""
 
 
 class Ended(Enum):
-    """How an execution ended."""
+    """The outcome of an execution."""
 
     DONE = "done"
     """By itself: exit code 0, or a returned value."""
@@ -38,7 +38,7 @@ class Ended(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one execution may spend."""
+    """Limits of one execution."""
 
     seconds: float = 2.0
     """Wall clock."""
@@ -50,7 +50,8 @@ class Limits:
     file_mb: int = 16
     """In all writable places together."""
     cpu_seconds: float | None = None
-    """Processor time of all processes together; None: a little more than `seconds`. A service elsewhere knows `seconds` only."""
+    """Processor time of all processes together; None: a little more than `seconds`. A service elsewhere knows `seconds`
+    only."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an execution claims."""
+    """Resources that an execution reports."""
 
     ended: Ended
     stdout: bytes = b""
@@ -115,9 +116,9 @@ class Runner(Protocol):
         ...
 
     async def test(self, job: Job, candidate: Job, name: str, token: str) -> Outcome:
-        """Run the test code `job` in a child of its own, where `name` is a proxy of the function that `candidate` defines: each
-        call of it goes through the trusted parent to a child of the candidate's own and comes back as typed JSON. The value is
-        `token` when the test ran to its end."""
+        """Run the test code `job` in a child of its own, where `name` is a proxy of the function that `candidate`
+        defines: each call of it goes through the trusted parent to a child of the candidate's own and comes back as
+        typed JSON. The value is `token` when the test ran to its end."""
         ...
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """The sandboxes of this process: opened when first needed, shared by all code verifiers, closed at exit.
 
-They live on an event loop in a thread of their own, so that they can be used from any loop (a pool's, a notebook's) and from none.
+They live on an event loop in a thread of their own, so that they can be used from any loop (a pool's, a notebook's) and
+from none.
 
 Invariant: a fork of the program opens its own, and closes nothing of its parent.
 """
@@ -24,8 +25,8 @@ CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How a sandbox is asked for; verifiers that ask alike share one."""
+class SandboxRequest:
+    """The request for a sandbox; verifiers that ask alike share one."""
 
     tier: str = "auto"
     unsafe: bool = False
@@ -55,7 +56,8 @@ class SharedRunner:
         return await self._elsewhere(self._runner.test(job, candidate, name, token))
 
     def wait_for(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """The result of `work`, which uses this runner, for code without a loop. TimeoutError. Not for the runner's loop."""
+        """The result of `work`, which uses this runner, for code without a loop. TimeoutError. Not for the runner's
+        loop."""
         return self._thread.submit(work).result(seconds)
 
     async def close(self) -> None:
@@ -76,10 +78,10 @@ class SharedRunner:
 
 
 _lock = threading.Lock()
-_open: dict[tuple[int, Wanted], SharedRunner] = {}
+_open: dict[tuple[int, SandboxRequest], SharedRunner] = {}
 
 
-def shared_runner(wanted: Wanted) -> SharedRunner:
+def shared_runner(wanted: SandboxRequest) -> SharedRunner:
     """The runner of that kind, opened if need be. ConfigError where there can be none."""
     key = os.getpid(), wanted
     with _lock:
@@ -88,7 +90,7 @@ def shared_runner(wanted: Wanted) -> SharedRunner:
         return _open[key]
 
 
-def missing_here(language: str, packages: Sequence[str], wanted: Wanted) -> str | None:
+def missing_here(language: str, packages: Sequence[str], wanted: SandboxRequest) -> str | None:
     """Why programs in a language and with packages cannot be run here, or None. A service elsewhere has its own."""
     from rlvr.verifiers.code.packages import paths_of
     from rlvr.verifiers.code.sandbox import languages

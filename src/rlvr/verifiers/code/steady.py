@@ -1,10 +1,11 @@
 """Programs that surely do the same whenever they are run, so that their verdict may be remembered.
 
-A guess at random has to be drawn anew for each answer: remembered, one lucky draw would pay them all. No list of the ways to
-randomness is complete (`eval('_' + '_imp' ...)`), so this is one of what is harmless: a program without imports, underscored names
-and characters beyond ASCII, that mentions no builtin and no name of its task's prelude but those below. Without any of these, two
-things still differ from one interpreter to the next, and a program that could look at them is refused: the order of a set (texts
-are hashed with a random seed, functions and `None` by their address), and the text of an object, which holds its address.
+A guess at random has to be drawn anew for each answer: remembered, one lucky draw would pay them all. No list of the
+ways to randomness is complete (`eval('_' + '_imp' ...)`), so this is one of what is harmless: a program without
+imports, underscored names and characters beyond ASCII, that mentions no builtin and no name of its task's prelude but
+those below. Without any of these, two things still differ from one interpreter to the next, and a program that could
+look at them is refused: the order of a set (texts are hashed with a random seed, functions and `None` by their
+address), and the text of an object, which holds its address.
 
 Invariant: the program's words are looked at, it is never parsed.
 """
@@ -23,21 +24,22 @@ from rlvr.verifiers.code.preludes import IMPORTS, NODES, STARRED
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEADY_WORDS = """
     abs all any bin bool bytearray bytes chr complex dict divmod enumerate filter float hex input int
-    isinstance issubclass iter len list map max min next oct ord pow print range reversed round slice sorted sum tuple zip
-    True False None Ellipsis NotImplemented property staticmethod classmethod super exit quit
+    isinstance issubclass iter len list map max min next oct ord pow print range reversed round slice sorted sum tuple
+    zip True False None Ellipsis NotImplemented property staticmethod classmethod super exit quit
 
     List Dict Set Tuple Optional Union Any Callable Iterable Iterator Sequence Deque DefaultDict
     collections deque defaultdict Counter OrderedDict popleft appendleft extendleft rotate most_common elements
-    heapq heappush heappop heapify heappushpop heapreplace nlargest nsmallest bisect bisect_left bisect_right insort insort_left
-    math ceil floor sqrt isqrt gcd lcm log log2 log10 exp sin cos tan pi inf factorial comb perm prod fabs hypot
-    itertools accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise permutations product
-    repeat starmap takewhile dropwhile zip_longest functools cache lru_cache reduce cmp_to_key partial
-    copy deepcopy ascii_lowercase ascii_uppercase digits ListNode TreeNode val next left right
+    heapq heappush heappop heapify heappushpop heapreplace nlargest nsmallest bisect bisect_left bisect_right insort
+    insort_left math ceil floor sqrt isqrt gcd lcm log log2 log10 exp sin cos tan pi inf factorial comb perm prod fabs
+    hypot itertools accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise
+    permutations product repeat starmap takewhile dropwhile zip_longest functools cache lru_cache reduce cmp_to_key
+    partial copy deepcopy ascii_lowercase ascii_uppercase digits ListNode TreeNode val next left right
 """
 _STEADY = frozenset(_STEADY_WORDS.split())
 """Builtins and names of the prelude that give the same whenever they are called."""
 _UNSTEADY = frozenset({"import", "set", "frozenset", "hash", "id", "str", "repr", "ascii", "format", "format_map"})
-"""Words of sets, addresses and the texts of objects; also where they are a method's (`'{}'.format`) or part of a text."""
+"""Words of sets, addresses and the texts of objects; also where they are a method's (`'{}'.format`) or part of a
+text."""
 _ANNOTATED = re.compile(r"^[ \t]*def \w+\([\w\s:,.\[\]|*]*\)(?:[ \t]*->[\w.\[\], |\t]+|[ \t]*):[ \t]*$", re.MULTILINE)
 """The head of a function without default values, where `str` is an annotation."""
 _BRACE = re.compile(r"""\{(?!\s*\}|\s*(?!lambda\b)(?:\w+|'[^'\\\n]*'|"[^"\\\n]*")\s*:(?!=))""")
@@ -93,7 +95,7 @@ def _builtins() -> frozenset[str]:
 
 @functools.cache
 def _imported() -> frozenset[str]:
-    """What `IMPORTS` may bind, and what its modules hold."""
+    """Return what `IMPORTS` may bind, and what its modules hold."""
     return (
         frozenset(STARRED).union(*(dir(importlib.import_module(name)) for name in STARRED))
         - set(dir(str))

@@ -1,14 +1,14 @@
 """Typed JSON: Python values as text that gives back the very same builtin types, and whose decoding runs no code.
 
-None, bool, str, finite float, small int and list are JSON's own; everything else is an object with one key, the type's name.
-A program's claim arrives in this form, so `decode` takes hostile bytes: it builds exact types of the standard library only (and
-`Instance`), takes time linear in their number, and raises nothing but ValueError. A range has more members than its text has bytes:
-its members count into the size of the value as if they were written out.
+None, bool, str, finite float, small int and list are JSON's own; everything else is an object with one key, the type's
+name. A program's claim arrives in this form, so `decode` takes hostile bytes: it builds exact types of the standard
+library only (and `Instance`), takes time linear in their number, and raises nothing but ValueError. A range has more
+members than its text has bytes: its members count into the size of the value as if they were written out.
 
-Invariants: `decode(encode(value))` has the same types and values, the order of dicts, the sign of zero and lone surrogates
-included. An object of a subclass of these types (a namedtuple, an IntEnum, a Counter) arrives as what it is a kind of; an iterator
-(a generator, a map) as an iterator over what it gave; an object of a program's own class as an Instance; a numpy array as an Array, or
-as itself where there is numpy.
+Invariants: `decode(encode(value))` has the same types and values, the order of dicts, the sign of zero and lone
+surrogates included. An object of a subclass of these types (a namedtuple, an IntEnum, a Counter) arrives as what it is
+a kind of; an iterator (a generator, a map) as an iterator over what it gave; an object of a program's own class as an
+Instance; a numpy array as an Array, or as itself where there is numpy.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _SAFE_INT = 2**53
 _ALIKE = 64
 """Members of a set or keys of a dict that may share their hash with another: more make its building quadratic."""
 _DIGITS = 1000
-"""Digits of a Decimal, size of its exponent, and digits of the parts of a Fraction: arithmetic with them stays cheap."""
+"""Digits of a Decimal, size of its exponent, and digits of the parts of a Fraction: arithmetic with them stays
+cheap."""
 _DTYPE = re.compile(r"[<>|=](?:b1|[iu][1248]|f[248]|c8|c16|[US]\d{1,7}|O)")
-"""Types of an array's elements: bool, integers, floats, complex numbers, text, bytes and objects, as numpy writes them."""
+"""Types of an array's elements: bool, integers, floats, complex numbers, text, bytes and objects, as numpy writes
+them."""
 _MOST_AXES = 32
 _EMPTY_ROWS = 1000
 """Rows of an array that has no elements; others have as many elements at least as rows."""
@@ -51,15 +53,16 @@ _TIMES: dict[type, tuple[str, ...]] = {
 
 
 class Source:
-    """The text of a function that a test gives to a program as an argument: the program's process alone makes a function of it."""
+    """The text of a function that a test gives to a program as an argument: the program's process alone makes a
+    function of it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 class Instance:
-    """An object of a program's own class, by what it holds: its fields can be read, and where its class defines `__eq__` it is
-    equal to another of the same name and fields."""
+    """An object of a program's own class, by what it holds: its fields can be read, and where its class defines
+    `__eq__` it is equal to another of the same name and fields."""
 
     def __init__(self, name: str, fields: dict[str, Any], comparable: bool) -> None:
         self.__dict__.update(fields)
@@ -79,11 +82,13 @@ class Instance:
 
 
 class Array:
-    """A numpy array where there is no numpy: `items` are its elements in C order. As a sequence it is that of its rows; it is equal to
-    itself only, since numpy's comparison of arrays is no bool."""
+    """A numpy array where there is no numpy: `items` are its elements in C order. As a sequence it is that of its rows;
+    it is equal to itself only, since numpy's comparison of arrays is no bool."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], items: list[Any]) -> None:
-        self.dtype, self.shape, self.items = dtype, shape, items
+        self.dtype = dtype
+        self.shape = shape
+        self.items = items
 
     def __len__(self) -> int:
         if not self.shape:
@@ -98,7 +103,9 @@ class Array:
             raise IndexError(f"index {at} is out of bounds for an array of {count}")
         row = len(self.items) // count
         part = self.items[at % count * row : (at % count + 1) * row]
-        return Array(self.dtype, self.shape[1:], part) if self.shape[1:] else part[0]
+        if self.shape[1:]:
+            return Array(self.dtype, self.shape[1:], part)
+        return part[0]
 
     def __repr__(self) -> str:
         return f"an array of {self.dtype} and shape {self.shape}"
@@ -109,7 +116,8 @@ make_array: Callable[[str, tuple[int, ...], list[Any]], Any] = Array
 
 
 def encode(value: Any, max_size: int = MAX_SIZE) -> bytes:
-    """The text of a value. ValueError for one that is not plain (`not a plain value: Decimal`), too deep, or too large."""
+    """The text of a value. ValueError for one that is not plain (`not a plain value: Decimal`), too deep, or too
+    large."""
     text = json.dumps(_Tree(max_size).of(value, MAX_DEPTH), ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "surrogatepass")
 
@@ -123,8 +131,8 @@ def decode(data: bytes, max_size: int = MAX_SIZE) -> Any:
 
 
 def measured(data: bytes, max_size: int) -> tuple[Any, int]:
-    """The value of a text, and its size in bytes with the members of ranges written out; None in place of a value that is larger
-    than `max_size`. ValueError as in `decode`."""
+    """The value of a text, and its size in bytes with the members of ranges written out; None in place of a value that
+    is larger than `max_size`. ValueError as in `decode`."""
     if len(data) > max_size:
         return None, len(data)
     try:
@@ -138,10 +146,12 @@ def measured(data: bytes, max_size: int) -> tuple[Any, int]:
 
 
 class _Tree:
-    """Makes JSON's types of a value; counts what it makes, since a small value may hold the same list many times over."""
+    """Makes JSON's types of a value; counts what it makes, since a small value may hold the same list many times
+    over."""
 
     def __init__(self, max_size: int) -> None:
-        self.left, self.items = max_size, MAX_ITEMS
+        self.left = max_size
+        self.items = MAX_ITEMS
 
     def of(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -154,9 +164,13 @@ class _Tree:
         if value is None or kind is bool or kind is str:
             return value
         if kind is int:
-            return value if -_SAFE_INT < value < _SAFE_INT else {"int": hex(value)}
+            if -_SAFE_INT < value < _SAFE_INT:
+                return value
+            return {"int": hex(value)}
         if kind is float:
-            return value if math.isfinite(value) else {"float": repr(value)}
+            if math.isfinite(value):
+                return value
+            return {"float": repr(value)}
         if kind is bytes:
             return {"bytes": value.hex()}
         if kind is complex:
@@ -167,7 +181,9 @@ class _Tree:
             return {"dict": [[self.of(k, depth - 1), self.of(v, depth - 1)] for k, v in dict.items(value)]}
         if kind in (list, tuple, set, frozenset):
             items = [self.of(item, depth - 1) for item in value]
-            return items if kind is list else {kind.__name__: items}
+            if kind is list:
+                return items
+            return {kind.__name__: items}
         return self._less_common(value, kind, depth)
 
     def _less_common(self, value: Any, kind: type, depth: int) -> Any:
@@ -219,7 +235,9 @@ def _fields(value: Any, kind: type) -> dict[str, Any]:
 
 
 def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    if isinstance(slots, str):
+        return (slots,)
+    return tuple(slots)
 
 
 def _parts(value: Any) -> Any:
@@ -227,7 +245,9 @@ def _parts(value: Any) -> Any:
         return [value.start, value.stop, value.step]
     if type(value) is Fraction:
         return [value.numerator, value.denominator]
-    return value.hex() if type(value) is bytearray else str(value)
+    if type(value) is bytearray:
+        return value.hex()
+    return str(value)
 
 
 _BASES: dict[type, Callable[[Any], Any]] = {
@@ -346,7 +366,8 @@ def _range(parts: list[Any], depth: int) -> range:
 
 
 def _range_size(value: range) -> int:
-    """Bytes of a range's members as a list of hexadecimal digits; `len` cannot count more than `sys.maxsize` members."""
+    """Bytes of a range's members as a list of hexadecimal digits; `len` cannot count more than `sys.maxsize`
+    members."""
     if not value:
         return 0
     members = (value[-1] - value.start) // value.step + 1

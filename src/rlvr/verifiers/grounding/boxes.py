@@ -1,7 +1,7 @@
 """Visual and temporal grounding: boxes, intervals of time, points in regions.
 
-Invariants: a degenerate box or interval is unparsable, never a division by zero; more boxes than the gold has cost score,
-so covering everything pays nothing; a single gold wants a single answer.
+Invariants: a degenerate box or interval is unparsable, never a division by zero; more boxes than the gold has cost
+score, so covering everything pays nothing; a single gold wants a single answer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOST = 100
 class BoxesVerifier(AnswerVerifier):
     """The overlap of the answer's boxes with those of `task.answer` (one list of 4 numbers, or a list of such lists).
 
-    With several boxes they are matched one to one for the greatest sum, and the score is that sum over the greater count.
-    One gold box wants one box. Boxes are `[x1, y1, x2, y2]`, `(x1,y1),(x2,y2)`, `<box>...</box>` or JSON.
+    With several boxes they are matched one to one for the greatest sum, and the score is that sum over the greater
+    count. One gold box wants one box. Boxes are `[x1, y1, x2, y2]`, `(x1,y1),(x2,y2)`, `<box>...</box>` or JSON.
     """
 
     measure: Literal["iou", "giou"] = "iou"
@@ -37,12 +37,13 @@ class BoxesVerifier(AnswerVerifier):
     threshold: float | None = None
     """A box counts 1 where its measure reaches this, else 0; null: the measure itself."""
     layout: Layout = "xyxy"
-    """What the answer's 4 numbers are: two corners, corner and size, or centre and size. Golds are always two corners."""
+    """What the answer's 4 numbers are: two corners, corner and size, or centre and size. Golds are always two
+    corners."""
     answer_scale: Scale = "same"
     """How the answer measures: `pixel`, `unit` (0 to 1), `thousand` (0 to 1000), or the `same` as the gold."""
     gold_scale: Literal["pixel", "unit", "thousand"] = "pixel"
-    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]` are
-    needed."""
+    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]`
+    are needed."""
     max_length: int = 20_000
     """Characters of an answer; a longer one is unparsable."""
 
@@ -100,14 +101,13 @@ class IntervalVerifier(AnswerVerifier):
         golds = _gold_tuples(task.answer, 2)
         if not golds:
             return "the answer is no pair of finite numbers, nor a list of pairs"
-        return (
-            None
-            if all(start < end for start, end in golds)
-            else "the answer has an interval that ends before it starts"
-        )
+        if all(start < end for start, end in golds):
+            return None
+        return "the answer has an interval that ends before it starts"
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        golds, found = _gold_tuples(task.answer, 2), read_intervals(answer, MOST)
+        golds = _gold_tuples(task.answer, 2)
+        found = read_intervals(answer, MOST)
         if isinstance(found, str):
             return unparsable(found, answer)
         if not all(start < end for start, end in found):
@@ -128,17 +128,21 @@ class PointVerifier(AnswerVerifier):
     answer_scale: Scale = "same"
     """How the answer measures: `pixel`, `unit` (0 to 1), `thousand` (0 to 1000), or the `same` as the gold."""
     gold_scale: Literal["pixel", "unit", "thousand"] = "pixel"
-    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]` are
-    needed."""
+    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]`
+    are needed."""
 
     def check_task(self, task: Task) -> str | None:
         if _region(task.answer) is None:
-            return "the answer is neither a box [x1, y1, x2, y2] with x1 < x2 and y1 < y2 nor a polygon of 3 or more [x, y]"
+            return (
+                "the answer is neither a box [x1, y1, x2, y2] with x1 < x2 and y1 < y2 nor a polygon of 3 or more "
+                "[x, y]"
+            )
         scale = _scale(task, self.answer_scale, self.gold_scale)
         return scale if isinstance(scale, str) else None
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        corners, scale = _region(task.answer), _scale(task, self.answer_scale, self.gold_scale)
+        corners = _region(task.answer)
+        scale = _scale(task, self.answer_scale, self.gold_scale)
         assert corners is not None and not isinstance(scale, str)
         found = read_tuples(answer, 2, 1)
         if isinstance(found, str):
@@ -158,36 +162,52 @@ def _gold_tuples(answer: Any, size: int) -> list[tuple[float, ...]]:
     """The gold as tuples; empty where it cannot be used."""
     if not isinstance(answer, (list, tuple)) or not answer:
         return []
-    items = answer if isinstance(answer[0], (list, tuple)) else [answer]
+    if isinstance(answer[0], (list, tuple)):
+        items = answer
+    else:
+        items = [answer]
     fits = all(
         isinstance(item, (list, tuple)) and len(item) == size and all(map(is_coordinate, item)) for item in items
     )
-    return [tuple(map(float, item)) for item in items] if fits and len(items) <= MOST else []
+    if fits and len(items) <= MOST:
+        return [tuple(map(float, item)) for item in items]
+    return []
 
 
 def _region(answer: Any) -> Sequence[Point] | None:
     box = _gold_tuples(answer, 4)
     if len(box) == 1:
         x1, y1, x2, y2 = box[0]
-        return [(x1, y1), (x2, y1), (x2, y2), (x1, y2)] if x1 < x2 and y1 < y2 else None
+        if x1 < x2 and y1 < y2:
+            return [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
+        return None
     corners = _gold_tuples(answer, 2)
-    return cast(list[Point], corners) if len(set(corners)) >= 3 else None
+    if len(set(corners)) >= 3:
+        return cast(list[Point], corners)
+    return None
 
 
 def _is_box(box: Box) -> bool:
-    width, height = box[2] - box[0], box[3] - box[1]
+    width = box[2] - box[0]
+    height = box[3] - box[1]
     return width > 0 and height > 0 and width * height > 0
 
 
 def _to_corners(box: Box, layout: Layout, scale: tuple[float, float]) -> Box:
-    a, b, c, d = box[0] * scale[0], box[1] * scale[1], box[2] * scale[0], box[3] * scale[1]
+    a = box[0] * scale[0]
+    b = box[1] * scale[1]
+    c = box[2] * scale[0]
+    d = box[3] * scale[1]
     if layout == "xywh":
         return (a, b, a + c, b + d)
-    return (a - c / 2, b - d / 2, a + c / 2, b + d / 2) if layout == "cxcywh" else (a, b, c, d)
+    if layout == "cxcywh":
+        return (a - c / 2, b - d / 2, a + c / 2, b + d / 2)
+    return (a, b, c, d)
 
 
 def _scale(task: Task, said: Scale, gold: str) -> tuple[float, float] | str:
-    """What the answer's x and y are multiplied with to measure as the gold does; else in words what is missing."""
+    """Return what the answer's x and y are multiplied with to measure as the gold does; else in words what is
+    missing."""
     if said in ("same", gold):
         return (1.0, 1.0)
     size = {"unit": (1.0, 1.0), "thousand": (1000.0, 1000.0)}

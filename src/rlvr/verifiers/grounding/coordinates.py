@@ -25,8 +25,9 @@ _DASH = re.compile(r"(?<=[0-9])\s*[-\u2013\u2014~]\s*(?=[0-9])")
 def read_tuples(text: str, size: int, most: int) -> list[tuple[float, ...]] | str:
     """All coordinates of `text` in tuples of `size` (4 for boxes, 2 for points), at most `most` of them.
 
-    Read are JSON (lists, lists of lists, objects with a key such as `bbox_2d`) and any other writing with the right count of
-    numbers: `[x1, y1, x2, y2]`, `(x1,y1),(x2,y2)`, `<box>...</box>`. In words why it cannot be read, otherwise.
+    Read are JSON (lists, lists of lists, objects with a key such as `bbox_2d`) and any other writing with the right
+    count of numbers: `[x1, y1, x2, y2]`, `(x1,y1),(x2,y2)`, `<box>...</box>`. In words why it cannot be read,
+    otherwise.
     """
     if _NOT.search(text):
         return "the answer says what it is not"
@@ -55,7 +56,10 @@ def _from_json(text: str, size: int) -> list[float] | None:
         items = [items]
     numbers: list[float] = []
     for item in items:
-        found = next((item[key] for key in _BOX_KEYS if key in item), None) if isinstance(item, dict) else item
+        if isinstance(item, dict):
+            found = next((item[key] for key in _BOX_KEYS if key in item), None)
+        else:
+            found = item
         if not isinstance(found, list) or len(found) != size or not all(map(is_coordinate, found)):
             return None
         numbers += map(float, found)
@@ -63,7 +67,7 @@ def _from_json(text: str, size: int) -> list[float] | None:
 
 
 def is_coordinate(value: Any) -> bool:
-    """Whether a value is a finite number that a coordinate may be."""
+    """Return whether a value is a finite number that a coordinate may be."""
     return type(value) in (int, float) and abs(value) <= 1e12
 
 

@@ -37,14 +37,16 @@ def generalised_iou(a: Box, b: Box) -> float:
 
 def interval_iou(a: Sequence[Interval], b: Sequence[Interval]) -> float:
     """Length covered by both sets of intervals over length covered by either, in [0, 1]."""
-    covered, both = _length(a), _length(b)
+    covered = _length(a)
+    both = _length(b)
     union = _length([*a, *b])
     return max(covered + both - union, 0.0) / union
 
 
 def _length(intervals: Sequence[Interval]) -> float:
     """The length that at least one of the intervals covers."""
-    total, end = 0.0, float("-inf")
+    total = 0.0
+    end = float("-inf")
     for start, stop in sorted(intervals):
         total += max(stop - max(start, end), 0.0)
         end = max(end, stop)
@@ -52,7 +54,7 @@ def _length(intervals: Sequence[Interval]) -> float:
 
 
 def in_polygon(point: Point, corners: Sequence[Point]) -> bool:
-    """Whether the point lies in the polygon or on its edge (even-odd rule)."""
+    """Return whether the point lies in the polygon or on its edge (even-odd rule)."""
     x, y = point
     inside = False
     for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rlvr.verifiers.instructions.instruction_registry import Count, Relation, compared, constraint
 from rlvr.verifiers.instructions.language import detect, detector_problem
-from rlvr.verifiers.instructions.registry import Count, Relation, compared, constraint
 
 _WORD = re.compile(r"\w+(?:['\u2019.\-]\w+)*+")
 _COMMA = re.compile("[,\u060c\u3001\uff0c\uff64\ufe50]")
@@ -22,13 +22,15 @@ def capital_word_frequency(text: str, *, capital_frequency: Count, capital_relat
 
 @constraint("change_case:english_capital", detector_problem)
 def english_capital(text: str) -> bool:
-    """English, and no letter in lower case. A text whose language cannot be told follows the original; here it does not."""
+    """English, and no letter in lower case. A text whose language cannot be told follows the original; here it does
+    not."""
     return text.isupper() and detect(text) == "en"
 
 
 @constraint("change_case:english_lowercase", detector_problem)
 def english_lowercase(text: str) -> bool:
-    """English, and no letter in capitals. A text whose language cannot be told follows the original; here it does not."""
+    """English, and no letter in capitals. A text whose language cannot be told follows the original; here it does
+    not."""
     return text.islower() and detect(text) == "en"
 
 

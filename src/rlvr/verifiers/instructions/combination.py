@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.instructions.registry import Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Phrase, constraint
 
 _WORD = re.compile(r"\w+")
 
@@ -24,6 +24,8 @@ def two_responses(text: str) -> bool:
 
 @constraint("combination:repeat_prompt")
 def repeat_prompt(text: str, *, prompt_to_repeat: Phrase) -> bool:
-    """The text begins with the request, in any case, and an answer follows; the original does not ask for the answer."""
-    text, request = text.strip().lower(), prompt_to_repeat.lower()
+    """The text begins with the request, in any case, and an answer follows; the original does not ask for the
+    answer."""
+    text = text.strip().lower()
+    request = prompt_to_repeat.lower()
     return text.startswith(request) and _WORD.search(text, len(request)) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.instructions.registry import Count, Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Count, Phrase, constraint
 
 _PLACEHOLDER = re.compile(r"\[[^\[\]\n]*\]")
 
@@ -23,8 +23,8 @@ def number_placeholders(text: str, *, num_placeholders: Count) -> bool:
 def postscript(text: str, *, postscript_marker: Phrase) -> bool:
     """A postscript that starts with the marker, in any case; "P.S." may be "P. S.", and "P.P.S" "P. P. S.".
 
-    The original takes the marker anywhere, inside a word and with nothing after it; here it starts a word, and a letter or
-    digit follows it.
+    The original takes the marker anywhere, inside a word and with nothing after it; here it starts a word, and a letter
+    or digit follows it.
     """
     if postscript_marker.upper() == "P.P.S":
         marker = r"p\.\s?p\.\s?s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.verifiers.instructions.registry import Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Phrase, constraint
 
 
 @constraint("startend:end_checker")

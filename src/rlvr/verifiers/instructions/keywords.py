@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.instructions.registry import Count, Letter, Phrase, Phrases, Relation, compared, constraint
+from rlvr.verifiers.instructions.instruction_registry import (
+    Count,
+    Letter,
+    Phrase,
+    Phrases,
+    Relation,
+    compared,
+    constraint,
+)
 from rlvr.verifiers.invisible import folded
 
 
@@ -19,7 +27,8 @@ def existence(text: str, *, keywords: Phrases) -> bool:
 
 @constraint("keywords:frequency")
 def frequency(text: str, *, keyword: Phrase, frequency: Count, relation: Relation) -> bool:
-    """The keyword occurs `less than` or `at least` so often, in any case, inside longer words too. Literal, as above."""
+    """The keyword occurs `less than` or `at least` so often, in any case, inside longer words too. Literal, as
+    above."""
     found = len(re.findall(re.escape(keyword), text, re.IGNORECASE))
     if relation == "less than":  # letters that look alike must not hide one
         found = max(found, len(re.findall(re.escape(folded(keyword)), folded(text), re.IGNORECASE)))

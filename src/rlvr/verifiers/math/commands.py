@@ -1,4 +1,5 @@
-r"""What is written with a command or a named function: fractions, roots, integrals, sums, limits, matrices, `\sin x`."""
+r"""Parsing of commands and named functions: fractions, roots, integrals, sums, limits, matrices,
+`\sin x`."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ from rlvr.verifiers.math.expression import (
     Symbol,
 )
 from rlvr.verifiers.math.literals import Literals
-from rlvr.verifiers.math.tokens import Unreadable, tokenize
+from rlvr.verifiers.math.math_tokens import UnreadableError, tokenize
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
-SUM, PRODUCT = 30, 40
+SUM = 30
+PRODUCT = 40
 """How tight `+` and `*` bind."""
 INFIX_COMMANDS = frozenset(["over", "choose", "mod", "bmod", "pmod"])
 """Commands that stand between their arguments."""
@@ -57,22 +59,27 @@ class Commands(Literals):
             else:
                 exponent = self.exponent()
         if name in ("max", "min") and index is not None:
-            raise Unreadable("an optimum over a set")
+            raise UnreadableError("an optimum over a set")
         if name == "sqrt":
             return self._root()
         listed = name in ("max", "min", "gcd", "lcm") and self.accept("open", "{")
         args = self._listed("}") if listed else self._arguments()
         inverse = exponent == Apply("neg", (Number(Fraction(1)),)) and f"a{name}" in FUNCTIONS.values()
         if inverse:
-            name, exponent = f"a{name}", None
+            name = f"a{name}"
+            exponent = None
         node: Node = Apply(name, args if index is None else (*args, index))
-        return node if exponent is None else Apply("^", (node, exponent))
+        if exponent is None:
+            return node
+        return Apply("^", (node, exponent))
 
     def _listed(self, closing: str) -> tuple[Node, ...]:
         """Arguments up to a closing bracket."""
         inner = self._inside(self.listing)
         self.expect("close", closing)
-        return inner.items if isinstance(inner, Listing) else (inner,)
+        if isinstance(inner, Listing):
+            return inner.items
+        return (inner,)
 
     def _root(self) -> Node:
         degree = None
@@ -80,11 +87,15 @@ class Commands(Literals):
             degree = self.expression(SUM)
             self.expect("close", "]")
         # A power behind the radicand is one of the root: \sqrt{x}^2 is x.
-        radicand = self.exponent() if self.peek().kind in ("number", "operator") else self.atom()
+        if self.peek().kind in ("number", "operator"):
+            radicand = self.exponent()
+        else:
+            radicand = self.atom()
         return Apply("root", (radicand,) if degree is None else (radicand, degree))
 
     def _arguments(self) -> tuple[Node, ...]:
-        """The argument of a named function: in brackets, or the product that follows (`\\sin 2x \\cos y` is two factors)."""
+        """The argument of a named function: in brackets, or the product that follows (`\\sin 2x \\cos y` is two
+        factors)."""
         grouped = self.peek().text == "group" and self.peek(1).text == "("
         if self.peek() == ("open", "(", self.peek().spaced) or (grouped and self.next()):
             self.next()
@@ -109,7 +120,7 @@ class Commands(Literals):
                 break
             factors.append(self.expression(PRODUCT + 1))
         if not factors:
-            raise Unreadable("a function without an argument")
+            raise UnreadableError("a function without an argument")
         return (factors[0] if len(factors) == 1 else Apply("*", tuple(factors)),)
 
     def _command(self, name: str) -> Node:
@@ -125,7 +136,7 @@ class Commands(Literals):
             return self._limit()
         if name in _DECORATIONS:
             return self._decorated(name)
-        raise Unreadable(f"\\{name} is not understood here")
+        raise UnreadableError(f"\\{name} is not understood here")
 
     def _argument(self) -> Node:
         r"""The argument of a command: a group, or one token: `\frac12` is 1/2, `\frac1e9` is 1/e times 9."""
@@ -158,8 +169,10 @@ class Commands(Literals):
         return Apply(f"call {bare}", inner.items if isinstance(inner, Listing) else (inner,))
 
     def _opens_expectation(self) -> bool:
-        """Whether an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind it."""
-        opening, inner = self.peek(), self.peek(1)
+        """Return whether an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind
+        it."""
+        opening = self.peek()
+        inner = self.peek(1)
         if opening.kind != "open" or opening.spaced:
             return False
         return opening.text == "[" or (opening.text == "(" and inner.kind == "symbol" and inner.text.isupper())
@@ -168,7 +181,9 @@ class Commands(Literals):
         closing = "]" if self.next().text == "[" else ")"
         inner = self._inside(self.listing)
         self.expect("close", closing)
-        return Apply("call E", inner.items) if isinstance(inner, Listing) else Apply("mean", (inner,))
+        if isinstance(inner, Listing):
+            return Apply("call E", inner.items)
+        return Apply("mean", (inner,))
 
     def _composition(self, left: Node) -> Node | None:
         r"""`f \circ g`, as a function of functions whose order counts; None where the sign is one of degrees."""
@@ -198,7 +213,8 @@ class Commands(Literals):
 
     def _derivative(self) -> Node | None:
         r"""`\frac{d}{dx} y`, `\frac{dy}{dx}`, `\frac{d^2y}{dx^2}`; None where the fraction is something else."""
-        start, order = self.at, "1"
+        start = self.at
+        order = "1"
         if not (self.accept("open", "group") and (self.accept("symbol", "d") or self.accept("command", "partial"))):
             self.at = start
             return None
@@ -207,7 +223,10 @@ class Commands(Literals):
             order = self.next().text
             if braced:
                 self.accept("close", "group")
-        body = None if self.peek().text == "group" else self.expression(SUM)
+        if self.peek().text == "group":
+            body = None
+        else:
+            body = self.expression(SUM)
         if (
             not (
                 self.accept("close", "group")
@@ -241,11 +260,13 @@ class Commands(Literals):
         return lower, upper
 
     def _limit_argument(self) -> Node:
-        """What `^` or `_` takes where an index may follow: a name or number stands alone."""
+        """Return what `^` or `_` takes where an index may follow: a name or number stands alone."""
         token = self.peek()
         if token.kind == "number":
             return Number(Fraction(self.next().text))
-        return Symbol(self.next().text) if token.kind == "symbol" else self.exponent()
+        if token.kind == "symbol":
+            return Symbol(self.next().text)
+        return self.exponent()
 
     def _integral(self, name: str) -> Node:
         lower, upper = self._bounds()
@@ -253,7 +274,7 @@ class Commands(Literals):
         body = self.expression(SUM)
         variable = str(self.integrals.pop()["variable"])
         if not variable and lower is not None:
-            raise Unreadable("an integral without its variable")
+            raise UnreadableError("an integral without its variable")
         return Binder(name, variable or "x", lower, upper, body)
 
     def _sum(self, name: str) -> Node:
@@ -264,7 +285,7 @@ class Commands(Literals):
             and isinstance(lower.sides[0], Symbol)
             and upper is not None
         ):
-            raise Unreadable("a sum without its limits")
+            raise UnreadableError("a sum without its limits")
         return Binder(name, lower.sides[0].name, lower.sides[1], upper, self.expression(PRODUCT))
 
     def _limit(self) -> Node:
@@ -281,7 +302,7 @@ class Commands(Literals):
                 self.expect("close", "group")
         self.expect("close", "group")
         if not isinstance(variable, Symbol) or side not in ("", "+", "-"):
-            raise Unreadable("a limit over something that is no variable")
+            raise UnreadableError("a limit over something that is no variable")
         return Binder(f"lim{side}", variable.name, target, None, self.expression(PRODUCT))
 
     def _decorated(self, name: str) -> Node:
@@ -294,13 +315,13 @@ class Commands(Literals):
             while self.peek().kind == "symbol" and (not letters or name in ("angle", "triangle")):
                 letters.append(self._name(self.next().text))
         if not letters:
-            raise Unreadable(f"\\{name} without letters")
+            raise UnreadableError(f"\\{name} without letters")
         return Symbol(f"{name} {''.join(letters)}")
 
     def _environment(self, text: str) -> Node:
         command, _, name = text.partition(" ")
         if command != "begin" or name not in _ROWS:
-            raise Unreadable(f"{text} is not understood")
+            raise UnreadableError(f"{text} is not understood")
         rows: list[tuple[Node, ...]] = []
         row: list[Node] = []
         while not self.ends():
@@ -313,13 +334,15 @@ class Commands(Literals):
             if not self.accept("operator", "&") and self.peek().text == ",":
                 self.next()
         if self.next().text != f"end {name}":
-            raise Unreadable("an environment that does not end")
+            raise UnreadableError("an environment that does not end")
         if row:
             rows.append(tuple(row))
         rows = [entries for entries in rows if entries]
         if not rows or (len({len(entries) for entries in rows}) > 1 and name != "cases"):
-            raise Unreadable("rows of different lengths")
+            raise UnreadableError("rows of different lengths")
         matrix = Matrix(tuple(rows))
         if name == "cases":
             return Apply("cases", tuple(Bracket("(", ")", entries) for entries in rows))
-        return Apply("det", (matrix,)) if name == "vmatrix" else matrix
+        if name == "vmatrix":
+            return Apply("det", (matrix,))
+        return matrix

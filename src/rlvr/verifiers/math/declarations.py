@@ -1,11 +1,13 @@
 r"""Declarations and conditions: parts of an answer that say what its letters are, or when it holds.
 
-The rule, decided here alone: a declaration is no answer and adds nothing to one. What a letter may be is the gold's to say:
-only letters that the gold declares may be renamed or shifted (`2k, k \in \mathbb{Z}` is `2n + 2, n \in \mathbb{Z}`), and
-those that count periods, see parameters.py. A domain of the answer can only refuse it: another domain than the gold's, or one beside an inequality that has none there.
+The rule, decided here alone: a declaration is no answer and adds nothing to one. What a letter may be is the gold's to
+say: only letters that the gold declares may be renamed or shifted (`2k, k \in \mathbb{Z}` is
+`2n + 2, n \in \mathbb{Z}`), and those that count periods, see parameters.py. A domain of the answer can only refuse it:
+another domain than the gold's, or one beside an inequality that has none there.
 
-Any other condition is part of the answer, which holds only then (`5 \text{ if } x > 0` is not 5): the gold must have the same
-one. A condition of the gold may be left out. Single points that are excluded (`x \ne 1`) say where the answer is defined.
+Any other condition is part of the answer, which holds only then (`5 \text{ if } x > 0` is not 5): the gold must have
+the same one. A condition of the gold may be left out. Single points that are excluded (`x \ne 1`) say where the answer
+is defined.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ Declared = frozenset[tuple[str, str]]
 
 
 def is_number_set(node: Node) -> bool:
-    r"""Whether the node is $\mathbb{Z}$, `\mathbb{Z}^+`, `\mathbb{R}` or another set of all numbers of a kind."""
+    r"""Return whether the node is $\mathbb{Z}$, `\mathbb{Z}^+`, `\mathbb{R}` or another set of all numbers of a
+    kind."""
     return isinstance(node, Symbol) and node.name.partition(" ")[0] in NUMBER_SETS
 
 
 def declared_by(node: Node) -> Declared | None:
-    """What the node declares, or None where it is something else than a declaration."""
+    """Return what the node declares, or None where it is something else than a declaration."""
     match node:
         case Relation(("in",), (names, Symbol(domain) as numbers)) if is_number_set(numbers):
             return frozenset((name, domain) for name in symbols(names))
@@ -50,8 +53,8 @@ def declared_by(node: Node) -> Declared | None:
 
 
 def without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
-    r"""`node` without the conditions behind it (`k\pi, k \in \mathbb{Z}`, `\{2k \mid k \in \mathbb{Z}\}`), what they declare,
-    and those that restrict it."""
+    r"""`node` without the conditions behind it (`k\pi, k \in \mathbb{Z}`, `\{2k \mid k \in \mathbb{Z}\}`), what they
+    declare, and those that restrict it."""
     match node:
         case Bracket("{", "}", (Builder(subject, conditions) as builder,)) if not isinstance(subject, Relation):
             if all(declared_by(condition) is not None for condition in conditions):
@@ -69,20 +72,21 @@ def without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
 
 
 def _says_nothing(condition: Node) -> bool:
-    r"""Whether a condition restricts nothing but single points: `for all x`, `x \ne 1`."""
+    r"""Return whether a condition restricts nothing but single points: `for all x`, `x \ne 1`."""
     return isinstance(condition, Symbol) or (isinstance(condition, Relation) and set(condition.operators) == {"!="})
 
 
 def disagree(
     gold: Declared, answer: Declared, in_inequalities: Iterable[str], letters: tuple[frozenset[str], frozenset[str]]
 ) -> bool:
-    """Whether the answer's domains are not the gold's. `in_inequalities` are the letters that inequalities are about,
-    `letters` those of the gold's values and of the answer's.
+    """Return whether the answer's domains are not the gold's. `in_inequalities` are the letters that inequalities are
+    about, `letters` those of the gold's values and of the answer's.
 
-    A letter that both declare has one domain, and so have those that only one of them writes, which are the same by another
-    name. Real numbers are what every letter is until something else is said.
+    A letter that both declare has one domain, and so have those that only one of them writes, which are the same by
+    another name. Real numbers are what every letter is until something else is said.
     """
-    ours, theirs = dict(gold), dict(answer)
+    ours = dict(gold)
+    theirs = dict(answer)
     if any(domain != theirs.get(name, domain) for name, domain in ours.items()):
         return True
     renamed = (

@@ -1,6 +1,7 @@
 """Definitions: the function and the variables of a label like `f(x)`, and one naming of the variables for both sides.
 
-The rule, decided here alone: the variables of a definition may have any names, in the value, the label and the conditions.
+The rule, decided here alone: the variables of a definition may have any names, in the value, the label and the
+conditions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from rlvr.verifiers.math.expression import Apply, Bracket, Builder, Listing, Nod
 
 
 def with_variables_of(gold: Node, answer: Node) -> Node:
-    """`answer` with the variables of its definitions (`f(x) = x^2, x > 0`) named as in those of the gold (`f(t) = ...`).
+    """`answer` with the variables of its definitions (`f(x) = x^2, x > 0`) named as in those of the gold
+    (`f(t) = ...`).
 
     A definition goes on in what stands behind it, up to the next one.
     """
@@ -30,11 +32,15 @@ def with_variables_of(gold: Node, answer: Node) -> Node:
             names = dict(zip(theirs, ours, strict=True))
             group = [rename(item, names) for item in group]
         items += group
-    return replace(answer, items=tuple(items)) if isinstance(answer, Listing) else items[0]
+    if isinstance(answer, Listing):
+        return replace(answer, items=tuple(items))
+    return items[0]
 
 
 def _items(node: Node) -> tuple[Node, ...]:
-    return node.items if isinstance(node, Listing) else (node,)
+    if isinstance(node, Listing):
+        return node.items
+    return (node,)
 
 
 def _defined_by(item: Node) -> tuple[str, list[str]] | None:

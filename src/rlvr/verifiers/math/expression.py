@@ -1,7 +1,7 @@
 """The tree that the parser builds and the comparison reads: a few kinds of immutable nodes.
 
-Invariant: a tree from the parser has at most `parser.MAX_DEPTH` levels and as many nodes as its text has tokens, so that
-every function here may recurse.
+Invariant: a tree from the parser has at most `parser.MAX_DEPTH` levels and as many nodes as its text has tokens, so
+that every function here may recurse.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal, exactly as written; `base` is set for a literal with a base (`101_2`), `places` counts the decimals of one
-    written with a point, None for others."""
+    """A literal, exactly as written; `base` is set for a literal with a base (`101_2`), `places` counts the decimals of
+    one written with a point, None for others."""
 
     value: Fraction
     base: int = 0
@@ -38,7 +38,8 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operation: `+` and `*` (any number of arguments), `neg / ^ root log abs binom degree ...`, `call f` for an unknown f."""
+    """An operation: `+` and `*` (any number of arguments), `neg / ^ root log abs binom degree ...`, `call f` for an
+    unknown f."""
 
     head: str
     args: tuple[Node, ...]
@@ -65,7 +66,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """What stands in brackets: a tuple, an interval, a set, or one grouped expression."""
+    """The content of brackets: a tuple, an interval, a set, or one grouped expression."""
 
     opening: str
     closing: str
@@ -97,7 +98,8 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    r"""A set by condition, `\{x \in A \mid conditions\}`; also an answer with a side condition (`k\pi, k \in \mathbb Z`)."""
+    r"""A set by condition, `\{x \in A \mid conditions\}`; also an answer with a side condition
+    (`k\pi, k \in \mathbb Z`)."""
 
     subject: Node
     conditions: tuple[Node, ...]
@@ -166,7 +168,9 @@ def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
 def symbols(node: Node) -> frozenset[str]:
     """The free symbols, less the constants."""
     if isinstance(node, Symbol):
-        return frozenset() if node.name.partition(" ")[0] in CONSTANTS else frozenset({node.name})
+        if node.name.partition(" ")[0] in CONSTANTS:
+            return frozenset()
+        return frozenset({node.name})
     below = [symbols(child) for child in children(node)]
     free = frozenset().union(*below)
     if isinstance(node, Binder) and binds(node):
@@ -176,7 +180,7 @@ def symbols(node: Node) -> frozenset[str]:
 
 
 def binds(node: Binder) -> bool:
-    """Whether the variable is a name of the operator's own; that of a derivative or an antiderivative is not."""
+    """Return whether the variable is a name of the operator's own; that of a derivative or an antiderivative is not."""
     return node.kind != "diff" and not (node.kind.endswith("int") and node.lower is None)
 
 
@@ -203,7 +207,8 @@ def depth(node: Node) -> int:
 
 
 def is_literal(node: Node) -> bool:
-    r"""Whether the node is a number in readable form: `-3`, `2.5`, `\frac{1}{2}`, `50\%`, `1.5 \times 10^{3}`; not `6 \cdot 7`."""
+    r"""Return whether the node is a number in readable form: `-3`, `2.5`, `\frac{1}{2}`, `50\%`, `1.5 \times 10^{3}`;
+    not `6 \cdot 7`."""
     match node:
         case Number():
             return node.base == 0
@@ -230,7 +235,9 @@ def as_decimal(node: Node) -> Number | None:
             return node if node.places is not None else None
         case Apply("neg", (arg,)):
             inner = as_decimal(arg)
-            return None if inner is None else replace(inner, value=-inner.value)
+            if inner is None:
+                return None
+            return replace(inner, value=-inner.value)
         case Bracket("(" | "[", ")" | "]", (item,)):
             return as_decimal(item)
         case Apply("*", (Number(value, places=int(places)), Apply("^", (Number(), power)) as scale)) if (
@@ -245,7 +252,7 @@ def as_decimal(node: Node) -> Number | None:
 
 
 def is_integer_literal(node: Node) -> bool:
-    """Whether the node is an integer as written, with a sign perhaps."""
+    """Return whether the node is an integer as written, with a sign perhaps."""
     match node:
         case Number():
             return node.value.denominator == 1 and node.base == 0

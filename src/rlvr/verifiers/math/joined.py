@@ -1,9 +1,10 @@
-r"""Parts that are one answer together: a measure in two units (`5 h 30 min`), alternatives joined by a sign (`x < 1 \lor x > 2`)."""
+r"""Parts that are one answer together: a measure in two units (`5 h 30 min`), alternatives joined by a sign
+(`x < 1 \lor x > 2`)."""
 
 from __future__ import annotations
 
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, Relation
-from rlvr.verifiers.math.tokens import Token
+from rlvr.verifiers.math.math_tokens import Token
 from rlvr.verifiers.math.units import conversion, dimension
 
 CONNECTIVES = {"vee": "or", "wedge": "and"}
@@ -23,7 +24,8 @@ def compound(first: Node, second: Node) -> Quantity | None:
 
 
 def ratio(left: Node, right: Node, last: Token) -> Node:
-    """`3 : 1`, or a time of day where `last`, the last token of the right side, has a leading zero (`6:05`): no ratio is written so."""
+    """`3 : 1`, or a time of day where `last`, the last token of the right side, has a leading zero (`6:05`): no ratio
+    is written so."""
     is_time = isinstance(right, Number) and len(last.text) == 2 and last.text[0] == "0"
     if isinstance(left, Apply) and left.head in (":", "time"):
         return Apply("time" if is_time else left.head, (*left.args, right))
@@ -35,7 +37,9 @@ def alternatives(node: Node) -> list[Node]:
     match node:
         case Apply("vee", args):
             parts = [part for arg in args for part in alternatives(arg)]
-            return parts if all(isinstance(part, Relation) for part in parts) else [node]
+            if all(isinstance(part, Relation) for part in parts):
+                return parts
+            return [node]
         case Bracket("(", ")", (Relation() as relation,)):
             return [relation]
     return [node]

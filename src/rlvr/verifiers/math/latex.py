@@ -41,7 +41,8 @@ _REPLACEMENTS = {
 }
 _BRACED_COMMA = re.compile(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)")
 _WRAPPER = re.compile(
-    r"(?:\\(?:boxed|fbox|text|textbf|textit|textrm|textsf|textnormal|emph|mathrm|mathbf|mathit|mathsf|mbox|hbox|boldsymbol|bm|underline)\s*)?\{"
+    r"(?:\\(?:boxed|fbox|text|textbf|textit|textrm|textsf|textnormal|emph|mathrm|mathbf|mathit|mathsf|mbox|hbox"
+    r"|boldsymbol|bm|underline)\s*)?\{"
 )
 _BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -52,14 +53,17 @@ _GLUED = re.compile(r"(?<=[\d)}])(or|and)(?=[A-Z(\d\\-])")
 _DOTTED = re.compile(r"(\.\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d))(?:(\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d)))?")
 """A repeating decimal with dots over the first and the last digit of its cycle."""
 _STYLE = re.compile(
-    r"\\(?:text)?color\s*\{[A-Za-z!\d]+\}|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
+    r"\\(?:text)?color\s*\{[A-Za-z!\d]+\}|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge"
+    r"|Huge)(?![A-Za-z])"
 )
 _OHM = re.compile(
-    r"(?<=[\d}])\s*(?:\\(?:text|mathrm)\s*\{\s*([kMm]?)\s*(?:\\Omega|[\u03a9\u2126])\s*\}|(?:\\(?:text|mathrm)\s*\{\s*([kMm])\s*\}|([kM]))?\s*(?:\\Omega(?![A-Za-z])|[\u03a9\u2126]))"
+    r"(?<=[\d}])\s*(?:\\(?:text|mathrm)\s*\{\s*([kMm]?)\s*(?:\\Omega|[\u03a9\u2126])\s*\}|(?:\\(?:text"
+    r"|mathrm)\s*\{\s*([kMm])\s*\}|([kM]))?\s*(?:\\Omega(?![A-Za-z])|[\u03a9\u2126]))"
     r"(?=\s*(?:\Z|[,;.)$}]))"
 )
 _MICRO = re.compile(
-    r"(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}|\\(?:text|mathrm)\s*\{\s*(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*([A-Za-z]+)\s*\}"
+    r"(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}|\\(?:text"
+    r"|mathrm)\s*\{\s*(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*([A-Za-z]+)\s*\}"
 )
 _PREFIX = {"": "", "k": "kilo", "M": "mega", "m": "milli"}
 _SYMBOLS = {
@@ -126,7 +130,8 @@ _CHARACTERS = _Characters()
 
 
 def clean(text: str) -> str:
-    """`text` in one spelling: ASCII digits and signs, no spacing commands, math delimiters, wrappers or final period."""
+    """`text` in one spelling: ASCII digits and signs, no spacing commands, math delimiters, wrappers or final
+    period."""
     if not text.isascii():
         text = _SUPERSCRIPT_RUN.sub(_raised, text)
         text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
@@ -165,7 +170,9 @@ def _overlined(decimal: re.Match[str]) -> str:
 def _raised(run: re.Match[str]) -> str:
     """Superscript characters as a power."""
     power = run[0].translate(_SUPERSCRIPTS)
-    return f"^{power}" if len(power) == 1 else f"^{{{power}}}"
+    if len(power) == 1:
+        return f"^{power}"
+    return f"^{{{power}}}"
 
 
 def _strip(text: str) -> str:
@@ -173,7 +180,10 @@ def _strip(text: str) -> str:
     bare = text.rstrip(".,;*\\\u3002\uff61 ")
     if bare.endswith("^"):  # `\\mathbb{R}^*`, `z^*`: a sign, and no mark of emphasis
         bare += "*"
-    return f"{bare}..." if "..." in text[len(bare) :] else bare  # an ellipsis says that more follows
+    # an ellipsis says that more follows
+    if "..." in text[len(bare) :]:
+        return f"{bare}..."
+    return bare
 
 
 def _unwrapped(text: str) -> str | None:
@@ -187,12 +197,14 @@ def _unwrapped(text: str) -> str | None:
     for brace in _BRACE.finditer(text, wrapper.end() - 1):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[wrapper.end() : -1] if brace.end() == len(text) else None
+            if brace.end() == len(text):
+                return text[wrapper.end() : -1]
+            return None
     return None
 
 
 def balanced(text: str) -> bool:
-    """Whether every brace of `text` closes (escaped braces are text)."""
+    """Return whether every brace of `text` closes (escaped braces are text)."""
     depth = 0
     for brace in _BRACE.finditer(text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -202,7 +214,8 @@ def balanced(text: str) -> bool:
 
 
 def spelling(text: str) -> str:
-    """What two cleaned texts share when they differ in spaces only (a space between two words or numbers counts).
+    """Return what two cleaned texts share when they differ in spaces only (a space between two words or numbers
+    counts).
 
     So does one in `1, 234`, which is no `1,234`.
     """

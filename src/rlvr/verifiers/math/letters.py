@@ -1,9 +1,9 @@
 r"""Reading a text as a tree, and the one question that a text alone leaves open: are letters behind a number a unit?
 
-The rule, decided here alone: the symbol of a unit behind a number (`5 m`, `5m`, `3 kg`), with or without a space, is a unit
-where it is all that stands behind the number of a whole value, nothing nearby is a variable, and its letters are no variables
-of the gold or the problem. In `49 a^2 - 49 b^2` letters are variables, as everywhere in arithmetic. Words set upright
-(`5 \text{ m}`) are no letters. What a unit does to a value is decided in units.py.
+The rule, decided here alone: the symbol of a unit behind a number (`5 m`, `5m`, `3 kg`), with or without a space, is a
+unit where it is all that stands behind the number of a whole value, nothing nearby is a variable, and its letters are
+no variables of the gold or the problem. In `49 a^2 - 49 b^2` letters are variables, as everywhere in arithmetic. Words
+set upright (`5 \text{ m}`) are no letters. What a unit does to a value is decided in units.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import re
 from rlvr.verifiers import answers
 from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Quantity, Relation, symbols, walk
 from rlvr.verifiers.math.latex import balanced, clean
+from rlvr.verifiers.math.math_tokens import LONGEST_SYMBOL, UnreadableError
 from rlvr.verifiers.math.parser import parse
 from rlvr.verifiers.math.statements import is_label
-from rlvr.verifiers.math.tokens import LONGEST_SYMBOL, Unreadable
 from rlvr.verifiers.math.units import dimension, singular
 
 _MAY_BE_UNIT = re.compile(r"\d\s*[A-Za-z]")
@@ -26,14 +26,16 @@ _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _LONE_LETTER = re.compile(
     r"(?<![^\W_])(?<!\d )(?<![\\/('\u2019])(?<!\bin )(?<!\bper )(?![AaI])[A-Za-z](?![A-Za-z0-9'\u2019])"
 )
-"""A letter that stands alone in prose: a variable (`the side s`), unless it is a word, a mark (`(b)`) or a unit (`5 m`, `in m/s`)."""
+"""A letter that stands alone in prose: a variable (`the side s`), unless it is a word, a mark (`(b)`) or a unit (`5 m`,
+`in m/s`)."""
 _STYLED = re.compile(r"\\[A-Za-z]+\s*(?:\{([^{}\\]*)\})?")
 _WORD = re.compile("[A-Za-z]{2}")
 _VOWEL = re.compile("[aeiouyAEIOUY]")
 _UNKNOWNS = frozenset("uvwxyz")
 _SPELLS = frozenset(
-    """abbreviation acronym alphabetical alphabetically arrange arranged arrangement cipher code color colour initial letter order ordering
-    password permutation rank ranked ranking sequence sort sorted spell spelled spelling string word""".split()  # noqa: SIM905
+    """abbreviation acronym alphabetical alphabetically arrange arranged arrangement cipher code color colour initial
+    letter order ordering password permutation rank ranked ranking sequence sort sorted spell spelled spelling string
+    word""".split()  # noqa: SIM905
 )
 """Words of a problem whose answer may be letters in their order."""
 MAX_FACTORS = 5
@@ -60,18 +62,18 @@ def read(text: str, variables: frozenset[str] = frozenset()) -> Node:
     variables = variables.union(*(re.findall("[A-Za-z]", names) for names in _DEFINED.findall(text)))
     try:
         with_units = parse(text, variables=variables)
-    except Unreadable:
+    except UnreadableError:
         return parse(text, bare_units=False)
     if not any(map(_is_algebra, _values(with_units))):
         return with_units
     try:
         return parse(text, bare_units=False)
-    except Unreadable:
+    except UnreadableError:
         return with_units
 
 
 def _values(node: Node) -> list[Node]:
-    """What stands on its own in an answer: the items of lists, the sides of relations that are no labels."""
+    """Return what stands on its own in an answer: the items of lists, the sides of relations that are no labels."""
     match node:
         case Listing() | Bracket():
             return [value for item in node.items for value in _values(item)]
@@ -84,13 +86,14 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_worked_out(sides: list[Node]) -> bool:
-    """Whether a chain without a label ends in a quantity (`5 m = 500 cm`); `2F = 9C` and `3m = 12` are equations."""
+    """Return whether a chain without a label ends in a quantity (`5 m = 500 cm`); `2F = 9C` and `3m = 12` are
+    equations."""
     units = [dimension(side.unit) for side in sides if isinstance(side, Quantity)]
     return isinstance(sides[-1], Quantity) and None not in units and len({unit[0] for unit in units if unit}) == 1
 
 
 def _is_algebra(value: Node) -> bool:
-    """Whether a value has variables, or arithmetic between its quantities."""
+    """Return whether a value has variables, or arithmetic between its quantities."""
     if isinstance(value, Quantity):
         return _is_algebra(value.value)
     if isinstance(value, Apply) and value.head == "neg":
@@ -107,15 +110,16 @@ def units_of(node: Node) -> frozenset[str]:
 
 
 def is_product(unit: str, prompt: str) -> bool:
-    """Whether letters behind a number may be a product of the problem's variables."""
+    """Return whether letters behind a number may be a product of the problem's variables."""
     return unit.isalpha() and len(unit) <= LONGEST_SYMBOL and variables_of(prompt).issuperset(unit)
 
 
 def is_product_of_letters(text: str, variables: frozenset[str], nouns: frozenset[str] = frozenset()) -> bool:
-    """Whether letters without a space are a product, whose factors have no order: `mgh`, `nRT`, `xyz`; `cab` of variables of the problem.
+    """Return whether letters without a space are a product, whose factors have no order: `mgh`, `nRT`, `xyz`; `cab` of
+    variables of the problem.
 
-    Letters that nobody can pronounce are one, and unknowns (u to z), unless all are capitals (names and orders are written so) or the
-    problem, whose words are `nouns`, asks for an order or a word; nobody writes a factor twice.
+    Letters that nobody can pronounce are one, and unknowns (u to z), unless all are capitals (names and orders are
+    written so) or the problem, whose words are `nouns`, asks for an order or a word; nobody writes a factor twice.
     """
     if (
         not text.isascii()
@@ -153,13 +157,16 @@ def words_of(prompt: str) -> frozenset[str]:
 
 
 def without_asked_noun(answer: str, prompt: str) -> str:
-    r"""An answer without the words behind its number, where these are what the prompt asks "How many" of (`84 \text{ times}`)."""
+    r"""An answer without the words behind its number, where these are what the prompt asks "How many" of
+    (`84 \text{ times}`)."""
     counted = _COUNTED.fullmatch(answer)
     if counted is None:
         return answer
     words = _words(counted[2] or counted[3])
     asked = any(phrase[: len(words)] == words for phrase in _asked(prompt))
-    return counted[1] if words and asked and not _NO_NOUNS.intersection(words) else answer
+    if words and asked and not _NO_NOUNS.intersection(words):
+        return counted[1]
+    return answer
 
 
 @functools.lru_cache(maxsize=256)
@@ -190,12 +197,12 @@ def _letters_of(formula: str, is_read: bool) -> set[str]:
         try:
             # a subscript or a prime makes no other letter of it
             return {name[0] for name in symbols(read(text)) if len(name.partition("_")[0].rstrip("'")) == 1}
-        except (Unreadable, RecursionError):
+        except (UnreadableError, RecursionError):
             pass
     return set(_LETTER.findall(_STYLED.sub(_without_words, text)))
 
 
 def _without_words(command: re.Match[str]) -> str:
-    r"""What a command leaves of its argument: nothing of `\text{mass}`, the letter of `\sqrt{m}`."""
+    r"""Return what a command leaves of its argument: nothing of `\text{mass}`, the letter of `\sqrt{m}`."""
     inner = command[1] or ""
     return " " if _WORD.search(inner) else f" {inner} "

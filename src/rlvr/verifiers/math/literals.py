@@ -6,9 +6,9 @@ import re
 from fractions import Fraction
 
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number
+from rlvr.verifiers.math.math_tokens import Token, UnreadableError
 from rlvr.verifiers.math.numeric import decimal_places
 from rlvr.verifiers.math.reader import Reader
-from rlvr.verifiers.math.tokens import Token, Unreadable
 
 _THOUSAND = re.compile(r"\d{3}(?:\.\d*)?")
 
@@ -28,9 +28,11 @@ class Literals(Reader):
             base = self._subscript()
             if base.isdecimal() and 2 <= int(base) <= 36 and all(int(digit) < int(base) for digit in token.text):
                 return Number(Fraction(int(token.text, int(base))), int(base))
-            raise Unreadable("a number with an index")
+            raise UnreadableError("a number with an index")
         decimals = decimal_places(token.text)
-        return self._joined(value) if decimals is None and value.denominator == 1 else Number(value, places=decimals)
+        if decimals is None and value.denominator == 1:
+            return self._joined(value)
+        return Number(value, places=decimals)
 
     def _based(self, node: Node) -> Node:
         """A number in brackets with its base behind them, `(1011)_2`; anything else as it is."""
@@ -42,7 +44,9 @@ class Literals(Reader):
     def _joined(self, value: Fraction) -> Node:
         """An integer with what belongs to it: a fraction (`1 1/2`, `1\\frac{1}{2}`) or more digits (`4 200`)."""
         while self.peek().kind == "number" and self.peek().spaced:
-            token, bar, below = self.peek(), self.peek(1), self.peek(2)
+            token = self.peek()
+            bar = self.peek(1)
+            below = self.peek(2)
             if (
                 token.text.isdecimal()
                 and bar.text == "/"
@@ -52,7 +56,7 @@ class Literals(Reader):
                 self.at += 3
                 return _mixed(value, int(token.text), int(below.text))
             if value <= 0 or value.denominator != 1 or not _THOUSAND.fullmatch(token.text):
-                raise Unreadable("two numbers side by side")
+                raise UnreadableError("two numbers side by side")
             self.next()
             value = value * 1000 + Fraction(token.text)
         parts = self._fraction_ahead()
@@ -67,9 +71,13 @@ class Literals(Reader):
             return None
         shape = [(self.peek(k).kind, self.peek(k).text) for k in range(1, 7)]
         if shape[0] == ("open", "group") == shape[3] and shape[2] == ("close", "group") == shape[5]:
-            top, bottom, count = shape[1][1], shape[4][1], 7
+            top = shape[1][1]
+            bottom = shape[4][1]
+            count = 7
         elif shape[0][0] == "number" and len(shape[0][1]) == 2:
-            top, bottom, count = shape[0][1][0], shape[0][1][1], 2
+            top = shape[0][1][0]
+            bottom = shape[0][1][1]
+            count = 2
         else:
             return None
         if not (top.isdecimal() and bottom.isdecimal() and 0 < int(top) < int(bottom)):

@@ -1,10 +1,11 @@
 r"""Products whose order counts: formulas of vectors and matrices are compared by the values of 3 x 3 matrices.
 
-The rule, decided here alone: a letter with an arrow is a vector, and capital letters are matrices where two of them occur in a
-formula that transposes one, writes two or three of them in two orders (`AB - BA`), or, if it has no other letters, raises one
-to the power -1 (`(AB)^{-1}`). Bold letters are vectors in a formula that joins two of them by a dot or a cross or has an arrow,
-and bold capitals matrices where two of them stand side by side. Letters with a hat are vectors beside a cross, but for p and q,
-which are estimates. Everywhere else letters are numbers: `nRT`, `\frac{1}{2}AB \sin C`, `PQ + QR`.
+The rule, decided here alone: a letter with an arrow is a vector, and capital letters are matrices where two of them
+occur in a formula that transposes one, writes two or three of them in two orders (`AB - BA`), or, if it has no other
+letters, raises one to the power -1 (`(AB)^{-1}`). Bold letters are vectors in a formula that joins two of them by a dot
+or a cross or has an arrow, and bold capitals matrices where two of them stand side by side. Letters with a hat are
+vectors beside a cross, but for p and q, which are estimates. Everywhere else letters are numbers: `nRT`,
+`\frac{1}{2}AB \sin C`, `PQ + QR`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluate import Evaluator, Fuel, Unknown
+from rlvr.verifiers.math.evaluation import Fuel, NumericEvaluator, UnknownValueError
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
 from rlvr.verifiers.math.operators import is_constant
 
@@ -41,7 +42,8 @@ _TRANSPOSED = frozenset({Symbol("T"), Symbol("top")})
 
 
 def is_vector(node: Node) -> bool:
-    """Whether a factor is a vector as written: a letter with an arrow, a cross product, a multiple or a sum of these."""
+    """Return whether a factor is a vector as written: a letter with an arrow, a cross product, a multiple or a sum of
+    these."""
     match node:
         case Symbol(name):
             return name.startswith((*_ARROWS, _BOLD, _HATS)) or name == "nabla"
@@ -57,7 +59,8 @@ def is_vector(node: Node) -> bool:
 
 
 def settled(node: Node) -> Node:
-    """The tree of a text with bold letters, hats and products by dot or cross named as what they are: vectors, matrices, numbers."""
+    """The tree of a text with bold letters, hats and products by dot or cross named as what they are: vectors,
+    matrices, numbers."""
     parts = list(walk(node))
     names = {below.name for below in parts if isinstance(below, Symbol)}
     products = [below for below in parts if isinstance(below, Apply) and below.head in ("cross", "dot")]
@@ -96,7 +99,9 @@ def _named(node: Node, names: dict[str, str]) -> Node:
 
 
 def _factors(node: Node) -> tuple[Node, ...]:
-    return node.args if isinstance(node, Apply) and node.head == "*" else (node,)
+    if isinstance(node, Apply) and node.head == "*":
+        return node.args
+    return (node,)
 
 
 def _has_vector(node: Node) -> bool:
@@ -108,7 +113,7 @@ def _has_vector(node: Node) -> bool:
 
 
 def _side_by_side(node: Node) -> bool:
-    """Whether two bold capital letters, or powers of them, are written as a product, without a sign."""
+    """Return whether two bold capital letters, or powers of them, are written as a product, without a sign."""
     if not (isinstance(node, Apply) and node.head == "*"):
         return False
     bases = [arg.args[0] if isinstance(arg, Apply) and arg.head == "^" else arg for arg in node.args]
@@ -119,7 +124,8 @@ def _side_by_side(node: Node) -> bool:
 
 
 def alike(gold: Node, answer: Node) -> tuple[Node, Node]:
-    """Both trees with a letter that is a vector or a matrix on one side named so on the other, which writes it plainly."""
+    """Both trees with a letter that is a vector or a matrix on one side named so on the other, which writes it
+    plainly."""
     wanted, found = ({below.name for below in walk(side) if isinstance(below, Symbol)} for side in (gold, answer))
     sides = []
     for side, own, others in ((gold, wanted, found), (answer, found, wanted)):
@@ -133,7 +139,7 @@ def alike(gold: Node, answer: Node) -> tuple[Node, Node]:
 
 
 def order_counts(gold: Node, answer: Node) -> bool:
-    """Whether the two are formulas of vectors or matrices."""
+    """Return whether the two are formulas of vectors or matrices."""
     return bool(_matrix_letters(gold, answer)) or any(
         (isinstance(below, Symbol) and (below.name.startswith((*_ARROWS, _MATRIX)) or below == _NABLA))
         or (isinstance(below, Apply) and below.head == "cross")
@@ -143,20 +149,20 @@ def order_counts(gold: Node, answer: Node) -> bool:
 
 
 def has_nabla(node: Node) -> bool:
-    """Whether the operator nabla occurs, which is no number."""
+    """Return whether the operator nabla occurs, which is no number."""
     return _NABLA in walk(node)
 
 
 def equal(gold: Node, answer: Node, fuel: Fuel) -> bool | None:
-    """Whether two formulas have the same value for all vectors and matrices; raises Unknown where the gold has none, None
-    where the answer has none."""
+    """Return whether two formulas have the same value for all vectors and matrices; raises UnknownValueError where the
+    gold has none, None where the answer has none."""
     letters = _matrix_letters(gold, answer)
     for sample in range(SAMPLES):
         evaluate = _Evaluator(sample, letters, fuel)
         one = evaluate.checked(gold)
         try:
             other = evaluate.checked(answer)
-        except Unknown:
+        except UnknownValueError:
             return None
         if not evaluate.same(one, other):
             return False
@@ -186,7 +192,7 @@ def _matrix_letters(gold: Node, answer: Node) -> frozenset[str]:
 
 
 def _transposes_beside(node: Node) -> bool:
-    """Whether a node is a product of a capital letter to the power T, and another one or the same (`A^T A`)."""
+    """Return whether a node is a product of a capital letter to the power T, and another one or the same (`A^T A`)."""
     if not (isinstance(node, Apply) and node.head == "*"):
         return False
     powers = [arg for arg in node.args if isinstance(arg, Apply) and arg.head == "^" and arg.args[1] in _TRANSPOSED]
@@ -204,7 +210,9 @@ def _ordered(node: Node) -> list[str]:
     if not (isinstance(node, Apply) and node.head == "*"):
         return []
     letters = [arg.name for arg in node.args if isinstance(arg, Symbol) and _is_capital(arg.name)]
-    return letters if len(set(letters)) == len(letters) else []
+    if len(set(letters)) == len(letters):
+        return letters
+    return []
 
 
 @dataclass(frozen=True)
@@ -221,40 +229,45 @@ class _Array:
         return (entry for row in self.rows for entry in row)
 
 
-class _Evaluator(Evaluator):
+class _Evaluator(NumericEvaluator):
     """Values of formulas in which some letters are arrays."""
 
     def __init__(self, sample: int, letters: frozenset[str], fuel: Fuel) -> None:
         super().__init__({}, fuel)
-        self.sample, self.letters = sample, letters
+        self.sample = sample
+        self.letters = letters
         self.place: tuple[int, ...] = ()
         """The places of the operators under which an expression stands."""
 
     def checked(self, node: Node) -> Any:
-        """The value; raises Unknown for whatever it cannot be."""
+        """The value; raises UnknownValueError for whatever it cannot be."""
         try:
             return self(node)
         except (ArithmeticError, ValueError, TypeError, AttributeError) as error:  # an array where a number is needed
-            raise Unknown(str(error)) from None
+            raise UnknownValueError(str(error)) from None
 
     def same(self, one: Any, other: Any) -> bool:
-        """Whether two values are one; a number is no array, but 0 is the array of zeros."""
+        """Return whether two values are one; a number is no array, but 0 is the array of zeros."""
         if isinstance(one, _Array) and isinstance(other, _Array):
             return one.shape == other.shape and all(map(self._near, one.entries(), other.entries()))
         if isinstance(one, _Array) or isinstance(other, _Array):
-            array, number = (one, other) if isinstance(one, _Array) else (other, one)
+            if isinstance(one, _Array):
+                array, number = (one, other)
+            else:
+                array, number = (other, one)
             return number == 0 and all(self._near(entry, number) for entry in array.entries())
         return self._near(one, other)
 
     def _near(self, one: Any, other: Any) -> bool:
         if isinstance(one, Fraction) and isinstance(other, Fraction):
             return one == other
-        one, other = self.inexact(one), self.inexact(other)
+        one = self.inexact(one)
+        other = self.inexact(other)
         return bool(abs(one - other) <= 1e-30 * (1 + abs(one)))
 
     def _symbol(self, name: str) -> Any:
         if name == _NABLA.name:
-            raise Unknown("nabla without an operand")
+            raise UnknownValueError("nabla without an operand")
         seed = f"{name} {self.sample}"
         if self.place and not is_constant(name):
             seed += f" {self.place}"
@@ -266,7 +279,8 @@ class _Evaluator(Evaluator):
         if name in self.letters or name.startswith(_MATRIX):
             if name.removeprefix(_MATRIX) == "I":
                 return _IDENTITY
-            # A diagonal that outweighs the rest of its row: no matrix is singular by chance, and every one has an inverse.
+            # A diagonal that outweighs the rest of its row: no matrix is singular by chance, and every one has an
+            # inverse.
             rows = [[rng.randint(-9, 9) + 30 * (row == column) for column in range(SIDE)] for row in range(SIDE)]
             return _Array(tuple(tuple(map(Fraction, row)) for row in rows))
         if symbols(Symbol(name)):
@@ -281,15 +295,20 @@ class _Evaluator(Evaluator):
         return super()._apply(node)
 
     def _under_nabla(self, node: Apply) -> Any:
-        r"""$\nabla$ as a linear operator on what stands behind it: a sum over places of a vector times the operand there.
+        r"""$\nabla$ as a linear operator on what stands behind it: a sum over places of a vector times the operand
+        there.
 
         Places have no order, so that $\nabla \times \nabla f$ is 0.
         """
         at = next(at for at, arg in enumerate(node.args) if arg in (_NABLA, _SQUARED))
-        before, operand = node.args[:at], node.args[at + 1 :]
+        before = node.args[:at]
+        operand = node.args[at + 1 :]
         if not operand:
-            raise Unknown("nabla without an operand")
-        body = operand[0] if len(operand) == 1 else Apply(node.head, operand)
+            raise UnknownValueError("nabla without an operand")
+        if len(operand) == 1:
+            body = operand[0]
+        else:
+            body = Apply(node.head, operand)
         outer = self.place
         terms = []
         is_squared = node.args[at] == _SQUARED
@@ -299,11 +318,9 @@ class _Evaluator(Evaluator):
             self.place = tuple(sorted((*outer, *places)))
             terms.append(self.operate("*" if is_squared else node.head, [factor, self(body)]))
         self.place = outer
-        return (
-            self.operate(node.head, [*map(self, before), self.operate("+", terms)])
-            if before
-            else self.operate("+", terms)
-        )
+        if before:
+            return self.operate(node.head, [*map(self, before), self.operate("+", terms)])
+        return self.operate("+", terms)
 
     def _vector(self, seed: str) -> _Array:
         rng = random.Random(zlib.crc32(seed.encode()))
@@ -315,13 +332,13 @@ class _Evaluator(Evaluator):
         self.fuel.spend(20)
         operation = _OPERATIONS.get(head)
         if operation is None:
-            raise Unknown(f"{head} of a vector or a matrix")
+            raise UnknownValueError(f"{head} of a vector or a matrix")
         return operation(self, *args)
 
     def plus(self, *terms: Any) -> Any:
         arrays = [term for term in terms if term != 0]
         if len({term.shape for term in arrays}) != 1:
-            raise Unknown("a sum of different shapes")
+            raise UnknownValueError("a sum of different shapes")
         rows = zip(*(term.rows for term in arrays), strict=True)
         return _Array(tuple(tuple(self.add(*entries) for entries in zip(*row, strict=True)) for row in rows))
 
@@ -339,42 +356,46 @@ class _Evaluator(Evaluator):
 
     def _product(self, one: Any, other: Any) -> Any:
         if not isinstance(other, _Array):
-            return self.scaled(one, other) if isinstance(one, _Array) else self.multiply(one, other)
+            if isinstance(one, _Array):
+                return self.scaled(one, other)
+            return self.multiply(one, other)
         if not isinstance(one, _Array):
             return self.scaled(other, one)
         if one.shape == other.shape == (SIDE, 1):  # the scalar product
             one = _transposed(one)
         if one.shape[1] != other.shape[0]:
-            raise Unknown("a product of shapes that do not fit")
+            raise UnknownValueError("a product of shapes that do not fit")
         columns = tuple(zip(*other.rows, strict=True))
         rows = tuple(tuple(self._dot(row, column) for column in columns) for row in one.rows)
-        return rows[0][0] if len(rows) == len(rows[0]) == 1 else _Array(rows)
+        if len(rows) == len(rows[0]) == 1:
+            return rows[0][0]
+        return _Array(rows)
 
     def _dot(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
         return self.add(*(self.multiply(a, b) for a, b in zip(one, other, strict=True)))
 
     def over(self, array: Any, divisor: Any) -> Any:
         if isinstance(divisor, _Array):
-            raise Unknown("a division by a vector or a matrix")
+            raise UnknownValueError("a division by a vector or a matrix")
         return self.scaled(array, self.divide(Fraction(1), divisor))
 
     def raised(self, array: Any, power: Any) -> Any:
         if not isinstance(power, Fraction) or power.denominator != 1 or not 0 < abs(power) <= MAX_POWER:
-            raise Unknown("a power of a matrix that is no small integer")
+            raise UnknownValueError("a power of a matrix that is no small integer")
         return self.times(*[self.inverse(array) if power < 0 else array] * abs(int(power)))
 
     def inverse(self, array: _Array) -> Any:
         """By cofactors."""
         value = self.determinant(array)
         if value == 0:
-            raise Unknown("the inverse of a singular matrix")
+            raise UnknownValueError("the inverse of a singular matrix")
         columns = tuple(zip(*array.rows, strict=True))
         cofactors = _Array(tuple(_crossed(self, columns[place - 2], columns[place - 1]) for place in range(SIDE)))
         return self.scaled(cofactors, self.divide(Fraction(1), value))
 
     def determinant(self, array: _Array) -> Any:
         if array.shape != (SIDE, SIDE):
-            raise Unknown("the determinant of no square matrix")
+            raise UnknownValueError("the determinant of no square matrix")
         return self._dot(array.rows[0], _crossed(self, array.rows[1], array.rows[2]))
 
     def size(self, array: _Array) -> Any:
@@ -385,12 +406,12 @@ class _Evaluator(Evaluator):
 
     def crossed(self, one: Any, other: Any) -> Any:
         if not (isinstance(one, _Array) and isinstance(other, _Array) and one.shape == other.shape == (SIDE, 1)):
-            raise Unknown("a cross product of no vectors")
+            raise UnknownValueError("a cross product of no vectors")
         entries = _crossed(self, tuple(one.entries()), tuple(other.entries()))
         return _Array(tuple((entry,) for entry in entries))
 
 
-def _crossed(e: Evaluator, one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+def _crossed(e: NumericEvaluator, one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
     pairs = ((place - 2, place - 1) for place in range(SIDE))
     return tuple(e.add(e.multiply(one[a], other[b]), -e.multiply(one[b], other[a])) for a, b in pairs)
 

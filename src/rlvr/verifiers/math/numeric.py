@@ -1,8 +1,8 @@
 r"""Plain numbers, read exactly: integers, decimals, fractions, mixed numbers, percents, scientific notation.
 
-`read_number` takes a cleaned answer (see latex.clean) with its currency sign, label (`x =`) and unit, and gives an exact
-Fraction, in microseconds and without SymPy. What is not one plain number (`6 \cdot 7`, `41 = 42`, `42 or 41`) is None:
-nothing is evaluated here, and no exponent or digit string is large enough to cost anything.
+`read_number` takes a cleaned answer (see latex.clean) with its currency sign, label (`x =`) and unit, and gives an
+exact Fraction, in microseconds and without SymPy. What is not one plain number (`6 \cdot 7`, `41 = 42`, `42 or 41`) is
+None: nothing is evaluated here, and no exponent or digit string is large enough to cost anything.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_DIGITS = 1000
 """Digits of a literal, and size of a decimal exponent, beyond which a text is no plain number."""
 
 ROUNDED_DIGITS = 12
-"""A decimal of so many significant digits equals the exact number that it is the rounding of: more than a calculator shows
-and a text remembers (2.718281828 is not e)."""
+"""A decimal of so many significant digits equals the exact number that it is the rounding of: more than a calculator
+shows and a text remembers (2.718281828 is not e)."""
 
 Percent = Literal["either", "number", "fraction"]
 Units = Literal["checked", "ignored", "required"]
@@ -32,23 +32,28 @@ _PLAIN = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _SPACED = r"\d{1,3}(?: \d{3})+(?:\.\d*)?(?![\d/])"
 _OPERAND = re.compile(rf"\s*([+-]?)\s*({_PLAIN})\s*")
 _FRACTION = re.compile(
-    rf"(?:(\d+)\s*)?\\frac\s*(?:\{{([^{{}}]*)\}}|(\d))\s*(?:\{{([^{{}}]*)\}}|(\d))|(?:(\d+)\s+)?({_PLAIN})\s*/\s*({_PLAIN})"
+    rf"(?:(\d+)\s*)?\\frac\s*(?:\{{([^{{}}]*)\}}|(\d))\s*(?:\{{([^{{}}]*)\}}|(\d))"
+    rf"|(?:(\d+)\s+)?({_PLAIN})\s*/\s*({_PLAIN})"
 )
 _POWER_OF_TEN = re.compile(
-    rf"(?:({_PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{{\s*([+-]?\s*\d+)\s*\}}|(\d))|({_PLAIN})[eE]([+-]?\d+)"
+    rf"(?:({_PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{{\s*([+-]?\s*\d+)\s*\}}|(\d))"
+    rf"|({_PLAIN})[eE]([+-]?\d+)"
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
 _DECIMAL = re.compile(rf"{_SPACED}|{_PLAIN}")
 
 _SCALES = {"%": Fraction(1, 100), **SCALES}
 _CURRENCIES = {
-    "$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro", "£": "pound", "pounds": "pound", "¥": "yen", "₹": "rupee", "Rs": "rupee",
+    "$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro", "£": "pound", "pounds": "pound", "¥": "yen",
+    "₹": "rupee", "Rs": "rupee",
 }  # fmt: skip
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
 _ORDINAL = re.compile(r"\s*\^?\s*\{?\s*(?:\\(?:text|mathrm)\s*)?\{?\s*(?:st|nd|rd|th)\s*\}{0,2}\s*", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNIT = re.compile(
-    r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]|[\u3005-\u30ff\u4e00-\u9fff\uac00-\ud7af]+|[\u0400-\u04ff]+|[\u0600-\u06ff]+|[\u0900-\u097f]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?"
+    r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]"
+    r"|[\u3005-\u30ff\u4e00-\u9fff\uac00-\ud7af]+|[\u0400-\u04ff]+|[\u0600-\u06ff]+"
+    r"|[\u0900-\u097f]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?"
 )
 _BETWEEN_UNITS = re.compile(r"[\s/.\-]*")
 _SHORT_UNITS = re.compile(
@@ -57,7 +62,8 @@ _SHORT_UNITS = re.compile(
 )
 """Units that may stand directly after a number, and that a variable's name is not."""
 _NOT_UNITS = re.compile(
-    r"[ijexyzn]|or|and|not|no|maybe|perhaps|possibly|either|then|but|else|pi|sqrt|root|sin|cos|tan|cot|sec|csc|log|exp|theta|alpha|beta|phi"
+    r"[ijexyzn]|or|and|not|no|maybe|perhaps|possibly|either|then|but|else|pi|sqrt|root|sin|cos|tan|cot|sec|csc|log"
+    r"|exp|theta|alpha|beta|phi"
     r"|mod|inf|infinity|plus|minus|times|over|squared|cubed|half|halves|quarters?|factorial"
     r"|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?|millionths?",
     re.IGNORECASE,
@@ -67,7 +73,7 @@ _NOT_UNITS = re.compile(
 
 @dataclass(frozen=True)
 class NumberRules:
-    """What else counts as equal: see the options of MathVerifier."""
+    """Further equalities: see the options of MathVerifier."""
 
     tolerance: float = 0.0
     percent: Percent = "either"
@@ -80,7 +86,7 @@ _DEFAULTS = NumberRules()
 
 
 @dataclass(frozen=True)
-class Number:
+class PlainNumber:
     """An exact number as it was written.
 
     `scale` is what a percent sign or a word like `million` multiplies by. `is_fraction` says that a denominator was
@@ -96,20 +102,22 @@ class Number:
     label: str = ""
     """What it is said to be (`x`)."""
 
-    def equals(self, answer: Number, rules: NumberRules = _DEFAULTS) -> bool:
-        """Whether `answer` is this gold number."""
+    def equals(self, answer: PlainNumber, rules: NumberRules = _DEFAULTS) -> bool:
+        """Return whether `answer` is this gold number."""
         if rules.units == "required" and self.unit and not answer.unit:
             return False
         factor = _ONE if rules.units == "ignored" else conversion(self.unit, answer.unit, rules.nouns)
         if factor is None:
             return False
-        golds, answers = self._readings(answer, rules.percent), answer._readings(self, rules.percent)
+        golds = self._readings(answer, rules.percent)
+        answers = answer._readings(self, rules.percent)
         if self.scale not in (_ONE, _PERCENT) and answer.scale == _ONE:
             golds += (self.value,)  # the gold's scale word, like its unit, may be left out
         return any(self._near(answer, a, b * factor, rules.tolerance) for a in golds for b in answers)
 
-    def _readings(self, other: Number, percent: Percent) -> tuple[Fraction, ...]:
-        """The values of the number beside `other`: 28% may be 0.28, or 28 where the unit is understood; 5 million is 5000000."""
+    def _readings(self, other: PlainNumber, percent: Percent) -> tuple[Fraction, ...]:
+        """The values of the number beside `other`: 28% may be 0.28, or 28 where the unit is understood; 5 million is
+        5000000."""
         if self.scale == other.scale:
             return (self.value,)
         if self.scale != _PERCENT or other.scale != _ONE:
@@ -118,7 +126,7 @@ class Number:
             "either": (self.value, self.value / 100), "number": (self.value,), "fraction": (self.value / 100,)
         }[percent]  # fmt: skip
 
-    def _near(self, answer: Number, gold: Fraction, given: Fraction, tolerance: float) -> bool:
+    def _near(self, answer: PlainNumber, gold: Fraction, given: Fraction, tolerance: float) -> bool:
         if gold == given:
             return True
         if tolerance > 0 and abs(gold - given) <= Fraction(tolerance) * abs(gold):
@@ -126,8 +134,8 @@ class Number:
         return _rounds(self, answer, gold, given) or _rounds(answer, self, given, gold)
 
 
-def _rounds(exact: Number, rounded: Number, exact_value: Fraction, rounded_value: Fraction) -> bool:
-    """Whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
+def _rounds(exact: PlainNumber, rounded: PlainNumber, exact_value: Fraction, rounded_value: Fraction) -> bool:
+    """Return whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
     if rounded.places is None or (exact.places is not None and exact.places <= rounded.places):
         return False
     places = rounded.places + 2 * (rounded_value * 100 == rounded.value)  # a percent has two decimals more
@@ -137,7 +145,8 @@ def _rounds(exact: Number, rounded: Number, exact_value: Fraction, rounded_value
 
 
 def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
-    """Whether a decimal of `places` decimals is the real number `exact` (Fraction or mpf), written to its digits.
+    """Return whether a decimal of `places` decimals is the real number `exact` (Fraction or mpf), written to its
+    digits.
 
     It has 12 or more significant digits and is `exact` rounded or cut off there; or it is what programs print for the
     double nearest to `exact`, the last of whose 16 or 17 digits may be off.
@@ -157,16 +166,20 @@ def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
 
 
 def decimal_places(text: str) -> int | None:
-    """Decimals of a number as written, `2.50` or `2.5e-3`; negative where the last digit is a ten or more, None without a point."""
+    """Decimals of a number as written, `2.50` or `2.5e-3`; negative where the last digit is a ten or more, None without
+    a point."""
     mantissa, _, exponent = text.lower().partition("e")
     decimals = mantissa.partition(".")[2]
-    return len(decimals) - int(exponent or 0) if decimals else None
+    if decimals:
+        return len(decimals) - int(exponent or 0)
+    return None
 
 
-def read_number(text: str, letters: bool = False) -> Number | None:
-    """The plain number that the cleaned `text` writes, or None. With `letters` a letter after it may be a unit (`5 m`, `5m`)."""
+def read_number(text: str, letters: bool = False) -> PlainNumber | None:
+    """The plain number that the cleaned `text` writes, or None. With `letters` a letter after it may be a unit (`5 m`,
+    `5m`)."""
     if text.isdecimal() and len(text) <= MAX_DIGITS:
-        return Number(Fraction(int(text)), places=0)
+        return PlainNumber(Fraction(int(text)), places=0)
     label = _LABEL.match(text)
     text = text[label.end() :] if label else text
     if text[:1] == "(" and text[-1:] == ")":
@@ -180,19 +193,20 @@ def read_number(text: str, letters: bool = False) -> Number | None:
     for pattern, read in _FORMS:
         match = pattern.match(text, sign.end())
         if match is not None:
-            found, rest = read(match), text[match.end() :]
+            found = read(match)
+            rest = text[match.end() :]
             measure = _measure(rest, sign[2], letters) if found is not None else None
             if found is not None and measure is not None:
                 value = -found if "-" in (sign[1], sign[3]) else found
                 places = _places(match) if pattern in (_DECIMAL, _POWER_OF_TEN) else None
-                return Number(
+                return PlainNumber(
                     value, measure[0], pattern is _FRACTION, places, measure[1], label[1].strip() if label else ""
                 )
     return None
 
 
 def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, str] | None:
-    """What the text after a number multiplies it by and its unit; None when it is something else than a unit."""
+    """Return what the text after a number multiplies it by and its unit; None when it is something else than a unit."""
     currency = currency.lstrip("\\") if currency else ""
     words = [_CURRENCIES.get(currency, currency)] if currency else []
     if degrees := _DEGREES.match(rest):
@@ -203,17 +217,25 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
     if not rest:
         return _ONE, " ".join(words)
     plain = _TEXT.sub(r" \1 ", rest)
-    wrapped, scale, at, count, only_scales = plain != rest, _ONE, 0, 0, True
+    wrapped = plain != rest
+    scale = _ONE
+    at = 0
+    count = 0
+    only_scales = True
     while True:
         gap = _BETWEEN_UNITS.match(plain, at)
         assert gap is not None
         at = gap.end()
         if at == len(plain):
-            return None if "/" in gap[0] or "-" in gap[0] or ".." in gap[0] else (scale, " ".join(words))
+            if "/" in gap[0] or "-" in gap[0] or ".." in gap[0]:
+                return None
+            return (scale, " ".join(words))
         unit = _UNIT.match(plain, at)
         if unit is None or count == 5:
             return None
-        word, at, count = unit[1].lstrip("\\"), unit.end(), count + 1
+        word = unit[1].lstrip("\\")
+        at = unit.end()
+        count = count + 1
         only_scales = only_scales and word.lower() in _SCALES
         if only_scales:
             scale *= _SCALES[word.lower()]
@@ -244,23 +266,31 @@ def _decimal(text: str | None) -> Fraction | None:
 def _operand(text: str | None) -> Fraction | None:
     match = _OPERAND.fullmatch(text or "")
     value = _decimal(match[2]) if match else None
-    return -value if match and value is not None and match[1] == "-" else value
+    if match and value is not None and match[1] == "-":
+        return -value
+    return value
 
 
 def _read_fraction(match: re.Match[str]) -> Fraction | None:
-    whole, above, below = match[1] or match[6], match[2] or match[3] or match[7], match[4] or match[5] or match[8]
-    top, bottom = _operand(above), _operand(below)
+    whole = match[1] or match[6]
+    above = match[2] or match[3] or match[7]
+    below = match[4] or match[5] or match[8]
+    top = _operand(above)
+    bottom = _operand(below)
     if top is None or not bottom or (whole and (top < 0 or bottom < 0 or len(whole) > MAX_DIGITS)):
         return None
     return top / bottom + int(whole or 0)
 
 
 def _read_power(match: re.Match[str]) -> Fraction | None:
-    mantissa, exponent = match[1] or match[4] or "1", (match[2] or match[3] or match[5]).replace(" ", "")
+    mantissa = match[1] or match[4] or "1"
+    exponent = (match[2] or match[3] or match[5]).replace(" ", "")
     if len(exponent) > 6 or abs(int(exponent)) > MAX_DIGITS:
         return None
     value = _decimal(mantissa)
-    return None if value is None else value * Fraction(10) ** int(exponent)
+    if value is None:
+        return None
+    return value * Fraction(10) ** int(exponent)
 
 
 def _places(match: re.Match[str]) -> int | None:

@@ -1,8 +1,8 @@
 r"""Derivatives and antiderivatives that are not worked out: which letters under them depend on their variable.
 
-The rule, decided here alone: usual names of functions and unknowns do (`f`, `u`, `y`, `\rho`), and a letter that is differentiated
-alone; all others are constant factors. So $\frac{d}{dx}(ay)$ is $a\frac{dy}{dx}$, and $\frac{d}{dx}(uv)$ is not
-$u\frac{dv}{dx}$. Integrals know only names of functions: other letters are parameters.
+The rule, decided here alone: usual names of functions and unknowns do (`f`, `u`, `y`, `\rho`), and a letter that is
+differentiated alone; all others are constant factors. So $\frac{d}{dx}(ay)$ is $a\frac{dy}{dx}$, and $\frac{d}{dx}(uv)$
+is not $u\frac{dv}{dx}$. Integrals know only names of functions: other letters are parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONSTANTS = frozenset("abckmnq") | {"pi", "alpha", "beta", "gamma", "epsilon", 
 
 
 def is_constant(name: str) -> bool:
-    r"""Whether a letter under $\nabla$ is a constant; any other is a field."""
+    r"""Return whether a letter under $\nabla$ is a constant; any other is a field."""
     return _base(name) in _CONSTANTS
 
 
@@ -31,12 +31,13 @@ def _base(name: str) -> str:
 
 
 def depends(name: str, kind: str) -> bool:
-    """Whether a letter under an operator of this kind depends on its variable."""
+    """Return whether a letter under an operator of this kind depends on its variable."""
     return _base(name) in (_UNKNOWNS if kind == "diff" else _FUNCTIONS)
 
 
 def moved(node: Binder, point: Mapping[str, Any], place: Fraction) -> dict[str, Any]:
-    """The point where the operator's variable is `place`, and what depends on it has moved along; sums only set their variable."""
+    """The point where the operator's variable is `place`, and what depends on it has moved along; sums only set their
+    variable."""
     found = dict(point)
     if node.kind == "diff" or node.kind.endswith("int"):
         for name in symbols(node.body) - {node.variable}:

@@ -1,16 +1,17 @@
-r"""Letters that stand for every integer or constant: one substitution of them must make the whole of an answer the gold.
+r"""Letters that stand for every integer or constant: one substitution of them must make the whole of an answer the
+gold.
 
-The rule, decided here alone: `a + bk` is the same family as `a' \pm bk'` where a and a' differ by a multiple of b, so that an
-answer may be written with another letter, and with $\pm k + c$ for $k$. What belongs together (the entries of a tuple, a matrix,
-an interval or a set, the sides of an inequality, the values of several labels) is one value for each k, and has one
-substitution: $(k, k+1)$ is not $(k, k+2)$. Values of a list are families of their own.
+The rule, decided here alone: `a + bk` is the same family as `a' \pm bk'` where a and a' differ by a multiple of b, so
+that an answer may be written with another letter, and with $\pm k + c$ for $k$. What belongs together (the entries of a
+tuple, a matrix, an interval or a set, the sides of an inequality, the values of several labels) is one value for each
+k, and has one substitution: $(k, k+1)$ is not $(k, k+2)$. Values of a list are families of their own.
 
-Letters that the gold declares to be integers have these substitutions, and k, n, m, l, j in a product with pi (or 180 or 360
-degrees), which count periods although nobody says so.
+Letters that the gold declares to be integers have these substitutions, and k, n, m, l, j in a product with pi (or 180
+or 360 degrees), which count periods although nobody says so.
 
-C and K, with a number or without, are arbitrary constants where they are a term of the gold, or a factor of one, beside a variable,
-and the problem has no such letter. They may have other names ($A e^x + B e^{-x}$ for $C_1 e^x + C_2 e^{-x}$); one that is a term
-takes up what is constant: $-\cos^2 x + C$ is $\sin^2 x + C$.
+C and K, with a number or without, are arbitrary constants where they are a term of the gold, or a factor of one, beside
+a variable, and the problem has no such letter. They may have other names ($A e^x + B e^{-x}$ for $C_1 e^x + C_2
+e^{-x}$); one that is a term takes up what is constant: $-\cos^2 x + C$ is $\sin^2 x + C$.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import Declared
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -38,8 +39,8 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.points import coordinates
-from rlvr.verifiers.math.sampling import Sampler
 
 MAX_LETTERS = 3
 """Letters of an answer that may be renamed."""
@@ -76,8 +77,11 @@ class Parameters:
     problem: frozenset[str] = frozenset()
     """Letters that the problem uses."""
 
-    def substitutions(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
-        """What the letters of an answer may stand for, where its values and the gold's are not the same as written."""
+    def substitutions(
+        self, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler
+    ) -> Iterator[Substitution]:
+        """Yield values that the letters of an answer may stand for, where its values and the gold's are not the same as
+        written."""
         wanted = [part for value in gold for part in _parts(value)][:MAX_PARTS]
         found = [part for value in answer for part in _parts(value)][:MAX_PARTS]
         for names in self._renamings(wanted, found):
@@ -90,10 +94,11 @@ class Parameters:
                 yield {**constant, **{name: replaced(value, constant) for name, value in names.items()}}
 
     def _renamings(self, gold: Sequence[Node], answer: Sequence[Node]) -> Iterator[Substitution]:
-        """The letters that only the gold has for those that only the answer has, in every order; arbitrary constants of both
-        may change places."""
+        """The letters that only the gold has for those that only the answer has, in every order; arbitrary constants of
+        both may change places."""
         names = [frozenset().union(*map(symbols, side)) for side in (gold, answer)]
-        ours, theirs = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+        ours = sorted(names[0] - names[1])
+        theirs = sorted(names[1] - names[0])
         if len(ours) != len(theirs) or len(ours) > MAX_LETTERS:
             return
         both = sorted(name for name in names[0] & names[1] if self._is_arbitrary(name, gold))
@@ -105,7 +110,8 @@ class Parameters:
                 yield {other: Symbol(one) for one, other in pairs}
 
     def _may_be_renamed(self, one: str, other: str, gold: Sequence[Node], answer: Sequence[Node]) -> bool:
-        """Whether `one` is an arbitrary integer (next to pi, or declared) or a constant of integration, and `other` may be."""
+        """Return whether `one` is an arbitrary integer (next to pi, or declared) or a constant of integration, and
+        `other` may be."""
         if other not in {name for name, _ in self.answer} and other[0] not in _LETTERS:
             return False
         return (
@@ -121,7 +127,7 @@ class Parameters:
         )
 
     def _is_arbitrary(self, name: str, gold: Sequence[Node]) -> bool:
-        """Whether a letter is an arbitrary constant: a term, or a factor of one, beside a variable."""
+        """Return whether a letter is an arbitrary constant: a term, or a factor of one, beside a variable."""
         if not _ARBITRARY.fullmatch(name) or name[0] in self.problem:
             return False
         variables = {other for part in gold for other in symbols(part) if not other[0].isupper()}
@@ -129,7 +135,7 @@ class Parameters:
             Symbol(name) in _factors(term) for part in gold for term in _terms(part) if name in symbols(term)
         )
 
-    def _absorbed(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
+    def _absorbed(self, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler) -> Iterator[Substitution]:
         """For a constant C that is a term of the gold: the C of the answer with which both agree at one point."""
         if len(gold) != 1 or len(answer) != 1 or symbols(gold[0]) != symbols(answer[0]):
             return
@@ -140,7 +146,7 @@ class Parameters:
                 if constant is not None:
                     yield {term.name: constant}
 
-    def _shifts(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
+    def _shifts(self, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler) -> Iterator[Substitution]:
         r"""`\pm k + c` for the integers k of an answer that has the gold's letters."""
         letters = sorted(frozenset().union(*map(symbols, gold)))
         choices = []
@@ -184,18 +190,20 @@ def _factors(node: Node) -> tuple[Node, ...]:
     return (node,)
 
 
-def _agreeing(gold: Node, answer: Node, name: str, sampler: Sampler) -> Node | None:
+def _agreeing(gold: Node, answer: Node, name: str, sampler: PointSampler) -> Node | None:
     """`C + d` with which an answer `h + C` is the gold `g + C` at one point; None for another multiple of C."""
     variables = sorted(symbols(gold) - {name})
     for place in _PLACES:
         point = {other: Number(coordinates(other)[place]) for other in variables}
         at_zero, at_one = ({**point, name: Number(Fraction(value))} for value in (0, 1))
-        wanted, found, slope = replaced(gold, at_zero), replaced(answer, at_zero), replaced(answer, at_one)
+        wanted = replaced(gold, at_zero)
+        found = replaced(answer, at_zero)
+        slope = replaced(answer, at_one)
         difference = Apply("+", (wanted, Apply("neg", (found,))))
         step = Apply("+", (slope, Apply("neg", (found,))))
         try:
             values = [complex(sampler.value(node)) for node in (difference, step)]
-        except (Unknown, OverflowError):
+        except (UnknownValueError, OverflowError):
             continue
         if values[0].imag == 0 and abs(values[1] - 1) < 1e-12:
             return Apply("+", (Symbol(name), difference))
@@ -207,7 +215,7 @@ def _line(name: str, sign: int, shift: int) -> Node:
     return Apply("+", (letter if sign > 0 else Apply("neg", (letter,)), Number(Fraction(shift))))
 
 
-def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> list[tuple[int, int]]:
+def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler) -> list[tuple[int, int]]:
     """(sign, c) of every `sign k + c` with which some part of the answer is some part of the gold."""
     found: dict[tuple[int, int], None] = {}
     ours, theirs = ([line for part in side if (line := _as_line(part, name, sampler))] for side in (gold, answer))
@@ -215,19 +223,20 @@ def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: Samp
         for other_start, other_step in theirs:
             if abs(abs(step) - abs(other_step)) > 1e-12 * abs(step):
                 continue
-            sign, turns = step / other_step, (start - other_start) / other_step
+            sign = step / other_step
+            turns = (start - other_start) / other_step
             if abs(sign - round(sign.real)) < 1e-10 and abs(turns - round(turns.real)) < 1e-10:
                 found[round(sign.real), round(turns.real)] = None
     return list(found)
 
 
-def _as_line(part: Node, name: str, sampler: Sampler) -> tuple[complex, complex] | None:
+def _as_line(part: Node, name: str, sampler: PointSampler) -> tuple[complex, complex] | None:
     """The value at 0 and the step of an expression that is linear in its one letter, else None."""
     if symbols(part) != {name}:
         return None
     try:
         zero, one, two = (complex(sampler.at(part, {name: Fraction(k)})) for k in range(3))
-    except (Unknown, OverflowError):
+    except (UnknownValueError, OverflowError):
         return None
     if abs(two - 2 * one + zero) > 1e-12 * (1 + abs(two)) or one == zero:
         return None
@@ -235,12 +244,12 @@ def _as_line(part: Node, name: str, sampler: Sampler) -> tuple[complex, complex]
 
 
 def _counts_periods(name: str, parts: Sequence[Node]) -> bool:
-    """Whether a letter counts periods in one of the expressions."""
+    """Return whether a letter counts periods in one of the expressions."""
     return name in _PERIODS and any(_multiplies_pi(part, name) for part in parts)
 
 
 def _multiplies_pi(node: Node, name: str) -> bool:
-    r"""Whether the symbol stands in a product with pi (or 180 or 360 degrees)."""
+    r"""Return whether the symbol stands in a product with pi (or 180 or 360 degrees)."""
     for below in walk(node):
         if isinstance(below, Apply) and below.head in ("*", "/") and name in symbols(below):
             parts = list(walk(below))

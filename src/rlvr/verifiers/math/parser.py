@@ -1,7 +1,8 @@
 r"""The reader of answers: tokens -> a tree, by precedence climbing.
 
-Precedence, loosest first: lists, relations, trailing words, set operations, `+ -`, `* /` and juxtaposition, signs, powers,
-postfixes. `parse` evaluates nothing, takes time linear in its text, and raises `Unreadable` for what it does not understand.
+Precedence, loosest first: lists, relations, trailing words, set operations, `+ -`, `* /` and juxtaposition, signs,
+powers, postfixes. `parse` evaluates nothing, takes time linear in its text, and raises `UnreadableError` for what it
+does not understand.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from rlvr.verifiers.math.expression import (
     depth,
 )
 from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
+from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError, tokenize
 from rlvr.verifiers.math.matrices import is_vector, settled
-from rlvr.verifiers.math.tokens import END, Token, Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
 MAX_DEPTH = 40
@@ -39,7 +40,9 @@ MAX_CHAIN = 24
 MAX_BARS = 12
 """Bars of a text that is read again where they can be paired in several ways."""
 
-_SETS, _SIGN, _POWER = 20, 45, 60
+_SETS = 20
+_SIGN = 45
+_POWER = 60
 _INFIX = {
     "cup": _SETS,
     "cap": _SETS,
@@ -76,17 +79,18 @@ _CHOICE = re.compile(r"\([A-Z]\)")
 
 
 def parse(text: str, bare_units: bool = True, variables: frozenset[str] = frozenset()) -> Node:
-    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. letters.read decides about units."""
+    """The tree of a whole answer: one item, or a Listing of several; raises UnreadableError. letters.read decides about
+    units."""
     tokens = tokenize(text, bare_units, variables)
     try:
         return _whole(tokens)
-    except Unreadable:
+    except UnreadableError:
         # `||x||y||`: a bar that closed too early opens another absolute value instead.
         bars = [at for at, token in enumerate(tokens) if token.text == "|"]
         if not 6 <= len(bars) <= MAX_BARS:
             raise
         for at in bars[2:-2]:
-            with contextlib.suppress(Unreadable):
+            with contextlib.suppress(UnreadableError):
                 return _whole(tokens, at)
         raise
 
@@ -96,9 +100,9 @@ def _whole(tokens: list[Token], opening_bar: int = -1) -> Node:
     parser.opening_bar = opening_bar
     node = parser.listing()
     if parser.peek() is not END:
-        raise Unreadable(f"unexpected {parser.peek().text!r}")
+        raise UnreadableError(f"unexpected {parser.peek().text!r}")
     if depth(node) > 3 * MAX_DEPTH:
-        raise Unreadable("nested too deep")
+        raise UnreadableError("nested too deep")
     return settled(node)
 
 
@@ -138,13 +142,13 @@ class _Parser(Commands):
         if separators == {"and"} and len(groups[0]) == 2 and (whole := compound(*groups[0])) is not None:
             return whole
         if not groups[0]:
-            raise Unreadable("nothing where an expression should be")
+            raise UnreadableError("nothing where an expression should be")
         if len(groups) > 1:
             outer = [items[0] if len(items) == 1 else Listing(",", tuple(items)) for items in groups if items]
             return Listing(";", tuple(outer))
-        return (
-            groups[0][0] if len(groups[0]) == 1 else Listing(min(loose) if len(loose) == 1 else ",", tuple(groups[0]))
-        )
+        if len(groups[0]) == 1:
+            return groups[0][0]
+        return Listing(min(loose) if len(loose) == 1 else ",", tuple(groups[0]))
 
     def _separators(self) -> set[str]:
         found = set()
@@ -162,14 +166,15 @@ class _Parser(Commands):
         following = self.peek(1).kind
         if self.peek().kind == "words" and following not in ("end", "separator", "close", "relation", "environment"):
             if not _SAYS.search(self.next().text):
-                raise Unreadable("words before an expression")
+                raise UnreadableError("words before an expression")
         elif self.peek().kind == "words" and self.peek(1).kind == "relation":
             self.at += _SAYS.search(self.peek().text) is not None
-        sides, operators = [self.expression(8)], []
+        sides = [self.expression(8)]
+        operators = []
         while self.peek().kind == "relation" and self.peek().text not in ("mid", "|"):
             operators.append(self.next().text)
             if len(operators) > MAX_CHAIN:
-                raise Unreadable("a chain of too many relations")
+                raise UnreadableError("a chain of too many relations")
             sides.append(self.expression(9))  # a sign `or` joins relations, not their sides
         node = Relation(tuple(operators), tuple(sides)) if operators else sides[0]
         if self.peek().kind == "words" and _opens_condition(self.peek().text):
@@ -180,7 +185,8 @@ class _Parser(Commands):
 
     def _label(self) -> Words | None:
         r"""Words that name the value behind them: `\text{Red: } 5`, `Area: 7`, `\textbf{(D) } 12`."""
-        token, following = self.peek(), self.peek(1)
+        token = self.peek()
+        following = self.peek(1)
         if token.kind != "words" or following.kind in ("end", "separator", "close"):
             return None
         colon = following.kind == "operator" and following.text == ":"
@@ -194,7 +200,7 @@ class _Parser(Commands):
     def expression(self, power: int) -> Node:
         self.level += 1
         if self.level > MAX_DEPTH:
-            raise Unreadable("nested too deep")
+            raise UnreadableError("nested too deep")
         node = self.prefix()
         chain = 0
         while True:
@@ -204,7 +210,7 @@ class _Parser(Commands):
             if not (isinstance(found, Apply) and found.head in "+*"):
                 chain += 1
             if chain > MAX_CHAIN:
-                raise Unreadable("a chain of too many operations")
+                raise UnreadableError("a chain of too many operations")
             node = found
         self.level -= 1
         return node
@@ -266,7 +272,7 @@ class _Parser(Commands):
             and self.peek().kind in ("end", "close", "operator")
             and self.peek().text in ("", ")", "}", "group")
         ):
-            raise Unreadable("a sign without a number")
+            raise UnreadableError("a sign without a number")
         right = self.expression(binding + 1)
         if token.text == "-":
             right = Apply("neg", (right,))
@@ -274,7 +280,9 @@ class _Parser(Commands):
             *scalars, last = left.args if isinstance(left, Apply) and left.head == "*" else (left,)
             if is_vector(last):
                 product = Apply(_VECTOR_PRODUCTS[token.text], (last, right))
-                return Apply("*", (*scalars, product)) if scalars else product
+                if scalars:
+                    return Apply("*", (*scalars, product))
+                return product
         head = {"-": "+", "times": "*"}.get(token.text, token.text)
         if head in ("+", "*") and isinstance(left, Apply) and left.head == head:
             return Apply(head, (*left.args, right))
@@ -287,9 +295,9 @@ class _Parser(Commands):
             self.next()
             if self.peek() == ("operator", "!", False):
                 self.next()
-                return (
-                    Apply("factorial2", (left,)) if self.peek() != ("operator", "!", False) else self._threefold(left)
-                )
+                if self.peek() != ("operator", "!", False):
+                    return Apply("factorial2", (left,))
+                return self._threefold(left)
             return Apply("factorial", (left,))
         if token.text == "%":
             self.next()
@@ -344,7 +352,8 @@ class _Parser(Commands):
         return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
 
     def exponent(self) -> Node:
-        r"""What `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read whole."""
+        r"""Return what `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read
+        whole."""
         if self.accept("operator", "-"):
             return Apply("neg", (self.exponent(),))
         if self.accept("operator", "+"):
@@ -353,10 +362,12 @@ class _Parser(Commands):
             return Number(Fraction(self.next().text))
         self.level += 1
         if self.level > MAX_DEPTH:
-            raise Unreadable("nested too deep")
+            raise UnreadableError("nested too deep")
         node = self.atom()
         self.level -= 1
-        return self._raised(node) if self.peek().text == "^" else node
+        if self.peek().text == "^":
+            return self._raised(node)
+        return node
 
     def _unit(self) -> str:
         """Words after a value, with powers and further words: `cm^2`, `miles per hour`, `m / s`."""
@@ -370,7 +381,7 @@ class _Parser(Commands):
                 braced = self.accept("open", "group")
                 sign = "-" if self.accept("operator", "-") else ""
                 if self.peek().kind != "number":
-                    raise Unreadable("a power of words")
+                    raise UnreadableError("a power of words")
                 parts[-1] += f"^{sign}{self.next().text}"
                 if braced:
                     self.expect("close", "group")
@@ -384,7 +395,7 @@ class _Parser(Commands):
             measures = token.kind == "number"  # `5 h 30 min`
             whole = compound(left, Quantity(self.expression(PRODUCT + 1), self._unit())) if measures else None
             if whole is None:
-                raise Unreadable("words between two expressions")
+                raise UnreadableError("words between two expressions")
             return whole
         return self._times(left, self.expression(PRODUCT + 1))
 
@@ -407,7 +418,9 @@ class _Parser(Commands):
         if token.kind == "operator" and token.text in ("+", "-", "pm", "mp"):
             self.next()
             arg = self.expression(_SIGN)
-            return arg if token.text == "+" else Apply({"-": "neg"}.get(token.text, token.text), (arg,))
+            if token.text == "+":
+                return arg
+            return Apply({"-": "neg"}.get(token.text, token.text), (arg,))
         return self.atom()
 
     def atom(self) -> Node:
@@ -430,7 +443,7 @@ class _Parser(Commands):
                 return self._environment(token.text)
             case "operator" if token.text == "|":
                 return self._absolute()
-        raise Unreadable(f"unexpected {token.text or 'end'!r}")
+        raise UnreadableError(f"unexpected {token.text or 'end'!r}")
 
     def _symbol(self, token: Token) -> Node:
         name = token.text
@@ -442,7 +455,7 @@ class _Parser(Commands):
     def _bracket(self, opening: str) -> Node:
         self.level += 1
         if self.level > MAX_DEPTH:
-            raise Unreadable("nested too deep")
+            raise UnreadableError("nested too deep")
         node = self._inside(lambda: self._bracketed(opening), -1 if opening == "{" else 0)
         self.level -= 1
         return node
@@ -452,12 +465,12 @@ class _Parser(Commands):
             return Bracket(opening, self.next().text, ())
         inner = self.listing()
         if opening in "([" and not isinstance(inner, Listing) and self.peek(-1).kind == "separator":
-            raise Unreadable("a tuple of one")
+            raise UnreadableError("a tuple of one")
         if opening == "{" and self.peek().text in ("mid", "|", ":"):
             return self._builder(inner)
         closing = self.next()
         if closing.kind not in ("close", "open") or closing.text not in _CLOSERS[opening]:
-            raise Unreadable(f"{opening} is closed by {closing.text!r}")
+            raise UnreadableError(f"{opening} is closed by {closing.text!r}")
         if opening == "group":
             return inner
         if opening in ("floor", "ceil"):
@@ -478,7 +491,8 @@ class _Parser(Commands):
         return self.bars > 0 and self.peek().text == "|" and self.at != self.opening_bar
 
     def _absolute(self) -> Node:
-        outer, self.bars = self.bars, max(self.bars, 0) + 1
+        outer = self.bars
+        self.bars = max(self.bars, 0) + 1
         node = self.expression(_SETS)
         self.bars = outer
         self.expect("operator", "|")

@@ -1,9 +1,10 @@
-"""Where two expressions are compared: points of the kinds that tell their operations apart.
+"""Points at which two expressions are compared: points of the kinds that tell their operations apart.
 
 Every expression is compared at reals of both signs, positive reals, small integers and near 1. Operations that are one
 formula here and another one there ask for more: complex numbers for Re, Im, arg, conjugates and the modulus of z or w;
 integers up to 60 and multiples of the constants for integer functions; both sides of each corner, and the corner, for
-absolute values, maxima, signs, roundings, even roots and inverse functions. All points are fixed: verdicts are deterministic.
+absolute values, maxima, signs, roundings, even roots and inverse functions. All points are fixed: verdicts are
+deterministic.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.evaluate import MAX_BITS, Complex, Coordinate, TooLarge, Unknown, exact_root
+from rlvr.verifiers.math.evaluation import MAX_BITS, Complex, Coordinate, TooLargeError, UnknownValueError, exact_root
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
 
 Point = dict[str, Coordinate]
 Valued = Callable[[Node, Point], Any]
-"""The value of a node at a point; raises Unknown."""
+"""The value of a node at a point; raises UnknownValueError."""
 
 WHOLE = 4
 """Points of small positive integers, where factorials and binomials are exact."""
@@ -33,7 +34,8 @@ PAIRS = 24
 PIECEWISE = frozenset({"abs", "max", "min", "floor", "ceil", "sgn", "mod"})
 """Operations that are one formula here and another one there."""
 _INVERSES = {"asin": "sin", "acos": "cos", "atan": "tan", "acot": "cot"}
-"""Inverse functions, which leave their branch where an argument has a pole, or where the periodic function inside turns."""
+"""Inverse functions, which leave their branch where an argument has a pole, or where the periodic function inside
+turns."""
 INTEGER_FUNCTIONS = frozenset({"gcd", "lcm", "mod", "floor", "ceil", "factorial", "factorial2", "binom"})
 MAX_CONSTANT = 10**9
 """Size of a constant whose multiples are tried."""
@@ -53,7 +55,7 @@ _GRID = tuple(sign * Fraction(m) * Fraction(10) ** k for sign in (-1, 1) for k i
 
 
 def has_any(heads: frozenset[str], *nodes: Node) -> bool:
-    """Whether one of these operations is applied to a free variable."""
+    """Return whether one of these operations is applied to a free variable."""
     free = frozenset().union(*map(symbols, nodes))
     return any(
         isinstance(below, Apply) and below.head in heads and symbols(below) & free
@@ -63,8 +65,8 @@ def has_any(heads: frozenset[str], *nodes: Node) -> bool:
 
 
 def has_domain_at(point: Point, *nodes: Node) -> bool:
-    """Whether it counts at this point that one expression is real and another one is not: variables are often understood to
-    be positive, and an exponent of what may be negative (`(-1)^n`) to be an integer."""
+    """Return whether it counts at this point that one expression is real and another one is not: variables are often
+    understood to be positive, and an exponent of what may be negative (`(-1)^n`) to be an integer."""
     if not is_positive_point(point):
         return False
     return all(isinstance(value, Fraction) and value.denominator == 1 for value in point.values()) or not any(
@@ -75,29 +77,29 @@ def has_domain_at(point: Point, *nodes: Node) -> bool:
 
 
 def _is_positive(node: Node) -> bool:
-    """Whether a base is a variable or a number without a sign."""
+    """Return whether a base is a variable or a number without a sign."""
     return isinstance(node, Symbol) or (isinstance(node, Number) and node.value > 0)
 
 
 def needs_all_points(*nodes: Node) -> bool:
-    """Whether the expressions may differ at a few points only, so that agreement elsewhere is not enough."""
+    """Return whether the expressions may differ at a few points only, so that agreement elsewhere is not enough."""
     return has_any(INTEGER_FUNCTIONS, *nodes) or _is_piecewise(*nodes)
 
 
 def _is_piecewise(*nodes: Node) -> bool:
-    """Whether the expressions may be one formula here and another one there."""
+    """Return whether the expressions may be one formula here and another one there."""
     return has_any(PIECEWISE, *nodes) or any(
         symbols(argument) for node in nodes for below in walk(node) for argument in _branches(below)
     )
 
 
 def is_real_point(point: Point) -> bool:
-    """Whether all coordinates are real."""
+    """Return whether all coordinates are real."""
     return not any(isinstance(value, Complex) for value in point.values())
 
 
 def is_positive_point(point: Point) -> bool:
-    """Whether all coordinates are positive reals."""
+    """Return whether all coordinates are positive reals."""
     return all(isinstance(value, Fraction) and value > 0 for value in point.values())
 
 
@@ -182,7 +184,10 @@ def _mixed(complex_names: Sequence[str], real_names: Sequence[str], number: int)
     point: Point = {name: coordinates(name)[number] for name in real_names}
     for name in complex_names:
         value = _complex_coordinates(_base(name))[number]
-        point[name] = value if _base(name) == name else Complex(value.real, -value.imag)
+        if _base(name) == name:
+            point[name] = value
+        else:
+            point[name] = Complex(value.real, -value.imag)
     return point
 
 
@@ -198,7 +203,9 @@ def _constants(*nodes: Node) -> list[int]:
         if isinstance(below, Number) and below.value.denominator == 1 and 1 < abs(below.value) < MAX_CONSTANT
     }
     common = lcm(*found) if found else 1
-    return sorted(found | {common} - {1}) if common < MAX_CONSTANT else sorted(found)
+    if common < MAX_CONSTANT:
+        return sorted(found | {common} - {1})
+    return sorted(found)
 
 
 def _integers(names: Sequence[str], constants: Sequence[int]) -> Iterator[tuple[object, Point]]:
@@ -226,7 +233,8 @@ def _shuffled(name: str) -> tuple[Fraction, ...]:
 def _corners(
     gold: Node, answer: Node, names: Sequence[str], basic: Sequence[Point], value: Valued
 ) -> Iterator[tuple[object, Point]]:
-    """For each variable, the others being fixed: the corners, a point between any two neighbours, and points outside."""
+    """For each variable, the others being fixed: the corners, a point between any two neighbours, and points
+    outside."""
     arguments = list(dict.fromkeys(factor for side in (gold, answer) for factor in _arguments(side)))
     for place in (0, 4) if len(names) > 1 else (0,):
         for name in names:
@@ -237,7 +245,10 @@ def _corners(
             corners = sorted(found)
             between = [(low + high) / 2 for low, high in itertools.pairwise(corners)]
             size = max([Fraction(10**6), *map(abs, corners)])
-            outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size] if corners else []
+            if corners:
+                outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size]
+            else:
+                outside = []
             for at in (*between, *outside, *corners):
                 yield ("corner", place, name, at), {**basic[place], name: at}
 
@@ -261,7 +272,8 @@ def _arguments(node: Node) -> Iterator[Node]:
 
 
 def _branches(node: Node) -> Iterator[Node]:
-    r"""Expressions whose zeros are the corners of a root (`\sqrt{(x-20)^2}`) or of an inverse function (`\arctan\frac{1}{x}`)."""
+    r"""Expressions whose zeros are the corners of a root (`\sqrt{(x-20)^2}`) or of an inverse function
+    (`\arctan\frac{1}{x}`)."""
     match node:
         case Apply("root" | "^", (radicand, *_)) if _is_even_root(node) and _is_curved(radicand):
             yield from _factors(radicand)
@@ -275,9 +287,12 @@ def _branches(node: Node) -> Iterator[Node]:
 
 
 def _is_even_root(node: Apply) -> bool:
-    """Whether a root or a power has a degree, or a denominator of the exponent, that is even."""
+    """Return whether a root or a power has a degree, or a denominator of the exponent, that is even."""
     if node.head == "root":
-        degree = node.args[1] if len(node.args) > 1 else Number(Fraction(2))
+        if len(node.args) > 1:
+            degree = node.args[1]
+        else:
+            degree = Number(Fraction(2))
         return isinstance(degree, Number) and degree.value.denominator == 1 and degree.value % 2 == 0
     exponent = _rational(node.args[1])
     return exponent is not None and exponent.denominator % 2 == 0
@@ -294,13 +309,17 @@ def _rational(node: Node) -> Fraction | None:
             inner = _rational(arg)
             return None if inner is None else -inner
         case Apply("/", (top, bottom)):
-            above, below = _rational(top), _rational(bottom)
-            return None if above is None or not below else above / below
+            above = _rational(top)
+            below = _rational(bottom)
+            if above is None or not below:
+                return None
+            return above / below
     return None
 
 
 def _is_curved(radicand: Node) -> bool:
-    """Whether a radicand may touch zero without a change of its sign: one with a power or a product of variables."""
+    """Return whether a radicand may touch zero without a change of its sign: one with a power or a product of
+    variables."""
     return any(
         isinstance(below, Apply) and sum(map(bool, map(symbols, below.args))) >= _CURVING.get(below.head, 99)
         for below in walk(radicand)
@@ -324,16 +343,19 @@ def _factors(node: Node) -> Iterator[Node]:
 
 
 def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
-    """Where `node` is zero as a function of one variable: exactly for a polynomial of degree 2, nearly for others."""
+    """Return where `node` is zero as a function of one variable: exactly for a polynomial of degree 2, nearly for
+    others."""
 
     def at(x: Fraction) -> Any:
         try:
             found = value(node, {**point, name: x})
-        except TooLarge:
+        except TooLargeError:
             raise
-        except Unknown:
+        except UnknownValueError:
             return None
-        return found if isinstance(found, Fraction) or not found.imag else None
+        if isinstance(found, Fraction) or not found.imag:
+            return found
+        return None
 
     try:
         values = [at(Fraction(x)) for x in (0, 1, 2, 3, 7)]
@@ -341,15 +363,19 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
         fractions = [found for found in exact if found is not None]
         if len(fractions) == len(values):
             rounded = any(not isinstance(found, Fraction) for found in values)
-            noise = NOISE * max(map(abs, fractions)) if rounded else Fraction(0)
+            if rounded:
+                noise = NOISE * max(map(abs, fractions))
+            else:
+                noise = Fraction(0)
             a, b, c, d, e = fractions
-            square, slope = (c - 2 * b + a) / 2, b - a
+            square = (c - 2 * b + a) / 2
+            slope = b - a
             square = square if abs(square) > noise else Fraction(0)
             slope -= square
             if all(abs(square * x * x + slope * x + a - found) <= noise for x, found in ((3, d), (7, e))):
                 return _roots(square, slope, a)
         return _crossings(at)
-    except TooLarge:
+    except TooLargeError:
         return set()
 
 
@@ -390,6 +416,9 @@ def _crossings(at: Callable[[Fraction], Any]) -> set[Fraction]:
             here = at(middle)
             if here is None:
                 break
-            low, high = (middle, high) if (here > 0) == (before > 0) else (low, middle)
+            if (here > 0) == (before > 0):
+                low, high = (middle, high)
+            else:
+                low, high = (low, middle)
         found.add(low)
     return found

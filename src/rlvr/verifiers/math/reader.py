@@ -6,19 +6,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rlvr.verifiers.math.expression import Node
-from rlvr.verifiers.math.tokens import END, Token, Unreadable
+from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError
 
 
 class Reader(ABC):
     """Reads tokens one by one; the parser proper (parser.py, commands.py) builds on it."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self.tokens, self.at, self.level, self.bars = tokens, 0, 0, 0
+        self.tokens = tokens
+        self.at = 0
+        self.level = 0
+        self.bars = 0
         self.integrals: list[dict[str, str | int]] = []
 
     def peek(self, ahead: int = 0) -> Token:
         place = self.at + ahead
-        return self.tokens[place] if place < len(self.tokens) else END
+        if place < len(self.tokens):
+            return self.tokens[place]
+        return END
 
     def next(self) -> Token:
         token = self.peek()
@@ -34,19 +39,23 @@ class Reader(ABC):
 
     def expect(self, kind: str, text: str = "") -> None:
         if not self.accept(kind, text):
-            raise Unreadable(f"expected {text or kind} before {self.peek().text!r}")
+            raise UnreadableError(f"expected {text or kind} before {self.peek().text!r}")
 
     def _subscript(self) -> str:
         """The text of a subscript, written without spaces and braces."""
         self.expect("operator", "_")
         if not self.accept("open", "group"):
             return self.next().text
-        open_braces, parts = 1, []
+        open_braces = 1
+        parts = []
         while open_braces:
             token = self.next()
             if token is END:
-                raise Unreadable("a subscript that does not close")
-            open_braces += {"open": 1, "close": -1}.get(token.kind, 0) if token.text == "group" else 0
+                raise UnreadableError("a subscript that does not close")
+            if token.text == "group":
+                open_braces += {"open": 1, "close": -1}.get(token.kind, 0)
+            else:
+                open_braces += 0
             if token.text != "group":
                 parts.append(token.text)
         return "".join(parts)
@@ -62,14 +71,15 @@ class Reader(ABC):
         return name + primes
 
     def _inside(self, read: Callable[[], Node], bars_open: int = 0) -> Node:
-        """What `read` reads in brackets of its own; with -1 bars open a bar is the `such that` of a set."""
-        bars, self.bars = self.bars, bars_open
+        """Return what `read` reads in brackets of its own; with -1 bars open a bar is the `such that` of a set."""
+        bars = self.bars
+        self.bars = bars_open
         node = read()
         self.bars = bars
         return node
 
     def ends(self) -> bool:
-        """Whether nothing more can stand in this list: the end, a closing bracket, the end of an environment."""
+        """Return whether nothing more can stand in this list: the end, a closing bracket, the end of an environment."""
         kind, text, _ = self.peek()
         return kind in ("end", "close") or (kind == "environment" and text.startswith("end"))
 
@@ -93,4 +103,4 @@ class Reader(ABC):
 
     @abstractmethod
     def exponent(self) -> Node:
-        """What `^` or `_` takes."""
+        """Return what `^` or `_` takes."""

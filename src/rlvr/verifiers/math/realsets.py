@@ -1,6 +1,7 @@
 r"""Sets of real numbers: intervals, unions, complements, inequalities in one variable, set-builder; one canonical form.
 
-A set is a sorted list of disjoint pieces; ends are compared by value, so `x \ge 2`, `2 \leq x` and `[2, \infty)` are one set.
+A set is a sorted list of disjoint pieces; ends are compared by value, so `x \ge 2`, `2 \leq x` and `[2, \infty)` are
+one set.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -23,7 +24,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
-from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.statements import plain
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
@@ -32,7 +33,7 @@ _ZERO = Number(Fraction(0))
 _INFINITY = Symbol("infinity")
 
 
-class NotASet(Exception):
+class NotASetError(Exception):
     """The node is no set of reals that is understood here."""
 
 
@@ -58,7 +59,7 @@ Set = tuple[Piece, ...]
 
 
 def _closes_infinity(node: Node) -> bool:
-    r"""Whether an interval has a square bracket at infinity, which no set of reals contains: `[0, \infty]`."""
+    r"""Return whether an interval has a square bracket at infinity, which no set of reals contains: `[0, \infty]`."""
     infinite = (_INFINITY, Apply("neg", (_INFINITY,)))
     return any(
         (below.opening == "[" and below.items[0] in infinite) or (below.closing == "]" and below.items[1] in infinite)
@@ -78,27 +79,29 @@ def _letters(node: Node) -> frozenset[str]:
 class RealSets:
     """Reads nodes as sets of reals; `sampler` gives the values of their ends."""
 
-    def __init__(self, sampler: Sampler, simplified: bool) -> None:
-        self.sampler, self.simplified = sampler, simplified
+    def __init__(self, sampler: PointSampler, simplified: bool) -> None:
+        self.sampler = sampler
+        self.simplified = simplified
 
     def same(self, gold: Node, answer: Node) -> bool | None:
-        """Whether two nodes are the same set; None where one is not understood as one."""
+        """Return whether two nodes are the same set; None where one is not understood as one."""
         try:
             if len(_letters(gold)) > 1 or len(_letters(answer)) > 1:  # `x > 2, y > 1` is no set of reals
                 return None
             if _closes_infinity(answer) and not _closes_infinity(gold):
                 return False
-            one, other = self.read(gold), self.read(answer)
+            one = self.read(gold)
+            other = self.read(answer)
             if len(one) != len(other):
                 return False
             return all(
                 self._same_end(a.low, b.low) and self._same_end(a.high, b.high) for a, b in zip(one, other, strict=True)
             )
-        except (NotASet, Unknown):
+        except (NotASetError, UnknownValueError):
             return None
 
     def read(self, node: Node) -> Set:
-        """The set in canonical form; raises NotASet or Unknown."""
+        """The set in canonical form; raises NotASetError or Unknown."""
         node = plain(node)
         match node:
             case Symbol("Reals"):
@@ -136,7 +139,7 @@ class RealSets:
                 if all(isinstance(part, Relation) and len(symbols(part)) == 1 for part in parts):
                     return self._intersection(sets) or self._union(sets)
                 return self._union(sets)
-        raise NotASet
+        raise NotASetError
 
     # pieces
 
@@ -150,23 +153,27 @@ class RealSets:
             case Apply("neg", (Symbol("infinity"),)):
                 return self._infinite(-1)
         if symbols(node):
-            raise NotASet
+            raise NotASetError
         value = self.sampler.value(node)
         if value.imag != 0:
-            raise NotASet
+            raise NotASetError
         return End(node, value, 0, closed)
 
     def _interval(self, low: Node, low_closed: bool, high: Node, high_closed: bool) -> Set:
-        start, stop = self._end(low, low_closed), self._end(high, high_closed)
+        start = self._end(low, low_closed)
+        stop = self._end(high, high_closed)
         order = self._compare(start, stop)
         if order > 0 or start.side > 0 or stop.side < 0:
-            raise NotASet
-        return (Piece(start, stop),) if order < 0 or (low_closed and high_closed) else ()
+            raise NotASetError
+        if order < 0 or (low_closed and high_closed):
+            return (Piece(start, stop),)
+        return ()
 
     def _compare(self, one: End, other: End) -> int:
         if one.side or other.side:
             return (one.side > other.side) - (one.side < other.side)
-        a, b = one.value, other.value
+        a = one.value
+        b = other.value
         if type(a) is not type(b):
             a, b = (float(value) if isinstance(value, Fraction) else value for value in (a, b))
         near = Fraction(1, 10**12) if isinstance(a, Fraction) else 1e-12
@@ -202,7 +209,8 @@ class RealSets:
         return tuple(merged)
 
     def _complement(self, one: Set) -> Set:
-        pieces, low = [], self._infinite(-1)
+        pieces = []
+        low = self._infinite(-1)
         for piece in one:
             if not piece.low.side:
                 pieces.append(Piece(low, End(piece.low.node, piece.low.value, 0, not piece.low.closed)))
@@ -224,7 +232,7 @@ class RealSets:
         if "in" in node.operators:
             return self._membership(node)
         if not set(node.operators) <= _ORDER or node.operators == ("=",):
-            raise NotASet
+            raise NotASetError
         parts = []
         for at, operator in enumerate(node.operators):
             parts.append(self._one(node.sides[at], operator, node.sides[at + 1]))
@@ -232,17 +240,19 @@ class RealSets:
 
     def _membership(self, node: Relation) -> Set:
         if node.operators[-1] != "in" or len(symbols(node.sides[0])) != 1:
-            raise NotASet
+            raise NotASetError
         return self.read(node.sides[-1])
 
     def _one(self, left: Node, operator: str, right: Node) -> Set:
         """One relation, linear in its variable: `-x > -1`; or in its absolute value: `|x| < 2`."""
         names = symbols(left) | symbols(right)
         if not names:
-            raise NotASet
-        left_names, right_names = symbols(left), symbols(right)
+            raise NotASetError
+        left_names = symbols(left)
+        right_names = symbols(right)
         if left_names and right_names:
-            left, right = Apply("+", (left, Apply("neg", (right,)))), Number(Fraction(0))
+            left = Apply("+", (left, Apply("neg", (right,))))
+            right = Number(Fraction(0))
         elif right_names:
             left, operator, right = right, _FLIP[operator], left
         if isinstance(left, Apply) and left.head == "abs":
@@ -257,7 +267,8 @@ class RealSets:
 
     def _ray(self, operator: str, node: Node) -> Set:
         end = self._end(node, operator in ("<=", ">=", "=", "!="))
-        low, high = self._infinite(-1), self._infinite(1)
+        low = self._infinite(-1)
+        high = self._infinite(1)
         match operator:
             case "<" | "<=":
                 return (Piece(low, end),) if end.side >= 0 else ()
@@ -273,19 +284,20 @@ class RealSets:
             return self._intersection([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
         if operator in (">", ">="):
             return self._union([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
-        raise NotASet
+        raise NotASetError
 
     def _linear(self, node: Node, names: frozenset[str]) -> tuple[Number, Number]:
-        """slope and value at 0 of an expression that is linear in its one symbol; exact, or NotASet."""
+        """slope and value at 0 of an expression that is linear in its one symbol; exact, or NotASetError."""
         if len(names) != 1:
-            raise NotASet
+            raise NotASetError
         (name,) = names
         values = [self.sampler.at(node, {name: Fraction(x)}) for x in (0, 1, 2, 5, Fraction(-7, 3))]
         if not all(isinstance(value, Fraction) for value in values):
-            raise NotASet
-        start, slope = values[0], values[1] - values[0]
+            raise NotASetError
+        start = values[0]
+        slope = values[1] - values[0]
         if slope == 0 or [start + slope * x for x in (0, 1, 2, 5, Fraction(-7, 3))] != values:
-            raise NotASet
+            raise NotASetError
         return Number(slope), Number(start)
 
     def _builder(self, subject: Node, conditions: tuple[Node, ...]) -> Set:
@@ -294,12 +306,14 @@ class RealSets:
         if len(names) != 1 or any(
             symbols(condition) != names | (symbols(condition) & {"Reals"}) for condition in conditions
         ):
-            raise NotASet
+            raise NotASetError
         return self._intersection([*sets, *(self.read(condition) for condition in conditions)])
 
 
 def _negated(node: Node) -> Node:
-    return Number(-node.value) if isinstance(node, Number) else Apply("neg", (node,))
+    if isinstance(node, Number):
+        return Number(-node.value)
+    return Apply("neg", (node,))
 
 
 def _is_call(node: Node) -> bool:

@@ -1,9 +1,11 @@
 r"""Restatements: answers that are right only because they are the problem over again.
 
-The rule, decided here alone, of answers that are equal to the gold: an answer is no answer where it, or a value that it states
-(behind its labels, declarations, units, set brackets), is what the prompt says, in another form than the gold's. What the prompt says is its text, and each of its formulas with terms in any order, moved
-from side to side, multiplied by a number (`2x > 6` for `6 < 2x`), or with a constant, a square or a factor taken apart (`x \cdot x + 1 + 1`). An answer in the gold's form is never a restatement.
-A gold with one unknown that is solved (`x = 3`, `x > 3`) asks for a solved answer, whatever the prompt says.
+The rule, decided here alone, of answers that are equal to the gold: an answer is no answer where it, or a value that it
+states (behind its labels, declarations, units, set brackets), is what the prompt says, in another form than the gold's.
+What the prompt says is its text, and each of its formulas with terms in any order, moved from side to side, multiplied
+by a number (`2x > 6` for `6 < 2x`), or with a constant, a square or a factor taken apart (`x \cdot x + 1 + 1`). An
+answer in the gold's form is never a restatement. A gold with one unknown that is solved (`x = 3`, `x > 3`) asks for a
+solved answer, whatever the prompt says.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import functools
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -29,10 +31,10 @@ from rlvr.verifiers.math.expression import (
 )
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
+from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.numeric import read_number
-from rlvr.verifiers.math.sampling import Sampler
-from rlvr.verifiers.math.statements import Refused, is_label, read_statement
-from rlvr.verifiers.math.tokens import Unreadable
+from rlvr.verifiers.math.point_sampling import PointSampler
+from rlvr.verifiers.math.statements import RefusedError, is_label, read_statement
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _ZERO = Number(Fraction(0))
@@ -45,12 +47,13 @@ _OPERATOR = re.compile(r"[-+*/^=<>]")
 
 
 def restates(prompt: str, gold: str, answer: str) -> bool:
-    """Whether the cleaned `answer`, which is equal to the cleaned `gold`, is only what the prompt says."""
+    """Return whether the cleaned `answer`, which is equal to the cleaned `gold`, is only what the prompt says."""
     if read_number(answer):
         return False
     try:
-        wanted, given = read(gold), read(answer)
-    except (Unreadable, RecursionError):
+        wanted = read(gold)
+        given = read(answer)
+    except (UnreadableError, RecursionError):
         return _is_quoted(prompt, gold, answer)
     if _canonical(wanted) == _canonical(given):
         return False
@@ -65,9 +68,10 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
 
 
 def _states_what_is_said(gold: Node, answer: Node, said: tuple[Node, ...]) -> bool:
-    """Whether a value that the answer states is a formula of the prompt, and not in the gold's form.
+    """Return whether a value that the answer states is a formula of the prompt, and not in the gold's form.
 
-    Labels, declarations, units and set brackets are round a value, not part of it. A value and its rounding is one value.
+    Labels, declarations, units and set brackets are round a value, not part of it. A value and its rounding is one
+    value.
     """
     if not said:
         return False
@@ -82,8 +86,8 @@ def _states_what_is_said(gold: Node, answer: Node, said: tuple[Node, ...]) -> bo
 def _stated(node: Node) -> list[tuple[Node, ...]]:
     """The canonical forms of each value that a tree states: of the value, and of its rounding."""
     try:
-        entries = read_statement(node, Sampler()).entries
-    except (Refused, Unknown):
+        entries = read_statement(node, PointSampler()).entries
+    except (RefusedError, UnknownValueError):
         return []
     return [
         tuple(_canonical(_bare(form)) for form in (entry.value, entry.rounded) if form is not None) for entry in entries
@@ -91,7 +95,8 @@ def _stated(node: Node) -> list[tuple[Node, ...]]:
 
 
 def _is_formula(node: Node) -> bool:
-    """Whether there is anything to work out: a number, a letter or a solved relation of the prompt may well be the answer."""
+    """Return whether there is anything to work out: a number, a letter or a solved relation of the prompt may well be
+    the answer."""
     return bool(children(node)) and not is_literal(node) and _solved_for(node) is None
 
 
@@ -106,8 +111,9 @@ def _bare(value: Node) -> Node:
 
 
 def _is_quoted(prompt: str, gold: str, answer: str) -> bool:
-    """Whether the prompt has the answer letter by letter, and not the gold."""
-    quoted, asked = spelling(answer), _spelled(prompt)
+    """Return whether the prompt has the answer letter by letter, and not the gold."""
+    quoted = spelling(answer)
+    asked = _spelled(prompt)
     if len(quoted) < 3 or quoted not in asked or spelling(gold) in asked:
         return False
     at = asked.find(quoted)
@@ -135,7 +141,7 @@ def _said(prompt: str) -> tuple[Node, ...]:
             continue
         try:
             node = read(text)
-        except (Unreadable, RecursionError):
+        except (UnreadableError, RecursionError):
             continue
         parts = node.items if isinstance(node, Listing) else (node,)
         found += [part for part in parts if children(part)]
@@ -143,7 +149,8 @@ def _said(prompt: str) -> tuple[Node, ...]:
 
 
 def _same_form(gold: Node, answer: Node) -> bool:
-    """Whether the answer is written like the gold but for the order of terms; or solved for the same symbol, where the gold is."""
+    """Return whether the answer is written like the gold but for the order of terms; or solved for the same symbol,
+    where the gold is."""
     if _canonical(gold) == _canonical(answer):
         return True
     subject = _solved_for(gold)
@@ -151,7 +158,8 @@ def _same_form(gold: Node, answer: Node) -> bool:
 
 
 def _unsolved(gold: Node, answer: Node) -> bool:
-    """Whether a relation in one unknown is not solved where the gold, a value, a set or a solved relation, is."""
+    """Return whether a relation in one unknown is not solved where the gold, a value, a set or a solved relation,
+    is."""
     if any(_is_unsolved(part) for part in _parts(gold)):
         return False
     return any(_is_unsolved(part) for part in _parts(answer))
@@ -168,7 +176,8 @@ def _parts(node: Node) -> tuple[Node, ...]:
 
 
 def _is_unsolved(node: Node) -> bool:
-    """Whether a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`, `|x| < 3`)."""
+    """Return whether a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`,
+    `|x| < 3`)."""
     if not isinstance(node, Relation) or not set(node.operators) <= _COMPARED or len(symbols(node)) != 1:
         return False
     if "=" in node.operators and is_label(node.sides[0]):  # `\tan\theta = 3` names what was asked for
@@ -190,15 +199,16 @@ def _solved_for(node: Node) -> Symbol | None:
 
 
 def _rearranged(answer: Node, said: Node) -> bool:
-    """Whether the answer is a formula of the prompt, its terms in another order or on other sides."""
+    """Return whether the answer is a formula of the prompt, its terms in another order or on other sides."""
     if not (isinstance(answer, Relation) and isinstance(said, Relation)):
         return _canonical(answer) == _canonical(said)
     if len(answer.operators) > 1 or len(said.operators) > 1 or not set(answer.operators + said.operators) <= _COMPARED:
         return _canonical(answer) == _canonical(said)
-    (operator,), (other,) = answer.operators, said.operators
+    (operator,) = answer.operators
+    (other,) = said.operators
     if other not in (operator, _FLIPPED.get(operator, operator)) or symbols(answer) != symbols(said):
         return False
-    return Sampler().proportional(_difference(answer), _difference(said)) is True
+    return PointSampler().proportional(_difference(answer), _difference(said)) is True
 
 
 def _difference(relation: Relation) -> Node:
@@ -207,7 +217,8 @@ def _difference(relation: Relation) -> Node:
 
 
 def _canonical(node: Node) -> Node:
-    """The tree with one order of terms and factors, and one direction of inequalities; brackets round a group are gone."""
+    """The tree with one order of terms and factors, and one direction of inequalities; brackets round a group are
+    gone."""
     match node:
         case Bracket("(", ")", (inner,)):
             return _canonical(inner)
@@ -258,7 +269,10 @@ def _with_one_constant(terms: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def _divided(term: Node, divisor: Fraction) -> Node | None:
     """A canonical term over a number, or None where its coefficient is no multiple of that."""
-    factors = term.args if isinstance(term, Apply) and term.head == "*" else (term,)
+    if isinstance(term, Apply) and term.head == "*":
+        factors = term.args
+    else:
+        factors = (term,)
     for at, factor in enumerate(factors):
         if isinstance(factor, Number) and not factor.base and factor.value % divisor == 0:
             return _product((*factors[:at], Number(factor.value / divisor), *factors[at + 1 :]))
@@ -281,7 +295,9 @@ def _product(factors: tuple[Node, ...]) -> Node:
     if sign < 0:
         parts.append(Number(Fraction(-1)))
     ordered = _sorted(tuple(parts)) or (_ONE,)
-    return ordered[0] if len(ordered) == 1 else Apply("*", ordered)
+    if len(ordered) == 1:
+        return ordered[0]
+    return Apply("*", ordered)
 
 
 def _flattened(head: str, parts: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -1,4 +1,4 @@
-"""What a comparison is asked to tolerate, and what it answers."""
+"""Tolerances of a comparison, and its results."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """How strict a comparison is."""
+    """The strictness of a comparison."""
 
     ordered: bool = False
     """Whether the order of a plain list of answers counts; tuples and vectors are always ordered, sets never."""
     require_simplified: bool = True
-    r"""A plain number wants a plain number (`6 \cdot 7` is not 42), and an operator (an integral, a sum) must be worked out
-    unless the gold has one too."""
+    r"""A plain number wants a plain number (`6 \cdot 7` is not 42), and an operator (an integral, a sum) must be worked
+    out unless the gold has one too."""
     tolerance: float = 0.0
     """Relative rounding error allowed between numbers; 0 compares exactly."""
     variables: frozenset[str] = frozenset()
@@ -23,7 +23,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MathComparison:
     """The outcome of one comparison."""
 
     equal: bool | None

@@ -1,7 +1,7 @@
-r"""What an answer states: the values it gives, each with the label it gives it.
+r"""Statements of an answer: the values it gives, each with the label it gives it.
 
-`x = 2 \text{ or } x = 3`, `x \in \{2, 3\}`, `2, 3` and `\{3, 2\}` all give two values; `x = 2, y = 3` gives two labels one
-value each. Plus-minus becomes two values. A chain of equalities must be true, or the answer is refused.
+`x = 2 \text{ or } x = 3`, `x \in \{2, 3\}`, `2, 3` and `\{3, 2\}` all give two values; `x = 2, y = 3` gives two labels
+one value each. Plus-minus becomes two values. A chain of equalities must be true, or the answer is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
-from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.units import SCALES, changes_meaning, conversion
 
 MAX_SIDE = 6
@@ -67,12 +67,12 @@ _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 _LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The answer states something that cannot be right: a false equality, a hedge."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class StatementEntry:
     """One value: its label (an expression that stands for what was asked), the value, and a rounded form of it."""
 
     value: Node
@@ -86,7 +86,7 @@ class Entry:
 class Statement:
     """All that an answer gives."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StatementEntry, ...]
     is_set: bool = False
     """Whether it was written as a set: order and repetitions mean nothing."""
     joined: str = ","
@@ -95,8 +95,8 @@ class Statement:
     """What was said of letters beside the values: (k, Integers)."""
 
 
-def read_statement(node: Node, sampler: Sampler) -> Statement:
-    """The statement that a tree makes; raises Refused for a false equality."""
+def read_statement(node: Node, sampler: PointSampler) -> Statement:
+    """The statement that a tree makes; raises RefusedError for a false equality."""
     node, declared, general = _without_conditions(plain(node))
     items = []
     for part in node.items if isinstance(node, Listing) else (node,):
@@ -108,7 +108,7 @@ def read_statement(node: Node, sampler: Sampler) -> Statement:
         items = [_grouped(part, sampler) for part in items]
     else:
         items = _with_conditions(items)
-    entries: list[Entry] = []
+    entries: list[StatementEntry] = []
     is_set = False
     label = None
     for item in items or [node]:
@@ -139,7 +139,8 @@ def _without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
 
 
 def _with_conditions(items: list[Node]) -> list[Node]:
-    r"""Items with the inequalities behind them that are about letters of their values: `2^k, k \ge 1` is `2^k` where `k \ge 1`."""
+    r"""Items with the inequalities behind them that are about letters of their values: `2^k, k \ge 1` is `2^k` where
+    `k \ge 1`."""
     found: list[Node] = []
     for item in items:
         if found and _restricts(item, found[-1]):
@@ -150,7 +151,8 @@ def _with_conditions(items: list[Node]) -> list[Node]:
 
 
 def _restricts(condition: Node, subject: Node) -> bool:
-    """Whether an inequality restricts letters of the value before it; beside another inequality it is a second answer."""
+    """Return whether an inequality restricts letters of the value before it; beside another inequality it is a second
+    answer."""
     if isinstance(subject, Builder):
         return _restricts(condition, subject.subject)
     if not (isinstance(condition, Relation) and set(condition.operators) <= _INEQUALITIES):
@@ -162,7 +164,7 @@ def _restricts(condition: Node, subject: Node) -> bool:
     return bool(letters) and letters <= symbols(value) and not isinstance(value, (Relation, Symbol))
 
 
-def _cycled(entries: list[Entry]) -> list[Entry]:
+def _cycled(entries: list[StatementEntry]) -> list[StatementEntry]:
     """`x=1, y=2 or x=2, y=1` as two tuples: labels that come round in the same order."""
     labels = [entry.label for entry in entries]
     period = next((k for k in range(1, len(labels)) if labels[k] == labels[0]), 0)
@@ -171,7 +173,7 @@ def _cycled(entries: list[Entry]) -> list[Entry]:
     label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
     rounds = [entries[at : at + period] for at in range(0, len(entries), period)]
     return [
-        Entry(
+        StatementEntry(
             Bracket("(", ")", tuple(entry.value for entry in one)),
             label,
             conditions=tuple(condition for entry in one for condition in entry.conditions),
@@ -180,19 +182,23 @@ def _cycled(entries: list[Entry]) -> list[Entry]:
     ]
 
 
-def _grouped(node: Node, sampler: Sampler) -> Node:
+def _grouped(node: Node, sampler: PointSampler) -> Node:
     """`p=5, q=2`, one of several groups, as the tuple (5, 2)."""
     if not isinstance(node, Listing):
         return node
     entries = [read_entry(item, sampler) for item in node.items]
     values = Bracket("(", ")", tuple(entry.value for entry in entries))
     labels = tuple(entry.label for entry in entries if entry.label is not None)
-    return Relation(("=",), (Bracket("(", ")", labels), values)) if len(labels) == len(entries) else values
+    if len(labels) == len(entries):
+        return Relation(("=",), (Bracket("(", ")", labels), values))
+    return values
 
 
-def permuted(entry: Entry, labels: Sequence[Node] = ()) -> Entry:
-    """A labelled tuple (`(y, x) = (1, 2)`) in the order of `labels`, a permutation of its own; else in that of the alphabet."""
-    label, value = entry.label, entry.value
+def permuted(entry: StatementEntry, labels: Sequence[Node] = ()) -> StatementEntry:
+    """A labelled tuple (`(y, x) = (1, 2)`) in the order of `labels`, a permutation of its own; else in that of the
+    alphabet."""
+    label = entry.label
+    value = entry.value
     if not (isinstance(label, Bracket) and isinstance(value, Bracket)) or len(label.items) != len(value.items):
         return entry
     if value.opening not in "(<[" or len(label.items) < 2:
@@ -209,7 +215,8 @@ def _picked(tuple_: Bracket, order: list[int]) -> Bracket:
 
 
 def alphabetical(statement: Statement) -> Statement:
-    """The statement with its labelled values in the order of the alphabet, which is that of an unlabelled gold (`(1, 2)`)."""
+    """The statement with its labelled values in the order of the alphabet, which is that of an unlabelled gold
+    (`(1, 2)`)."""
     entries = tuple(permuted(entry) for entry in statement.entries)
     wanted = _alphabet([entry.label for entry in entries])
     if wanted is not None:
@@ -218,7 +225,8 @@ def alphabetical(statement: Statement) -> Statement:
 
 
 def _alphabet(labels: Sequence[Node | None]) -> list[Node | None] | None:
-    """The labels in the order of the alphabet; None where they are not different Latin letters, which may have a number."""
+    """The labels in the order of the alphabet; None where they are not different Latin letters, which may have a
+    number."""
     letters = [_LETTER.fullmatch(label.name) if isinstance(label, Symbol) else None for label in labels]
     if len(set(labels)) != len(labels):
         return None
@@ -250,25 +258,31 @@ def with_residues(node: Node) -> Node:
 
 
 def _last_side(node: Node) -> Node:
-    return node.sides[-1] if isinstance(node, Relation) else node
+    if isinstance(node, Relation):
+        return node.sides[-1]
+    return node
 
 
 def _modulo(node: Node, modulus: Node) -> Node:
     """An integer or a congruence that has no modulus with this one."""
     if isinstance(node, Relation) and node.operators == ("equiv",):
         return Relation(node.operators, (node.sides[0], _modulo(node.sides[1], modulus)))
-    return Apply("pmod", (node, modulus)) if is_integer_literal(node) else node
+    if is_integer_literal(node):
+        return Apply("pmod", (node, modulus))
+    return node
 
 
 def is_set(node: Node) -> bool:
-    """Whether a node is written as a set."""
+    """Return whether a node is written as a set."""
     return node == Symbol("emptyset") or (isinstance(node, Bracket) and node.opening == "{")
 
 
 def _members(node: Node) -> tuple[Node, ...] | None:
     """The members of a finite set that are no sets themselves: a set of sets is one value."""
     if isinstance(node, Bracket) and node.opening == "{" and node.items and not isinstance(node.items[0], Builder):
-        return None if any(map(is_set, node.items)) else node.items
+        if any(map(is_set, node.items)):
+            return None
+        return node.items
     if isinstance(node, Apply) and node.head == "cup":
         parts = [_members(part) for part in node.args]
         if all(part is not None for part in parts):
@@ -276,38 +290,44 @@ def _members(node: Node) -> tuple[Node, ...] | None:
     return None
 
 
-def read_entry(node: Node, sampler: Sampler) -> Entry:
+def read_entry(node: Node, sampler: PointSampler) -> StatementEntry:
     """The label and the value of one item."""
     node = plain(node)
     if not isinstance(node, Relation):
-        return Entry(node)
+        return StatementEntry(node)
     if node.operators == ("in",) and (is_label(node.sides[0]) or isinstance(node.sides[0], Bracket)):
-        return Entry(plain(node.sides[1]), node.sides[0])
+        return StatementEntry(plain(node.sides[1]), node.sides[0])
     if node.operators == ("equiv",) and is_label(node.sides[0]):
-        return Entry(plain(node.sides[1]), node.sides[0])
+        return StatementEntry(plain(node.sides[1]), node.sides[0])
     if not set(node.operators) <= {"=", "~", "to"} or node.operators[0] == "to":
-        return Entry(node)
-    sides, operators = list(node.sides), list(node.operators)
+        return StatementEntry(node)
+    sides = list(node.sides)
+    operators = list(node.operators)
     label = None
     if (isinstance(sides[0], Binder) and not isinstance(sides[-1], Binder)) or (
         is_label(sides[0]) and _names(sides[0], sides[1:], sampler)
     ):
-        label, sides, operators = sides[0], sides[1:], operators[1:]
+        label = sides[0]
+        sides = sides[1:]
+        operators = operators[1:]
     elif len(sides) == 2 and is_label(sides[1]) and not symbols(sides[0]):
-        label, sides, operators = sides[1], sides[:1], []
+        label = sides[1]
+        sides = sides[:1]
+        operators = []
     elif symbols(node) and len(sides) == 2 and operators == ["="]:
-        return Entry(node)
+        return StatementEntry(node)
     return _chain(label, [plain(side) for side in sides], operators, sampler)
 
 
-def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler: Sampler) -> Entry:
+def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler: PointSampler) -> StatementEntry:
     """`a = b = c` gives c where all agree; what an approximation sign joins is a value and its rounding.
 
     An equation that is true by itself (`1 = 1`) gives nothing.
     """
     if label is None and len(sides) > 1 and len(set(sides)) == 1:
-        raise Refused("both sides of the equation are the same")
-    value, rounded = sides[0], None
+        raise RefusedError("both sides of the equation are the same")
+    value = sides[0]
+    rounded = None
     for operator, side in zip(operators, sides[1:], strict=True):
         if operator == "=":
             last = value if rounded is None else rounded
@@ -315,30 +335,33 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
                 value = side
                 continue
             if sampler.equal(last, _in_units_of(last, side)) is not True:
-                raise Refused("the sides of a chain of equalities differ")
+                raise RefusedError("the sides of a chain of equalities differ")
             value, rounded = (side, None) if rounded is None else (value, side)
         elif is_rounding_pair(value, _in_units_of(value, side), sampler) and (
             rounded is None or is_rounded(rounded, _in_units_of(rounded, side), sampler)
         ):
             rounded = side
         else:
-            raise Refused("two values are joined by an approximation sign, and neither is the other one rounded")
-    return Entry(value, label, rounded)
+            raise RefusedError("two values are joined by an approximation sign, and neither is the other one rounded")
+    return StatementEntry(value, label, rounded)
 
 
 def _in_units_of(one: Node, other: Node) -> Node:
-    """`other` in the unit of `one`, where both state one; raises Refused where the units disagree (`5 m = 5 cm`)."""
+    """`other` in the unit of `one`, where both state one; raises RefusedError where the units disagree
+    (`5 m = 5 cm`)."""
     if not (isinstance(one, Quantity) and isinstance(other, Quantity)):
         return other
     factor = conversion(one.unit, other.unit)
     if factor is None:
-        raise Refused("the sides of a chain have different units")
-    return other if factor == 1 else Apply("*", (other.value, Number(factor)))
+        raise RefusedError("the sides of a chain have different units")
+    if factor == 1:
+        return other
+    return Apply("*", (other.value, Number(factor)))
 
 
-def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
-    """Whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for an identity
-    (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
+def _names(label: Node, values: Sequence[Node], sampler: PointSampler) -> bool:
+    """Return whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for
+    an identity (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
     match label:
         case Apply("*", (*_, Bracket("(", ")", arguments))):
             names = symbols(label) - frozenset().union(*map(symbols, arguments))
@@ -351,7 +374,8 @@ def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
 
 
 def is_label(node: Node) -> bool:
-    r"""Whether a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`, `\text{Area}`, `A : B`."""
+    r"""Return whether a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`,
+    `\text{Area}`, `A : B`."""
     match node:
         case Symbol():
             return bool(symbols(node))
@@ -413,23 +437,24 @@ def _quantity(value: Node, unit: str) -> Node:
     words = unit.split()
     while words and words[0].lower() in SCALES:
         scale = SCALES[words.pop(0).lower()]
-        value = (
-            Apply("percent", (value,))
-            if scale < 1
-            else Apply("mixed", (Apply("*", (value, Number(scale))), Number(Fraction(0))))
-        )
+        if scale < 1:
+            value = Apply("percent", (value,))
+        else:
+            value = Apply("mixed", (Apply("*", (value, Number(scale))), Number(Fraction(0))))
     unit = " ".join(words)
     if unit.lower() in ("degrees", "degree", "deg"):
         return Apply("degree", (value,))
     if changes_meaning(unit):
-        raise Refused(f"{unit!r} after the value")
+        raise RefusedError(f"{unit!r} after the value")
     return Quantity(value, unit) if unit else value
 
 
 def _transposed(node: Node) -> Node:
     if isinstance(node, Matrix):
         return Matrix(tuple(zip(*node.rows, strict=True)))
-    return node if isinstance(node, Bracket) else Apply("transpose", (node,))
+    if isinstance(node, Bracket):
+        return node
+    return Apply("transpose", (node,))
 
 
 def _is_vector(node: Node) -> bool:
@@ -439,7 +464,9 @@ def _is_vector(node: Node) -> bool:
 def _rows(node: Node) -> tuple[tuple[Node, ...], ...] | None:
     if isinstance(node, Matrix):
         return node.rows
-    return tuple((item,) for item in node.items) if isinstance(node, Bracket) and _is_vector(node) else None
+    if isinstance(node, Bracket) and _is_vector(node):
+        return tuple((item,) for item in node.items)
+    return None
 
 
 def _matrix(node: Apply) -> Node:
@@ -455,7 +482,8 @@ def _matrix(node: Apply) -> Node:
         scalars = tuple(arg for arg, one in zip(args, rows, strict=True) if one is None)
         return Matrix(tuple(tuple(Apply("*", (*scalars, entry)) for entry in row) for row in known[0]))
     if node.head == "*" and all(isinstance(arg, Matrix) for arg in node.args) and len(known) == 2:
-        left, columns = known[0], tuple(zip(*known[1], strict=True))
+        left = known[0]
+        columns = tuple(zip(*known[1], strict=True))
         if len(left[0]) == len(known[1]) <= MAX_SIDE:
             return Matrix(
                 tuple(
@@ -482,7 +510,7 @@ def expand_signs(node: Node) -> list[Node]:
     if not signs:
         return [node]
     if len(signs) > MAX_SIGNS:
-        raise Refused("too many plus-minus signs")
+        raise RefusedError("too many plus-minus signs")
     if any(sign.head == "mp" for sign in signs):
         return [_signed(node, iter([plus if s.head == "pm" else not plus for s in signs])) for plus in (True, False)]
     choices = [[bool(number >> place & 1) for place in range(len(signs))] for number in range(2 ** len(signs))]

@@ -1,10 +1,10 @@
-r"""Equality of symbolic answers, by math-verify (SymPy), for what the comparison here leaves undecided. It is asked for by
-the option `math_verify`, and the package is an extra of its own.
+r"""Equality of symbolic answers, by math-verify (SymPy), for what the comparison here leaves undecided. It is asked for
+by the option `math_verify`, and the package is an extra of its own.
 
-Only its LaTeX reader is used: its reader of bare expressions goes through SymPy's `parse_expr`, which runs code. Its own
-timeouts are off, since they need SIGALRM on the main thread: `deadline` holds the clock, and what could spend its time in
-one long operation (powers of powers, large factorials) or is known to be compared too kindly (ellipses, texts) is not given
-to it.
+Only its LaTeX reader is used: its reader of bare expressions goes through SymPy's `parse_expr`, which runs code. Its
+own timeouts are off, since they need SIGALRM on the main thread: `deadline` holds the clock, and what could spend its
+time in one long operation (powers of powers, large factorials) or is known to be compared too kindly (ellipses, texts)
+is not given to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import re
 from typing import Any
 
-from rlvr.verifiers.math.deadline import within
+from rlvr.verifiers.math.computation_deadline import within
 
 MAX_LENGTH = 400
 """Characters of a text that is given to math-verify."""
@@ -23,14 +23,15 @@ MAX_LENGTH = 400
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 _CONSTANTS = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|ln|log|exp|sin|cos|tan|circ|text)(?![A-Za-z])|\b[ei]\b")
 _COSTLY = re.compile(
-    r"\d{25}|\d\.?\d*[eE][+-]?\d{3}|\^\s*\{?\s*[-(]*\s*\d{4}|\^[^{}]*\^|\^\s*\{[^}]*(?:\^|!)|\d{4,}\s*!|!\s*!|\)\s*!\s*\)?\s*[\^!]"
+    r"\d{25}|\d\.?\d*[eE][+-]?\d{3}|\^\s*\{?\s*[-(]*\s*\d{4}|\^[^{}]*\^|\^\s*\{[^}]*(?:\^|!)|\d{4,}\s*!|!\s*!"
+    r"|\)\s*!\s*\)?\s*[\^!]"
     r"|\^\s*\{[^}]*\{"
 )
 _VAGUE = re.compile(r"\.\.\.|\\[lcvd]?dots|\\ldots|\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*[A-Za-z]{2}")
 
 
 def is_installed() -> bool:
-    """Whether the package math-verify can be imported."""
+    """Return whether the package math-verify can be imported."""
     return importlib.util.find_spec("math_verify") is not None
 
 
@@ -41,17 +42,17 @@ def load() -> None:
 
 
 def fit(latex: str) -> bool:
-    """Whether math-verify may be asked about `latex` at all."""
+    """Return whether math-verify may be asked about `latex` at all."""
     return len(latex) <= MAX_LENGTH and not _COSTLY.search(latex) and not _VAGUE.search(latex)
 
 
 def readable(latex: str) -> bool:
-    """Whether `latex` is a mathematical object, not only a text."""
+    """Return whether `latex` is a mathematical object, not only a text."""
     return any(not isinstance(found, str) for found in _parse(latex))
 
 
 def equal(gold: str, answer: str, seconds: float) -> bool:
-    r"""Whether two LaTeX answers mean the same. Not symmetric: the gold decides what form is asked for.
+    r"""Return whether two LaTeX answers mean the same. Not symmetric: the gold decides what form is asked for.
 
     Where the gold states no equation, a chain of equalities is right only when every side is, except a first side that
     names what was asked for (`\sin\theta = ...`): `1 = \sqrt{2}` is two answers. Raises deadline.OutOfTime.
@@ -63,7 +64,10 @@ def equal(gold: str, answer: str, seconds: float) -> bool:
 def _equal(gold: str, answer: str) -> bool:
     if not _EQUALS.search(gold):
         first, *rest = _EQUALS.split(answer)
-        sides = rest if rest and _names_something(first) else [first, *rest]
+        if rest and _names_something(first):
+            sides = rest
+        else:
+            sides = [first, *rest]
         return all(_same(gold, side.strip()) for side in sides)
     return _same(gold, answer)
 
@@ -86,7 +90,8 @@ def _parse(latex: str) -> tuple[Any, ...]:
 
 @functools.cache
 def _math_verify() -> tuple[Any, Any]:
-    # It warns that its timeouts are off, and logs every text that it cannot read with a traceback: both are verdicts here.
+    # It warns that its timeouts are off, and logs every text that it cannot read with a traceback: both are verdicts
+    # here.
     for name in ("math_verify", "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     import math_verify

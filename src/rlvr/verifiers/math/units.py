@@ -1,4 +1,5 @@
-"""Units of measurement and the words after a value: which can be converted, which are prose, which change the meaning."""
+"""Units of measurement and the words after a value: which can be converted, which are prose, which change the
+meaning."""
 
 # ruff: noqa: RUF001 - letters of other scripts are units here
 
@@ -13,13 +14,16 @@ from rlvr.verifiers.math.counted import ADJECTIVES, NOUNS
 _BASE: dict[str, dict[str, int | str]] = {
     "length": {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": 1, "km": 1000, "inch": "127/5000", "in": "127/5000",
                "ft": "381/1250", "foot": "381/1250", "feet": "381/1250", "yd": "1143/1250", "yard": "1143/1250",
-               "mi": "201168/125", "mile": "201168/125", "米": 1, "厘米": "1/100", "毫米": "1/1000", "千米": 1000, "公里": 1000,
+               "mi": "201168/125", "mile": "201168/125", "米": 1, "厘米": "1/100", "毫米": "1/1000", "千米": 1000,
+               "公里": 1000,
                "мм": "1/1000", "см": "1/100", "дм": "1/10", "м": 1, "км": 1000, "метр": 1, "метра": 1, "метров": 1,
                "センチメートル": "1/100", "センチ": "1/100", "メートル": 1, "キロメートル": 1000,
                "센티미터": "1/100", "미터": 1, "킬로미터": 1000},
-    "time": {"ms": "1/1000", "second": 1, "sec": 1, "s": 1, "minute": 60, "min": 60, "hour": 3600, "hr": 3600, "h": 3600, "day": 86400,
+    "time": {"ms": "1/1000", "second": 1, "sec": 1, "s": 1, "minute": 60, "min": 60, "hour": 3600, "hr": 3600,
+    "h": 3600, "day": 86400,
              "week": 604800, "秒": 1, "分钟": 60, "小时": 3600, "天": 86400,
-             **dict.fromkeys(["с", "сек", "секунда", "секунды", "секунд", "초"], 1), **dict.fromkeys(["мин", "минута", "минуты", "минут"], 60),
+             **dict.fromkeys(["с", "сек", "секунда", "секунды", "секунд", "초"], 1), **dict.fromkeys(["мин", "минута",
+             "минуты", "минут"], 60),
              **dict.fromkeys(["ч", "час", "часа", "часов", "時間", "시간"], 3600)},
     "years": {"month": 1, "year": 12, "yr": 12, "decade": 120, "century": 1200, "centurie": 1200, "年": 12},
     "mass": {"mg": "1/1000000", "g": "1/1000", "kg": 1, "tonne": 1000, "oz": "45359237/1600000000",
@@ -29,8 +33,10 @@ _BASE: dict[str, dict[str, int | str]] = {
     "volume": {"ml": "1/1000", "l": 1, "gallon": "473176473/125000000", "quart": "473176473/500000000",
                "pint": "473176473/1000000000", "升": 1, "毫升": "1/1000", "л": 1, "мл": "1/1000", "リットル": 1,
                "立方米": 1000, "立方厘米": "1/1000"},
-    "area": {"acre": "316160658/78125", "hectare": 10000, "га": 10000, "平方米": 1, "平方厘米": "1/10000", "平方千米": 10**6},
-    "force": {"Н": 1, "кН": 1000, "牛": 1, "牛顿": 1}, "power": {"Вт": 1, "кВт": 1000, "瓦": 1}, "pressure": {"Па": 1, "кПа": 1000},
+    "area": {"acre": "316160658/78125", "hectare": 10000, "га": 10000, "平方米": 1, "平方厘米": "1/10000",
+             "平方千米": 10**6},
+    "force": {"Н": 1, "кН": 1000, "牛": 1, "牛顿": 1}, "power": {"Вт": 1, "кВт": 1000, "瓦": 1}, "pressure": {"Па": 1,
+    "кПа": 1000},
     "voltage": {"В": 1, "伏": 1, "伏特": 1}, "resistance": {"Ом": 1, "欧姆": 1},
     "energy": {"cal": "523/125", "kcal": 4184, "Дж": 1, "кДж": 1000, "焦耳": 1},
     "angle": {"degree": 1, "deg": 1}, "arc": {"radian": 1, "rad": 1},
@@ -99,7 +105,8 @@ _NAMED: dict[str, tuple[str, int | str]] = {
     "byte": ("data", 8),
     "bit": ("data", 1),
 }
-"""Words of units that take the prefixes as words (`nanometer`), as `_PHYSICAL` are symbols that take them as symbols."""
+"""Words of units that take the prefixes as words (`nanometer`), as `_PHYSICAL` are symbols that take them as
+symbols."""
 _DERIVED = {
     "frequency": {"time": -1},
     "volume": {"length": 3},
@@ -116,7 +123,8 @@ _DERIVED = {
     "inductance": {"mass": 1, "length": 2, "time": -2, "current": -2},
     "flux density": {"mass": 1, "time": -2, "current": -1},
 }
-"""Quantity -> the powers of the base quantities that it is made of. Source: BIPM, The International System of Units, 9th edition, table 4."""
+"""Quantity -> the powers of the base quantities that it is made of. Source: BIPM, The International System of Units,
+9th edition, table 4."""
 _SIZES = {"volume": Fraction(1, 1000), "work": Fraction(3600)}
 """The unit of a quantity in units of metre, kilogram and second, where it is not one: the litre, the watt hour."""
 _UNITS = {
@@ -132,7 +140,8 @@ _AMBIGUOUS = {
     "temperature F": ("F", "degrees F"),
     "temperature C": ("C", "degrees C"),
 }
-"""Quantity -> a letter and the word of its unit; without a prefix the letter is one only beside a unit of the quantity."""
+"""Quantity -> a letter and the word of its unit; without a prefix the letter is one only beside a unit of the
+quantity."""
 _PREFIXED = ("capacitance", "charge", "inductance", "flux density")
 _UNITS |= {
     symbol + _AMBIGUOUS[quantity][0]: (quantity, Fraction(factor))
@@ -146,10 +155,12 @@ _UNITS |= {
     for prefix, (_, factor) in _PREFIXES.items()
 }
 _UNITS |= {name: (dimension, Fraction(factor)) for dimension, names in _BASE.items() for name, factor in names.items()}
-_ALIASES = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "sq": "square", "cc": "cm^3", "celsius": "C", "Celsius": "C",
+_ALIASES = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "sq": "square", "cc": "cm^3",
+"celsius": "C", "Celsius": "C",
             "fahrenheit": "F", "Fahrenheit": "F"}  # fmt: skip
 SCALES = {
-    "percent": Fraction(1, 100), "percentage": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12), "hundred": Fraction(100),
+    "percent": Fraction(1, 100), "percentage": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12),
+    "hundred": Fraction(100),
     "thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
     **dict.fromkeys(["процент", "процента", "процентов"], Fraction(1, 100)),
     **dict.fromkeys(["тыс", "тысяч", "тысяча", "тысячи"], Fraction(10**3)),
@@ -157,16 +168,21 @@ SCALES = {
     **dict.fromkeys(["миллиард", "миллиарда", "миллиардов"], Fraction(10**9)),
     "млн": Fraction(10**6), "млрд": Fraction(10**9), "трлн": Fraction(10**12),
     **dict.fromkeys(["триллион", "триллиона", "триллионов"], Fraction(10**12)),
-    **dict.fromkeys(["ألف", "آلاف", "الف", "هزار"], Fraction(10**3)), **dict.fromkeys(["مليون", "ملايين", "میلیون"], Fraction(10**6)),
-    **dict.fromkeys(["مليار", "میلیارد"], Fraction(10**9)), **dict.fromkeys(["हज़ार", "हजार"], Fraction(10**3)), "लाख": Fraction(10**5),
+    **dict.fromkeys(["ألف", "آلاف", "الف", "هزار"], Fraction(10**3)), **dict.fromkeys(["مليون", "ملايين", "میلیون"],
+    Fraction(10**6)),
+    **dict.fromkeys(["مليار", "میلیارد"], Fraction(10**9)), **dict.fromkeys(["हज़ार", "हजार"], Fraction(10**3)),
+    "लाख": Fraction(10**5),
     **dict.fromkeys(["करोड़", "करोड़"], Fraction(10**7)),
     "十": Fraction(10), **dict.fromkeys("百백", Fraction(100)), **dict.fromkeys("千천", Fraction(10**3)),
     **dict.fromkeys("万萬만", Fraction(10**4)), **dict.fromkeys("亿億억", Fraction(10**8)), "兆": Fraction(10**12),
 }  # fmt: skip
 _MEANINGFUL = re.compile(
-    r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong|incorrect|approximately|about|minus|plus"
-    r"|times|divided|over|squared|cubed|more|less|than|at|least|most|up|between|half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?"
-    r"|tenths?|hundredths?|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?|tripled?|until|till|nearly|almost"
+    r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong"
+    r"|incorrect|approximately|about|minus|plus"
+    r"|times|divided|over|squared|cubed|more|less|than|at|least|most|up|between|half|halves|thirds?|fourths?"
+    r"|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?"
+    r"|tenths?|hundredths?|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?"
+    r"|tripled?|until|till|nearly|almost"
     r"|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
     re.IGNORECASE,
 )
@@ -177,47 +193,63 @@ _FILLING = re.compile(
 )
 """Words beside a unit that say nothing of it, and what it is a measure of (`3 liters of milk`)."""
 _COUNTER_WORDS = (
-    "个 個 只 隻 本 人 名 位 张 張 条 條 件 次 种 種 倍 岁 歳 才 枚 匹 台 辆 輛 棵 朵 头 頭 双 雙 对 對 组 組 块 塊 片 根 支 颗 粒 页 頁 题 題 道 "
-    "円 圆 块钱 人民币 日 月 周 分 点 時間 時 度 平方米 平方厘米 平方千米 立方米 立方厘米 通り つ 回 グラム キロ キログラム メートル センチ "
-    "センチメートル キロメートル リットル 개 명 원 살 마리 권 장 회 번 가지 시간 분 초 일 년 미터 센티미터 킬로미터 그램 킬로그램 "
-    "см м км кг г мм л мл руб рубль рубля рублей час часа часов минута минуты минут секунда секунды секунд день дня дней "
+    "个 個 只 隻 本 人 名 位 张 張 条 條 件 次 种 種 倍 岁 歳 才 枚 匹 台 辆 輛 棵 朵 头 頭 双 雙 对 對 组 組 块 塊 "
+    "片 根 支 颗 粒 页 頁 题 題 道 "
+    "円 圆 块钱 人民币 日 月 周 分 点 時間 時 度 平方米 平方厘米 平方千米 立方米 "
+    "立方厘米 通り つ 回 グラム キロ キログラム メートル センチ "
+    "センチメートル キロメートル リットル 개 명 원 살 마리 권 장 회 번 가지 시간 "
+    "분 초 일 년 미터 센티미터 킬로미터 그램 킬로그램 "
+    "см м км кг г мм л мл руб рубль рубля рублей час часа часов минута минуты минут секунда секунды секунд день дня "
+    "дней "
     "год года лет метр метра метров градус градуса градусов штук шт раз раза человек человека"
 )
 _COUNTERS = frozenset(_COUNTER_WORDS.split())
-"""Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`, `2以上`)."""
+"""Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`,
+`2以上`)."""
 _SAYS_MORE = re.compile(
-    r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?|holds?|satisf(?:y|ies)"
-    r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor|both|after|before|below"
-    r"|above|under|extraneous|invalid|false|true|impossible|base|correct|right|it|its|they|them|he|she|we|you|me|us|what|why|how|who|whose"
-    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens|first|third|fourth|fifth"
+    r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?"
+    r"|holds?|satisf(?:y|ies)"
+    r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor"
+    r"|both|after|before|below"
+    r"|above|under|extraneous|invalid|false|true|impossible|base|correct|right|it|its|they|them|he|she|we|you|me|us"
+    r"|what|why|how|who|whose"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens"
+    r"|first|third|fourth|fifth"
     r"|here|there|then|again|also|already|still|yet|just|even|\w{2,}ed|\w{3,}ly)\b",
     re.IGNORECASE,
 )
-"""Verbs, prepositions, participles, judgements, pronouns, number words, adverbs: no phrase that has one only names what is counted, though
-the problem may have the word."""
+"""Verbs, prepositions, participles, judgements, pronouns, number words, adverbs: no phrase that has one only names what
+is counted, though the problem may have the word."""
 _ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot", "mice": "mouse"}
 
 
 def changes_meaning(words: str) -> bool:
-    """Whether words after a value say something else than its unit or what it counts."""
+    """Return whether words after a value say something else than its unit or what it counts."""
     return _MEANINGFUL.search(words) is not None
 
 
 def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> Fraction | None:
-    """How many of the gold's unit one of the answer's is; None where they disagree. `nouns` are the words of the problem.
+    """Return how many of the gold's unit one of the answer's is; None where they disagree. `nouns` are the words of the
+    problem.
 
-    A unit may be left out, and one may be added (see `_may_be_added`). Where both sides state one, either both are known, and of one dimension, or they are the same words
-    (`3 apples`, `3 apple`).
+    A unit may be left out, and one may be added (see `_may_be_added`). Where both sides state one, either both are
+    known, and of one dimension, or they are the same words (`3 apples`, `3 apple`).
     """
     if gold == answer or not answer:
         return Fraction(1)
     if not gold:
-        return Fraction(1) if _may_be_added(answer, nouns) else None
-    gold, answer = _bare(gold), _bare(answer)
-    ours, theirs = _dimension_beside(gold, answer), _dimension_beside(answer, gold)
+        if _may_be_added(answer, nouns):
+            return Fraction(1)
+        return None
+    gold = _bare(gold)
+    answer = _bare(answer)
+    ours = _dimension_beside(gold, answer)
+    theirs = _dimension_beside(answer, gold)
     if ours is None or theirs is None:
-        return Fraction(1) if _folded(gold) == _folded(answer) else None
+        if _folded(gold) == _folded(answer):
+            return Fraction(1)
+        return None
     if ours[0] == theirs[0]:
         return theirs[1] / ours[1]
     kinds = {power[0] for side in (ours, theirs) for power in side[0]}
@@ -226,12 +258,16 @@ def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> F
 
 
 def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
-    """The dimension of a unit, in which a letter that is no unit alone is a degree beside degrees, else a farad, a coulomb ..."""
+    """The dimension of a unit, in which a letter that is no unit alone is a degree beside degrees, else a farad, a
+    coulomb ..."""
     found = dimension(unit)
     if found is not None:
         return found
     beside = dimension(other)
-    degrees = [] if beside is None else [name for name, _ in beside[0] if name.startswith("temperature ")]
+    if beside is None:
+        degrees = []
+    else:
+        degrees = [name for name, _ in beside[0] if name.startswith("temperature ")]
     for quantity in degrees or _PREFIXED:
         letter, word = _AMBIGUOUS[quantity]
         unit = re.sub(rf"\b{letter}\b", word, unit)
@@ -239,10 +275,10 @@ def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...
 
 
 def _may_be_added(unit: str, nouns: frozenset[str]) -> bool:
-    """Whether words beside a gold without a unit only name what is counted.
+    """Return whether words beside a gold without a unit only name what is counted.
 
-    They do where all of them are known: units, counters, words of the problem, common nouns (counted.py). An adjective stands before
-    a noun. Words that say more (`is extraneous`, `in base 6`, `(rejected)`) never do.
+    They do where all of them are known: units, counters, words of the problem, common nouns (counted.py). An adjective
+    stands before a noun. Words that say more (`is extraneous`, `in base 6`, `(rejected)`) never do.
     """
     unit = _bare(unit)
     if unit == "K" and nouns.isdisjoint(("kelvin", "temperature")):  # `5K` is five thousand more often
@@ -290,7 +326,9 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
     Zero words are no unit: None.
     """
     powers: dict[str, int] = {}
-    size, sign, wanted = Fraction(1), 1, 1
+    size = Fraction(1)
+    sign = 1
+    wanted = 1
     words = " ".join(_ALIASES.get(word, word) for word in unit.split())
     for match in _WORD.finditer(words.replace("degree C", "degrees C").replace("degree F", "degrees F")):
         word = match[1]
@@ -312,4 +350,6 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
             powers[name] = powers.get(name, 0) + exponent * power
         size *= (factor * _SIZES.get(quantity, 1)) ** power
         wanted = 1
-    return (tuple(sorted((name, power) for name, power in powers.items() if power)), size) if powers else None
+    if powers:
+        return (tuple(sorted((name, power) for name, power in powers.items() if power)), size)
+    return None

@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 
 FUNCTIONS: dict[str, str] = {
-    **{name: name for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "sech", "csch", "exp", "ln", "log", "gcd", "lcm", "max", "min", "det"]},
+    **{name: name for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "sech",
+    "csch", "exp", "ln", "log", "gcd", "lcm", "max", "min", "det"]},
     **{f"{arc}{name}": f"a{name}" for arc in ("a", "arc") for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
     **{f"{arc}{name}h": f"a{name}h" for arc in ("a", "ar", "arc") for name in ("sin", "cos", "tan", "cot")},
-    "lg": "lg", "cosec": "csc", "tg": "tan", "ctg": "cot", "sgn": "sgn", "sign": "sgn", "Re": "re", "Im": "im", "arg": "arg",
+    "lg": "lg", "cosec": "csc", "tg": "tan", "ctg": "cot", "sgn": "sgn", "sign": "sgn", "Re": "re", "Im": "im",
+    "arg": "arg",
     "sqrt": "sqrt", "abs": "abs", "floor": "floor", "ceil": "ceil", "cbrt": "cbrt", "Gamma": "gamma",
 }  # fmt: skip
 """Names of functions -> the name used here."""
@@ -58,36 +60,48 @@ NAMES: dict[str, str] = {
     **{name: name for name in _GREEK},
     **{f"var{name}": name for name in ("epsilon", "theta", "phi", "rho", "sigma", "kappa")},
     "pi": "pi", "infty": "infinity", "infinity": "infinity", "inf": "infinity", "oo": "infinity", "imath": "i",
-    "emptyset": "emptyset", "varnothing": "emptyset", "ldots": "...", "cdots": "...", "dots": "...", "dotsc": "...", "dotsb": "...",
+    "emptyset": "emptyset", "varnothing": "emptyset", "ldots": "...", "cdots": "...", "dots": "...", "dotsc": "...",
+    "dotsb": "...",
     "vdots": "...", "top": "top", "intercal": "top", "R": "Reals", "infin": "infinity",
 }  # fmt: skip
 
 SETS = {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes"}
 
 RELATIONS = {
-    "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "=<": "<=", "!=": "!=", "\\ne": "!=", "\\neq": "!=",
-    "\\leq": "<=", "\\le": "<=", "\\leqslant": "<=", "\\leqq": "<=", "\\geq": ">=", "\\ge": ">=", "\\geqslant": ">=", "\\geqq": ">=",
-    "\\lt": "<", "\\gt": ">", "\\approx": "~", "\\simeq": "~", "\\cong": "cong", "\\sim": "sim", "\\in": "in", "\\notin": "notin",
-    "\\equiv": "equiv", "\\to": "to", "\\rightarrow": "to", "\\longrightarrow": "to", "\\Rightarrow": "to", "\\Longrightarrow": "to",
+    "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "=<": "<=", "!=": "!=", "\\ne": "!=",
+    "\\neq": "!=",
+    "\\leq": "<=", "\\le": "<=", "\\leqslant": "<=", "\\leqq": "<=", "\\geq": ">=", "\\ge": ">=", "\\geqslant": ">=",
+    "\\geqq": ">=",
+    "\\lt": "<", "\\gt": ">", "\\approx": "~", "\\simeq": "~", "\\cong": "cong", "\\sim": "sim", "\\in": "in",
+    "\\notin": "notin",
+    "\\equiv": "equiv", "\\to": "to", "\\rightarrow": "to", "\\longrightarrow": "to", "\\Rightarrow": "to",
+    "\\Longrightarrow": "to",
     "\\subset": "subset", "\\subseteq": "subseteq", "\\mid": "mid", "\\vert": "|", "\\propto": "propto", "\\doteq": "~",
-    "\\perp": "perp", "\\nmid": "nmid", "\\parallel": "parallel", "\\iff": "iff", "\\Leftrightarrow": "iff", "\\implies": "to", "\\mapsto": "mapsto",
+    "\\perp": "perp", "\\nmid": "nmid", "\\parallel": "parallel", "\\iff": "iff", "\\Leftrightarrow": "iff",
+    "\\implies": "to", "\\mapsto": "mapsto",
     ":=": "=", "\\coloneqq": "=", "\\ge\\ ": ">=",
 }  # fmt: skip
 
 OPERATORS = {
-    "\\cdot": "*", "\\times": "times", "\\ast": "*", "*": "*", "\\div": "/", "/": "/", "+": "+", "-": "-", "^": "^", "**": "^", "_": "_",
-    "\\pm": "pm", "\\mp": "mp", "+-": "pm", "+/-": "pm", "\\cup": "cup", "\\bigcup": "cup", "\\cap": "cap", "\\setminus": "minus",
-    "\\backslash": "minus", "!": "!", "'": "'", "\\prime": "prime", "|": "|", "\\|": "|", "\\Vert": "|", ":": ":", "\\colon": ":",
-    "\\%": "%", "%": "%", "&": "&", "\\circ": "circ", "\\vee": "vee", "\\wedge": "wedge", "\\lor": "vee", "\\land": "wedge",
+    "\\cdot": "*", "\\times": "times", "\\ast": "*", "*": "*", "\\div": "/", "/": "/", "+": "+", "-": "-", "^": "^",
+    "**": "^", "_": "_",
+    "\\pm": "pm", "\\mp": "mp", "+-": "pm", "+/-": "pm", "\\cup": "cup", "\\bigcup": "cup", "\\cap": "cap",
+    "\\setminus": "minus",
+    "\\backslash": "minus", "!": "!", "'": "'", "\\prime": "prime", "|": "|", "\\|": "|", "\\Vert": "|", ":": ":",
+    "\\colon": ":",
+    "\\%": "%", "%": "%", "&": "&", "\\circ": "circ", "\\vee": "vee", "\\wedge": "wedge", "\\lor": "vee",
+    "\\land": "wedge",
 }  # fmt: skip
 
 BRACKETS = {
-    "(": "(", "[": "[", "{": "group", "\\{": "{", "\\lbrace": "{", "\\lbrack": "[", "\\langle": "<", "\\lfloor": "floor",
+    "(": "(", "[": "[", "{": "group", "\\{": "{", "\\lbrace": "{", "\\lbrack": "[", "\\langle": "<",
+    "\\lfloor": "floor",
     "\\lceil": "ceil", "\\lVert": "bars",
 }  # fmt: skip
 
 CLOSING = {
-    ")": ")", "]": "]", "}": "group", "\\}": "}", "\\rbrace": "}", "\\rbrack": "]", "\\rangle": ">", "\\rfloor": "floor",
+    ")": ")", "]": "]", "}": "group", "\\}": "}", "\\rbrace": "}", "\\rbrack": "]", "\\rangle": ">",
+    "\\rfloor": "floor",
     "\\rceil": "ceil", "\\rVert": "bars",
 }  # fmt: skip
 
@@ -192,18 +206,26 @@ CONDITIONS = frozenset(
 """Words before a condition on what was said."""
 
 MATRICES = re.compile(r"(?!.*(.).*\1)[A-DF-HJ-NP-Z]{2,3}")
-"""Letters in one bold face that are a product of matrices (`\\mathbf{AB}`): words and numerals (NO, DNE, III) have an E, I or O or repeat."""
+"""Letters in one bold face that are a product of matrices (`\\mathbf{AB}`): words and numerals (NO, DNE, III) have an
+E, I or O or repeat."""
 
 UNICODE = str.maketrans(
     {
-        "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "ℝ": "\\mathbb{R}", "→": "\\to ", "⇒": "\\to ",
-        "∖": "\\setminus ", "≈": "\\approx ", "…": "\\ldots ", "⋯": "\\cdots ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ",
-        "⌉": "\\rceil ", "∫": "\\int ", "∑": "\\sum ", "∏": "\\prod ", "⟨": "\\langle ", "⟩": "\\rangle ", "≡": "\\equiv ",
+        "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "ℝ": "\\mathbb{R}",
+        "→": "\\to ", "⇒": "\\to ",
+        "∖": "\\setminus ", "≈": "\\approx ", "…": "\\ldots ", "⋯": "\\cdots ", "⌊": "\\lfloor ", "⌋": "\\rfloor ",
+        "⌈": "\\lceil ",
+        "⌉": "\\rceil ", "∫": "\\int ", "∑": "\\sum ", "∏": "\\prod ", "⟨": "\\langle ", "⟩": "\\rangle ",
+        "≡": "\\equiv ",
         "∓": "\\mp ", "∣": "\\mid ", "⩽": "\\leq ", "⩾": "\\geq ", "∉": "\\notin ", "∠": "\\angle ", "∂": "\\partial ",
-        "∛": "\\cbrt ", "⊂": "\\subset ", "⊆": "\\subseteq ", "∧": "\\wedge ", "∨": "\\vee ", "∗": "*", "∶": ":", "≅": "\\cong ",
-        "ϕ": "\\phi ", "φ": "\\phi ", "ε": "\\epsilon ", "μ": "\\mu ", "σ": "\\sigma ", "ω": "\\omega ", "δ": "\\delta ",
-        "ρ": "\\rho ", "τ": "\\tau ", "ψ": "\\psi ", "η": "\\eta ", "Δ": "\\Delta ", "Ω": "\\Omega ", "Γ": "\\Gamma ", "Σ": "\\Sigma ",
-        "ξ": "\\xi ", "ν": "\\nu ", "κ": "\\kappa ", "χ": "\\chi ", "ζ": "\\zeta ", "Φ": "\\Phi ", "Θ": "\\Theta ", "Λ": "\\Lambda ",
+        "∛": "\\cbrt ", "⊂": "\\subset ", "⊆": "\\subseteq ", "∧": "\\wedge ", "∨": "\\vee ", "∗": "*", "∶": ":",
+        "≅": "\\cong ",
+        "ϕ": "\\phi ", "φ": "\\phi ", "ε": "\\epsilon ", "μ": "\\mu ", "σ": "\\sigma ", "ω": "\\omega ",
+        "δ": "\\delta ",
+        "ρ": "\\rho ", "τ": "\\tau ", "ψ": "\\psi ", "η": "\\eta ", "Δ": "\\Delta ", "Ω": "\\Omega ", "Γ": "\\Gamma ",
+        "Σ": "\\Sigma ",
+        "ξ": "\\xi ", "ν": "\\nu ", "κ": "\\kappa ", "χ": "\\chi ", "ζ": "\\zeta ", "Φ": "\\Phi ", "Θ": "\\Theta ",
+        "Λ": "\\Lambda ",
         "″": "''", "⊤": "\\top ", "ᵀ": "^\\top ", "≪": "<", "−": "-", "∙": "\\cdot ", "•": "\\cdot ",
         **{char: f"_{digit}" for digit, char in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     }

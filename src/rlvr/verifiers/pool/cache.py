@@ -1,7 +1,7 @@
 """Verdicts that were given before: the same verifier, the same gold, the same extracted answer.
 
-Invariant: only what the answer alone decides is kept, never a timeout, an error, an undecided verdict, or one that points
-into its completion's text.
+Invariant: only what the answer alone decides is kept, never a timeout, an error, an undecided verdict, or one that
+points into its completion's text.
 """
 
 from __future__ import annotations

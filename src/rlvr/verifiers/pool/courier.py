@@ -1,7 +1,8 @@
 """Coroutines for another thread's loop, with one wake-up for all that one turn of the caller's loop asks for.
 
-Sixty rollouts that end in the same decoding step are verified at once: waking the other thread for each, and being woken
-for each verdict, costs more than a quick verifier does. Invariant: a call ends as its coroutine ended, or was cancelled.
+Sixty rollouts that end in the same decoding step are verified at once: waking the other thread for each, and being
+woken for each verdict, costs more than a quick verifier does. Invariant: a call ends as its coroutine ended, or was
+cancelled.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Courier:
         """What ended in this turn of the other loop, by the caller's loop."""
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of `coroutine`; RuntimeError when the loop has ended, CancelledError when it cancels what it runs."""
+        """The result of `coroutine`; RuntimeError when the loop has ended, CancelledError when it cancels what it
+        runs."""
         loop = asyncio.get_running_loop()
         call = _Call(coroutine, loop, loop.create_future())
         calls = self._asked.setdefault(loop, [])
@@ -83,7 +85,8 @@ class Courier:
 
 def _settle(calls: list[_Call]) -> None:
     for call in calls:
-        task, future = call.task, call.future
+        task = call.task
+        future = call.future
         if task is None or future.done():
             continue
         if task.cancelled():

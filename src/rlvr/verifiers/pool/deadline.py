@@ -1,7 +1,7 @@
 """A time limit that counts only the time in which this event loop ran.
 
-The trainer may be held up: stopped by a signal, suspended with its machine, or in a C call that keeps the interpreter lock.
-A reply that came meanwhile waits in its socket, and a worker that was stopped along did nothing. Neither is late.
+The trainer may be held up: stopped by a signal, suspended with its machine, or in a C call that keeps the interpreter
+lock. A reply that came meanwhile waits in its socket, and a worker that was stopped along did nothing. Neither is late.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from types import TracebackType
 
 TICKS = 8
-"""Parts of a limit. A part that took twice its time or more is not counted, so that one hold-up costs at most an eighth of
-the limit. As many parts are given again at most: an answer that hangs in a loop that is always late ends, too."""
+"""Parts of a limit. A part that took twice its time or more is not counted, so that one hold-up costs at most an eighth
+of the limit. As many parts are given again at most: an answer that hangs in a loop that is always late ends, too."""
 
 
 class Deadline:

@@ -1,12 +1,13 @@
-"""The verifier of each task, and where verifiers run: in the caller (quick), in worker processes, on threads, or on an event loop.
+"""The verifier of each task, and where verifiers run: in the caller (quick), in worker processes, on threads, or on an
+event loop.
 
     with VerifierPool(workers=4) as pool:
         verdict = await pool.verify(verifier, task, completion)
 
-Invariants: every call of `verify` ends in one Verdict, within the time limit plus the wait for a free slot, and never in
-an exception; the clock of an answer starts when its verification starts, not while it waits; no process outlives the
-pool or the program. Every task has a verifier and a verifier accepts every task before training starts, or the run is refused with
-the task's name.
+Invariants: every call of `verify` ends in one Verdict, within the time limit plus the wait for a free slot, and never
+in an exception; the clock of an answer starts when its verification starts, not while it waits; no process outlives the
+pool or the program. Every task has a verifier and a verifier accepts every task before training starts, or the run is
+refused with the task's name.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from rlvr.records import BASELINE, Rollout, Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, as_verifier, display_name, is_coroutine, timed
 from rlvr.verifiers.pool.cache import VerdictCache
 from rlvr.verifiers.pool.courier import Courier
-from rlvr.verifiers.pool.crews import Crew, Crews, LoadError
 from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.together import Found, Together
-from rlvr.verifiers.pool.wire import Job
+from rlvr.verifiers.pool.wire import VerifierJob
+from rlvr.verifiers.pool.worker_groups import LoadError, WorkerGroup, WorkerGroups
 
 T = TypeVar("T")
 
@@ -46,15 +47,16 @@ class VerifierPool:
     """Runs verifiers of any kind; safe to await from any event loop, several at once.
 
     Plain functions, and verifiers that need a process and are `remote`, mostly wait: `workers` processes run them. A
-    verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this trainer,
-    but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address space each on
-    top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a time. `time_limit`
-    (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits `hold()` seconds for others:
-    for callers that have many open, since waking a process costs more than such a verifier does.
+    verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this
+    trainer, but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address
+    space each on top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a
+    time. `time_limit` (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits
+    `batch_delay()` seconds for others: for callers that have many open, since waking a process costs more than such a
+    verifier does.
 
-    What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote or
-    a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is undecided, since
-    nobody knows whose fault it was.
+    What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote
+    or a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is
+    undecided, since nobody knows whose fault it was.
     """
 
     def __init__(
@@ -63,20 +65,20 @@ class VerifierPool:
         time_limit: float | None = None,
         memory_mb: int = 2048,
         concurrent: int = 64,
-        hold: Callable[[], float] = lambda: 0.0,
+        batch_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
         if workers < 1 or concurrent < 1:
             raise ValueError(f"a pool needs at least 1 worker and 1 slot, not {workers} and {concurrent}")
         if time_limit is not None and time_limit <= 0:
             raise ValueError(f"the time limit must be above 0 seconds, not {time_limit}")
         self.time_limit = time_limit
-        self.hold = hold
+        self.batch_delay = batch_delay
         self._closed = False
         self._owner = os.getpid()
         self._cache = VerdictCache()
         self._warned: set[str] = set()
         self._threads = Threads()
-        self._crews = Crews(memory_mb, most=workers)
+        self._worker_groups = WorkerGroups(memory_mb, most=workers)
         self._waiting_slots = asyncio.Semaphore(workers)
         self._computing_slots = asyncio.Semaphore(min(workers, cores()))
         self._thread_slots = asyncio.Semaphore(workers)
@@ -84,7 +86,9 @@ class VerifierPool:
         self._loop = LoopThread("verifier-pool")
         self._courier = Courier(self._loop.loop)
         self._together = Together(self._several)
-        self._guests = LoopThread("verifier-async")  # apart, so that a guest that blocks its loop stops no deadline
+        self._coroutines = LoopThread(
+            "verifier-async"
+        )  # apart, so that a coroutine that blocks its loop stops no deadline
         atexit.register(self.close)
 
     async def verify(
@@ -95,8 +99,8 @@ class VerifierPool:
         rollout: Rollout | None = None,
         token_ids: list[int] | None = None,
     ) -> Verdict:
-        """The verdict of `verifier` on one completion. `rollout`, or `token_ids` in its place, is for functions that ask for the ids
-        of the sampled tokens."""
+        """The verdict of `verifier` on one completion. `rollout`, or `token_ids` in its place, is for functions that
+        ask for the ids of the sampled tokens."""
         if self._closed or not isinstance(completion, str):
             return Verdict.undecided(_CLOSED if self._closed else _no_text(completion))
         start = time.perf_counter()
@@ -104,14 +108,17 @@ class VerifierPool:
             verdict = verifier.quick(task, completion)
         except Exception as error:  # a verifier's trouble costs a verdict, not the run
             verdict = Verdict.raised(f"{display_name(verifier)}.quick raised", error)
-        key = None if verdict else self._cache.key(verifier, task, completion)
+        if verdict:
+            key = None
+        else:
+            key = self._cache.key(verifier, task, completion)
         if key is not None:
             verdict = self._cache.get(key)
         if verdict is not None:
             return replace(verdict, seconds=time.perf_counter() - start)
         if rollout is not None:
             token_ids = sampled_ids(rollout)
-        verdict = await self._verify_slowly(verifier, Job(task, (completion,), (token_ids,)))
+        verdict = await self._verify_slowly(verifier, VerifierJob(task, (completion,), (token_ids,)))
         if key is not None:
             self._cache.put(key, verifier, verdict)
         return verdict
@@ -120,7 +127,10 @@ class VerifierPool:
         self, verifier: Verifier, task: Task, completions: Sequence[str], rollouts: Sequence[Rollout] | None = None
     ) -> list[Verdict]:
         """The verdicts on the completions of one task, in one call where the verifier has `verify_group`."""
-        known: Sequence[Rollout | None] = [None] * len(completions) if rollouts is None else rollouts
+        if rollouts is None:
+            known: Sequence[Rollout | None] = [None] * len(completions)
+        else:
+            known = rollouts
         if verifier.verify_group is None:
             ones = zip(completions, known, strict=True)
             return list(await asyncio.gather(*(self.verify(verifier, task, *one) for one in ones)))
@@ -129,13 +139,13 @@ class VerifierPool:
             reason = _no_text(bad[0]) if bad else _CLOSED
             return [Verdict.undecided(reason)] * len(completions)
         ids = [sampled_ids(rollout) for rollout in known]
-        verdicts = await self._on_loop(self._run(verifier, Job(task, tuple(completions), ids, group=True)))
+        verdicts = await self._on_loop(self._run(verifier, VerifierJob(task, tuple(completions), ids, group=True)))
         return verdicts or [Verdict.undecided(_CLOSED)] * len(completions)
 
     @property
     def processes(self) -> int:
         """Worker processes there are."""
-        return self._crews.alive
+        return self._worker_groups.alive
 
     def verify_many(self, verifier: Verifier, pairs: Iterable[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts on (task, completion) pairs, in order; for code without an event loop of its own."""
@@ -143,7 +153,9 @@ class VerifierPool:
         async def gather() -> list[Verdict]:
             return await asyncio.gather(*(self.verify(verifier, task, completion) for task, completion in pairs))
 
-        return self._loop.submit(gather()).result() if not self._closed else [Verdict.undecided(_CLOSED) for _ in pairs]
+        if not self._closed:
+            return self._loop.submit(gather()).result()
+        return [Verdict.undecided(_CLOSED) for _ in pairs]
 
     def close(self) -> None:
         """End all processes and threads; verifications under way end undecided. Closing twice is fine."""
@@ -153,8 +165,8 @@ class VerifierPool:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._loop.submit(self._crews.close()).result()
-        self._guests.stop()
+        self._loop.submit(self._worker_groups.close()).result()
+        self._coroutines.stop()
         self._loop.stop()
 
     def __enter__(self) -> VerifierPool:
@@ -165,16 +177,19 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    async def _verify_slowly(self, verifier: Verifier, job: Job) -> Verdict:
-        """The verdict on a job of one completion, with others in one worker process where the verifier was quick lately."""
+    async def _verify_slowly(self, verifier: Verifier, job: VerifierJob) -> Verdict:
+        """The verdict on a job of one completion, with others in one worker process where the verifier was quick
+        lately."""
         verdicts = None
-        if self._crews.quick(verifier):
-            verdicts = await self._together.verdicts(verifier, job, self.hold())
+        if self._worker_groups.quick(verifier):
+            verdicts = await self._together.verdicts(verifier, job, self.batch_delay())
         if verdicts is None:
             verdicts = await self._on_loop(self._run(verifier, job))
-        return verdicts[0] if verdicts else Verdict.undecided(_CLOSED)
+        if verdicts:
+            return verdicts[0]
+        return Verdict.undecided(_CLOSED)
 
-    async def _several(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
+    async def _several(self, verifier: Verifier, jobs: Sequence[VerifierJob]) -> Sequence[Found]:
         """The verdicts of jobs that go together."""
         return await self._on_loop(self._in_processes(verifier, jobs)) or [None] * len(jobs)
 
@@ -192,7 +207,7 @@ class VerifierPool:
                 return None
             raise
 
-    async def _run(self, verifier: Verifier, job: Job) -> list[Verdict]:
+    async def _run(self, verifier: Verifier, job: VerifierJob) -> list[Verdict]:
         """The verdicts on one job, wherever its verifier runs."""
         limit = self._limit(verifier)
         try:
@@ -204,8 +219,8 @@ class VerifierPool:
                     return verdicts
             if _is_async(verifier, job.group):
                 async with self._async_slots:
-                    guest = self._guests.submit(job.verdicts(verifier))
-                    return await self._within(asyncio.wrap_future(guest), limit, len(job.completions))
+                    call = self._coroutines.submit(job.verdicts(verifier))
+                    return await self._within(asyncio.wrap_future(call), limit, len(job.completions))
             async with self._thread_slots:
                 if self._threads.lost >= MAX_LOST:
                     raise RuntimeError(f"{self._threads.lost} earlier calls of verifiers never returned")
@@ -213,29 +228,30 @@ class VerifierPool:
         except Exception as error:  # whatever we did not think of costs these verdicts only
             return [Verdict.raised("the verification failed:", error)] * len(job.completions)
 
-    async def _in_processes(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
+    async def _in_processes(self, verifier: Verifier, jobs: Sequence[VerifierJob]) -> Sequence[Found]:
         """The verdicts of jobs of a quick verifier, several to a worker process; None for those to be done alone."""
-        crew = self._crews.of(verifier)
-        if not isinstance(crew, Crew):
+        worker_group = self._worker_groups.of(verifier)
+        if not isinstance(worker_group, WorkerGroup):
             return [None] * len(jobs)
-        return await crew.several(jobs, self._limit(verifier), self._slots(verifier))
+        return await worker_group.several(jobs, self._limit(verifier), self._slots(verifier))
 
-    async def _in_process(self, verifier: Verifier, job: Job, limit: float) -> list[Verdict] | None:
+    async def _in_process(self, verifier: Verifier, job: VerifierJob, limit: float) -> list[Verdict] | None:
         """The verdicts of a worker process; None when the verifier is to run on a thread."""
-        crew = self._crews.of(verifier)
-        if isinstance(crew, Crew):
+        worker_group = self._worker_groups.of(verifier)
+        if isinstance(worker_group, WorkerGroup):
             try:
                 async with self._slots(verifier):
-                    return await crew.run(job, limit)
+                    return await worker_group.run(job, limit)
             except LoadError as error:
-                name, needs = display_name(verifier), verifier.needs
+                name = display_name(verifier)
+                needs = verifier.needs
                 if error.crashed or needs.sandbox or not isinstance(verifier, FunctionVerifier):
                     failed = Verdict.undecided(f"{name} cannot be loaded: {error}", traceback=error.traceback)
                     return [failed] * len(job.completions)
                 problem = f"cannot be loaded in a worker process ({error})"
-            self._crews.refuse(verifier, problem)
+            self._worker_groups.refuse(verifier, problem)
         else:
-            problem = crew
+            problem = worker_group
         if verifier.needs.sandbox:
             return [Verdict.undecided(f"{display_name(verifier)} {problem}")] * len(job.completions)
         self._warn_once(
@@ -244,26 +260,31 @@ class VerifierPool:
         return None
 
     def _limit(self, verifier: Verifier) -> float:
-        return verifier.time_limit if self.time_limit is None else self.time_limit
+        if self.time_limit is None:
+            return verifier.time_limit
+        return self.time_limit
 
     def _slots(self, verifier: Verifier) -> asyncio.Semaphore:
         waits = isinstance(verifier, FunctionVerifier) or verifier.needs.remote
-        return self._waiting_slots if waits else self._computing_slots
+        if waits:
+            return self._waiting_slots
+        return self._computing_slots
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, stacklevel=2)
 
-    async def _composed(self, verifier: Verifier, compose: Any, job: Job) -> Verdict:
-        """What a verifier made of verifiers says. It holds no slot and no clock: its parts have theirs."""
-        (completion,), (token_ids,) = job.completions, job.token_ids
+    async def _composed(self, verifier: Verifier, compose: Any, job: VerifierJob) -> Verdict:
+        """Return what a verifier made of verifiers says. It holds no slot and no clock: its parts have theirs."""
+        (completion,) = job.completions
+        (token_ids,) = job.token_ids
 
         def verify(part: Verifier) -> Coroutine[Any, Any, Verdict]:
             return self.verify(part, job.task, completion, token_ids=token_ids)
 
         start = time.perf_counter()
-        result = await asyncio.wrap_future(self._guests.submit(compose(job.task, completion, verify)))
+        result = await asyncio.wrap_future(self._coroutines.submit(compose(job.task, completion, verify)))
         return timed(as_verdict(result, display_name(verifier)), start)
 
     async def _within(self, work: Any, limit: float, count: int) -> list[Verdict]:
@@ -299,7 +320,8 @@ def _no_text(completion: Any) -> str:
 
 
 class Verification:
-    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a piece as written) checks all tasks; None: each its own."""
+    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a piece as written) checks all tasks; None:
+    each its own."""
 
     def __init__(self, verifier: Any, pool: VerifierPool) -> None:
         self.pool = pool
@@ -337,11 +359,11 @@ class Verification:
             raise DataError(f"{len(bad)} tasks cannot be verified; mend or remove them:\n{shown}")
 
     def by_group(self, task: Task) -> bool:
-        """Whether the verifier of a task wants the rollouts of a group together."""
+        """Return whether the verifier of a task wants the rollouts of a group together."""
         return self.of(task).verify_group is not None
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
-        """Whether two extracted answers to a task are the same, as its verifier sees it."""
+        """Return whether two extracted answers to a task are the same, as its verifier sees it."""
         return self.of(task).judge_of(task).same_answer(first, second)
 
     async def verify(self, rollout: Rollout) -> Rollout:

@@ -1,6 +1,7 @@
 """Forwards what verifiers print in their processes to the standard error of the trainer, up to a rate.
 
-Invariant: a process that prints is never held up, and however much it prints, a log grows by `MOST` bytes a minute at most.
+Invariant: a process that prints is never held up, and however much it prints, a log grows by `MOST` bytes a minute at
+most.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import threading
 import time
 
 MOST = 2**16
-"""Bytes that are forwarded in any `PERIOD`: enough for the tracebacks and remarks of a verifier that is being written."""
+"""Bytes that are forwarded in any `PERIOD`: enough for the tracebacks and remarks of a verifier that is being
+written."""
 PERIOD = 60.0
 CHUNK = 2**20
 WAITING = 256
@@ -28,14 +30,17 @@ def forwarded() -> int:
 
 
 def _forward(reads: int) -> None:
-    """Copy until the last process that prints has ended. Another thread writes, which may wait for a reader (a pager, Ctrl-S)."""
+    """Copy until the last process that prints has ended. Another thread writes, which may wait for a reader (a pager,
+    Ctrl-S)."""
     texts: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_write, args=(texts,), name="verifier-prints-out", daemon=True).start()
-    began, left = time.monotonic(), MOST
+    began = time.monotonic()
+    left = MOST
     with os.fdopen(reads, "rb", buffering=0) as source:
         while data := source.read(CHUNK):
             if time.monotonic() > began + PERIOD:
-                began, left = time.monotonic(), MOST
+                began = time.monotonic()
+                left = MOST
             if not left or texts.qsize() >= WAITING:
                 continue
             shown = data[:left]

@@ -1,7 +1,7 @@
 """The command that starts a server in a bubblewrap sandbox, for verifiers that run what a model wrote.
 
-Inside there is no network, no environment, no process of the outside, nothing to write but a bounded folder in memory, and
-nothing to read but the system's and Python's own files, this package, and the verifier's file.
+Inside there is no network, no environment, no process of the outside, nothing to write but a bounded folder in memory,
+and nothing to read but the system's and Python's own files, this package, and the verifier's file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlvr.verifiers.base import FunctionVerifier, Verifier
-from rlvr.verifiers.pool.process import ONE_THREAD
+from rlvr.verifiers.pool.worker_process import ONE_THREAD
 
 TMP_BYTES = 64 * 2**20
 """What fits into the sandbox's only writable folder, /tmp."""
@@ -32,7 +32,10 @@ def missing() -> str | None:
 
 def readable(verifier: Verifier) -> list[str]:
     """The files that a verifier is made of."""
-    owner = verifier.call.function if isinstance(verifier, FunctionVerifier) else type(verifier)
+    if isinstance(verifier, FunctionVerifier):
+        owner = verifier.call.function
+    else:
+        owner = type(verifier)
     try:
         return [str(Path(inspect.getfile(owner)).resolve())]
     except (TypeError, OSError):  # made in a notebook: it is sent by value

@@ -1,4 +1,5 @@
-"""Verifiers as bytes for worker processes: cloudpickle, so that functions of a notebook, `__main__` and closures go too."""
+"""Verifiers as bytes for worker processes: cloudpickle, so that functions of a notebook, `__main__` and closures go
+too."""
 
 from __future__ import annotations
 

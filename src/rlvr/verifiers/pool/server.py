@@ -1,13 +1,14 @@
 """The processes that fork: one warm server, and below it one template per verifier, from which its workers are forked.
 
-The server is started by exec, `main` with the number of its control socket and the process id of the trainer, and knows no
-verifier. On request it forks a template, which loads one verifier (the import of a user's file, the seconds that SymPy
-takes) and then forks workers in milliseconds. So a verifier whose import crashes or hangs costs its template only.
+The server is started by exec, `main` with the number of its control socket and the process id of the trainer, and knows
+no verifier. On request it forks a template, which loads one verifier (the import of a user's file, the seconds that
+SymPy takes) and then forks workers in milliseconds. So a verifier whose import crashes or hangs costs its template
+only.
 
-Invariants: every process here has one thread when it forks (a template that has more becomes a worker itself); each child
-leads a session of its own; it is killed, with what it forked, when its parent ends or is asked to end it; a child is
-reaped only after it was killed, so no process id is used again while anybody may still mean the old one. The server ends,
-and everything below it, when its control socket closes or the trainer dies, however it dies.
+Invariants: every process here has one thread when it forks (a template that has more becomes a worker itself); each
+child leads a session of its own; it is killed, with what it forked, when its parent ends or is asked to end it; a child
+is reaped only after it was killed, so no process id is used again while anybody may still mean the old one. The server
+ends, and everything below it, when its control socket closes or the trainer dies, however it dies.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load, receive, send
 from rlvr.verifiers.pool.worker import work
 
-_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
+_SET_DEATH_SIGNAL = 1
+_SET_SUBREAPER = 36
 
 Run = Callable[[socket.socket], None]
 """What a child does with its socket."""
@@ -64,7 +66,9 @@ def template(control: socket.socket, memory_mb: int) -> None:
     body = receive(control)
     if body is None:
         return
-    problem, verifier, trace = None, None, ""
+    problem = None
+    verifier = None
+    trace = ""
     try:
         verifier = load(pickle.loads(body))
     except BaseException as error:  # the user's code: SystemExit too costs its verdicts only

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 def cores() -> int:
     """The cores for this process: those it may run on, shared with the other processes of its launcher."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
     return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
@@ -61,7 +64,8 @@ class Threads:
     """Calls on threads of their own, called `name`. `lost` counts the abandoned calls that have not returned."""
 
     def __init__(self, name: str = "verifier-call") -> None:
-        self.name, self.lost = name, 0
+        self.name = name
+        self.lost = 0
 
     async def call(self, function: Callable[[], T]) -> T:
         """The result of `function()`, computed on a new daemon thread; cancelling abandons the call.
@@ -81,7 +85,8 @@ class Threads:
                 future.set_exception(error if known else RuntimeError(repr(error)))
 
         def work() -> None:
-            result, raised = None, None
+            result = None
+            raised = None
             try:
                 result = function()
             except BaseException as error:

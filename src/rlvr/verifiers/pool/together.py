@@ -1,9 +1,9 @@
-"""Jobs of a quick verifier that are asked for at nearly the same moment: they wait for each other where they are asked for, and
-go on as one.
+"""Jobs of a quick verifier that are asked for at nearly the same moment: they wait for each other where they are asked
+for, and go on as one.
 
 A job by itself costs a fifth of a millisecond on its way to a worker and back, and most of that again on its way to the
-pool's loop. Invariant: whatever goes wrong with several, each is then done alone, under its own limit, so that no answer
-pays for another's.
+pool's loop. Invariant: whatever goes wrong with several, each is then done alone, under its own limit, so that no
+answer pays for another's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.threads import cores
-from rlvr.verifiers.pool.wire import Job
+from rlvr.verifiers.pool.wire import VerifierJob
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +35,26 @@ Found: TypeAlias = "list[Verdict] | None"
 """The verdicts of a job; None where it has to be done alone."""
 
 
-class Pace:
-    """How quick a verifier was lately."""
+class LatencyAverage:
+    """The recent latency of a verifier."""
 
     def __init__(self) -> None:
         self._mean: float | None = None
 
     @property
     def quick(self) -> bool:
-        """Whether its jobs may go together. From any thread."""
+        """Return whether its jobs may go together. From any thread."""
         return self._mean is not None and self._mean <= QUICK
 
     def note(self, seconds: float) -> None:
         """A verdict took so long."""
-        self._mean = seconds if self._mean is None else (1 - SHARE) * self._mean + SHARE * seconds
+        if self._mean is None:
+            self._mean = seconds
+        else:
+            self._mean = (1 - SHARE) * self._mean + SHARE * seconds
 
     def workers(self, jobs: int) -> int:
-        """How many workers so many jobs are worth: up to the cores, or more where those would have too much."""
+        """Return how many workers so many jobs are worth: up to the cores, or more where those would have too much."""
         worth = int(jobs * (self._mean or 0.0) / WORTH)
         return max(-(-jobs // MOST), min(worth, jobs, cores()))
 
@@ -59,22 +62,22 @@ class Pace:
 class Together:
     """The jobs that wait, on any number of loops. `send(verifier, jobs)` finds what is known of each."""
 
-    def __init__(self, send: Callable[[Verifier, Sequence[Job]], Awaitable[Sequence[Found]]]) -> None:
+    def __init__(self, send: Callable[[Verifier, Sequence[VerifierJob]], Awaitable[Sequence[Found]]]) -> None:
         self._send = send
-        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[tuple[Job, asyncio.Future[Found]]]] = {}
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[tuple[VerifierJob, asyncio.Future[Found]]]] = {}
         """By loop, whose thread alone touches its entries, and verifier."""
         self._under_way: set[asyncio.Task[None]] = set()
 
-    async def verdicts(self, verifier: Verifier, job: Job, hold: float) -> Found:
-        """The verdicts of a job that may wait `hold` seconds for others; None when it has to be done alone."""
+    async def verdicts(self, verifier: Verifier, job: VerifierJob, batch_delay: float) -> Found:
+        """The verdicts of a job that may wait `batch_delay` seconds for others; None when it has to be done alone."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting.setdefault((loop, id(verifier)), [])
         future: asyncio.Future[Found] = loop.create_future()
         waiting.append((job, future))
-        if not hold or len(waiting) == ENOUGH:
+        if not batch_delay or len(waiting) == ENOUGH:
             loop.call_soon(self._go, loop, verifier)
         elif len(waiting) == 1:
-            loop.call_later(hold, self._go, loop, verifier)
+            loop.call_later(batch_delay, self._go, loop, verifier)
         return await future
 
     def _go(self, loop: asyncio.AbstractEventLoop, verifier: Verifier) -> None:
@@ -84,7 +87,7 @@ class Together:
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
-    async def _answer(self, verifier: Verifier, waiting: Sequence[tuple[Job, asyncio.Future[Found]]]) -> None:
+    async def _answer(self, verifier: Verifier, waiting: Sequence[tuple[VerifierJob, asyncio.Future[Found]]]) -> None:
         found: Sequence[Found] = [None] * len(waiting)
         try:
             found = await self._send(verifier, [job for job, _ in waiting])

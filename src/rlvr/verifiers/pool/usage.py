@@ -1,7 +1,7 @@
-"""How much of its limits a worker process has used up, since a verifier may hide that it ran out.
+"""The use of its limits by a worker process, since a verifier may hide that it ran out.
 
-A verifier that keeps memory or descriptors of each call runs out some day, and may turn that into an error of its own or into a
-score of 0. So no answer is left to a worker that is nearly full, if a fresh one could do better.
+A verifier that keeps memory or descriptors of each call runs out some day, and may turn that into an error of its own
+or into a score of 0. So no answer is left to a worker that is nearly full, if a fresh one could do better.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 FULL = 0.8
 """Share of a limit from which a worker is full, whatever it started with."""
 HALF = 0.5
-"""Share from which a worker is full that has grown. One that keeps the same in each call cannot serve another call only where
-it is past the half: n calls fit and n + 1 do not, so that n / (n + 1) of the limit are used."""
+"""Share from which a worker is full that has grown. One that keeps the same in each call cannot serve another call only
+where it is past the half: n calls fit and n + 1 do not, so that n / (n + 1) of the limit are used."""
 GROWN = 0.1
-"""Share by which a worker must have grown since its first answer: less is the allocator's play, and what a verifier loads
-with its first answer would be loaded again by every fresh worker."""
+"""Share by which a worker must have grown since its first answer: less is the allocator's play, and what a verifier
+loads with its first answer would be loaded again by every fresh worker."""
 
 
 class Usage:
-    """What this process has used of its address space and descriptors."""
+    """This process's use of its address space and descriptors."""
 
     def __init__(self, memory_mb: int) -> None:
         """Limit the address space to `memory_mb` beyond what the process has now."""
@@ -38,7 +38,7 @@ class Usage:
 
     @property
     def full(self) -> bool:
-        """Whether answers of this process are not to be trusted, and one of a fresh process may be."""
+        """Return whether answers of this process are not to be trusted, and one of a fresh process may be."""
         if self._first is None:
             return False
         return self._now > FULL or (self._now > HALF and self._now > self._first + GROWN)

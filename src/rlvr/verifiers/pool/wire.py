@@ -1,7 +1,8 @@
-"""What the pool and its processes say to each other, over socket pairs of their own.
+"""Messages between the pool and its processes, over socket pairs of their own.
 
-Frames (a length of 4 bytes, big-endian, and a body) carry verifiers and jobs as pickles to the processes, and verdicts as
-JSON, which cannot run code in the trainer, back. Processes that fork are asked with a `REQUEST` and answer with a `REPLY`.
+Frames (a length of 4 bytes, big-endian, and a body) carry verifiers and jobs as pickles to the processes, and verdicts
+as JSON, which cannot run code in the trainer, back. Processes that fork are asked with a `REQUEST` and answer with a
+`REPLY`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MAX_FRAME = 64 * 2**20
 
 REQUEST = struct.Struct("!ci")
 """What is asked for, and of which process."""
-FORK, END, WORK = b"F", b"E", b"W"
+FORK = b"F"
+END = b"E"
+WORK = b"W"
 """Fork, to serve the socket sent along; kill a child and reap it; become a worker oneself."""
 REPLY = struct.Struct("!i")
 """The process id of the fork (0: it failed), or the exit code of the child that was ended."""
@@ -40,7 +43,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Job:
+class VerifierJob:
     """Completions of one task to verify in one call: a whole group, or one completion."""
 
     task: Task
@@ -49,7 +52,7 @@ class Job:
     group: bool = False
 
     async def verdicts(self, verifier: Verifier, call: Caller | None = None) -> list[Verdict]:
-        """What `verifier` says, one verdict per completion."""
+        """Return what `verifier` says, one verdict per completion."""
         if self.group:
             return await judged_group(verifier, self.task, self.completions, self.token_ids, call)
         return [await judged(verifier, self.task, self.completions[0], self.token_ids[0], call)]
@@ -59,7 +62,7 @@ class Job:
 class Several:
     """Jobs for one worker, of one completion each."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[VerifierJob]
 
 
 def verdicts_to_json(verdicts: Sequence[Verdict]) -> bytes:
@@ -73,7 +76,8 @@ def exhausted_to_json(what: str, memory: bool, traceback: str = "") -> bytes:
 
 
 class ExhaustedError(Exception):
-    """A resource of a worker is used up, and it must be ended. `memory`: it is its memory. `traceback`: where it was asked for."""
+    """A resource of a worker is used up, and it must be ended. `memory`: it is its memory. `traceback`: where it was
+    asked for."""
 
     def __init__(self, what: str, memory: bool, traceback: str = "") -> None:
         super().__init__(what)
@@ -103,7 +107,9 @@ def send(sock: socket.socket, body: bytes) -> None:
 def receive(sock: socket.socket) -> bytes | None:
     """The next frame's body; None at the end of the stream."""
     head = _exactly(sock, LENGTH.size)
-    return None if head is None else _exactly(sock, LENGTH.unpack(head)[0])
+    if head is None:
+        return None
+    return _exactly(sock, LENGTH.unpack(head)[0])
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes | None:
@@ -120,7 +126,8 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 class Stream:
-    """The trainer's end of a socket pair, on an event loop. Everything raises OSError or EOFError when the other end is gone."""
+    """The trainer's end of a socket pair, on an event loop. Everything raises OSError or EOFError when the other end is
+    gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -128,12 +135,12 @@ class Stream:
 
     @property
     def open(self) -> bool:
-        """Whether this end is open."""
+        """Return whether this end is open."""
         return self.sock.fileno() >= 0
 
     @property
     def quiet(self) -> bool:
-        """Whether the other end is open and has said nothing unasked."""
+        """Return whether the other end is open and has said nothing unasked."""
         try:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

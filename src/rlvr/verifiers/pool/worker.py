@@ -1,7 +1,8 @@
 """A worker process: verifies one job at a time for the pool, with a verifier that was loaded before it was forked.
 
-Invariants: its socket is private (what a verifier prints goes to stderr); it spends no more address space than `memory_mb`
-beyond what it was forked with; it judges no answer when it is nearly full and was not at first; it never writes anything but one frame per job.
+Invariants: its socket is private (what a verifier prints goes to stderr); it spends no more address space than
+`memory_mb` beyond what it was forked with; it judges no answer when it is nearly full and was not at first; it never
+writes anything but one frame per job.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from rlvr.errors import user_traceback
 from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.usage import Usage
-from rlvr.verifiers.pool.wire import Job, Several, exhausted_to_json, receive, send, verdicts_to_json
+from rlvr.verifiers.pool.wire import Several, VerifierJob, exhausted_to_json, receive, send, verdicts_to_json
 
 SPENT = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 """Errors of a process that has no memory, descriptors, processes or disk left, which earlier answers may have spent."""
 NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
-"""Words of a RuntimeError for want of memory: those of torch's allocator of the CPU (c10/core/impl/alloc_cpu.cpp) and of C++."""
+"""Words of a RuntimeError for want of memory: those of torch's allocator of the CPU (c10/core/impl/alloc_cpu.cpp) and
+of C++."""
 
 
 class Exhausted(BaseException):
-    """A resource of this process is used up; `memory`: its memory. No Exception, so that a verification does not take it for
-    an error of its own."""
+    """A resource of this process is used up; `memory`: its memory. No Exception, so that a verification does not take
+    it for an error of its own."""
 
     def __init__(self, what: str, memory: bool) -> None:
         super().__init__(what)
@@ -51,13 +53,13 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage
     if usage.full:
         return exhausted_to_json(str(usage), memory=False)
     try:
-        job: Job | Several = pickle.loads(body)
+        job: VerifierJob | Several = pickle.loads(body)
     except MemoryError:
         return exhausted_to_json("MemoryError", memory=True)
     except BaseException as error:
         return _failed(error, 1)
     try:
-        replies = runner.run(_replies([job] if isinstance(job, Job) else job.jobs, verifier))
+        replies = runner.run(_replies([job] if isinstance(job, VerifierJob) else job.jobs, verifier))
     except (Exhausted, MemoryError) as error:
         memory = error.memory if isinstance(error, Exhausted) else True
         return exhausted_to_json(str(error) or "MemoryError", memory, user_traceback(error.__cause__ or error))
@@ -65,15 +67,18 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage
     if usage.full and not all(paid for _, paid in replies):  # it may have hidden that it ran out
         return exhausted_to_json(str(usage), memory=False)
     parts = [part for part, _ in replies]
-    return parts[0] if isinstance(job, Job) else b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
+    if isinstance(job, VerifierJob):
+        return parts[0]
+    return b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
 
 
-async def _replies(jobs: Sequence[Job], verifier: Verifier) -> list[tuple[bytes, bool]]:
-    """The reply to each job, and whether all its scores are above 0, one after the other in one turn of the loop, since a turn costs more than a quick verdict."""
+async def _replies(jobs: Sequence[VerifierJob], verifier: Verifier) -> list[tuple[bytes, bool]]:
+    """The reply to each job, and whether all its scores are above 0, one after the other in one turn of the loop, since
+    a turn costs more than a quick verdict."""
     return [await _reply(job, verifier) for job in jobs]
 
 
-async def _reply(job: Job, verifier: Verifier) -> tuple[bytes, bool]:
+async def _reply(job: VerifierJob, verifier: Verifier) -> tuple[bytes, bool]:
     try:
         verdicts = await job.verdicts(verifier, bounded)
         return verdicts_to_json(verdicts), all(verdict.score is not None and verdict.score > 0 for verdict in verdicts)
@@ -88,11 +93,13 @@ def _failed(error: BaseException, count: int) -> bytes:
 
 
 async def bounded(verify: Callable[[], Any]) -> Any:
-    """What `verify` returns. Exhausted where it fails for want of a resource: whether the answer took it, or answers before
-    it did, shows in a fresh process."""
+    """Return what `verify` returns. Exhausted where it fails for want of a resource: whether the answer took it, or
+    answers before it did, shows in a fresh process."""
     try:
         result = verify()
-        return await result if inspect.isawaitable(result) else result
+        if inspect.isawaitable(result):
+            return await result
+        return result
     except Exception as error:
         spent = [one for one in _causes(error) if _out_of_memory(one) or _for_want_of_a_resource(one)]
         if not spent:

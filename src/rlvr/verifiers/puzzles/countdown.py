@@ -12,7 +12,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, bare, unparsable, wrong
-from rlvr.verifiers.puzzles.arithmetic import Expression, read_expression
+from rlvr.verifiers.puzzles.expressions import Expression, read_expression
 
 
 @register_verifier("countdown")
@@ -40,14 +40,17 @@ class CountdownVerifier(AnswerVerifier):
             raise ConfigError(f"countdown: wrong_value_score={self.wrong_value_score} is not in [0, 1)")
 
     def check_task(self, task: Task) -> str | None:
-        numbers, target = task.info.get("numbers"), self._target(task)
+        numbers = task.info.get("numbers")
+        target = self._target(task)
         if (
             not isinstance(numbers, Sequence)
             or not numbers
             or any(type(n) is not int or not 0 <= n < 10**18 for n in numbers)
         ):
             return f'info["numbers"]={numbers!r} is no list of whole numbers'
-        return None if target is not None else "the target (info, answer or option) is not a number"
+        if target is not None:
+            return None
+        return "the target (info, answer or option) is not a number"
 
     def judge(self, task: Task, answer: str) -> Verdict:
         target = self._target(task)
@@ -71,7 +74,7 @@ class CountdownVerifier(AnswerVerifier):
         )
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Whether two expressions have the same value."""
+        """Return whether two expressions have the same value."""
         one, other = (read_expression(bare(text).partition("=")[0]) for text in (first, second))
         if isinstance(one, str) or isinstance(other, str):
             return first.split() == second.split()
@@ -84,20 +87,25 @@ class CountdownVerifier(AnswerVerifier):
         return None
 
     def _broken_rule(self, expression: Expression, given: Sequence[int]) -> str:
-        used, have = Counter(expression.numbers), Counter(given)
+        used = Counter(expression.numbers)
+        have = Counter(given)
         if used - have:
             return f"{_listed(used - have)} not among the numbers left"
         if self.use == "all" and used != have:
             return f"{_listed(have - used)} not used"
         forbidden = expression.operators - set(self.operators)
-        return f"operator {', '.join(sorted(forbidden))} is not allowed" if forbidden else ""
+        if forbidden:
+            return f"operator {', '.join(sorted(forbidden))} is not allowed"
+        return ""
 
 
 def _number(value: Any) -> Fraction | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        return Fraction(value) if len(str(value)) <= 40 else None
+        if len(str(value)) <= 40:
+            return Fraction(value)
+        return None
     except (ValueError, OverflowError, ZeroDivisionError):
         return None
 
@@ -107,4 +115,6 @@ def _listed(numbers: Counter[int]) -> str:
 
 
 def _short(value: Fraction) -> str:
-    return str(value) if max(abs(value.numerator), value.denominator) < 10**12 else "far off"
+    if max(abs(value.numerator), value.denominator) < 10**12:
+        return str(value)
+    return "far off"

@@ -1,8 +1,8 @@
 """reasoning-gym's own scorers, in a worker process and under guard.
 
 Some of its scorers pay for junk (0.01 for any text, or 1 for whatever is not `True`), and some evaluate the answer with
-Python or SymPy. Invariants: only what scores above every nonsense text earns anything; the answer never reaches a scorer
-that evaluates code unless it is made of harmless words.
+Python or SymPy. Invariants: only what scores above every nonsense text earns anything; the answer never reaches a
+scorer that evaluates code unless it is made of harmless words.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ Scorer = Callable[[str | None, dict[str, Any]], float]
 @register_verifier("reasoning_gym")
 @dataclass
 class ReasoningGymVerifier(AnswerVerifier):
-    """The score that reasoning-gym's data set `info["dataset"]` gives the answer; `info["metadata"]` is the entry's metadata.
+    """The score that reasoning-gym's data set `info["dataset"]` gives the answer; `info["metadata"]` is the entry's
+    metadata.
 
     A score that nonsense earns too is 0. Where the gold is a text it must earn 1, else the verdict is undecided; where
     nonsense earns 1 as well, the answer must equal the gold.
@@ -94,14 +95,19 @@ class ReasoningGymVerifier(AnswerVerifier):
             return 'info["dataset"] does not name a data set of reasoning-gym'
         if not isinstance(task.info.get("metadata", {}), dict):
             return 'info["metadata"] is not a mapping'
-        return None if task.answer is None or isinstance(task.answer, str) else "the answer is not a text"
+        if task.answer is None or isinstance(task.answer, str):
+            return None
+        return "the answer is not a text"
 
     def judge(self, task: Task, answer: str) -> Verdict:
         name: str = task.info["dataset"]
         entry = {"question": task.prompt, "answer": task.answer, "metadata": dict(task.info.get("metadata", {}))}
         try:
             score = scorer(name)
-            gold = _score(score, task.answer, entry) if task.answer is not None else 1.0
+            if task.answer is not None:
+                gold = _score(score, task.answer, entry)
+            else:
+                gold = 1.0
         except Exception as error:  # an unknown data set, or metadata that its scorer cannot use
             return Verdict.undecided(f"bad gold: {name}: {type(error).__name__}: {error}")
         if gold < 1.0:
@@ -114,12 +120,14 @@ class ReasoningGymVerifier(AnswerVerifier):
         if floor >= 1.0:
             return wrong(f"{name} pays 1 for nonsense, so the answer is compared as text", answer)
         earned = _score_or_zero(score, answer, entry)
-        return graded(earned, answer, self.threshold) if earned > floor else wrong("", answer)
+        if earned > floor:
+            return graded(earned, answer, self.threshold)
+        return wrong("", answer)
 
 
 def harmless(text: str) -> bool:
-    """Whether evaluating `text` can only do arithmetic: no string, no attribute, no name but letters and functions, one power
-    at a time."""
+    """Return whether evaluating `text` can only do arithmetic: no string, no attribute, no name but letters and
+    functions, one power at a time."""
     words = _WORD.findall(text)
     plain = all(len(word) == 1 or word in _FUNCTIONS for word in words)
     attribute = re.search(r"\.\s*[^\W\d]", text)

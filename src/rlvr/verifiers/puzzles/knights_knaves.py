@@ -21,9 +21,10 @@ _FILLER = re.compile(
 class KnightsAndKnavesVerifier(AnswerVerifier):
     """The answer gives every name of `info["assignment"]` (a mapping of names to roles) its role, once.
 
-    Where the statements allow several solutions `info["assignment"]` is a list of mappings. The answer is a list such as
-    `Zoey is a knight, Jack is a knave` or `Zoey and Jack: knights`; a name with two roles, a missing name, a negation or
-    any other word makes it unreadable. Roles are those of the assignment and of `info["roles"]` (default: knight, knave).
+    Where the statements allow several solutions `info["assignment"]` is a list of mappings. The answer is a list such
+    as `Zoey is a knight, Jack is a knave` or `Zoey and Jack: knights`; a name with two roles, a missing name, a
+    negation or any other word makes it unreadable. Roles are those of the assignment and of `info["roles"]` (default:
+    knight, knave).
     """
 
     partial_credit: bool = False
@@ -36,7 +37,9 @@ class KnightsAndKnavesVerifier(AnswerVerifier):
         names = {name.casefold() for name in solutions[0]}
         if any({name.casefold() for name in one} != names or len(one) != len(names) for one in solutions):
             return 'the solutions of info["assignment"] do not have the same names'
-        return "a name is also a role" if names & self._roles(task).keys() else None
+        if names & self._roles(task).keys():
+            return "a name is also a role"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         solutions = _solutions(task)
@@ -79,7 +82,8 @@ def read_assignment(text: str, names: Sequence[str], roles: Mapping[str, str]) -
     token = re.compile(rf"\s*(?:({words})(?!\w)|{_FILLER.pattern}(?:(?<=\W)|(?!\w)))", re.IGNORECASE)
     said: dict[str, str] = {}
     waiting: list[str] = []
-    end, text = 0, text.strip()
+    end = 0
+    text = text.strip()
     while end < len(text):
         match = token.match(text, end)
         if match is None:
@@ -95,4 +99,6 @@ def read_assignment(text: str, names: Sequence[str], roles: Mapping[str, str]) -
         elif word:
             waiting.append(word)
         end = match.end()
-    return f"no role for {', '.join(waiting)}" if waiting else said
+    if waiting:
+        return f"no role for {', '.join(waiting)}"
+    return said

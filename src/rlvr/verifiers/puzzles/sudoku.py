@@ -23,11 +23,13 @@ _BESIDE = re.compile(r"[^0-9\s|,;\[\]\u2500-\u257f]")
 @register_verifier("sudoku")
 @dataclass
 class SudokuVerifier(AnswerVerifier):
-    """The answer is a full grid that keeps the given cells of `info["puzzle"]`, each symbol once per row, column and box.
+    """The answer is a full grid that keeps the given cells of `info["puzzle"]`, each symbol once per row, column and
+    box.
 
-    The puzzle is a list of rows, or rows in one text; an empty cell is 0, `.`, `_` or null. Symbols are 1 to n. Boxes are
-    `info["box"]` = [rows, columns]; by default the most square that divide n (2 x 3 for n = 6); `info["box"]` = null or
-    [1, n] asks for a Latin square. The answer is n rows in digits, with or without separators and rules, or a JSON list.
+    The puzzle is a list of rows, or rows in one text; an empty cell is 0, `.`, `_` or null. Symbols are 1 to n. Boxes
+    are `info["box"]` = [rows, columns]; by default the most square that divide n (2 x 3 for n = 6); `info["box"]` =
+    null or [1, n] asks for a Latin square. The answer is n rows in digits, with or without separators and rules, or a
+    JSON list.
     """
 
     def check_task(self, task: Task) -> str | None:
@@ -136,7 +138,9 @@ def _json_rows(text: str) -> list[list[str]] | None:
     except (ValueError, RecursionError):
         return None
     fits = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
-    return [[str(cell) if type(cell) is int else "" for cell in row] for row in rows] if fits else None
+    if fits:
+        return [[str(cell) if type(cell) is int else "" for cell in row] for row in rows]
+    return None
 
 
 def _is_symbol(cell: str, size: int) -> bool:

@@ -1,11 +1,11 @@
-"""How well the calls of a completion match those that a task wants.
+"""The match of a completion's calls with those that a task wants.
 
-The measure is that of ToolRL (arXiv 2504.13958, section 3.3): names as multisets, then for each wanted call the best call of
-the same name, by names and by values of parameters. It is 1 exactly when every wanted call has an equal call and there is no
-other.
+The measure is that of ToolRL (arXiv 2504.13958, section 3.3): names as multisets, then for each wanted call the best
+call of the same name, by names and by values of parameters. It is 1 exactly when every wanted call has an equal call
+and there is no other.
 
-Invariants: calls are a multiset (their order does not count) unless `ordered`; each call is paired at most once, and the
-pairing is the best one.
+Invariants: calls are a multiset (their order does not count) unless `ordered`; each call is paired at most once, and
+the pairing is the best one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlvr.verifiers.tool_calls.pairing import align, assign
-from rlvr.verifiers.tool_calls.reading import Call
+from rlvr.verifiers.tool_calls.reading import ToolCall
 
 TextMatch = Literal["exact", "bfcl"]
 
@@ -34,7 +34,7 @@ class Equality:
     text: TextMatch = "exact"
 
     def same(self, found: Any, wanted: Any) -> bool:
-        """Whether two JSON values are the same, item by item."""
+        """Return whether two JSON values are the same, item by item."""
         if isinstance(found, bool) or isinstance(wanted, bool):
             return found is wanted
         if isinstance(found, dict) and isinstance(wanted, dict):
@@ -44,27 +44,34 @@ class Equality:
         if isinstance(found, str) and isinstance(wanted, str):
             return self._spelling(found) == self._spelling(wanted)
         if self.number_is_text and isinstance(found, str) != isinstance(wanted, str):
-            found, wanted = _as_number(found), _as_number(wanted)
+            found = _as_number(found)
+            wanted = _as_number(wanted)
             return found is not None and found == wanted
         numbers = isinstance(found, (int, float)) and isinstance(wanted, (int, float))
         return ((numbers and self.int_is_float) or type(found) is type(wanted)) and bool(found == wanted)
 
     def _spelling(self, text: str) -> str:
-        return text if self.text == "exact" else _BFCL_IGNORED.sub("", text).lower().replace("'", '"')
+        if self.text == "exact":
+            return text
+        return _BFCL_IGNORED.sub("", text).lower().replace("'", '"')
 
 
 def _as_number(value: Any) -> float | None:
     if isinstance(value, str):
-        return float(value) if _NUMBER.fullmatch(value.strip()) else None
+        if _NUMBER.fullmatch(value.strip()):
+            return float(value)
+        return None
     try:
-        return float(value) if isinstance(value, (int, float)) else None
+        if isinstance(value, (int, float)):
+            return float(value)
+        return None
     except OverflowError:
         return None
 
 
 @dataclass(frozen=True)
 class Argument:
-    """What one argument may be: any of `values`, or left out where `optional`.
+    """Values that one argument may have: any of `values`, or left out where `optional`.
 
     `nested`: in mappings among the values every entry is again a list of acceptable values (BFCL).
     """
@@ -113,10 +120,11 @@ class Pair:
         return self.names + self.values
 
 
-def compare(wanted: Wanted, call: Call, equality: Equality) -> Pair:
+def compare(wanted: Wanted, call: ToolCall, equality: Equality) -> Pair:
     """`names`: Jaccard index of the parameter names, in [0, 1]; `values`: how many arguments are as wanted.
 
-    An optional argument that is left out counts as given right; an argument that only repeats its default is not counted.
+    An optional argument that is left out counts as given right; an argument that only repeats its default is not
+    counted.
     """
     given = {
         key: value
@@ -124,7 +132,8 @@ def compare(wanted: Wanted, call: Call, equality: Equality) -> Pair:
         if key in wanted.arguments or key not in wanted.defaults or not equality.same(value, wanted.defaults[key])
     }
     omitted = {key for key, argument in wanted.arguments.items() if argument.optional and key not in given}
-    keys, union = given.keys() | omitted, given.keys() | wanted.arguments.keys()
+    keys = given.keys() | omitted
+    union = given.keys() | wanted.arguments.keys()
     right = sum(argument.accepts(given[key], equality) for key, argument in wanted.arguments.items() if key in given)
     return Pair(len(keys & wanted.arguments.keys()) / len(union) if union else 1.0, right + len(omitted))
 
@@ -145,15 +154,16 @@ class Match:
 
 def match_calls(
     wanted: Sequence[Wanted],
-    calls: Sequence[Call],
+    calls: Sequence[ToolCall],
     equality: Equality,
     ordered: bool = False,
     extra_calls_cost: bool = True,
 ) -> Match:
     """ToolRL's match: (r_name + sum of r_param + r_value over the best pairing) / (1 + calls + parameters wanted).
 
-    That charges extra calls in r_name only, so that guessing many variants of a call pays. With `extra_calls_cost` the part
-    of the denominator that belongs to calls grows with their number beyond the number wanted; without, it is the paper's.
+    That charges extra calls in r_name only, so that guessing many variants of a call pays. With `extra_calls_cost` the
+    part of the denominator that belongs to calls grows with their number beyond the number wanted; without, it is the
+    paper's.
     """
     if not wanted or not calls:
         part = float(len(wanted) == len(calls))
@@ -165,7 +175,10 @@ def match_calls(
     parameters = sum(pair.names for pair in pairs if pair)
     values = sum(pair.values for pair in pairs if pair)
     parameter_count = sum(len(w.arguments) for w in wanted)
-    stretch = max(1.0, len(calls) / len(wanted)) if extra_calls_cost else 1.0
+    if extra_calls_cost:
+        stretch = max(1.0, len(calls) / len(wanted))
+    else:
+        stretch = 1.0
     if ordered and [w.name for w in wanted] != [c.name for c in calls]:
         names = min(names, _in_order(wanted, calls) / max(len(wanted), len(calls)))
     return Match(
@@ -177,11 +190,12 @@ def match_calls(
 
 
 def _jaccard(first: Iterable[str], second: Iterable[str]) -> float:
-    one, other = Counter(first), Counter(second)
+    one = Counter(first)
+    other = Counter(second)
     return (one & other).total() / (one | other).total()
 
 
-def _in_order(wanted: Sequence[Wanted], calls: Sequence[Call]) -> int:
-    """How many names can be paired in order (longest common subsequence)."""
+def _in_order(wanted: Sequence[Wanted], calls: Sequence[ToolCall]) -> int:
+    """Return how many names can be paired in order (longest common subsequence)."""
     pairs = align([[float(w.name == c.name) for c in calls] for w in wanted])
     return sum(wanted[i].name == calls[j].name for i, j in pairs)

@@ -14,23 +14,30 @@ def assign(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     if len(scores) > len(scores[0]):
         return [(i, j) for j, i in assign(list(zip(*scores, strict=True)))]
     columns = len(scores[0])
-    row_price, column_price = [0.0] * len(scores), [0.0] * (columns + 1)
+    row_price = [0.0] * len(scores)
+    column_price = [0.0] * (columns + 1)
     owner = [-1] * (columns + 1)  # of each column: its row; the last column is where a new row starts
     for row in range(len(scores)):
         owner[columns] = row
         column = columns
-        slack, previous, done = [math.inf] * columns, [columns] * columns, [False] * (columns + 1)
+        slack = [math.inf] * columns
+        previous = [columns] * columns
+        done = [False] * (columns + 1)
         while owner[column] >= 0:
             done[column] = True
-            i, step, nearest = owner[column], math.inf, columns
+            i = owner[column]
+            step = math.inf
+            nearest = columns
             for j in range(columns):
                 if done[j]:
                     continue
                 cost = -scores[i][j] - row_price[i] - column_price[j]
                 if cost < slack[j]:
-                    slack[j], previous[j] = cost, column
+                    slack[j] = cost
+                    previous[j] = column
                 if slack[j] < step:
-                    step, nearest = slack[j], j
+                    step = slack[j]
+                    nearest = j
             for j in range(columns + 1):
                 if done[j]:
                     row_price[owner[j]] += step
@@ -39,19 +46,23 @@ def assign(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
                     slack[j] -= step
             column = nearest
         while column != columns:
-            owner[column], column = owner[previous[column]], previous[column]
+            owner[column] = owner[previous[column]]
+            column = previous[column]
         owner[columns] = -1
     return [(owner[j], j) for j in range(columns) if owner[j] >= 0]
 
 
 def align(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     """The pairs (row, column), rising in both, with the largest sum of scores: dynamic programming, O(rows columns)."""
-    rows, columns = len(scores), len(scores[0])
+    rows = len(scores)
+    columns = len(scores[0])
     best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
     for i in reversed(range(rows)):
         for j in reversed(range(columns)):
             best[i][j] = max(best[i + 1][j], best[i][j + 1], scores[i][j] + best[i + 1][j + 1])
-    pairs, i, j = [], 0, 0
+    pairs = []
+    i = 0
+    j = 0
     while i < rows and j < columns:
         if best[i][j] == best[i + 1][j]:
             i += 1
@@ -59,5 +70,6 @@ def align(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
             j += 1
         else:
             pairs.append((i, j))
-            i, j = i + 1, j + 1
+            i = i + 1
+            j = j + 1
     return pairs

@@ -1,8 +1,8 @@
 """From text to tool calls, in the formats that models are trained on.
 
-A format is a policy: it says where calls stand and how they are written, as the program that would run them reads it. Text
-that attempts a call and fails is an error, not "no call". Nothing is ever evaluated: Python-like calls are parsed, and their
-arguments go through `ast.literal_eval`.
+A format is a policy: it says where calls stand and how they are written, as the program that would run them reads it.
+Text that attempts a call and fails is an error, not "no call". Nothing is ever evaluated: Python-like calls are parsed,
+and their arguments go through `ast.literal_eval`.
 
 Invariants: the only error is CallError (or DocumentError, its kin from reading JSON); time is linear in the text.
 """
@@ -23,7 +23,8 @@ MAX_CALLS = 64
 MAX_PYTHON = 20_000
 """Characters of Python-like calls: its parser is slower and less guarded than that of JSON."""
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _PYTHON_CALL = re.compile(r"\s*\[?\s*[A-Za-z_][\w.]*\s*\(")
 
 
@@ -32,7 +33,7 @@ class CallError(ValueError):
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """One tool call: the tool's name, and its arguments as JSON values."""
 
     name: str
@@ -40,8 +41,8 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Tool:
-    """What a task says of one tool: its parameters in order, and their defaults."""
+class ToolSchema:
+    """A tool as a task describes it: its parameters in order, and their defaults."""
 
     name: str
     parameters: tuple[str, ...] = ()
@@ -52,20 +53,21 @@ class Tool:
 class Reading:
     """The calls of a text in order, and whether it holds anything beside them."""
 
-    calls: list[Call]
+    calls: list[ToolCall]
     bare: bool
 
 
-def read_calls(text: str, format: Format, tools: Mapping[str, Tool] | None = None) -> Reading:
+def read_calls(text: str, format: Format, tools: Mapping[str, ToolSchema] | None = None) -> Reading:
     """The calls in `text` (what comes after the reasoning); none where the text attempts none.
 
-    - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks; prose may stand around them. `parameters`
-      may stand for `arguments`, and a block may hold several calls, one a line (ToolRL).
-    - `json`: the text or its one fenced block is a JSON list of such objects, of `{"f": {"a": 1}}` (BFCL), or one object.
-    - `openai`: as `json`, with `{"type": "function", "function": {"name": ..., "arguments": "{...}"}}`, the arguments being
-      JSON text; also under the key `tool_calls` of a message.
-    - `python`: the text or its one fenced block is `f(a=1)`, `[f(a=1), g.h(b="x")]`, or one call a line. Arguments without
-      a name need the task's tool schemas.
+    - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks; prose may stand around them.
+      `parameters` may stand for `arguments`, and a block may hold several calls, one a line (ToolRL).
+    - `json`: the text or its one fenced block is a JSON list of such objects, of `{"f": {"a": 1}}` (BFCL), or one
+      object.
+    - `openai`: as `json`, with `{"type": "function", "function": {"name": ..., "arguments": "{...}"}}`, the arguments
+      being JSON text; also under the key `tool_calls` of a message.
+    - `python`: the text or its one fenced block is `f(a=1)`, `[f(a=1), g.h(b="x")]`, or one call a line. Arguments
+      without a name need the task's tool schemas.
     """
     if format == "hermes":
         reading = _read_hermes(text)
@@ -121,9 +123,9 @@ def _read_document(text: str, format: Format) -> Reading:
 Shape = Literal["flat", "flat or keyed", "wrapped", "any"]
 
 
-def as_call(value: Any, shape: Shape = "any") -> Call:
-    """The call that a JSON object writes. Shapes: flat `{"name", "arguments"}`, keyed `{name: arguments}` (BFCL), wrapped
-    `{"function": {"name", "arguments": "<JSON text>"}}` (OpenAI)."""
+def as_call(value: Any, shape: Shape = "any") -> ToolCall:
+    """The call that a JSON object writes. Shapes: flat `{"name", "arguments"}`, keyed `{name: arguments}` (BFCL),
+    wrapped `{"function": {"name", "arguments": "<JSON text>"}}` (OpenAI)."""
     if not isinstance(value, dict):
         raise CallError(f"a call is an object, not {type(value).__name__}")
     if shape in ("wrapped", "any") and isinstance(value.get("function"), dict):
@@ -143,15 +145,15 @@ def as_call(value: Any, shape: Shape = "any") -> Call:
     return _call(value.get("name"), value.get("arguments", value.get("parameters", {})))
 
 
-def _call(name: Any, arguments: Any) -> Call:
+def _call(name: Any, arguments: Any) -> ToolCall:
     if not isinstance(name, str) or not name:
         raise CallError("a call has a name")
     if not isinstance(arguments, dict):
         raise CallError(f"the arguments of {name[:80]} are an object, not {type(arguments).__name__}")
-    return Call(name, arguments)
+    return ToolCall(name, arguments)
 
 
-def _read_python(text: str, tools: Mapping[str, Tool]) -> Reading:
+def _read_python(text: str, tools: Mapping[str, ToolSchema]) -> Reading:
     try:
         document = find_document(text, language="python")
     except DocumentError as error:
@@ -175,10 +177,12 @@ def _read_python(text: str, tools: Mapping[str, Tool]) -> Reading:
 def _call_nodes(statement: ast.stmt) -> Sequence[ast.expr]:
     if not isinstance(statement, ast.Expr):
         raise CallError("a statement that is no call")
-    return statement.value.elts if isinstance(statement.value, ast.List) else [statement.value]
+    if isinstance(statement.value, ast.List):
+        return statement.value.elts
+    return [statement.value]
 
 
-def _python_call(node: ast.expr, tools: Mapping[str, Tool]) -> Call:
+def _python_call(node: ast.expr, tools: Mapping[str, ToolSchema]) -> ToolCall:
     if not isinstance(node, ast.Call):
         raise CallError("an expression that is no call")
     name = _dotted(node.func)
@@ -191,7 +195,7 @@ def _python_call(node: ast.expr, tools: Mapping[str, Tool]) -> Call:
         if key is None or key in arguments:
             raise CallError(f"{name[:80]} has ** or an argument given twice")
         arguments[key] = _plain(ast.literal_eval(value))
-    return Call(name, arguments)
+    return ToolCall(name, arguments)
 
 
 def _dotted(node: ast.expr) -> str:
@@ -215,19 +219,26 @@ def _plain(value: Any) -> Any:
     raise CallError(f"{type(value).__name__} is no argument that JSON can write")
 
 
-def read_tools(value: Any) -> dict[str, Tool]:
-    """The tools of a task by name: OpenAI's list of `{"type": "function", "function": {...}}`, the inner objects alone, or
-    either as JSON text."""
+def read_tools(value: Any) -> dict[str, ToolSchema]:
+    """The tools of a task by name: OpenAI's list of `{"type": "function", "function": {...}}`, the inner objects alone,
+    or either as JSON text."""
     entries = read_json(value) if isinstance(value, str) else value
     if not isinstance(entries, Sequence):
         raise CallError(f"info['tools'] is a list, not {type(entries).__name__}")
-    tools: dict[str, Tool] = {}
+    tools: dict[str, ToolSchema] = {}
     for entry in entries:
-        inner = entry.get("function", entry) if isinstance(entry, Mapping) else {}
-        name, schema = inner.get("name"), inner.get("parameters") or {}
-        properties = schema.get("properties", {}) if isinstance(schema, Mapping) else None
+        if isinstance(entry, Mapping):
+            inner = entry.get("function", entry)
+        else:
+            inner = {}
+        name = inner.get("name")
+        schema = inner.get("parameters") or {}
+        if isinstance(schema, Mapping):
+            properties = schema.get("properties", {})
+        else:
+            properties = None
         if not isinstance(name, str) or not isinstance(properties, Mapping):
             raise CallError("an entry of info['tools'] has no name, or parameters that are no JSON schema")
         defaults = {key: p["default"] for key, p in properties.items() if isinstance(p, Mapping) and "default" in p}
-        tools[name] = Tool(name, tuple(properties), defaults)
+        tools[name] = ToolSchema(name, tuple(properties), defaults)
     return tools

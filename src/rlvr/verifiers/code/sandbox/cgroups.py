@@ -1,12 +1,12 @@
 """Control groups: bounds of memory, processes and processor weight for all processes of one zygote together.
 
-A zygote is started inside a leaf of its own and stays there with all that it forks; nothing is moved for a run, since moving a
-process waits for a grace period of the kernel. A leaf is made only below a cgroup that is ours to divide: the top of what is
-visible (a container's own, or an unmanaged hierarchy), and for version 2 also a delegated one. A cgroup that a service manager
-made for us without delegation is the manager's alone to change, even where root could.
+A zygote is started inside a leaf of its own and stays there with all that it forks; nothing is moved for a run, since
+moving a process waits for a grace period of the kernel. A leaf is made only below a cgroup that is ours to divide: the
+top of what is visible (a container's own, or an unmanaged hierarchy), and for version 2 also a delegated one. A cgroup
+that a service manager made for us without delegation is the manager's alone to change, even where root could.
 
-Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/index.html and
-https://systemd.io/CGROUP_DELEGATION (one writer for each cgroup; the mark of delegation).
+Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/index.html
+and https://systemd.io/CGROUP_DELEGATION (one writer for each cgroup; the mark of delegation).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 
 CONTROLLERS = ("cpu", "memory", "pids")
 _SHARES = 512
-"""Half the default of version 1. All processes of a leaf share it, so a program gains nothing by having many. Not lower: the limits
-of programs are wall clock, and on a busy machine honest ones would run out of time."""
+"""Half the default of version 1. All processes of a leaf share it, so a program gains nothing by having many. Not
+lower: the limits of programs are wall clock, and on a busy machine honest ones would run out of time."""
 _WEIGHT = 50
 """The same for version 2, whose default is 100."""
 _BESIDE_BYTES = 128 * 2**20
@@ -51,22 +51,27 @@ class Hierarchy:
         """Writes (file, text), in order, that give leaves their weight of the processor."""
         if "cpu" not in self.controllers:
             return []
-        return [("cpu.shares", str(_SHARES))] if self.version == 1 else [("cpu.weight", str(_WEIGHT))]
+        if self.version == 1:
+            return [("cpu.shares", str(_SHARES))]
+        return [("cpu.weight", str(_WEIGHT))]
 
     def limits(self, memory: int, processes: int) -> list[tuple[str, str]]:
         """Writes that limit a leaf to `memory` bytes and a number of processes and threads."""
         writes = []
         if "memory" in self.controllers:
-            swap, most = ("memory.swappiness", "memory.limit_in_bytes")
+            swap = "memory.swappiness"
+            most = "memory.limit_in_bytes"
             if self.version == 2:
-                swap, most = ("memory.swap.max", "memory.max")
+                swap = "memory.swap.max"
+                most = "memory.max"
             writes += [(swap, "0"), (most, str(memory))]
         if "pids" in self.controllers:
             writes.append(("pids.max", str(processes)))
         return writes
 
     def division(self) -> list[tuple[str, str]]:
-        """Writes that let leaves of version 2 have controllers: all processes move to a leaf, then the controllers are enabled."""
+        """Writes that let leaves of version 2 have controllers: all processes move to a leaf, then the controllers are
+        enabled."""
         enabled = (self.folder / "cgroup.subtree_control").read_text().split()
         lacking = [f"+{name}" for name in self.controllers if name not in enabled]
         if not lacking:
@@ -96,13 +101,18 @@ def _own(version: int, names: tuple[str, ...], membership: str, root: str, place
     """Our own cgroup of a mounted hierarchy, where it is ours to divide."""
     for line in membership.splitlines():
         _, members, path = line.split(":", 2)
-        ours = members == "" if version == 2 else names[0] in members.split(",")
+        if version == 2:
+            ours = members == ""
+        else:
+            ours = names[0] in members.split(",")
         if not ours:
             continue
         path = path.removesuffix(f"/{_INITIAL}") or "/"
         folder = place / os.path.relpath(path, root)
         if version == 1:
-            return Hierarchy(1, folder, names) if path == root and os.access(folder, os.W_OK) else None
+            if path == root and os.access(folder, os.W_OK):
+                return Hierarchy(1, folder, names)
+            return None
         files = [folder / name for name in ("cgroup.procs", "cgroup.subtree_control")]
         if not all(os.access(file, os.W_OK) for file in [folder, *files]) or not (path == root or _delegated(folder)):
             return None
@@ -113,7 +123,8 @@ def _own(version: int, names: tuple[str, ...], membership: str, root: str, place
 
 
 def _delegated(folder: Path) -> bool:
-    """The mark that systemd puts on a cgroup with Delegate=yes; without root's rights, being its owner says the same."""
+    """The mark that systemd puts on a cgroup with Delegate=yes; without root's rights, being its owner says the
+    same."""
     if os.geteuid() != 0:
         return True
     for name in ("user.delegate", "trusted.delegate"):
@@ -144,8 +155,8 @@ class Leaf:
         return ["/bin/sh", "-c", _ENTER, "sh", *command], {"LEAVES": " ".join(map(str, self._folders))}
 
     def limit(self, memory: int, processes: int) -> None:
-        """Allow what the programs that run next may use, in bytes and by number. Limits only grow: what an earlier program used is
-        freed late, and below what is in use the kernel would kill the zygote."""
+        """Allow what the programs that run next may use, in bytes and by number. Limits only grow: what an earlier
+        program used is freed late, and below what is in use the kernel would kill the zygote."""
         limits = max(memory, self._limits[0]), max(processes, self._limits[1])
         if limits == self._limits:
             return
@@ -187,7 +198,8 @@ def _divided(hierarchy: Hierarchy) -> bool:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Remove leaves whose trainer, of our own process namespace, has ended. The kernel keeps those that have processes."""
+    """Remove leaves whose trainer, of our own process namespace, has ended. The kernel keeps those that have
+    processes."""
     for path in folder.glob(f"{_prefix()}*-*-*"):
         numbers = path.name.removeprefix(_prefix()).split("-")
         if len(numbers) == 3 and all(map(str.isdigit, numbers)) and _started(int(numbers[0])) != numbers[1]:
@@ -200,7 +212,8 @@ def _prefix() -> str:
 
 
 def _started(pid: int) -> str:
-    """The start of a process in ticks since boot, which tells it from a later one with its number; '' when there is none."""
+    """The start of a process in ticks since boot, which tells it from a later one with its number; '' when there is
+    none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -15,7 +15,7 @@ from rlvr.verifiers.code import values
 from rlvr.verifiers.code.runner import DECODED_SIZE, Ended, Limits, Outcome
 from rlvr.verifiers.code.sandbox.inside.program import CALL, LOADED, RAISED, VALUE
 from rlvr.verifiers.code.sandbox.inside.supervisor import STARTED
-from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
+from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 from rlvr.verifiers.pool.deadline import Deadline
 
 GRACE_SECONDS = 20.0
@@ -23,7 +23,8 @@ GRACE_SECONDS = 20.0
 _HEAD = 2**16
 _REPORT = values.MAX_SIZE + 1
 _LATE_SECONDS = 2.0
-"""How long the end of a private channel may lag behind the end of its process, and a zygote's socket behind its death."""
+"""How long the end of a private channel may lag behind the end of its process, and a zygote's socket behind its
+death."""
 _WORDS_LENGTH = 1000
 """Characters that are kept of what a program says about itself: reasons are logged with every rollout."""
 _ENDED = {"time": Ended.TIME, "memory": Ended.MEMORY, "output": Ended.OUTPUT}
@@ -37,7 +38,7 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True)
 class Program:
-    """What the process of a program is told."""
+    """The message to the process of a program."""
 
     order: dict[str, Any]
     """Its kind and what that kind needs, see `inside.program`."""
@@ -50,7 +51,7 @@ class Program:
 
     @property
     def answers(self) -> bool:
-        """Whether it has done its work only when it reported a value."""
+        """Return whether it has done its work only when it reported a value."""
         return self.order["kind"] not in ("script", "execute")
 
 
@@ -59,7 +60,8 @@ class Execution:
 
     def __init__(self, zygote: Zygote, program: Program) -> None:
         """SandboxError when the zygote is gone."""
-        self._zygote, self._program = zygote, program
+        self._zygote = zygote
+        self._program = program
         self._job, self._channel = zygote.fork()
         self._report = b""
         self.started = False
@@ -85,7 +87,8 @@ class Execution:
             await self._channel.send(json.dumps(program.order).encode(), program.source)
 
     async def load(self) -> bool:
-        """Send a program that serves calls, and wait until it is ready for them or has ended. SandboxError as in `outcome`."""
+        """Send a program that serves calls, and wait until it is ready for them or has ended. SandboxError as in
+        `outcome`."""
         try:
             async with Deadline(self._program.limits.seconds + GRACE_SECONDS):
                 await self.tell()
@@ -102,7 +105,7 @@ class Execution:
         return await self._channel.receive(_REPORT)
 
     async def outcome(self, answer: Answer | None = None) -> Outcome:
-        """How it ended; `answer` answers a test's calls. SandboxError when nobody says so."""
+        """Return how it ended; `answer` answers a test's calls. SandboxError when nobody says so."""
         talk = asyncio.ensure_future(self._talk(answer))
         try:
             async with Deadline(self._program.limits.seconds + GRACE_SECONDS):
@@ -124,7 +127,8 @@ class Execution:
             talk.cancel()
 
     async def _given_up(self) -> SandboxError:
-        """The error for a supervisor that says nothing; its zygote is closed, since nothing else ends what it started."""
+        """The error for a supervisor that says nothing; its zygote is closed, since nothing else ends what it
+        started."""
         await self._zygote.close()
         return SandboxError("the sandbox does not say how the program ended", self.started)
 
@@ -172,14 +176,19 @@ class Execution:
             return _KILLED, b"", b""
 
     def _as_outcome(self, head: dict[str, Any], out: bytes, err: bytes) -> Outcome:
-        how, why, seconds = head["how"], str(head["why"])[:_WORDS_LENGTH], head["seconds"]
+        how = head["how"]
+        why = str(head["why"])[:_WORDS_LENGTH]
+        seconds = head["seconds"]
         if type(seconds) is not float or not math.isfinite(seconds):
             seconds = 0.0
         if how == "broken":
             raise SandboxError(why, self.started)
         made = self._program.order["kind"] == "compile"
         made = made and self._report[:1] == VALUE
-        kind, value, size, words = ("value", None, 0, "") if made else _claim(self._report)
+        if made:
+            kind, value, size, words = ("value", None, 0, "")
+        else:
+            kind, value, size, words = _claim(self._report)
         if isinstance(how, str) and how in _ENDED:
             return Outcome(_ENDED[how], out, err, None, _WORDS.get(how, "{}").format(why), seconds)
         if how == "signal" and why == str(int(signal.SIGXCPU)):
@@ -188,7 +197,10 @@ class Execution:
             claim = self._report[1:] if kind == "value" else b""
             return Outcome(Ended.DONE, out, err, value, "", seconds, claim, size)
         if how == "exit" and kind == "raised":
-            ended = Ended.MEMORY if words.startswith("MemoryError") else Ended.RAISED
+            if words.startswith("MemoryError"):
+                ended = Ended.MEMORY
+            else:
+                ended = Ended.RAISED
             return Outcome(ended, out, err, None, words, seconds)
         if how == "exit":
             reason = words or (f"exit code {why}" if why != "0" else "it ended without an answer")
@@ -197,8 +209,10 @@ class Execution:
 
 
 def _claim(report: bytes) -> tuple[str, Any, int, str]:
-    """The kind of a report (`value`, `raised` or nothing), its value where it is small, the value's size, and its words."""
-    kind, body = report[:1], report[1:]
+    """The kind of a report (`value`, `raised` or nothing), its value where it is small, the value's size, and its
+    words."""
+    kind = report[:1]
+    body = report[1:]
     if kind not in (VALUE, RAISED):
         return "", None, 0, ""
     try:
@@ -210,7 +224,8 @@ def _claim(report: bytes) -> tuple[str, Any, int, str]:
         return "", None, 0, f"it reported nonsense: {error}"
     if type(value) is not list or len(value) != 4 or any(type(part) is not str for part in value):
         return "", None, 0, "it reported nonsense: an exception that is not described by four texts"
-    name, message = value[0][:_WORDS_LENGTH], value[1][:_WORDS_LENGTH]
+    name = value[0][:_WORDS_LENGTH]
+    message = value[1][:_WORDS_LENGTH]
     return "raised", None, 0, f"{name}: {message}" if message else name
 
 

@@ -1,4 +1,5 @@
-"""The languages that programs can be written in here, and how each is run: Python always, others where their compiler is."""
+"""The languages that programs can be written in here, and how each is run: Python always, others where their compiler
+is."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from rlvr.verifiers.code.runner import Job, Limits
 from rlvr.verifiers.code.sandbox.tiers import SYSTEM
 
 COMPILING = Limits(seconds=60.0, cpu_seconds=20.0, memory_mb=1024, output_bytes=2**16, processes=32, file_mb=64)
-"""What compiling one program may spend. The bound is processor time, which a busy machine does not change; the wall clock, three times
-as much, ends a compiler that waits."""
+"""What compiling one program may spend. The bound is processor time, which a busy machine does not change; the wall
+clock, three times as much, ends a compiler that waits."""
 PROGRAM = "program"
 """The name of what a compiler makes."""
 
 
 @dataclass(frozen=True)
 class Language:
-    """How programs of a language are run."""
+    """Commands that run programs of a language."""
 
     source: str
     """The name of the file that the program is written to."""
@@ -33,7 +34,7 @@ class Language:
 
     @property
     def path(self) -> str | None:
-        """Where the compiler or interpreter is, within what a sandbox can read."""
+        """Return where the compiler or interpreter is, within what a sandbox can read."""
         for name in self.programs:
             found = shutil.which(name, path="/usr/bin:/bin:/usr/local/bin")
             if found and os.path.realpath(found).startswith(SYSTEM):
@@ -64,7 +65,10 @@ def check_language(job: Job) -> None:
     known = languages()
     if job.language not in known:
         lacking = NATIVE.get(job.language)
-        mend = f": install {' or '.join(lacking.programs)} below /usr" if lacking else nearest(job.language, known)
+        if lacking:
+            mend = f": install {' or '.join(lacking.programs)} below /usr"
+        else:
+            mend = nearest(job.language, known)
         raise ConfigError(f"programs in {job.language!r} cannot be run here{mend}")
     if job.call is not None and job.language != "python":
         raise ConfigError(f"functions are called in python only, not in {job.language}")

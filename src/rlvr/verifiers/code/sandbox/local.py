@@ -1,9 +1,9 @@
 """The runner on this machine: zygotes, as many as there are cores, and what their jobs claim.
 
-Invariants: a job's source, input and arguments travel only over sockets of its own, never through the zygote; a job whose zygote
-died is run once more on another. When that fails too, the run is `Ended.BROKEN` if the program had not started, else
-`Ended.CRASHED`: a sandbox that ends twice while the same program runs was ended by it, and no program may choose to be undecided.
-Whatever a program says is a claim.
+Invariants: a job's source, input and arguments travel only over sockets of its own, never through the zygote; a job
+whose zygote died is run once more on another. When that fails too, the run is `Ended.BROKEN` if the program had not
+started, else `Ended.CRASHED`: a sandbox that ends twice while the same program runs was ended by it, and no program may
+choose to be undecided. Whatever a program says is a claim.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rlvr.verifiers.code.sandbox.execution import Execution, Program
 from rlvr.verifiers.code.sandbox.inside.objects import AWAITED, HELD
 from rlvr.verifiers.code.sandbox.inside.program import CHANGED, RAISED, SIZE_BYTES, VALUE
 from rlvr.verifiers.code.sandbox.languages import COMPILING, NATIVE, PROGRAM, check_language, languages
-from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
 from rlvr.verifiers.code.sandbox.tiers import Tier
+from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 
 _COMPILED = 64
 """Compiled programs that are kept."""
@@ -59,7 +59,8 @@ class LocalRunner:
             order = {"kind": "serve", "once": True, "name": job.call.name, "sealed": job.sealed}
             order["argument"] = job.call.argument
             return await self._twice(Program(order, source, job.limits, job.stdin, job.call.message()))
-        language, tool = NATIVE[job.language], languages()[job.language]
+        language = NATIVE[job.language]
+        tool = languages()[job.language]
         if not language.compiled:
             argv = [tool, f"--max-old-space-size={job.limits.memory_mb}", language.source]
             order = {"kind": "execute", "file": language.source, "argv": argv}
@@ -176,7 +177,8 @@ def _allow(zygote: Zygote, *programs: Program) -> None:
     """Have the zygote's cgroup leaf allow what these programs may use together."""
     memory = sum((one.limits.memory_mb + one.limits.file_mb) * 2**20 for one in programs)
     texts = sum(2 * one.limits.output_bytes + len(one.stdin) + len(one.source) for one in programs)
-    # What is read and written is in several buffers at once: the trainer's side of a socket, a pipe, the supervisor's memory.
+    # What is read and written is in several buffers at once: the trainer's side of a socket, a pipe, the supervisor's
+    # memory.
     zygote.leaf.limit(memory + -(-4 * texts // _STEP) * _STEP, sum(one.limits.processes for one in programs))
 
 
@@ -200,7 +202,8 @@ async def _pair(zygote: Zygote, test: Program, served: Program) -> Outcome:
     with Execution(zygote, served) as candidate, Execution(zygote, test) as tester:
 
         async def answer(body: bytes) -> bytes:
-            # Only passed on: a call and its answer may be large, and the test's process decodes what the candidate says.
+            # Only passed on: a call and its answer may be large, and the test's process decodes what the candidate
+            # says.
             try:
                 report = await candidate.ask(body)
             except (OSError, EOFError) as error:
@@ -228,7 +231,7 @@ def _failed(outcome: Outcome) -> Outcome:
 
 
 def _is_program(claim: bytes) -> bool:
-    """Whether a compiler's claim is the size of a program and the program, packed."""
+    """Return whether a compiler's claim is the size of a program and the program, packed."""
     size = int.from_bytes(claim[:SIZE_BYTES], "big")
     return len(claim) > SIZE_BYTES and size <= COMPILING.file_mb * 2**20
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code.runner import Runner
+from rlvr.verifiers.code.sandbox.escape_probe import weakness
 from rlvr.verifiers.code.sandbox.local import LocalRunner
-from rlvr.verifiers.code.sandbox.probe import weakness
 from rlvr.verifiers.code.sandbox.remote import RemoteRunner
 from rlvr.verifiers.code.sandbox.tiers import ESCAPES, TIERS, Tier, missing
 
@@ -19,10 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def open_runner(tier: str = "auto", unsafe: bool = False, workers: int | None = None) -> Runner:
-    """A runner: `tier` is `auto` (the strongest that holds here), a tier's name, or the http address of a SandboxFusion.
+    """A runner: `tier` is `auto` (the strongest that holds here), a tier's name, or the http address of a
+    SandboxFusion.
 
-    ConfigError where the tier fails its self-test, and for every tier below `full` unless `unsafe`. `workers` programs run
-    at once, by default one per core.
+    ConfigError where the tier fails its self-test, and for every tier below `full` unless `unsafe`. `workers` programs
+    run at once, by default one per core.
     """
     if tier.startswith(("http://", "https://")):
         return RemoteRunner(tier, workers)
@@ -43,12 +44,15 @@ def _strongest(tiers: Sequence[Tier]) -> Tier:
             return tier
         problems.append(f"{tier.name}: {problem}")
     weaker = "; ".join(f"{one.name} does not stop {in_words(one)}" for one in TIERS if one.not_stopped)
-    said = f"programs cannot be isolated here as asked ({'; '.join(problems)}). " if problems else ""
+    if problems:
+        said = f"programs cannot be isolated here as asked ({'; '.join(problems)}). "
+    else:
+        said = ""
     raise ConfigError(f"{said}A tier below 'full' needs unsafe: true. {weaker}")
 
 
 def in_words(tier: Tier) -> str:
-    """What a tier does not stop."""
+    """Return what a tier does not stop."""
     return ", ".join(ESCAPES[name] for name in tier.not_stopped)
 
 
@@ -69,7 +73,9 @@ def problem_of(tier: Tier) -> str | None:
     thread = threading.Thread(target=tried, name="rlvr-sandbox-self-test")  # the caller may have a loop of its own
     thread.start()
     thread.join()
-    return found[0] if found else "the self-test was cut off"
+    if found:
+        return found[0]
+    return "the self-test was cut off"
 
 
 @functools.cache

@@ -1,9 +1,11 @@
 """A runner elsewhere: a service that speaks SandboxFusion's HTTP API (`POST /run_code`).
 
-Source: https://bytedance.github.io/SandboxFusion. How well programs are isolated there is the service's affair. A call is made by
-a program around the model's, which prints typed JSON after a marker of that run; like every result it is a claim.
+Source: https://bytedance.github.io/SandboxFusion. How well programs are isolated there is the service's affair. A call
+is made by a program around the model's, which prints typed JSON after a marker of that run; like every result it is a
+claim.
 
-Invariant: what the service fails to do (no answer, an error of its own, nonsense) is `Ended.BROKEN`, never the program's fault.
+Invariant: what the service fails to do (no answer, an error of its own, nonsense) is `Ended.BROKEN`, never the
+program's fault.
 """
 
 from __future__ import annotations
@@ -112,8 +114,8 @@ class RemoteRunner:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _post(self, body: dict[str, Any], job: Job, marker: str) -> Outcome | str:
-        """The outcome of a run, read here and not on the event loop, since a reply has megabytes; or what is wrong with the
-        service, in words."""
+        """The outcome of a run, read here and not on the event loop, since a reply has megabytes; or what is wrong with
+        the service, in words."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(self._address, data, {"Content-Type": "application/json"})
         patience = job.limits.seconds + COMPILE_SECONDS + _PATIENCE_SECONDS
@@ -133,10 +135,15 @@ class RemoteRunner:
 
 
 def _code(job: Job, marker: str) -> str:
-    """What the service runs: the source, or a program around it that makes the call or seals it."""
-    seal = _SEALED.format(sealing=_text_of(sealing)) if job.sealed else ""
+    """Return what the service runs: the source, or a program around it that makes the call or seals it."""
+    if job.sealed:
+        seal = _SEALED.format(sealing=_text_of(sealing))
+    else:
+        seal = ""
     if job.call is None:
-        return seal + _SEALED_SCRIPT.format(source=job.source) if job.sealed else job.source
+        if job.sealed:
+            return seal + _SEALED_SCRIPT.format(source=job.source)
+        return job.source
     seal = f"{seal}sealing.seal('program.py')" if seal else ""
     modules = {"values": _text_of(values), "nodes": _text_of(nodes)}
     return _AROUND.format(
@@ -149,15 +156,23 @@ def _text_of(module: ModuleType) -> str:
 
 
 def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
-    compiled, ran = _part(reply, "compile_result"), _part(reply, "run_result")
+    compiled = _part(reply, "compile_result")
+    ran = _part(reply, "run_result")
     if not ran and compiled:
         said = str(compiled.get("stderr") or "")
         return Outcome(Ended.RAISED, stderr=said.encode(errors="replace"), reason=f"it does not compile: {said[:300]}")
-    status, code = ran.get("status"), ran.get("return_code")
+    status = ran.get("status")
+    code = ran.get("return_code")
     out, err = (str(ran.get(name) or "").encode("utf-8", "surrogatepass") for name in ("stdout", "stderr"))
     took = ran.get("execution_time")
-    seconds = float(took) if isinstance(took, (int, float)) and 0 <= took < 1e9 else 0.0
-    out, _, typed = out.partition(b"\n" + marker.encode()) if marker else (out, b"", b"")
+    if isinstance(took, (int, float)) and 0 <= took < 1e9:
+        seconds = float(took)
+    else:
+        seconds = 0.0
+    if marker:
+        out, _, typed = out.partition(b"\n" + marker.encode())
+    else:
+        out, _, typed = (out, b"", b"")
     most = job.limits.output_bytes
     if status == "TimeLimitExceeded":
         return Outcome(
@@ -170,13 +185,22 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
     if code != 0:
         last = (err.decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:1000]
         crashed = isinstance(code, int) and code < 0
-        ended = Ended.CRASHED if crashed else Ended.MEMORY if last.startswith("MemoryError") else Ended.RAISED
+        if crashed:
+            ended = Ended.CRASHED
+        else:
+            if last.startswith("MemoryError"):
+                ended = Ended.MEMORY
+            else:
+                ended = Ended.RAISED
         return Outcome(ended, out, err, None, last, seconds)
     if not marker:
         return Outcome(Ended.DONE, out, err, None, "", seconds)
     try:
         claim = bytes.fromhex(typed.split(b"\n", 1)[0].decode())
-        value, size = values.measured(claim, DECODED_SIZE) if claim else (None, 0)
+        if claim:
+            value, size = values.measured(claim, DECODED_SIZE)
+        else:
+            value, size = (None, 0)
     except ValueError as error:
         return Outcome(Ended.RAISED, out, err, None, f"it ended without an answer ({error})", seconds)
     if not claim:

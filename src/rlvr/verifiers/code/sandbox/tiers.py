@@ -49,7 +49,7 @@ class Tier:
 
     @property
     def lasting(self) -> bool:
-        """Whether one zygote serves many jobs; else each job has its own, which separates them."""
+        """Return whether one zygote serves many jobs; else each job has its own, which separates them."""
         return self.namespaces
 
 
@@ -89,9 +89,10 @@ def missing(tier: Tier) -> str | None:
     return None
 
 
-def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
+def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]:
     """The command of a zygote; `tmp` is the writable folder of tiers without bubblewrap."""
-    python, prefix = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
+    python = os.path.realpath(sys.executable)
+    prefix = os.path.realpath(sys.base_prefix)
     hidden = packages(prefix)
     given = [path for package in tier.packages for path in paths_of(package)]
     if not tier.bubblewrap:
@@ -103,7 +104,7 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
             packages=tier.packages,
             place=str(given[0].parent) if given else "",
         )
-        return _python(python, str(_CODE), control, lifeline, setting)
+        return _python(python, str(_CODE), control, trainer_pidfd, setting)
     root = os.geteuid() == 0
     beside = 1 if tier.namespaces else 64
     user = NOBODY if root else None
@@ -131,12 +132,13 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
         *(option for path in given for option in ("--ro-bind", str(path), f"{PLACE}/{path.name}")),
         *("--symlink", folder, "/dev/shm", "--ro-bind", str(_CODE / "values.py"), "/code/values.py"),
         *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", folder),
-        *_python(python, "/code", control, lifeline, setting),
+        *_python(python, "/code", control, trainer_pidfd, setting),
     ]
 
 
 def packages(prefix: str) -> list[str]:
-    """Where packages are installed for the interpreters of this system: they may hold data sets, and with them answers."""
+    """Return where packages are installed for the interpreters of this system: they may hold data sets, and with them
+    answers."""
     patterns = [f"lib*/python3*/{kind}-packages" for kind in ("site", "dist")]
     found = [path for base in (prefix, "/usr", "/usr/local") for glob in patterns for path in Path(base).glob(glob)]
     return sorted({os.path.realpath(path) for path in found})
@@ -154,7 +156,9 @@ def _without(path: str, hidden: Sequence[str]) -> list[str]:
 
 def _writable(prefix: str) -> str:
     """The one writable folder in a sandbox: /tmp, but where Python itself is there and would be hidden."""
-    return "/scratch" if f"{prefix}/".startswith(f"{TMP}/") else TMP
+    if f"{prefix}/".startswith(f"{TMP}/"):
+        return "/scratch"
+    return TMP
 
 
 def _streams(folder: str) -> list[tuple[str, str]]:
@@ -163,7 +167,7 @@ def _streams(folder: str) -> list[tuple[str, str]]:
 
 
 def _socket_bytes() -> int:
-    """What the kernel buffers for one socket; it is not to be seen from within a network namespace."""
+    """Return what the kernel buffers for one socket; it is not to be seen from within a network namespace."""
     try:
         return int(Path("/proc/sys/net/core/wmem_default").read_text())
     except (OSError, ValueError):
@@ -186,5 +190,5 @@ def _folders_to(path: str) -> list[str]:
     return [option for folder in above for option in ("--perms", "0755", "--dir", folder)]
 
 
-def _python(python: str, code: str, control: int, lifeline: int, setting: Setting) -> list[str]:
-    return [python, "-I", "-S", "-B", "-c", _START, code, str(control), str(lifeline), json.dumps(asdict(setting))]
+def _python(python: str, code: str, control: int, trainer_pidfd: int, setting: Setting) -> list[str]:
+    return [python, "-I", "-S", "-B", "-c", _START, code, str(control), str(trainer_pidfd), json.dumps(asdict(setting))]

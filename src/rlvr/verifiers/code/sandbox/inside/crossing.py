@@ -1,9 +1,10 @@
-"""Exceptions that cross from a program's process into a test's: the one place where they are taken apart and made again.
+"""Exceptions that cross from a program's process into a test's: the one place where they are taken apart and made
+again.
 
-Invariants: what crosses is four texts; no method of the program's exception is trusted to return, or to return a text; what is
-raised in a test is an error that tests handle (`Exception`) and none that steers Python's own loops. A function that raises
-StopIteration would end the `map`, `zip` or `filter` that calls it, and with it the test, so it becomes a RuntimeError, as Python
-does with one that leaves a generator (PEP 479).
+Invariants: what crosses is four texts; no method of the program's exception is trusted to return, or to return a text;
+what is raised in a test is an error that tests handle (`Exception`) and none that steers Python's own loops. A function
+that raises StopIteration would end the `map`, `zip` or `filter` that calls it, and with it the test, so it becomes a
+RuntimeError, as Python does with one that leaves a generator (PEP 479).
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ _ENDS_LOOKUP: dict[str, type[Exception]] = {
     "__getattr__": AttributeError,
     "__getattribute__": AttributeError,
 }
-"""Exceptions by which a method of a test's own class ends a loop over its object, or says `hasattr` that there is nothing."""
+"""Exceptions by which a method of a test's own class ends a loop over its object, or says `hasattr` that there is
+nothing."""
 
 
 class CandidateEndedError(Exception):
-    """What the candidate raised or reported cannot be raised in a test, which ends instead."""
+    """The end of a test because an exception or report of the candidate cannot be raised in it."""
 
 
 def described(error: BaseException) -> list[str]:
-    """The name of an exception's class, its message, the name of the nearest class of Python's own that it derives from, and its
-    arguments as typed JSON; nothing in place of arguments that are not plain."""
+    """The name of an exception's class, its message, the name of the nearest class of Python's own that it derives
+    from, and its arguments as typed JSON; nothing in place of arguments that are not plain."""
     kind = type(error)
     try:
         message = str.__str__(str(error))[:_MESSAGE_LENGTH]
@@ -56,8 +58,8 @@ def described(error: BaseException) -> list[str]:
 
 
 def raised_again(claim: Any, known: Mapping[str, type[Exception]] | None = None) -> Exception:
-    """The exception that a test gets for a claim of `described`: of the class that the test means by that name (`known`), else of Python's own.
-    CandidateEndedError for what no test handles."""
+    """The exception that a test gets for a claim of `described`: of the class that the test means by that name
+    (`known`), else of Python's own. CandidateEndedError for what no test handles."""
     if type(claim) is not list or len(claim) != 4 or any(type(part) is not str for part in claim):
         raise CandidateEndedError("the candidate reported nonsense in place of an exception")
     name, message, own, arguments = claim
@@ -72,12 +74,16 @@ def raised_again(claim: Any, known: Mapping[str, type[Exception]] | None = None)
     try:
         error: Exception = kind(*_given(arguments, message))
     except TypeError:  # an error of decoding is made of five values, an ExceptionGroup holds others
-        error = kind.__new__(kind, message) if issubclass(kind, UnicodeError) else RuntimeError(words)
+        if issubclass(kind, UnicodeError):
+            error = kind.__new__(kind, message)
+        else:
+            error = RuntimeError(words)
     return error
 
 
 def in_method(error: Exception, frame: FrameType | None, file: str) -> Exception:
-    """The exception where a test, the code of `file`, calls the candidate: a RuntimeError for one that would end a lookup of its own class."""
+    """The exception where a test, the code of `file`, calls the candidate: a RuntimeError for one that would end a
+    lookup of its own class."""
     while frame is not None:
         own = frame.f_code.co_filename == file
         if own and isinstance(error, _ENDS_LOOKUP.get(frame.f_code.co_name, ())):
@@ -87,7 +93,7 @@ def in_method(error: Exception, frame: FrameType | None, file: str) -> Exception
 
 
 def _given(arguments: str, message: str) -> list[Any]:
-    """What the exception was made of, or its message: `KeyError('a')` has the message `'a'` in quotes."""
+    """Return what the exception was made of, or its message: `KeyError('a')` has the message `'a'` in quotes."""
     try:
         given = values.decode(arguments.encode(), _ARGUMENTS_SIZE)
     except ValueError:

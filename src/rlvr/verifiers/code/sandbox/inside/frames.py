@@ -25,7 +25,9 @@ def send(fd: int, body: bytes) -> None:
 def receive(fd: int) -> bytes | None:
     """The next frame's body; None at the end of the stream."""
     head = _exactly(fd, LENGTH.size)
-    return None if head is None else _exactly(fd, LENGTH.unpack(head)[0])
+    if head is None:
+        return None
+    return _exactly(fd, LENGTH.unpack(head)[0])
 
 
 def _exactly(fd: int, count: int) -> bytes | None:
@@ -40,5 +42,6 @@ def _exactly(fd: int, count: int) -> bytes | None:
 
 
 def decoded(body: bytes) -> Any:
-    """What a JSON text of the trainer says; `json.loads` looks for other encodings and for spaces around it first."""
+    """Return what a JSON text of the trainer says; `json.loads` looks for other encodings and for spaces around it
+    first."""
     return _DECODE(body.decode())[0]

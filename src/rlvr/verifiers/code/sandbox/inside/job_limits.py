@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 TMP = "/tmp"
 STREAMS = "/proc/fd"
-"""Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to it."""
+"""Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to
+it."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the parts of a tier are, for a zygote and its jobs."""
+    """Parts of a tier, for a zygote and its jobs."""
 
     user: int | None = None
     """Whom to become, by number; None: stay."""
@@ -47,5 +48,8 @@ class Order(NamedTuple):
 
     @property
     def cpu_limit(self) -> int:
-        """Whole seconds of processor time; by default more than the wall clock, so that only several threads get there first."""
-        return math.ceil(self.seconds) + 1 if self.cpu_seconds is None else math.ceil(self.cpu_seconds)
+        """Whole seconds of processor time; by default more than the wall clock, so that only several threads get there
+        first."""
+        if self.cpu_seconds is None:
+            return math.ceil(self.seconds) + 1
+        return math.ceil(self.cpu_seconds)

@@ -10,12 +10,20 @@ import struct
 
 NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000 | 0x00020000 | 0x08000000 | 0x04000000 | 0x02000000
 """CLONE_NEWUSER, NEWPID, NEWNET, NEWNS, NEWIPC, NEWUTS, NEWCGROUP."""
-READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
+READ_ONLY = 1
+NO_SUID = 2
+NO_DEVICES = 4
+NO_EXEC = 8
 """Flags of a mount."""
 _REMOUNT = 32
 
 _SIGCHLD = 17
-_SET_DEATH_SIGNAL, _SET_DUMPABLE, _DROP_BOUND, _SET_SUBREAPER, _NO_NEW_PRIVILEGES, _AMBIENT = 1, 4, 24, 36, 38, 47
+_SET_DEATH_SIGNAL = 1
+_SET_DUMPABLE = 4
+_DROP_BOUND = 24
+_SET_SUBREAPER = 36
+_NO_NEW_PRIVILEGES = 38
+_AMBIENT = 47
 _NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)
 """What capset takes: the version of its interface (3) and this process; three empty sets, in two halves each."""
 _CLONE, _CAPSET = {"x86_64": (56, 126), "aarch64": (220, 91)}.get(platform.machine(), (-1, -1))
@@ -26,9 +34,12 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 _signal = importlib.import_module("_signal")
-handle, DEFAULT = _signal.signal, _signal.SIG_DFL
-"""`signal.signal` without its conversions to and from enumerations, which touch many pages in each fork; SIG_DFL as it takes it."""
-_mount, _prctl = libc.mount, libc.prctl  # looked up once and not in each fork
+handle = _signal.signal
+DEFAULT = _signal.SIG_DFL
+"""`signal.signal` without its conversions to and from enumerations, which touch many pages in each fork; SIG_DFL as it
+takes it."""
+_mount = libc.mount
+_prctl = libc.prctl  # looked up once and not in each fork
 
 
 def check(result: int, what: str) -> int:
@@ -45,8 +56,8 @@ def call(number: int, *arguments: object) -> int:
 
 
 def clone(flags: int) -> int:
-    """Fork into new namespaces; 0 in the child. Only for a process of one thread, whose child calls no C code that asks for its
-    own thread id: the C library does not know of this fork."""
+    """Fork into new namespaces; 0 in the child. Only for a process of one thread, whose child calls no C code that asks
+    for its own thread id: the C library does not know of this fork."""
     return check(call(_CLONE, ctypes.c_ulong(flags | _SIGCHLD), None, None, None, None), "clone")
 
 
@@ -72,7 +83,7 @@ def be_subreaper() -> None:
 
 
 def set_dumpable(on: bool) -> None:
-    """Whether the files of this process in /proc belong to its user, and others of that user may look into it."""
+    """Set whether the files of this process in /proc belong to its user, and others of that user may look into it."""
     _prctl(_SET_DUMPABLE, int(on), 0, 0, 0)
 
 
@@ -99,8 +110,8 @@ def mapped(proc: int) -> int:
 
 
 def used(proc: int, process: str = "self") -> int:
-    """Bytes that a process takes of the machine: in memory, paged out, and its page tables, which no limit of the kernel
-    counts and which a program can make large by touching little; 0 when there is no such process."""
+    """Bytes that a process takes of the machine: in memory, paged out, and its page tables, which no limit of the
+    kernel counts and which a program can make large by touching little; 0 when there is no such process."""
     try:
         lines = _read(proc, f"{process}/status").splitlines()
     except OSError:

@@ -13,12 +13,19 @@ from collections.abc import Sequence
 
 from rlvr.verifiers.code.sandbox.inside.kernel import call, check
 
-_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
-_EXECUTE, _WRITE, _READ, _READ_FOLDER, _TRUNCATE = 1, 2, 4, 8, 1 << 14
+_CREATE = 444
+_ADD_RULE = 445
+_RESTRICT = 446
+_EXECUTE = 1
+_WRITE = 2
+_READ = 4
+_READ_FOLDER = 8
+_TRUNCATE = 1 << 14
 _FILE = _EXECUTE | _WRITE | _READ | _TRUNCATE
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """The number of file system rights by version of the interface; from 5 on, 16."""
-_NETWORK, _SCOPES = 3, 3
+_NETWORK = 3
+_SCOPES = 3
 """TCP bind and connect (from version 4); abstract sockets and signals (from version 6)."""
 
 
@@ -29,7 +36,8 @@ def version() -> int:
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Allow reading and executing below `readable`, everything below `writable`, and nothing else. Needs no_new_privs."""
+    """Allow reading and executing below `readable`, everything below `writable`, and nothing else. Needs
+    no_new_privs."""
     abi = version()
     rights = (1 << _RIGHTS.get(abi, 16)) - 1
     fields = [rights, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0]

@@ -1,8 +1,9 @@
-"""LeetCode's linked lists and binary trees: a task writes them as lists, the program's function takes and returns nodes.
+"""LeetCode's linked lists and binary trees: a task writes them as lists, the program's function takes and returns
+nodes.
 
-A list is made into nodes where the function's annotation says `ListNode` or `TreeNode` and the program has that class; a tree's list goes
-level by level with None for a missing child, as LeetCode writes it. Nodes in a result become lists, and None where the annotation of
-the result says node becomes the empty list.
+A list is made into nodes where the function's annotation says `ListNode` or `TreeNode` and the program has that class;
+a tree's list goes level by level with None for a missing child, as LeetCode writes it. Nodes in a result become lists,
+and None where the annotation of the result says node becomes the empty list.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-LIST, TREE = "ListNode", "TreeNode"
+LIST = "ListNode"
+TREE = "TreeNode"
 MOST = 2**19
 """Nodes of one list or tree; a list that never ends has more."""
 
@@ -19,10 +21,13 @@ MOST = 2**19
 def with_nodes(
     function: Callable[..., Any], names: Mapping[str, Any], argument: int | None = None
 ) -> Callable[..., Any]:
-    """The function, between lists where it is annotated with nodes; with `argument`, what that one holds after the call is its result."""
+    """The function, between lists where it is annotated with nodes; with `argument`, what that one holds after the call
+    is its result."""
     notes = {name: str(note) for name, note in getattr(function, "__annotations__", {}).items()}
     if not any(kind in note for kind in (LIST, TREE) for note in notes.values()):
-        return function if argument is None else _changing(function, argument)
+        if argument is None:
+            return function
+        return _changing(function, argument)
     code = getattr(function, "__code__", None)
     parameters = code.co_varnames[: code.co_argcount] if code else ()
     if hasattr(function, "__self__"):  # a method's own object is no argument of the call
@@ -52,7 +57,7 @@ def _changing(function: Callable[..., Any], argument: int) -> Callable[..., Any]
 
 
 def _of_several(note: str) -> bool:
-    """Whether an annotation is that of a list of nodes."""
+    """Return whether an annotation is that of a list of nodes."""
     return "list[" in note.lower()
 
 
@@ -70,7 +75,8 @@ def _linked(values: Sequence[Any], node: Callable[[Any], Any]) -> Any:
     head = None
     for value in reversed(values):
         one = node(value)
-        one.next, head = head, one
+        one.next = head
+        head = one
     return head
 
 
@@ -78,7 +84,8 @@ def _tree(values: Sequence[Any], node: Callable[[Any], Any]) -> Any:
     if not values or values[0] is None:
         return None
     root = node(values[0])
-    parents, rest = deque([root]), deque(values[1:])
+    parents = deque([root])
+    rest = deque(values[1:])
     while rest and parents:
         parent = parents.popleft()
         for side in ("left", "right"):

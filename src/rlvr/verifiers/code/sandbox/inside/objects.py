@@ -1,11 +1,13 @@
 """Objects and functions that a program made and that stay in its process, while a test that runs as code uses them.
 
-In the program's process they are kept under numbers (`Kept`); in the test's process a `Held` stands for each. Its fields, methods, length,
-text, members and indices are asked for one by one, and what comes back is a claim of the program like any other.
+In the program's process they are kept under numbers (`Kept`); in the test's process a `Held` stands for each. Its
+fields, methods, length, text, members and indices are asked for one by one, and what comes back is a claim of the
+program like any other.
 
-What a test compares with never reaches such an object, or its class could answer `True`: two are equal where what they hold is, an
-operation with anything but another held object is a TypeError, and `in` looks at the members. Of the methods that builtin values have
-(`startswith`, `count`), only objects of the classes that the test uses as such (`Stack`, see `names.classes`) have any.
+What a test compares with never reaches such an object, or its class could answer `True`: two are equal where what they
+hold is, an operation with anything but another held object is a TypeError, and `in` looks at the members. Of the
+methods that builtin values have (`startswith`, `count`), only objects of the classes that the test uses as such
+(`Stack`, see `names.classes`) have any.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import Any
 
 from rlvr.verifiers.code import values
 
-HELD, AWAITED = b"h", b"a"
-"""Reports: an object that is kept, as `[number, name of its class]`, or a function, with no name; the value that a coroutine gave."""
+HELD = b"h"
+AWAITED = b"a"
+"""Reports: an object that is kept, as `[number, name of its class]`, or a function, with no name; the value that a
+coroutine gave."""
 Ask = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
 """What the program's process answers to a call: of a name, or of `#number` and what is done with it."""
 
@@ -51,7 +55,7 @@ _BUILTIN_METHODS = frozenset(
 
 
 class Kept:
-    """What a program's process keeps for its test."""
+    """Objects that a program's process keeps for its test."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
@@ -59,23 +63,30 @@ class Kept:
         self._numbers: dict[int, int] = {}
 
     def find(self, path: str) -> Callable[..., Any]:
-        """What a test asks for: `#3.push`, a method of object 3; `#3?x`, its field; `#3`, itself called; `@len`, an operation."""
+        """Return what a test asks for: `#3.push`, a method of object 3; `#3?x`, its field; `#3`, itself called; `@len`,
+        an operation."""
         if path.startswith("@"):
             return _OPERATIONS.get(path[1:], lambda one: values.encode(one))
         head, dot, name = path.partition("." if "." in path else "?")
-        one = self._objects[int(head[1:])] if head.startswith("#") else self._names[head]
+        if head.startswith("#"):
+            one = self._objects[int(head[1:])]
+        else:
+            one = self._names[head]
         if not dot:
             return lambda *args, **kwargs: one(*args, **kwargs)
-        return (
-            (lambda *args, **kwargs: getattr(one, name)(*args, **kwargs)) if dot == "." else lambda: getattr(one, name)
-        )
+        if dot == ".":
+            return lambda *args, **kwargs: getattr(one, name)(*args, **kwargs)
+        return lambda: getattr(one, name)
 
     def resolved(self, value: Any, function: Callable[[str], Any]) -> Any:
-        """An argument with the objects themselves in place of their numbers, at every depth; `function` reads the text of one."""
+        """An argument with the objects themselves in place of their numbers, at every depth; `function` reads the text
+        of one."""
         kind = type(value)
         if kind is values.Source:
             text = value.text
-            return self._objects[int(text[1:])] if text.startswith("#") else function(text)
+            if text.startswith("#"):
+                return self._objects[int(text[1:])]
+            return function(text)
         if kind in (list, tuple, set, frozenset):
             return kind([self.resolved(one, function) for one in value])
         if kind is dict:
@@ -98,7 +109,8 @@ class HeldFunction:
     """A function that the program made."""
 
     def __init__(self, ask: Ask, number: int) -> None:
-        self._ask, self._number = ask, number
+        self._ask = ask
+        self._number = number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._ask(f"#{self._number}", args, kwargs)
@@ -148,7 +160,9 @@ def _unary(name: str) -> Callable[..., Any]:
 
 def _binary(name: str) -> Callable[..., Any]:
     def operate(self: Held, other: object) -> Any:
-        return self._ask(f"@{name}", (self, other), {}) if isinstance(other, Held) else NotImplemented
+        if isinstance(other, Held):
+            return self._ask(f"@{name}", (self, other), {})
+        return NotImplemented
 
     return operate
 
@@ -178,7 +192,7 @@ class _Class(type):
 
 
 class Proxies:
-    """What stands in a test's process for the functions, classes and objects of its program."""
+    """Stand-ins in a test's process for the functions, classes and objects of its program."""
 
     def __init__(self, ask: Callable[[str, Any, Any, bool], Any]) -> None:
         self._asked = ask
@@ -198,7 +212,7 @@ class Proxies:
         return candidate
 
     def named(self, name: str, kind: str) -> Any:
-        """What a test means by a name of the program, by the kind that `names.kinds` gives it."""
+        """Return what a test means by a name of the program, by the kind that `names.kinds` gives it."""
         if kind == "function":
             return self.function(name, name)
         if kind == "exception":
@@ -215,11 +229,11 @@ class Proxies:
         return lambda *args, **kwargs: self._asked(path, args, kwargs, True)
 
     def ask(self, path: str, args: Any, kwargs: Any) -> Any:
-        """What the program answers."""
+        """Return what the program answers."""
         return self._asked(path, args, kwargs, False)
 
     def held(self, number: int, name: str) -> Any:
-        """What stands for an object of that number and class, or for a function where there is no class."""
+        """Return what stands for an object of that number and class, or for a function where there is no class."""
         self._any_held = True
         if not name:
             return HeldFunction(self.ask, number)

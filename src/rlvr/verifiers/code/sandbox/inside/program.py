@@ -1,7 +1,8 @@
 """The process of the program: lock down, load what the model wrote, run it, and report on the private channel.
 
-From the trainer come an order (JSON), the source, and for calls `[name, args, kwargs]` as typed JSON. Back go reports of one
-letter and a body. Everything here shares its interpreter with the program, which may patch any of it: a report is a claim.
+From the trainer come an order (JSON), the source, and for calls `[name, args, kwargs]` as typed JSON. Back go reports
+of one letter and a body. Everything here shares its interpreter with the program, which may patch any of it: a report
+is a claim.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ from rlvr.verifiers.code import values
 from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, nodes, objects, sealing, seccomp
 from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, Order, Setting
 
-VALUE, RAISED, CALL, LOADED, CHANGED = b"v", b"r", b"c", b"l", b"m"
-"""Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls; a value
-and the arguments, which the call changed, as `[value, args, kwargs]`."""
+VALUE = b"v"
+RAISED = b"r"
+CALL = b"c"
+LOADED = b"l"
+CHANGED = b"m"
+"""Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls;
+a value and the arguments, which the call changed, as `[value, args, kwargs]`."""
 
 _CHANNEL = 3
 _FILE = "program.py"
@@ -45,14 +50,15 @@ _PART = 2**20
 _OPEN_FILES = 64
 _CLOSED_UP_TO = 1024
 _STACK = 64 * 2**20
-"""Bytes of stack of a first thread. Python's other threads map 8 MB each, which the C library took from the limit when the zygote started."""
+"""Bytes of stack of a first thread. Python's other threads map 8 MB each, which the C library took from the limit when
+the zygote started."""
 _SMALL_STACK = 2**20
 """Bytes of a thread's stack that are not made less."""
 _LARGEST_LIMIT = 2**31 - 1
 """What the interpreter takes as a recursion limit: a C int."""
 _RESERVED = 32 * 2**30
-"""Bytes that V8, and what it starts, may map: it reserves 10 GB for one WebAssembly memory, and uses next to none of them. The bound
-keeps the page tables of one process below 64 MB."""
+"""Bytes that V8, and what it starts, may map: it reserves 10 GB for one WebAssembly memory, and uses next to none of
+them. The bound keeps the page tables of one process below 64 MB."""
 _STANDARD: list[TextIO] = []
 """The text layers of a program's standard streams, see `prepare`; ..."""
 _BELOW: list[BinaryIO] = []
@@ -71,15 +77,18 @@ def run_program(channel: int, standard: Sequence[int], proc: int, setting: Setti
         os.setsid()
         what = frames.decoded(frames.receive(channel) or b"{}")
         if what["kind"] != "test" and not what.get("sealed"):
-            # A program may open /proc/self/fd, where /dev/stdin leads. Tests and checkers hold expected values: without namespaces
-            # they stay as the zygote is, not dumpable.
+            # A program may open /proc/self/fd, where /dev/stdin leads. Tests and checkers hold expected values: without
+            # namespaces they stay as the zygote is, not dumpable.
             kernel.set_dumpable(True)
         source = frames.receive(channel) or b""
         native = what["kind"] in ("execute", "compile")
         _lock(channel, standard, proc, setting, order, native)
         if what["kind"] == "execute":
             _execute(what, source)
-        code = _compile(what, source) if native else _python(what, source)
+        if native:
+            code = _compile(what, source)
+        else:
+            code = _python(what, source)
     finally:
         os._exit(code)
 
@@ -119,16 +128,23 @@ def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
     }
     if setting.processes_beside is not None:
         limits[resource.RLIMIT_NPROC] = order.processes + setting.processes_beside
-    limits[resource.RLIMIT_AS] = mapped + order.memory_mb * 2**20 if order.address_space else _RESERVED
+    if order.address_space:
+        limits[resource.RLIMIT_AS] = mapped + order.memory_mb * 2**20
+    else:
+        limits[resource.RLIMIT_AS] = _RESERVED
     for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # A stack takes memory only as it grows, which has its own limit: a program may ask for more, as contest programs do.
+        if hard == resource.RLIM_INFINITY:
+            value = value
+        else:
+            value = min(value, hard)
+        # A stack takes memory only as it grows, which has its own limit: a program may ask for more, as contest
+        # programs do.
         resource.setrlimit(limit, (value, hard if limit == resource.RLIMIT_STACK else value))
 
 
 def _make_killable(proc: int) -> None:
-    """Where the host runs out of memory, let it be this process that ends."""
+    """Let it be this process that ends where the host runs out of memory."""
     try:
         fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
     except OSError:
@@ -205,8 +221,8 @@ def _python(what: dict[str, Any], source: bytes) -> int:
 def prepare() -> None:
     """Do once, in the zygote, what is the same for every program: each page that a fork writes to is copied for it.
 
-    Give what an interpreter with `site` has (`exit`, `quit`), to threads the largest stack that there is memory for, and text
-    layers for the standard streams.
+    Give what an interpreter with `site` has (`exit`, `quit`), to threads the largest stack that there is memory for,
+    and text layers for the standard streams.
     """
     site.setquit()
     threading._start_new_thread = _start_with_what_there_is  # type: ignore[attr-defined]
@@ -231,10 +247,11 @@ def _start_with_what_there_is(*args: Any) -> int:
 
 
 def _text_layers() -> list[TextIO]:
-    """Text layers for the descriptors 0 to 2, to be used when those are a program's. What a layer asks its descriptor once, such as
-    whether it can seek, it asks of stand-ins of the same kinds: a file to read and pipes to write to."""
+    """Text layers for the descriptors 0 to 2, to be used when those are a program's. What a layer asks its descriptor
+    once, such as whether it can seek, it asks of stand-ins of the same kinds: a file to read and pipes to write to."""
     own = [os.dup(fd) for fd in range(3)]
-    given, (read, write) = os.open("/dev/null", os.O_RDONLY), os.pipe()
+    given = os.open("/dev/null", os.O_RDONLY)
+    (read, write) = os.pipe()
     for target, fd in enumerate((given, write, write)):
         os.dup2(fd, target)
     text = functools.partial(open, encoding="utf-8", closefd=False)
@@ -251,7 +268,8 @@ def _text_layers() -> list[TextIO]:
 
 
 def _flush_files() -> None:
-    """Write what files hold back, as the end of an interpreter does. Layers over others first, then the bytes below them."""
+    """Write what files hold back, as the end of an interpreter does. Layers over others first, then the bytes below
+    them."""
     files: list[Any] = [*_STANDARD, *_BELOW]
     with contextlib.suppress(MemoryError):  # the list of all objects does not fit any more
         files += [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
@@ -267,9 +285,11 @@ def _hide_own_frames() -> None:
     frame: FrameType | None = sys._getframe(1)
     depth = 0
     while frame is not None:
-        frame, depth = frame.f_back, depth + 1
+        frame = frame.f_back
+        depth = depth + 1
     depth += sys.version_info < (3, 12)  # until then a call of a C function, here `exec`, counts too
-    set_limit, get_limit = sys.setrecursionlimit, sys.getrecursionlimit
+    set_limit = sys.setrecursionlimit
+    get_limit = sys.getrecursionlimit
     set_limit(get_limit() + depth)
     sys.setrecursionlimit = lambda limit: set_limit(min(limit + depth, _LARGEST_LIMIT))
     sys.getrecursionlimit = lambda: get_limit() - depth
@@ -336,18 +356,24 @@ def _answer(kept: objects.Kept, names: dict[str, Any], call: bytes, path: str, a
         args, kwargs = (kept.resolved(given, lambda text: eval(text, names)) for given in (args, kwargs))
     if path == "@plain":
         return VALUE + values.encode(args[0])
-    found = kept.find(path) if path[0] in "#@" or "?" in path else nodes.with_nodes(_find(names, path), names)
+    if path[0] in "#@" or "?" in path:
+        found = kept.find(path)
+    else:
+        found = nodes.with_nodes(_find(names, path), names)
     value = found(*args, **kwargs)
     report = VALUE
     if type(value) is CoroutineType:
         import asyncio
 
-        value, report = asyncio.run(value), objects.AWAITED
+        value = asyncio.run(value)
+        report = objects.AWAITED
     held = kept.report(value)
     if held is not None:
         return held
     report += values.encode(value)
-    return report if sources or report[:1] != VALUE else _with_changes(report, call, tuple(args), kwargs)
+    if sources or report[:1] != VALUE:
+        return report
+    return _with_changes(report, call, tuple(args), kwargs)
 
 
 def _functions(arguments: Iterable[Any], names: dict[str, Any]) -> list[Any]:
@@ -356,16 +382,20 @@ def _functions(arguments: Iterable[Any], names: dict[str, Any]) -> list[Any]:
 
 
 def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
-    """The report of a call, with its arguments where it changed them: a test may look at the list that it had sorted."""
+    """The report of a call, with its arguments where it changed them: a test may look at the list that it had
+    sorted."""
     try:
         after = values.encode([args, kwargs])[1:-1]
     except ValueError:  # what is in them now cannot be sent, and is not seen by the test
         return report
-    return report if call.endswith(b"," + after + b"]") else CHANGED + b"[" + report[1:] + b"," + after + b"]"
+    if call.endswith(b"," + after + b"]"):
+        return report
+    return CHANGED + b"[" + report[1:] + b"," + after + b"]"
 
 
 def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
-    """`f`, or `Solution.f`: the method of a fresh object; of an expression such as `f(3)(4)` a function that computes it."""
+    """`f`, or `Solution.f`: the method of a fresh object; of an expression such as `f(3)(4)` a function that computes
+    it."""
     if "(" in path:
         return functools.partial(eval, path, names)
     first, *rest = path.split(".")
@@ -392,8 +422,12 @@ def _test(what: dict[str, Any], source: str) -> None:
             answer = frames.receive(_CHANNEL)
             if answer is None:
                 os._exit(1)
-            report, body = answer[:1], values.decode(answer[1:])
-            error = crossing.raised_again(body, proxies.exceptions) if report == RAISED else None
+            report = answer[:1]
+            body = values.decode(answer[1:])
+            if report == RAISED:
+                error = crossing.raised_again(body, proxies.exceptions)
+            else:
+                error = None
             if report == CHANGED:
                 body, *after = body
                 if in_place:
@@ -407,7 +441,9 @@ def _test(what: dict[str, Any], source: str) -> None:
             os._exit(1)
         if error is not None:
             raise crossing.in_method(error, sys._getframe(), _FILE)
-        return _awaited(body) if report == objects.AWAITED else body
+        if report == objects.AWAITED:
+            return _awaited(body)
+        return body
 
     ended: list[bool] = []
     proxies = objects.Proxies(ask)

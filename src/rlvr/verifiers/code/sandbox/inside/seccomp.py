@@ -1,11 +1,12 @@
 """A seccomp filter: which system calls a program may make.
 
-Refused is what reaches past the program: namespaces, mounts, other processes' memory and scheduling, the network, kernel keys
-and modules, memory that no limit counts (memfd, shared anonymous mappings, System V and POSIX queues), and what is one for all programs of
-the host: watches of its files, its asynchronous input and output. Locks of files, which another program could see and wait for, larger
-socket buffers, and sessions of a program's own, for each of which the scheduler would give it another share of the processor (autogroup), are
-granted in name only: the call succeeds and does nothing. Of the calls newer than pidfd_send_signal only
-those that programs need exist; clone3, whose flags a filter cannot see, does not, so that the C library falls back to clone.
+Refused is what reaches past the program: namespaces, mounts, other processes' memory and scheduling, the network,
+kernel keys and modules, memory that no limit counts (memfd, shared anonymous mappings, System V and POSIX queues), and
+what is one for all programs of the host: watches of its files, its asynchronous input and output. Locks of files, which
+another program could see and wait for, larger socket buffers, and sessions of a program's own, for each of which the
+scheduler would give it another share of the processor (autogroup), are granted in name only: the call succeeds and does
+nothing. Of the calls newer than pidfd_send_signal only those that programs need exist; clone3, whose flags a filter
+cannot see, does not, so that the C library falls back to clone.
 
 Source: https://docs.kernel.org/userspace-api/seccomp_filter.html; numbers of Linux's unistd.h.
 """
@@ -23,13 +24,15 @@ from rlvr.verifiers.code.sandbox.inside.kernel import NAMESPACES, check, libc
 _REFUSED: dict[str, tuple[int, int | None]] = {  # name: (x86_64, aarch64)
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "setns": (308, 268),
     "unshare": (272, 97), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
-    "kcmp": (312, 272), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "keyctl": (250, 219),
+    "kcmp": (312, 272), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "keyctl": (250,
+    219),
     "add_key": (248, 217), "request_key": (249, 218), "init_module": (175, 105), "finit_module": (313, 273),
     "delete_module": (176, 106), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "reboot": (169, 142),
     "swapon": (167, 224), "swapoff": (168, 225), "sethostname": (170, 161), "setdomainname": (171, 162),
     "syslog": (103, 116), "acct": (163, 89), "quotactl": (179, 60), "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264), "fanotify_init": (300, 262), "lookup_dcookie": (212, 18), "iopl": (172, None),
-    "ioperm": (173, None), "modify_ldt": (154, None), "memfd_create": (319, 279), "shmget": (29, 194), "shmat": (30, 196),
+    "ioperm": (173, None), "modify_ldt": (154, None), "memfd_create": (319, 279), "shmget": (29, 194), "shmat": (30,
+    196),
     "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193), "semctl": (66, 191), "msgget": (68, 186),
     "msgsnd": (69, 189), "mq_open": (240, 180), "mq_unlink": (241, 181), "migrate_pages": (256, 238),
     "move_pages": (279, 239), "mbind": (237, 235), "set_mempolicy": (238, 237), "setpriority": (141, 140),
@@ -53,15 +56,25 @@ _LOCKS = (6, 7, 37, 38)
 """F_SETLK, F_SETLKW and those of open file descriptions."""
 _OF_OTHERS = (5, 36, 1024, 1025, 1026)
 """F_GETLK and F_OFD_GETLK, F_SETLEASE, F_GETLEASE, F_NOTIFY: what other programs do with a file."""
-_SEND_BUFFER, _PEER = 7, 77
+_SEND_BUFFER = 7
+_PEER = 77
 """SO_SNDBUF; SO_PEERPIDFD, a handle of the process at the other end, which is the trainer."""
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
-_UNIX_SOCKET, _TYPE_INTO_TERMINAL = 1, 0x5412
+_UNIX_SOCKET = 1
+_TYPE_INTO_TERMINAL = 0x5412
 
-_LOAD, _AND, _EQUAL, _GREATER, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
-_ALLOW, _KILL = 0x7FFF0000, 0x80000000
-_NUMBER, _MACHINE = 0, 4
+_LOAD = 0x20
+_AND = 0x54
+_EQUAL = 0x15
+_GREATER = 0x25
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_NUMBER = 0
+_MACHINE = 4
 """Places in the data that a filter sees."""
 _FEW = 4
 """System calls that are looked for one after the other."""
@@ -105,8 +118,8 @@ def _by_value(index: int, returns: dict[int, bytes]) -> bytes:
 
 
 def _among(returns: dict[int, bytes], other: bytes) -> bytes:
-    """A return by the system call's number, `other` for those without one. Found by halves: whenever the kernel takes a filter it runs it
-    for each number that there is, to learn which are always allowed."""
+    """A return by the system call's number, `other` for those without one. Found by halves: whenever the kernel takes a
+    filter it runs it for each number that there is, to learn which are always allowed."""
     numbers = sorted(returns)
     if len(numbers) <= _FEW:
         return b"".join(_when(number, returns[number]) for number in numbers) + other
@@ -120,7 +133,9 @@ def _program() -> bytes:
     machine = platform.machine()
     if machine not in _AUDIT:
         return b""
-    column, allow, no = (0 if machine == "x86_64" else 1), _give(_ALLOW), _refuse(errno.EPERM)
+    column = 0 if machine == "x86_64" else 1
+    allow = _give(_ALLOW)
+    no = _refuse(errno.EPERM)
     prlimit, socket, clone, ioctl, mmap, fcntl, flock, setsockopt, getsockopt, setsid = _LOOKED_INTO[machine]
     nothing = _refuse(0)
     shared = _instruction(_LOAD, _argument(3)) + _instruction(_AND, _SHARED_ANONYMOUS)

@@ -1,8 +1,8 @@
 """Process 1 of a job's namespaces: waits for the job, forks the program, watches it, and says how it ended.
 
-Invariants: it is for one job; it reads no more than the limits say and runs nothing of the program; when it ends the kernel kills whatever is
-left in its process namespace. It does so when the trainer closes its socket, too. What it says may be forged by a program that
-breaks out of its own lock, and is a claim like any other.
+Invariants: it is for one job; it reads no more than the limits say and runs nothing of the program; when it ends the
+kernel kills whatever is left in its process namespace. It does so when the trainer closes its socket, too. What it says
+may be forged by a program that breaks out of its own lock, and is a claim like any other.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _WATCH_SECONDS = 0.03
 """Between two looks at the memory of all processes together."""
 _STREAM_BUFFERS = 1.5
 _DATAGRAM_BUFFERS = 11
-"""What a Unix socket may hold, in buffers of a socket: a sender goes past its own by half; eleven datagrams of a buffer each may wait at a
-receiver (net.unix.max_dgram_qlen is 10 in a new namespace), and stay when their senders have closed."""
+"""What a Unix socket may hold, in buffers of a socket: a sender goes past its own by half; eleven datagrams of a buffer
+each may wait at a receiver (net.unix.max_dgram_qlen is 10 in a new namespace), and stay when their senders have
+closed."""
 _MOST = 2**16
 _SWEEPS = 50
 _TWO = struct.Struct("2i")
@@ -38,7 +39,8 @@ _NO_PROGRAMS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
 
 
 def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoReturn:
-    """Take the next job of a zygote's socket, run it and send its outcome. `waiting` is closed when the job was taken."""
+    """Take the next job of a zygote's socket, run it and send its outcome. `waiting` is closed when the job was
+    taken."""
     job = -1
     try:
         kernel.handle(signal.SIGCHLD, kernel.DEFAULT)
@@ -63,7 +65,8 @@ def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoRetur
 
 
 def _taken(control: socket.socket) -> tuple[int, int]:
-    """The descriptors of the next job: of its supervisor's socket and of its program's. EOFError when there are no more jobs."""
+    """The descriptors of the next job: of its supervisor's socket and of its program's. EOFError when there are no more
+    jobs."""
     for _, _, data in control.recvmsg(1, socket.CMSG_SPACE(_TWO.size))[1]:
         job, channel = _TWO.unpack(data)
         return job, channel
@@ -71,7 +74,7 @@ def _taken(control: socket.socket) -> tuple[int, int]:
 
 
 def _prepared(setting: Setting) -> OSError | None:
-    """What can be done before there is a job; what went wrong is kept for it."""
+    """Return what can be done before there is a job; what went wrong is kept for it."""
     try:
         if setting.namespaces:
             _own_user()
@@ -111,7 +114,8 @@ def _run(job: int, channel: int, setting: Setting, order: Order, stdin: bytes) -
 
 def _own_user() -> None:
     """Inside of new namespaces: a user map."""
-    user, group = os.geteuid(), os.getegid()
+    user = os.geteuid()
+    group = os.getegid()
     for name, text in (("setgroups", "deny"), ("gid_map", f"{group} {group} 1"), ("uid_map", f"{user} {user} 1")):
         fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
         os.write(fd, text.encode())
@@ -119,7 +123,8 @@ def _own_user() -> None:
 
 
 def _streams_with_paths(stdin: bytes) -> tuple[int, list[tuple[int, int]]]:
-    """Inside of new namespaces: in place of /proc, a folder that holds a program's standard streams and cannot be changed.
+    """Inside of new namespaces: in place of /proc, a folder that holds a program's standard streams and cannot be
+    changed.
 
     A descriptor to read `stdin` from, and for output and errors the two ends of a named pipe each.
     """
@@ -157,11 +162,16 @@ class _Watch:
     """Reads the program's output and waits for its end, or for the first limit that it passes."""
 
     def __init__(self, job: int, reads: list[int], order: Order, proc: int, setting: Setting) -> None:
-        self.job, self.order, self.proc = job, order, proc
+        self.job = job
+        self.order = order
+        self.proc = proc
         self.pid = 0
         self.alone = setting.processes_beside is not None
         """Our process and network namespaces hold nobody else's processes and sockets."""
-        self.own = os.stat("self/ns/pid", dir_fd=proc).st_ino if setting.namespaces else 0
+        if setting.namespaces:
+            self.own = os.stat("self/ns/pid", dir_fd=proc).st_ino
+        else:
+            self.own = 0
         self.socket_bytes = setting.socket_bytes
         self.outputs = {fd: bytearray() for fd in reads}
         self.open = set(reads)
@@ -172,7 +182,7 @@ class _Watch:
             self.poll.register(fd, select.POLLIN)
 
     def through(self, pid: int) -> tuple[str, str, list[bytes]]:
-        """How it ended, in a word and in words, and what it wrote."""
+        """Return how it ended, in a word and in words, and what it wrote."""
         self.pid = pid
         how, why = self._until_end()
         if how:
@@ -181,17 +191,22 @@ class _Watch:
             os.waitpid(self.pid, 0)
         else:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            how, why = ("exit", str(code)) if code >= 0 else ("signal", str(-code))
+            if code >= 0:
+                how, why = ("exit", str(code))
+            else:
+                how, why = ("signal", str(-code))
             used = os.times()  # of all that has been waited for: the program and what it has waited for
             if used.children_user + used.children_system > self.order.cpu_limit - 0.1:
-                how, why = "time", f"{self.order.cpu_limit} s of processor time"
+                how = "time"
+                why = f"{self.order.cpu_limit} s of processor time"
         return how, why, [bytes(data[: self.order.output_bytes]) for data in self.outputs.values()]
 
     def _until_end(self) -> tuple[str, str]:
         end = os.pidfd_open(self.pid)
         self.poll.register(end, select.POLLIN)
         now = time.monotonic()
-        deadline, look = now + self.order.seconds, now + _WATCH_SECONDS
+        deadline = now + self.order.seconds
+        look = now + _WATCH_SECONDS
         while True:
             if now >= deadline:
                 return "time", f"{self.order.seconds:g} s of wall clock"
@@ -222,7 +237,7 @@ class _Watch:
         return len(self.outputs[fd]) <= self.order.output_bytes
 
     def _rest(self) -> tuple[str, str]:
-        """What the program had written when it ended; what its children go on to write is not waited for."""
+        """Return what the program had written when it ended; what its children go on to write is not waited for."""
         for fd in list(self.open):
             with contextlib.suppress(BlockingIOError):
                 while fd in self.open:
@@ -231,8 +246,8 @@ class _Watch:
         return "", ""
 
     def _memory(self) -> int:
-        """Bytes in use by the processes of our namespace, each beyond what a fresh one uses, and by its sockets at their fullest:
-        the kernel does not say how full they are."""
+        """Bytes in use by the processes of our namespace, each beyond what a fresh one uses, and by its sockets at
+        their fullest: the kernel does not say how full they are."""
         base = kernel.used(self.proc)
         if not self.alone:
             return max(0, kernel.used(self.proc, str(self.pid)) - base)
@@ -244,7 +259,8 @@ class _Watch:
         return used
 
     def _is_ours(self, name: str) -> bool:
-        """Membership of a process in our process namespace. Without one of the run's own, /proc shows no other processes."""
+        """Membership of a process in our process namespace. Without one of the run's own, /proc shows no other
+        processes."""
         if not self.own:
             return True
         try:

@@ -1,7 +1,7 @@
 """A warmed interpreter that forks a supervisor for each job, one ahead, so that no job waits for its namespaces.
 
-Invariants: it has one thread, receives nothing of a job (the waiting supervisor takes the job's descriptors itself), and ends,
-and with it everything below it, when its control socket closes or the trainer dies, however it dies.
+Invariants: it has one thread, receives nothing of a job (the waiting supervisor takes the job's descriptors itself),
+and ends, and with it everything below it, when its control socket closes or the trainer dies, however it dies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rlvr.verifiers.code.sandbox.inside.supervisor import supervise
 
 READY = b"R"
 LINKED_AT_ONCE = "LD_BIND_NOW"
-"""The variable that has the dynamic linker find all functions when it loads a library, and not each at its first call, in every fork."""
+"""The variable that has the dynamic linker find all functions when it loads a library, and not each at its first call,
+in every fork."""
 _WARM = (
     *(
         "math",
@@ -59,16 +60,18 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main() -> None:
-    """`python -c ... CONTROL_FD LIFELINE_FD SETTING`: the setting as JSON, the lifeline a pidfd of the trainer."""
-    control_fd, lifeline = int(sys.argv[-3]), int(sys.argv[-2])
+    """`python -c ... CONTROL_FD TRAINER_PIDFD SETTING`: the setting as JSON, TRAINER_PIDFD a pidfd of the trainer."""
+    control_fd = int(sys.argv[-3])
+    trainer_pidfd = int(sys.argv[-2])
     setting = Setting(**json.loads(sys.argv[-1]))
     os.environ.pop(LINKED_AT_ONCE, None)
     if setting.user is not None:
         os.setgroups([])
         os.setresgid(setting.user, setting.user, setting.user)
         os.setresuid(setting.user, setting.user, setting.user)
-    # Forks write their user maps only if they are dumpable. Without namespaces the memory of a dumpable process can be read by every
-    # process of its user: a candidate would read its test there, so only candidates are dumpable (`run_program`).
+    # Forks write their user maps only if they are dumpable. Without namespaces the memory of a dumpable process can be
+    # read by every process of its user: a candidate would read its test there, so only candidates are dumpable
+    # (`run_program`).
     kernel.set_dumpable(setting.namespaces)
     if setting.landlock and not landlock.version():
         sys.exit("this kernel has no Landlock")
@@ -80,8 +83,8 @@ def main() -> None:
     for name in _WARM:
         importlib.import_module(name)
     _have_packages(setting.packages)
-    # The kernel drops signals to process 1 of a namespace unless it handles them, and Python's own handler of SIGINT would let a
-    # program end its supervisor.
+    # The kernel drops signals to process 1 of a namespace unless it handles them, and Python's own handler of SIGINT
+    # would let a program end its supervisor.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     prepare()
@@ -90,7 +93,7 @@ def main() -> None:
     gc.disable()  # until a program runs: looking at objects is writing to them
     control = socket.socket(fileno=control_fd)
     control.send(READY)
-    _serve(control, lifeline, setting)
+    _serve(control, trainer_pidfd, setting)
 
 
 def _have_packages(names: Sequence[str]) -> None:
@@ -104,7 +107,7 @@ def _have_packages(names: Sequence[str]) -> None:
         values.make_array = arrays.made
 
 
-def _serve(control: socket.socket, lifeline: int, setting: Setting) -> None:
+def _serve(control: socket.socket, trainer_pidfd: int, setting: Setting) -> None:
     """Keep one supervisor waiting, until the trainer is gone."""
     while True:
         taken, ours = os.pipe2(os.O_CLOEXEC)
@@ -113,18 +116,18 @@ def _serve(control: socket.socket, lifeline: int, setting: Setting) -> None:
         except OSError:
             pid = -1
         if pid == 0:
-            os.close(lifeline)
+            os.close(trainer_pidfd)
             os.close(taken)
             supervise(control, ours, setting)
         if pid > 0:
             os.close(ours)  # so that the pipe ends where the supervisor takes a job, or ends
         poll = select.poll()
-        poll.register(lifeline, select.POLLIN)
+        poll.register(trainer_pidfd, select.POLLIN)
         poll.register(control, 0 if pid > 0 else select.POLLIN)
         poll.register(taken, 0)
         ready = dict(poll.poll())
         os.close(taken)
-        if lifeline in ready or ready.get(control.fileno(), 0) & select.POLLHUP:
+        if trainer_pidfd in ready or ready.get(control.fileno(), 0) & select.POLLHUP:
             return
         if pid < 0:
             os.close(ours)

@@ -1,0 +1,106 @@
+"""From tasks to verdicts: data, rollouts, the running of verifiers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, field_validator
+
+from rlvr.config.sections import OfKind, Section
+from rlvr.core.schedules import Scalar, refuse_below
+from rlvr.core.specs import ComponentSpec
+
+
+class DataConfig(Section):
+    """Tasks and how they become prompts."""
+
+    train: Any = None
+    """Training tasks: a JSON lines, JSON or parquet file, a folder, a hub name, a registered source, or a list of
+    these."""
+    eval: Any = None
+    """Held-out tasks, written like `train`."""
+    fields: dict[str, Any] | None = None
+    """Our field -> the row's field, for layouts that are not recognised: `{prompt: question, answer: final}`."""
+    template: str | dict[str, Any] | None = None
+    """Text with `{prompt}` put round each prompt, or `{system: ..., user: ...}` that makes chat messages of it
+    (`text` makes plain text of a chat, `options` go to the chat template)."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first so many training tasks."""
+    sampler: Annotated[ComponentSpec, OfKind("sampler")] = ComponentSpec("shuffle")
+    """The order in which tasks are drawn."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Refuse longer prompts at start, by name. Null: what the context of model and engine leaves
+    for them."""
+    skip_long_prompts: bool = False
+    """Leave out the tasks that are too long (in an sft stage with their demonstrations), and say how many."""
+
+
+class DynamicSamplingConfig(Section):
+    """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): groups whose rewards are all the same are replaced."""
+
+    attempts: int = Field(default=3, ge=1)
+    """A step samples at most this many times `prompts_per_step` groups; then it trains with what there is."""
+    oversample: float = Field(default=1.0, ge=1, le=2)
+    """Keep this many times the missing groups open, and stop when enough are complete. Above 1, complete groups that
+    were not needed train in the next step, and which ones train depends on what finishes first."""
+
+
+class RolloutConfig(Section):
+    """Sampling of groups of responses."""
+
+    engine: Annotated[ComponentSpec, OfKind("engine", words=("auto",))] = ComponentSpec("hf")
+    """What samples: `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is
+    installed in a version that is taken, else `hf`; the run says which and why, and its config.yaml has it."""
+    plan: Annotated[ComponentSpec, OfKind("plan")] = ComponentSpec("single_turn")
+    """What a group of rollouts is made of."""
+    prompts_per_step: int = Field(default=8, ge=1)
+    """Tasks drawn at each step, over all ranks; in an sft stage, demonstrations per step."""
+    group_size: int = Field(default=8, ge=1)
+    """Responses sampled per prompt."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longest response, in tokens."""
+    temperature: Scalar = 1.0
+    """Sampling temperature; training divides logits by it."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; only 1 in training, because truncated sampling needs a correction."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample among the k most likely tokens; 0: all. Only 0 in training."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Drop tokens less likely than this share of the most likely one. Only 0 in training."""
+    stop: list[Annotated[str, StringConstraints(min_length=1)]] = []
+    """Strings that end a response (they stay in it)."""
+    ignore_eos: bool = False
+    """Go on past the end-of-sequence token, to `max_new_tokens`."""
+    staleness: int = Field(default=0, ge=0)
+    """Sample so many steps ahead of the one that trains: the weights that sampled a token are at most this many
+    versions old. 0: sample, then train."""
+    in_flight: Literal["finish", "continue"] = "finish"
+    """With `staleness`, what happens to responses under way when new weights come: they finish on the old ones first,
+    or go on with the new ones (each token knows its version)."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Replace groups that teach nothing; null: train on what was drawn."""
+    deadline: float = Field(default=1800.0, gt=0)
+    """Seconds that one step's collection may take; past it the run stops and says what it waited for. The same for 4096
+    rollouts of an evaluation, past which that evaluation fails and the run goes on."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _above_zero(cls, temperature: Scalar) -> Scalar:
+        """0 alone is left to the stage, because one that does not sample has no use for it."""
+        if temperature != 0:
+            refuse_below("the temperature", temperature, 0, above=True)
+        return temperature
+
+
+class VerificationConfig(Section):
+    """Processes, time limits and memory of verifiers."""
+
+    workers: int = Field(default=64, ge=1)
+    """Worker processes for plain functions, which mostly wait; each is forked when first needed. Verifiers that compute
+    (`needs.process`) get one per core, but no more than this."""
+    concurrent: int = Field(default=64, ge=1)
+    """Asynchronous verifications that wait at the same time."""
+    time_limit: float | None = Field(default=None, gt=0)
+    """Seconds for one call of a verifier; null: what the verifier says itself."""
+    memory_mb: int = Field(default=2048, ge=64)
+    """Address space that one worker process may take, in MiB, on top of what its loaded verifier takes."""

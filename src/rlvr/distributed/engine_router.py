@@ -1,0 +1,416 @@
+"""The engines of all ranks as one: rank 0 draws and asks, every rank samples with the engine beside its policy.
+
+Requests go to the other ranks over sockets, so that sampling needs no collective call and any plan, dynamic sampling or
+staleness works as with one process. Invariants: requests with one prompt go to one rank while any of them is open, so
+that the prompt is computed once; what is sampled depends on the request's seed and not on the rank (N7); a rank that is
+gone fails the requests that it had, by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+import numpy as np
+
+from rlvr import registry
+from rlvr.core.specs import SpecLike
+from rlvr.core.waits import Wait
+from rlvr.distributed.world import World, machine
+from rlvr.errors import LostRankError, RlvrError, TrainingError
+from rlvr.policy import Policy
+from rlvr.records import StopReason
+from rlvr.rollout import Collector, probe
+from rlvr.rollout.engine import Bucket, Completion, Engine, EngineFactory, InFlight, Published, Request
+
+log = logging.getLogger(__name__)
+
+JOIN_SECONDS = 120.0
+"""How long ranks may take to connect."""
+LOOPBACK = "127.0.0.1"
+Asked = list[tuple[int, Request | None]]
+"""Requests by number, made in one pass of rank 0's loop; None gives up the one of that number."""
+SETTLE = 0.2
+"""Seconds after which rank 0 looks whether it still waits for connections."""
+
+
+def open_engine(
+    spec: SpecLike,
+    policy: Policy,
+    in_flight: InFlight | None,
+    world: World,
+    collector: Collector,
+    apart: bool,
+    longest: int | None = None,
+) -> Engine:
+    """The engine that `spec` writes, for all ranks: one beside each policy, or one on rank 0 that samples for all.
+
+    `apart` says that the weights lie in parts on the ranks, so that an engine cannot compute with the trainer's own,
+    and an adapter cannot be written by one rank: it goes merged into the weights, which all ranks gather bucket by
+    bucket. `longest` is the longest sequence, in tokens, that is sampled, where it is known.
+    """
+    factory: EngineFactory = registry.build("engine", spec)
+    options = factory.for_run(min(longest, policy.context) if longest else None, apart, world.heartbeat_timeout)
+    if world.size == 1:
+        return options.open(policy, in_flight)
+    if options.per_rank:
+        return EngineRouter(options.open(policy, in_flight), world, collector)
+    if world.is_main:
+        engine = options.open(policy, in_flight)
+    else:
+        engine = None
+    # All ranks must leave out the same tasks, those that are too long for the engine of rank 0.
+    context = world.broadcast(None if engine is None else engine.context, "the context of the engine")
+    return NullEngine(context or 0) if engine is None else engine
+
+
+def verify_weight_sync(
+    engine: Engine,
+    world: World,
+    policy: Policy,
+    collector: Collector,
+    weights: Callable[[], Iterable[Bucket]],
+    low_precision: bool = False,
+) -> None:
+    """On every rank: that the engine which was given new weights samples with them. TrainingError where it does not.
+
+    `low_precision`: it computes in less than the policy's type.
+    """
+    if isinstance(engine, EngineRouter):
+        probe(engine.own, policy, collector, low_precision=low_precision)
+    else:  # gathering the weights once more to compare them would need the other ranks
+        known = weights if world.size == 1 else tuple
+        probe(
+            engine,
+            policy,
+            collector,
+            known,
+            lambda sampled: world.broadcast(sampled, "what the engine sampled"),
+            low_precision,
+        )
+
+
+class EngineRouter:
+    """The Engine that rank 0 samples with: its own engine and those of the other ranks.
+
+    On the other ranks it answers rank 0's requests with the rank's engine; `generate` is for rank 0 only.
+    """
+
+    def __init__(self, engine: Engine, world: World, collector: Collector) -> None:
+        self.own = engine
+        self.world = world
+        self.collector = collector
+        self.shares_weights = engine.shares_weights
+        self.context = min(world.gather(engine.context, "the contexts of the engines"))
+        self._links: dict[int, _Link] = {}
+        self._open: Counter[int] = Counter()
+        self._home: dict[tuple[int, ...], tuple[int, int]] = {}
+        """Prompt -> (rank, open requests)."""
+        key = world.broadcast(secrets.token_bytes(32), "the key of the sampling ranks")
+        if world.is_main:
+            self._accept(key)
+        else:
+            self._serve(key)
+
+    def _accept(self, key: bytes) -> None:
+        machines = self.world.gather(machine(), "the machines of the ranks")
+        here = LOOPBACK if len(set(machines)) == 1 else ""  # all addresses, for ranks on other machines
+        with socket.create_server((here, 0), backlog=self.world.size) as server:
+            server.settimeout(SETTLE)
+            threading.Thread(
+                target=self._accept_all, args=[server, key], name="rlvr-router-accept", daemon=True
+            ).start()
+            self.world.broadcast(server.getsockname()[1], "the port of the sampling ranks")
+            self.world.barrier("the sampling ranks", JOIN_SECONDS)
+            with Wait("the sampling ranks to connect to rank 0", time.monotonic() + JOIN_SECONDS) as waiting:
+                while not self._all_joined():
+                    waiting.check()
+                    time.sleep(0.01)
+
+    def _all_joined(self) -> bool:
+        return len(self._links) == self.world.size - 1
+
+    def _accept_all(self, server: socket.socket, key: bytes) -> None:
+        """Take connections until all ranks have joined. Each proves itself on a thread of its own: one that is not of a
+        rank, whatever it sends or does not send, keeps nobody waiting."""
+        with contextlib.suppress(OSError):  # the server was closed
+            while not self._all_joined():
+                with contextlib.suppress(TimeoutError):
+                    connection = Connection(server.accept()[0].detach())
+                    threading.Thread(target=self._welcome, args=[connection, key], daemon=True).start()
+
+    def _welcome(self, connection: Connection, key: bytes) -> None:
+        """Take a connection of a rank, which has the key; close any other."""
+        try:
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+            rank = connection.recv()
+        except (AuthenticationError, EOFError, OSError) as error:
+            log.warning("a connection to the port of the sampling ranks that is not of a rank was closed: %s", error)
+            connection.close()
+            return
+        self._links[rank] = _Link(rank, connection)
+
+    def _serve(self, key: bytes) -> None:
+        machines = self.world.gather(machine(), "the machines of the ranks")
+        port = self.world.broadcast(0, "the port of the sampling ranks")
+        # By its name, which each machine resolves for itself: on rank 0's it may be a loopback address (127.0.1.1 on
+        # Debian).
+        if machines[0] == machine():
+            host = LOOPBACK
+        else:
+            host = os.environ["MASTER_ADDR"]
+        try:
+            self._connection = Client((host, port), authkey=key)
+        except OSError as error:
+            raise TrainingError(
+                f"rank {self.world.rank} cannot connect to rank 0 at {host}:{port}: {error}. MASTER_ADDR has to name "
+                "rank 0's machine, and ranks have to reach its ports"
+            ) from error
+        self._connection.send(self.world.rank)
+        self.world.barrier("the sampling ranks", JOIN_SECONDS)
+        self._sending = threading.Lock()
+        threading.Thread(target=self._answer, name="rlvr-router", daemon=True).start()
+
+    # rank 0
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the engines serve."""
+        return self.own.version
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample one completion, on the rank that has the prompt or the least to do. LostRankError where that rank is
+        gone."""
+        rank = self._take(request.token_ids)
+        try:
+            if rank == self.world.rank:
+                return await self.own.generate(request)
+            return await self._links[rank].ask(request)
+        finally:
+            self._give(request.token_ids, rank)
+
+    def _take(self, prompt: tuple[int, ...]) -> int:
+        rank, count = self._home.get(prompt, (None, 0))
+        if rank is None:
+            rank = min(range(self.world.size), key=lambda r: self._open[r])
+        self._home[prompt] = rank, count + 1
+        self._open[rank] += 1
+        return rank
+
+    def _give(self, prompt: tuple[int, ...], rank: int) -> None:
+        self._open[rank] -= 1
+        _, count = self._home[prompt]
+        if count == 1:
+            del self._home[prompt]
+        else:
+            self._home[prompt] = rank, count - 1
+
+    # every rank
+
+    def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published | None:
+        """Take new weights, on every rank at the same place of the program."""
+        return self.own.publish(version, weights)
+
+    def release(self) -> None:
+        """See the protocol."""
+        self.own.release()
+
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+        """Of this rank's engine."""
+        return self.own.mismatched_weights(weights)
+
+    def close(self) -> None:
+        """End the connections and this rank's engine."""
+        for link in self._links.values():
+            link.close()
+        if not self.world.is_main:
+            self._connection.close()
+        self.own.close()
+
+    # the other ranks
+
+    def _answer(self) -> None:
+        """Take requests from rank 0 until it closes the connection."""
+        running: dict[int, asyncio.Task[Completion]] = {}
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._submit(self._connection.recv(), running)
+        if running:
+            self._submit([(number, None) for number in list(running)], running)
+
+    def _submit(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop ended with the run
+            self.collector.loop.call_soon_threadsafe(self._begin, asked, running)
+
+    def _begin(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
+        """Start what rank 0 asked for, in one pass of the loop, so that the engine batches it as it would on rank 0;
+        None in the place of a request gives it up."""
+        for number, request in asked:
+            if request is not None:
+                running[number] = asyncio.create_task(self.own.generate(request))
+                running[number].add_done_callback(functools.partial(self._reply, number, running))
+            elif number in running:
+                running.pop(number).cancel()
+
+    def _reply(self, number: int, running: dict[int, asyncio.Task[Completion]], done: asyncio.Task[Completion]) -> None:
+        running.pop(number, None)
+        if done.cancelled():
+            return
+        error = done.exception()
+        answer: Any = done.result() if error is None else error
+        if error is not None and not isinstance(error, RlvrError):
+            answer = TrainingError(f"rank {self.world.rank} could not sample: {type(error).__name__}: {error}")
+        with contextlib.suppress(OSError), self._sending:
+            self._connection.send((number, answer))
+
+
+class _Link:
+    """Rank 0's end of the connection with a rank."""
+
+    def __init__(self, rank: int, connection: Connection) -> None:
+        self.rank = rank
+        self.connection = connection
+        self._numbers = itertools.count()
+        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]] = {}
+        self._lock = threading.Lock()
+        """Held for `_waiting` and `_gone`, which the reader's thread touches too."""
+        self._asked: Asked = []
+        """What is to be sent, on the loop alone."""
+        self._gone = False
+        threading.Thread(target=self._read, name=f"rlvr-router-{rank}", daemon=True).start()
+
+    async def ask(self, request: Request) -> Completion:
+        """Return what the rank sampled."""
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
+        with self._lock:
+            if self._gone:
+                raise self._loss()
+            self._waiting[number] = loop, future
+        self._send(number, request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._send(number, None)
+            raise
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+
+    def _send(self, number: int, request: Request | None) -> None:
+        """Send it in one message with all that is asked in this pass of the loop: what the rank gets at once it samples
+        in one batch. One message for each would be batched by when it arrives, and the last bits of log-probs depend on
+        the batch."""
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._flush, 1)
+        self._asked.append((number, request))
+
+    def _flush(self, seen: int) -> None:
+        """Send what is asked, once a pass of the loop has added nothing to the `seen` requests."""
+        if seen != len(self._asked):
+            asyncio.get_running_loop().call_soon(self._flush, len(self._asked))
+            return
+        asked = self._asked
+        self._asked = []
+        try:
+            self.connection.send(asked)
+        except OSError:
+            for number, _ in asked:
+                with self._lock:
+                    waiting = self._waiting.get(number)
+                if waiting is not None:
+                    self._settle(*waiting, self._loss())
+
+    def close(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(OSError):
+            self.connection.close()
+
+    def _loss(self) -> LostRankError:
+        return LostRankError(
+            f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says "
+            "why, if it "
+            "could); go on with --resume auto"
+        )
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, answer = self.connection.recv()
+                with self._lock:
+                    waiting = self._waiting.get(number)
+                if waiting is not None:
+                    self._settle(*waiting, answer)
+        with self._lock:
+            self._gone, left = True, list(self._waiting.values())
+        for loop, future in left:
+            self._settle(loop, future, self._loss())
+
+    @staticmethod
+    def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Completion], answer: Any) -> None:
+        def settle() -> None:
+            if future.done():
+                return
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        with contextlib.suppress(RuntimeError):  # the loop ended with the run
+            loop.call_soon_threadsafe(settle)
+
+
+class NullEngine:
+    """The engine of a rank that has none: rank 0's samples for all. It helps to gather the weights that rank 0
+    publishes."""
+
+    version = 0
+    shares_weights = False
+    _released = True
+
+    def __init__(self, context: int = 0) -> None:
+        self.context = context
+        """That of rank 0's engine."""
+
+    async def generate(self, request: Request) -> Completion:
+        """No tokens: those that rank 0 samples are the ones that count."""
+        nothing = np.zeros(0)
+        return Completion(
+            nothing.astype(np.int64), nothing.astype(np.float32), nothing.astype(np.int32), StopReason.ABORTED, "", 0.0
+        )
+
+    def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
+        """Go through the weights, which under ZeRO-3 are gathered by all ranks together; as the engines of rank 0, not
+        twice for one version without a `release` between."""
+        if version == self.version and not self._released:
+            return
+        for bucket in weights():
+            del bucket  # else it would last until the next one is whole
+        self.version = version
+        self._released = False
+
+    def release(self) -> None:
+        """From now on the weights may change."""
+        self._released = True
+
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+        """Nothing is held."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,149 @@
+"""Held-out evaluation: greedy score, pass@k, maj@k and mean over tasks, from verified rollouts.
+
+Tasks are gone through in blocks, first with greedy responses and then with samples, and of each only its `TaskResult`
+is kept, so that memory does not grow with tasks x samples.
+
+Invariants: an undecided verdict (our own trouble) is left out of a task's samples and counted; a task with none decided
+is left out of the means; results do not depend on the blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlvr.config import Config
+from rlvr.evaluation.levels import by_difficulty
+from rlvr.evaluation.task_result import TaskResult, summary, tally_of
+from rlvr.records import Rollout, Task
+from rlvr.rollout import Draw, Sampling
+from rlvr.verifiers.raised_verdicts import RaisedVerdicts
+
+Collect = Callable[[Sequence[Draw], Sampling, int], list[Rollout]]
+"""(draws of tasks, sampling, samples per task) -> verified rollouts"""
+Scorer = Callable[[Sequence[Rollout]], np.ndarray]
+"""A number for each of a task's samples, [n], computed without its verdict; the largest is chosen."""
+
+SameAnswer = Callable[[Task, str, str], bool]
+"""(task, first, second) -> whether two extracted answers to the task are the same, as its own verifier sees it"""
+
+BLOCK = 4096
+"""Rollouts that are held at a time, where one task's samples are not more."""
+FIRST = 8
+"""Tasks that are sampled first where no greedy responses were: enough to tell a broken verifier from a bad task."""
+
+
+def same_text(task: Task, first: str, second: str) -> bool:
+    """Compare two answers as they are written, where no verifier is at hand."""
+    return first == second
+
+
+@dataclass
+class Evaluation:
+    """The results of one evaluation: metric name -> value, and what is known of each task."""
+
+    results: dict[str, float | None]
+    task_results: list[TaskResult]
+    raised: RaisedVerdicts = field(default_factory=RaisedVerdicts)
+
+
+def evaluate(
+    tasks: Sequence[Task],
+    config: Config,
+    collect: Collect,
+    same: SameAnswer = same_text,
+    said: Callable[[int, str], None] = lambda done, kind: None,
+    scorer: Scorer | None = None,
+    judge: Callable[[RaisedVerdicts], None] = lambda verdicts: None,
+) -> Evaluation:
+    """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done, and of which kind of
+    response.
+
+    `judge` sees the verdicts of all greedy responses, without these of the samples of the first few tasks, and then
+    those of all responses, and may raise: an evaluation whose verifier always raises ends before all is sampled, and
+    one bad task ends none.
+
+    `same` tells answers apart for maj@k and the answer entropy. It is asked with the task, because each task of a mixed
+    set has the verifier that it names.
+
+    Results: `eval/greedy` (mean score of greedy responses), `eval/mean` (mean score of samples), `eval/pass@k`,
+    `eval/maj@k`, with a `scorer` `eval/best@k`, `eval/truncated`, `eval/unparsable`, `eval/undecided` (shares of
+    responses), `eval/length_mean` (tokens), `eval/answer_entropy` (nats) and `eval/tasks`; where tasks are of several
+    sources or levels of difficulty, also greedy, mean, pass@k and best@k of each as `eval/SOURCE/...` and
+    `eval/difficulty/LEVEL/...`.
+    """
+    asked = config.evaluation
+    budget = asked.max_new_tokens or config.rollout.max_new_tokens
+    stop = tuple(config.rollout.stop)
+    greedy = Sampling(budget, temperature=0.0, stop=stop)
+    sampling = Sampling(budget, asked.temperature, asked.top_p, asked.top_k, asked.min_p, stop)
+    task_results = [tally_of(task, asked.difficulty) for task in tasks]
+    raised = RaisedVerdicts()
+    if asked.greedy:
+        for draws in _blocks(tasks, BLOCK):
+            rollouts = collect(draws, greedy, 1)
+            raised.add(rollouts)
+            for number, responses in _by_draw(rollouts).items():
+                task_results[number].add_greedy(responses)
+            said(draws[-1].number + 1, "greedy")
+        judge(raised)
+    if asked.samples:
+        alike = (
+            len({task.verifier for task in tasks}) == 1
+        )  # else the first few may be of one verifier, and others sound
+        first = FIRST if alike and not asked.greedy else None
+        for draws in _blocks(tasks, max(1, BLOCK // asked.samples), first):
+            rollouts = collect(draws, sampling, asked.samples)
+            raised.add(rollouts)
+            for number, samples in _by_draw(rollouts).items():
+                ranking = None if scorer is None else scorer(samples)
+                of_task = functools.partial(same, tasks[number])
+                task_results[number].add_samples(samples, asked.k, of_task, ranking)
+            said(draws[-1].number + 1, "samples")
+            if draws[-1].number + 1 == first:
+                judge(raised)
+        judge(raised)
+    return Evaluation(_results(task_results, config), task_results, raised)
+
+
+def _blocks(tasks: Sequence[Task], size: int, first: int | None = None) -> Iterator[list[Draw]]:
+    """Draws of at most `size` tasks at a time; one block ends with the task number `first`."""
+    begin = 0
+    while begin < len(tasks):
+        end = begin + size
+        if first is not None and begin < first:
+            end = min(end, first)
+        draws = [Draw(number, task) for number, task in enumerate(tasks[begin:end], begin)]
+        yield draws
+        begin += len(draws)
+
+
+def _by_draw(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
+    """Rollouts by the number of their draw, which begins the name of their group."""
+    found: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        found.setdefault(int(rollout.group.split("/")[0]), []).append(rollout)
+    return found
+
+
+def _results(task_results: Sequence[TaskResult], config: Config) -> dict[str, float | None]:
+    asked = config.evaluation
+    how = (asked.k, asked.greedy, asked.samples > 0)
+    results = {f"eval/{name}": value for name, value in summary(task_results, *how).items()}
+    for part, members in parts(task_results).items():
+        for name, value in summary(members, *how).items():
+            if name.startswith(("greedy", "mean", "pass@", "best@")):
+                results[f"eval/{part}/{name}"] = value
+    return results
+
+
+def parts(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
+    """The tasks by source, and by level of difficulty (`difficulty/LEVEL`), where there are several."""
+    sources = {
+        str(s): [t for t in task_results if t.source == s] for s in dict.fromkeys(t.source for t in task_results)
+    }
+    levels = {f"difficulty/{level}": members for level, members in by_difficulty(task_results).items()}
+    return (sources if len(sources) > 1 else {}) | (levels if len(levels) > 1 else {})

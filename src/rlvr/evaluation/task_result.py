@@ -1,0 +1,163 @@
+"""The result of a task once its responses are judged, and the summary of a set of results.
+
+Invariants:
+- A `TaskResult` is small and does not grow with the number of samples: rollouts are let go as soon as they are tallied.
+- An undecided verdict (our own trouble) is no sample; it is counted. A task with none decided is left out of the means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlvr.evaluation.best_of import best_of_k
+from rlvr.evaluation.estimators import clusters, majority_at_k, pass_at_k
+from rlvr.records import Rollout, Task, VerdictStatus
+
+Same = Callable[[str, str], bool]
+
+
+@dataclass
+class TaskResult:
+    """The results of one task."""
+
+    id: str
+    source: str | None = None
+    difficulty: str | float | None = None
+    """What the task says of itself (`evaluation.difficulty`)."""
+    samples: int = 0
+    """Decided samples, the greedy response apart."""
+    correct: int = 0
+    """Of those, the ones of score 1."""
+    score: float | None = None
+    """Mean score of the samples."""
+    greedy: float | None = None
+    """Score of the greedy response."""
+    majority: dict[int, float] = field(default_factory=dict)
+    """maj@k by k."""
+    best: dict[int, float] = field(default_factory=dict)
+    """best@k by k: the score of the one that the scorer likes best."""
+    answer_entropy: float | None = None
+    """Entropy of the answers among the samples, in nats."""
+    responses: int = 0
+    truncated: int = 0
+    unparsable: int = 0
+    undecided: int = 0
+    tokens: int = 0
+    """Of all responses."""
+
+    def add_greedy(self, rollouts: Sequence[Rollout]) -> None:
+        """Take in the greedy response (its contexts, where a plan gives several)."""
+        self._count(rollouts)
+        scores = [r.verdict.score for r in rollouts if r.verdict is not None and r.verdict.score is not None]
+        self.greedy = float(np.mean(scores)) if scores else None
+
+    def add_samples(
+        self,
+        rollouts: Sequence[Rollout],
+        ks: Sequence[int],
+        same: Same = str.__eq__,
+        ranking: np.ndarray | None = None,
+    ) -> None:
+        """Take in all samples of the task; `ranking` is a scorer's number for each, NaN where it has none."""
+        self._count(rollouts)
+        decided = [i for i, r in enumerate(rollouts) if r.verdict is not None and r.verdict.decided]
+        verdicts = [v for i in decided if (v := rollouts[i].verdict) is not None]
+        if not verdicts:
+            return
+        right = [v.score == 1.0 for v in verdicts]
+        answers = [v.answer for v in verdicts]
+        self.samples = len(verdicts)
+        self.correct = sum(right)
+        self.score = float(np.mean([v.score for v in verdicts]))
+        self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
+        if ranking is not None:
+            scores = [float(v.score or 0.0) for v in verdicts]
+            self.best = {k: best_of_k(ranking[decided], scores, k) for k in ks if 1 < k <= len(scores)}
+        counts = Counter(label for label in clusters(answers, same) if label is not None)
+        shares = [count / counts.total() for count in counts.values()]
+        if shares:
+            self.answer_entropy = -sum(p * math.log(p) for p in shares) + 0.0
+        else:
+            self.answer_entropy = None
+
+    def _count(self, rollouts: Sequence[Rollout]) -> None:
+        self.responses += len(rollouts)
+        self.truncated += sum(r.stop.truncated for r in rollouts)
+        self.unparsable += sum(r.verdict is not None and r.verdict.status is VerdictStatus.UNPARSABLE for r in rollouts)
+        self.undecided += sum(r.verdict is None or not r.verdict.decided for r in rollouts)
+        self.tokens += sum(r.completion_length for r in rollouts)
+
+    def pass_at(self, k: int) -> float | None:
+        """The unbiased pass@k; None where fewer than k samples are decided."""
+        if self.samples >= k:
+            return pass_at_k(self.samples, self.correct, k)
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> TaskResult:
+        by_k = {name: {int(k): v for k, v in row.get(name, {}).items()} for name in ("majority", "best")}
+        return cls(**{**row, **by_k})
+
+
+def tally_of(task: Task, difficulty: str = "difficulty") -> TaskResult:
+    """The empty result of a task; `difficulty` is the field of its `info` that says how difficult it is."""
+    said = task.info.get(difficulty)
+    return TaskResult(task.id, task.source, said if isinstance(said, (str, int, float)) else None)
+
+
+def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str, np.ndarray]:
+    """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k, and best@k where there is
+    one."""
+
+    def column(values: Sequence[float | None]) -> np.ndarray:
+        return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
+
+    found = {"greedy": column([t.greedy for t in task_results]), "mean": column([t.score for t in task_results])}
+    for k in ks:
+        found[f"pass@{k}"] = column([t.pass_at(k) for t in task_results])
+        if k > 1:  # a majority of one is a single sample
+            found[f"maj@{k}"] = column([t.majority.get(k) for t in task_results])
+            if any(t.best for t in task_results):
+                found[f"best@{k}"] = column([t.best.get(k) for t in task_results])
+    return found
+
+
+def summary(
+    task_results: Sequence[TaskResult], ks: Sequence[int], greedy: bool, samples: bool
+) -> dict[str, float | None]:
+    """Means over tasks, shares of responses and mean length; None where nothing is decided."""
+    means = {name: mean(values) for name, values in values_of(task_results, ks).items()}
+    asked = {name: value for name, value in means.items() if (greedy if name == "greedy" else samples)}
+    responses = sum(t.responses for t in task_results)
+
+    def share(count: int) -> float | None:
+        return count / responses if responses else None
+
+    return {
+        "tasks": len(task_results),
+        **asked,
+        "truncated": share(sum(t.truncated for t in task_results)),
+        "unparsable": share(sum(t.unparsable for t in task_results)),
+        "undecided": share(sum(t.undecided for t in task_results)),
+        "length_mean": share(sum(t.tokens for t in task_results)),
+        **({"answer_entropy": _known_mean([t.answer_entropy for t in task_results])} if samples else {}),
+    }
+
+
+def _known_mean(values: Sequence[float | None]) -> float | None:
+    return mean(np.asarray([math.nan if v is None else v for v in values], dtype=np.float64))
+
+
+def mean(values: np.ndarray) -> float | None:
+    """The mean of what is not NaN; None of nothing."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None

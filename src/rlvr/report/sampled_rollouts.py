@@ -1,0 +1,191 @@
+"""Which recorded rollouts go into the page, and what is counted of those that are read.
+
+Invariants: at most `BYTES` of rollout files are read, in whole steps spread evenly over the run; at most as many
+rollouts as asked for are shown, in whole groups, the same number of groups from each step that is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvr.report.folder import RunData
+from rlvr.report.page_elements import decoder_of, ends_of
+
+BYTES = 100_000_000
+"""Of rollout files, over all runs of a page: what is read in a few seconds."""
+TEXT = 20_000
+"""Longest text of a prompt or completion that is shown."""
+COLUMNS = 60
+BINS = 24
+"""Of a histogram over time."""
+
+
+@dataclass
+class Read:
+    """Rollouts of a run that were read."""
+
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    lengths: dict[int, list[float]] = field(default_factory=dict)
+    """By step."""
+    rewards: dict[int, list[float]] = field(default_factory=dict)
+    note: str = ""
+
+
+def read_rollouts(run: RunData, limit: int, byte_limit: int) -> Read:
+    """Read a run's recorded rollouts within `byte_limit` bytes, and choose `limit` of them to show."""
+    files = run.rollout_files
+    chosen = _spread(files, byte_limit)
+    result = Read()
+    bad = 0
+    count = 0
+    decode = decoder_of(run.path)
+    for place, (step, path) in enumerate(chosen):
+        quota = limit * (place + 1) // len(chosen) - len(result.shown)
+        groups: dict[str, list[dict[str, Any]]] = {}
+        size = 0
+        for line in _lines(path, byte_limit):
+            try:
+                row = json.loads(line)
+                group = str(row["group"])
+                length = _length(row)
+                reward = row.get("columns", {}).get("reward")
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                bad += 1
+                continue
+            count += 1
+            result.lengths.setdefault(step, []).append(length)
+            if isinstance(reward, (int, float)) and math.isfinite(reward):
+                result.rewards.setdefault(step, []).append(float(reward))
+            if group in groups or size < quota:
+                groups.setdefault(group, []).append(row)
+                size += 1
+        for row in [row for members in groups.values() for row in members][: max(quota, 0)]:
+            try:
+                result.shown.append(_shown(row, step, decode))
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+                bad += 1
+    result.note = _note(run, files, chosen, count, len(result.shown), bad)
+    return result
+
+
+def _spread(files: Sequence[tuple[int, Path]], byte_limit: int) -> list[tuple[int, Path]]:
+    """All files where they fit, else as many as do, evenly from the first to the last."""
+    total = sum(path.stat().st_size for _, path in files)
+    if total <= byte_limit or len(files) < 2:
+        return list(files)
+    number = max(2, int(len(files) * byte_limit / total))
+    places = sorted({round(i * (len(files) - 1) / (number - 1)) for i in range(number)})
+    return [files[place] for place in places]
+
+
+def _lines(path: Path, byte_limit: int) -> Iterator[str]:
+    """The lines of a file, no further than the limit."""
+    read = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            read += len(line)
+            if read > byte_limit:
+                return
+            yield line
+
+
+def _length(row: Mapping[str, Any]) -> int:
+    return sum(origin != 0 for origin in row["origin"])
+
+
+def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
+    """Return what the page holds of a rollout. Numbers of tokens are in thousandths, None where unknown."""
+    task = row["task"]
+    columns = row.get("columns", {})
+    tokens = row.get("tokens", {})
+    verdict: Mapping[str, Any] = next(iter(row.get("verdicts", {}).values()), {})
+    text = str(row.get("text", ""))
+    sampled = [place for place, origin in enumerate(row["origin"]) if origin == 1]
+    if row.get("char_ends"):
+        ends = [row["char_ends"][place] for place in sampled]
+    else:
+        if decode:
+            ends = ends_of(text, [row["token_ids"][place] for place in sampled], decode)
+        else:
+            ends = []
+    shown = {
+        "step": step,
+        "task": str(task.get("id", "")),
+        "group": str(row["group"]),
+        "member": row.get("member"),
+        "prompt": _prompt(task.get("prompt", "")),
+        "text": _cut(text),
+        "gold": None if task.get("answer") is None else _cut(str(task["answer"])),
+        "answer": verdict.get("answer"),
+        "status": str(verdict.get("status", "not verified")),
+        "score": verdict.get("score"),
+        "reason": _cut(str(verdict.get("reason", ""))),
+        "stop": str(row.get("stop", "")),
+        "tokens": _length(row),
+        "reward": columns.get("reward"),
+        "advantage": columns.get("advantage"),
+        "columns": {k: v for k, v in columns.items() if k.startswith("reward/")},
+    }
+    if len(row.get("verdicts", {})) > 1:
+        shown["verdicts"] = {
+            name: [v.get("status"), v.get("score"), v.get("reason")] for name, v in row["verdicts"].items()
+        }
+    if ends and len(text) <= TEXT:
+        shown["ends"] = ends
+        shown["logprob"] = _thousandths([row["behaviour_logprobs"][place] for place in sampled])
+        for name in ("log_ratio", "advantage"):
+            if len(tokens.get(name, ())) == len(sampled):
+                shown[f"token_{name}"] = _thousandths(tokens[name])
+    return shown
+
+
+def _thousandths(values: Sequence[float | None]) -> list[int | None]:
+    return [None if value is None else round(1000 * value) for value in values]
+
+
+def _prompt(prompt: Any) -> str:
+    """A prompt as one text: a string as it is, chat messages as `role: content`."""
+    if isinstance(prompt, list):
+        parts = [m if isinstance(m, dict) else {"content": m} for m in prompt]
+        return _cut("\n".join(f"{part.get('role', '?')}: {part.get('content', '')}" for part in parts))
+    return _cut(str(prompt))
+
+
+def _cut(text: str) -> str:
+    """A text short enough to be shown, its head and its end, without lone surrogates."""
+    text = text.encode("utf-8", "replace").decode()
+    if len(text) <= TEXT:
+        return text
+    half = TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def _note(run: RunData, files: Sequence[Any], chosen: Sequence[Any], count: int, shown: int, bad: int) -> str:
+    if not files:
+        return ""
+    text = f"{run.name}: {shown:,} of {count:,} rollouts that were read are shown"
+    if len(chosen) < len(files):
+        text += f"; read were {len(chosen):,} of {len(files):,} recorded steps, spread over the run"
+    return text + (f"; {bad} lines could not be read" if bad else "")
+
+
+def histogram(by_step: Mapping[int, Sequence[float]]) -> dict[str, Any] | None:
+    """Counts of values by step and value: columns of neighbouring steps, rows of equal width over all values."""
+    steps = sorted(by_step)
+    if not steps:
+        return None
+    values = np.concatenate([np.asarray(by_step[step], dtype=np.float64) for step in steps])
+    low = float(values.min())
+    high = float(values.max())
+    high = high if high > low else low + 1.0
+    edges = np.linspace(low, high, BINS + 1)
+    parts = [part for part in np.array_split(np.asarray(steps), min(COLUMNS, len(steps))) if len(part)]
+    counts = [np.histogram(np.concatenate([by_step[int(step)] for step in part]), edges)[0].tolist() for part in parts]
+    return {"edges": edges.tolist(), "steps": [[int(p[0]), int(p[-1])] for p in parts], "counts": counts}

@@ -1,0 +1,144 @@
+"""Selectors that keep some members of every group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rlvr.components import Selector
+from rlvr.errors import ConfigError
+from rlvr.records import Batch
+from rlvr.registry import register
+
+
+def ranked(batch: Batch, by: str) -> Iterator[np.ndarray]:
+    """For each group the positions of its members with a known value of the column `by`, smallest value first, ties by
+    member."""
+    values = batch.column(by)
+    member = np.asarray([r.member for r in batch.rollouts], dtype=np.int64)
+    for group in batch.groups():
+        index = group.index[np.isfinite(values[group.index])]
+        yield index[np.lexsort((member[index], values[index]))]
+
+
+def positions(parts: list[np.ndarray]) -> np.ndarray:
+    """The positions chosen, in the order of the batch."""
+    if parts:
+        return np.sort(np.concatenate(parts))
+    return np.zeros(0, dtype=np.int64)
+
+
+@register("selector", "best_worst")
+@dataclass(frozen=True)
+class BestWorst(Selector):
+    """Keep the members of each group with the highest and with the lowest rewards.
+
+    Best alone is best-of-n imitation under a positive advantage; both are the extremes of a wide group. A group with no
+    more members than asked for stays whole.
+    """
+
+    best: int = 2
+    """How many with the highest rewards."""
+    worst: int = 2
+    """How many with the lowest rewards."""
+    column: str = "reward"
+    """What they are ranked by: `reward`, `reward/TERM`, or `advantage` with `select_after`."""
+
+    def __post_init__(self) -> None:
+        if min(self.best, self.worst) < 0 or self.best + self.worst < 1:
+            raise ValueError("best and worst must be at least 0, and one of them above it")
+
+    @property
+    def after(self) -> bool:
+        """Return whether it reads advantages."""
+        return self.column == "advantage"
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        kept = []
+        for order in ranked(batch, self.column):
+            whole = len(order) <= self.best + self.worst
+            kept.append(order if whole else np.concatenate([order[: self.worst], order[len(order) - self.best :]]))
+        return positions(kept)
+
+
+@register("selector", "most_varied")
+@dataclass(frozen=True)
+class MostVaried(Selector):
+    """Keep the members of each group, so many, whose rewards have the largest variance.
+
+    PODS, max-variance down-sampling (Xu et al. 2025, arXiv 2504.13818, theorem 1): the best subset of m is the i
+    highest and the m - i lowest for some i, so m + 1 of them are compared. Of equally varied ones that with fewer high
+    rewards is taken. A group with no more decided members stays whole.
+    """
+
+    keep: int = 4
+    """Members to keep, at least 1."""
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}: it must be at least 1")
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        rewards = batch.column("reward")
+        return positions([self._chosen(order, rewards[order]) for order in ranked(batch, "reward")])
+
+    def _chosen(self, order: np.ndarray, values: np.ndarray) -> np.ndarray:
+        n = len(order)
+        m = self.keep
+        if n <= m:
+            return order
+        values = values - values.mean()  # sums of squares lose less
+        first, second = (np.concatenate([[0.0], np.cumsum(values**p)]) for p in (1, 2))
+        high = np.arange(m + 1)
+        low = m - high
+        total, squares = (s[low] + s[n] - s[n - high] for s in (first, second))
+        variance = np.round(squares / m - (total / m) ** 2, 12)
+        i = int(np.argmax(variance))
+        return np.concatenate([order[: m - i], order[n - i :]])
+
+
+@register("selector", "shortest")
+@dataclass(frozen=True)
+class Shortest(Selector):
+    """Keep the shortest members of each group among the right ones, and all others.
+
+    The GRPO side of GFPO's idea of sampling more and training on the concise (Shrivastava et al. 2025, arXiv
+    2508.09726), which filters all members by length: here `right_only: false`.
+    """
+
+    keep: int = 4
+    """How many to keep."""
+    right_only: bool = True
+    """Only members with the group's highest reward compete; false: all decided members do."""
+    smallest_group: ClassVar = 2
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}: it must be at least 1")
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        rewards = batch.column("reward")
+        kept = []
+        lengths = np.asarray([int(r.sampled.sum()) for r in batch.rollouts], dtype=np.int64)
+        for order in ranked(batch, "reward"):
+            if not len(order):
+                continue
+            if self.right_only:
+                competing = rewards[order] == rewards[order].max()
+            else:
+                competing = np.ones(len(order), dtype=bool)
+            racers = order[competing]
+            kept += [order[~competing], racers[np.argsort(lengths[racers], kind="stable")[: self.keep]]]
+        return positions(kept)
+
+
+def check_order(selector: Selector, name: str, select_after: bool) -> None:
+    """ConfigError where a selector reads advantages that are not there yet."""
+    if selector.after and not select_after:
+        raise ConfigError(
+            f"algorithm.select: {name!r} reads advantages, and selection comes before them: set "
+            "algorithm.select_after=true"
+        )

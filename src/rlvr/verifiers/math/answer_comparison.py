@@ -1,0 +1,71 @@
+r"""The comparison of two cleaned answers: trees compared part by part, expressions by their values.
+
+`compare` is the only door. It decides what it understands, and says `None` where the next stage should decide.
+
+Invariants: it never raises; its cost is bounded (tokens, depth, fuel); its verdicts are deterministic. Where the gold
+is a plain number, so must the answer be (`Rules.require_simplified`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from rlvr.verifiers.math.evaluation import UnknownValueError
+from rlvr.verifiers.math.expression import Number, is_literal, symbols
+from rlvr.verifiers.math.latex import spelling
+from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
+from rlvr.verifiers.math.math_answers import Judge
+from rlvr.verifiers.math.math_tokens import UnreadableError
+from rlvr.verifiers.math.matrices import alike
+from rlvr.verifiers.math.point_sampling import PointSampler
+from rlvr.verifiers.math.rules import MathComparison, Rules
+
+__all__ = ["MathComparison", "Rules", "compare"]
+
+_COMMON_LOG = re.compile(r"\\log_\{?10\b|\\lg\b|\blog_?10\b")
+_LETTERS = re.compile(r"[A-Za-z]{3,}")
+"""A word, or an order of letters: no product, so that an anagram is another answer."""
+_CHEMICAL = re.compile(r"(?:[A-Z][a-z]?(?:_\d|_\{\d+\}|\d+)?)+")
+"""A formula of elements and their numbers: `H_2O`, `H2O`."""
+_INDEX = re.compile("[_{}]")
+_BETWEEN_LETTERS = re.compile(r"\\(?:text|quad|cdot|mathrm|textbf)(?![A-Za-z])|[\s{}(),*]")
+_HEDGE = re.compile(
+    r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|guess|wrong|incorrect|unless|instead|otherwise"
+    r"|else|wait)\b|\?",
+    re.IGNORECASE,
+)
+
+
+def compare(gold: str, answer: str, rules: Rules = Rules()) -> MathComparison:  # noqa: B008 - frozen
+    """Return whether the cleaned `answer` means what the cleaned `gold` means; not symmetric: the gold decides the form
+    asked for."""
+    if spelling(gold) == spelling(answer):
+        return MathComparison(True)
+    if _CHEMICAL.fullmatch(gold) and _CHEMICAL.fullmatch(answer) and _INDEX.sub("", gold) == _INDEX.sub("", answer):
+        return MathComparison(True)
+    if not answer:
+        return MathComparison(False, "the answer is empty")
+    if _LETTERS.fullmatch(gold) and not is_product_of_letters(gold, rules.variables, rules.nouns):
+        letters = _BETWEEN_LETTERS.sub("", answer).casefold()
+        if sorted(letters) == sorted(gold.casefold()):
+            return MathComparison(letters == gold.casefold())
+    if _HEDGE.search(answer) and not _HEDGE.search(gold):
+        return MathComparison(False, "the answer hedges")
+    try:
+        expected = read(gold, rules.variables)
+    except (UnreadableError, RecursionError) as error:
+        return MathComparison(None, f"the gold answer cannot be read here: {error}")
+    try:
+        found = read(answer, (rules.variables | symbols(expected)) - units_of(expected))
+    except (UnreadableError, RecursionError) as error:
+        if rules.require_simplified and (is_literal(expected) or isinstance(expected, Number)):
+            return MathComparison(False, f"not a plain number, and the gold is one: {error}")
+        return MathComparison(None, f"the answer cannot be read here: {error}")
+    if _COMMON_LOG.search(gold) or _COMMON_LOG.search(answer):
+        log_base = 10
+    else:
+        log_base = 0
+    try:
+        return Judge(rules, PointSampler(log_base)).compare(*alike(expected, found))
+    except (UnknownValueError, RecursionError) as error:
+        return MathComparison(None, f"no decision: {error}")

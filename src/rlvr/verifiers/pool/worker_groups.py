@@ -1,0 +1,389 @@
+"""Worker processes by verifier: a template that loaded it, the workers forked from that, and what becomes of a job.
+
+Invariants: a worker has at most one job, or one bundle of quick ones; one that was late, broke off or was cancelled in
+a job is ended, never used again; at most `most` workers are kept idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import pickle
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.records import Verdict, VerdictStatus
+from rlvr.verifiers.base import FunctionVerifier, Verifier, display_name
+from rlvr.verifiers.pool import worker_process as process
+from rlvr.verifiers.pool.deadline import Deadline
+from rlvr.verifiers.pool.sandbox import readable, sandboxed
+from rlvr.verifiers.pool.sending import packed
+from rlvr.verifiers.pool.together import Found, LatencyAverage
+from rlvr.verifiers.pool.wire import ExhaustedError, Load, Several, VerifierJob
+from rlvr.verifiers.pool.worker_process import Background, DeadlineExceededError, Forker, Server, Worker, WorkerError
+
+log = logging.getLogger(__name__)
+
+MAX_SENT = 1024
+"""Verifiers that are not pickled again when they are asked for again."""
+MAX_GROUPS = 32
+"""Verifiers that are kept loaded; the one longest unused gives way."""
+MAX_TRIES = 5
+"""Attempts at a job when the server or the template that should give it a worker has died."""
+PATIENCE = 1.0
+"""Seconds for several jobs, after which each is tried alone."""
+RETRY_SECONDS = 60.0
+"""A verifier that could not be loaded is not tried again for so long."""
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+"""What a process does to itself; SIGKILL comes from outside."""
+
+
+class LoadError(Exception):
+    """A verifier cannot be loaded in a process of its own. `crashed`: it ended that process or never came back.
+    `traceback`: that of the exception that its import raised; without one, the reason."""
+
+    def __init__(self, reason: str, crashed: bool, traceback: str = "") -> None:
+        super().__init__(reason)
+        self.crashed = crashed
+        self.traceback = traceback or reason
+
+
+class WorkerGroups:
+    """The crews of a pool, and the server that they come from. For one event loop."""
+
+    def __init__(self, memory_mb: int, most: int) -> None:
+        self.memory_mb = memory_mb
+        self.most = most
+        self.background = Background()
+        self.closed = False
+        self._servers: dict[Any, Server] = {}
+        self._sent: OrderedDict[int, tuple[Any, Load | str]] = OrderedDict()
+        self._worker_groups: OrderedDict[Load, WorkerGroup] = OrderedDict()
+
+    def of(self, verifier: Verifier) -> WorkerGroup | str:
+        """The crew of a verifier, or why it can have none. A verifier is sent as it is when first asked for; those that
+        are the same when sent share a crew."""
+        owner = _owner(verifier)
+        if id(owner) not in self._sent:
+            self._sent[id(owner)] = owner, packed(verifier)
+            if len(self._sent) > MAX_SENT:
+                self._sent.popitem(last=False)
+        self._sent.move_to_end(id(owner))
+        load = self._sent[id(owner)][1]
+        if isinstance(load, str):
+            return load
+        if load not in self._worker_groups:
+            self._worker_groups[load] = WorkerGroup(self, verifier, load)
+            self._make_room()
+        self._worker_groups.move_to_end(load)
+        return self._worker_groups[load]
+
+    def quick(self, verifier: Verifier) -> bool:
+        """Return whether jobs of the verifier may go together. From any thread."""
+        _, load = self._sent.get(id(_owner(verifier)), (None, None))
+        if isinstance(load, Load):
+            worker_group = self._worker_groups.get(load)
+        else:
+            worker_group = None
+        return worker_group is not None and worker_group.latency.quick
+
+    def refuse(self, verifier: Verifier, reason: str) -> None:
+        """From now on the verifier can have no crew."""
+        for key, (owner, _) in self._sent.items():
+            if owner is _owner(verifier):
+                self._sent[key] = owner, reason
+
+    def server(self, sandbox: tuple[str, ...] | None) -> Server:
+        """The server, started when first asked for and again when it is gone; one per set of readable files in a
+        sandbox."""
+        server = self._servers.get(sandbox)
+        if server is None or not server.alive:
+            if server is not None:
+                self.background.start(server.close())
+            server = self._servers[sandbox] = Server(self.memory_mb, None if sandbox is None else sandboxed(sandbox))
+        return server
+
+    @property
+    def alive(self) -> int:
+        """Workers there are."""
+        return sum(worker_group.alive for worker_group in list(self._worker_groups.values()))
+
+    def trim(self, keep: WorkerGroup) -> None:
+        """End idle workers of other crews until one more worker is within bounds."""
+        over = self.alive + 1 - self.most
+        for worker_group in self._worker_groups.values():
+            while over > 0 and worker_group is not keep and worker_group.idle:
+                worker_group.dismiss(worker_group.idle.pop(0))
+                over -= 1
+
+    async def close(self) -> None:
+        """End all processes."""
+        self.closed = True
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+        await self.background.done()  # servers that were given up because they did not answer: stopped, say
+        for worker_group in self._worker_groups.values():
+            worker_group.forget()
+
+    def _make_room(self) -> None:
+        for load, worker_group in list(self._worker_groups.items())[:-1]:
+            if len(self._worker_groups) > MAX_GROUPS and not worker_group.busy:
+                self.background.start(self._worker_groups.pop(load).disband())
+
+
+def _owner(verifier: Verifier) -> Any:
+    """Return what is sent once for all that are the same: a function, however often it is wrapped, or the verifier."""
+    if isinstance(verifier, FunctionVerifier):
+        return verifier.call.function
+    return verifier
+
+
+@dataclass
+class WorkerTemplate:
+    """A process that has loaded a verifier. `forks`: it may be forked; else it has threads, and is to work itself."""
+
+    parent: Server
+    pid: int
+    forker: Forker
+    forks: bool
+
+
+class WorkerGroup:
+    """The workers of one verifier."""
+
+    def __init__(self, groups: WorkerGroups, verifier: Verifier, load: Load) -> None:
+        self.groups = groups
+        self.verifier = verifier
+        self.load = load
+        self.idle: list[Worker] = []
+        self.alive = 0
+        self.busy = 0
+        self.latency = LatencyAverage()
+        self._template: asyncio.Task[WorkerTemplate] | None = None
+        self._failure: LoadError | None = None
+        self._failed_at = 0.0
+        self._has_decided = False
+        """Whether a worker has ever come to a score: one answer at least does not need too much."""
+        self._warned = False
+
+    async def run(self, job: VerifierJob, limit: float) -> list[Verdict]:
+        """The verdicts of one job; a worker that broke off is worth a second try, and one that has used up a resource
+        is worth one in a fresh worker. LoadError, PicklingError."""
+        body = pickle.dumps(job)
+        count = len(job.completions)
+        exhausted: ExhaustedError | None = None
+        broken = WorkerError("the pool is closed")
+        deaths = 0
+        tries = 0
+        self.busy += 1
+        try:
+            while deaths < 2 and tries < MAX_TRIES and not self.groups.closed:
+                tries += 1
+                try:
+                    worker = await self._take(fresh=exhausted is not None)
+                    deaths += 1
+                    verdicts = await self._on(worker, body, limit, count)
+                    self.latency.note(max(verdict.seconds for verdict in verdicts))
+                    return verdicts
+                except DeadlineExceededError as error:
+                    return [self._too_late(error, limit, job.group)] * count
+                except ExhaustedError as error:
+                    if exhausted is not None:
+                        return [self._too_much(error, job.group)] * count
+                    exhausted = error
+                    self._warn(error)
+                except WorkerError as error:
+                    broken = error
+            return [self._broken(broken, job.group)] * count
+        finally:
+            self.busy -= 1
+
+    async def several(self, jobs: Sequence[VerifierJob], limit: float, slots: asyncio.Semaphore) -> list[Found]:
+        """The verdicts of quick jobs of one completion each, dealt to as many workers as they are worth."""
+        shares = self.latency.workers(len(jobs))
+        parts = await asyncio.gather(*(self._at_once(jobs[number::shares], limit, slots) for number in range(shares)))
+        found: list[Found] = [None] * len(jobs)
+        for number, part in enumerate(parts):
+            found[number::shares] = part
+        return found
+
+    async def _at_once(self, jobs: Sequence[VerifierJob], limit: float, slots: asyncio.Semaphore) -> Sequence[Found]:
+        """The verdicts of one message to a worker, tried once; one job alone is left to `run`."""
+        if len(jobs) == 1:
+            return [None]
+        self.busy += 1
+        try:
+            async with slots:
+                start = time.perf_counter()
+                body = pickle.dumps(Several(jobs))
+                verdicts = await self._on(await self._take(), body, min(limit, PATIENCE), len(jobs))
+                self.latency.note((time.perf_counter() - start) / len(jobs))
+                return [[verdict] for verdict in verdicts]
+        except Exception:  # late, broken off, not to be sent: whose fault it is shows when each is done alone
+            self.latency.note(PATIENCE)
+            return [None] * len(jobs)
+        finally:
+            self.busy -= 1
+
+    async def _on(self, worker: Worker, body: bytes, limit: float, count: int) -> list[Verdict]:
+        try:
+            verdicts = await worker.run(body, limit, count)
+            self._has_decided = self._has_decided or any(verdict.decided for verdict in verdicts)
+        except WorkerError as error:
+            error.code = await asyncio.shield(self.dismiss(worker))
+            raise
+        except BaseException:  # too late, or cancelled
+            self.dismiss(worker)
+            raise
+        self.idle.append(worker)
+        return verdicts
+
+    def dismiss(self, worker: Worker) -> asyncio.Task[int | None]:
+        """End a worker, without waiting for it."""
+        self.alive -= 1
+        worker.stream.close()
+        return self.groups.background.start(worker.end())
+
+    async def disband(self) -> None:
+        """End all processes of the crew."""
+        self.forget()
+        if self._template is not None:
+            template = await asyncio.wait_for(asyncio.shield(self._template), process.START_SECONDS)
+            template.forker.stream.close()
+            await template.parent.end(template.pid)
+
+    def forget(self) -> None:
+        """Close what leads to processes that are gone."""
+        for worker in self.idle:
+            worker.stream.close()
+        self.idle.clear()
+        if self._template is not None and self._template.done() and not self._template.exception():
+            self._template.result().forker.stream.close()
+
+    async def _take(self, fresh: bool = False) -> Worker:
+        """A worker for one job, `fresh` from its template or one that has waited."""
+        while self.idle and not fresh:
+            worker = self.idle.pop()
+            if worker.stream.quiet:
+                return worker
+            self.dismiss(worker)
+        self.groups.trim(self)
+        background = self.groups.background
+        while True:
+            if self._template is None:
+                self._check_failure()
+                self._template = background.start(self._start())
+            starting = self._template
+            try:
+                template = await asyncio.shield(starting)
+                if not template.forks:
+                    if self._template is not starting:
+                        continue  # somebody else has taken it
+                    self._template = None
+                    worker = Worker(template.parent, template.pid, template.forker.stream)
+                    worker.promote()
+                else:
+                    worker = await background.whole(self._hire(template), self._return)
+                self.alive += 1
+                return worker
+            except (WorkerError, LoadError):
+                if self._template is starting:
+                    self._template = None
+                raise
+
+    async def _hire(self, template: WorkerTemplate) -> Worker:
+        pid, stream = await template.forker.fork()
+        return Worker(template.forker, pid, stream)
+
+    async def _return(self, worker: Worker) -> None:
+        self.alive += 1
+        self.idle.append(worker)
+
+    async def _start(self) -> WorkerTemplate:
+        """A new template. LoadError when the verifier cannot be loaded, WorkerError when the server is gone."""
+        if self.verifier.needs.sandbox:
+            sandbox = tuple(sorted(readable(self.verifier)))
+        else:
+            sandbox = None
+        server = self.groups.server(sandbox)
+        pid, stream = await server.fork()
+        try:
+            try:
+                async with Deadline(process.START_SECONDS):
+                    await stream.send(pickle.dumps(self.load))
+                    said = json.loads(await stream.receive())
+            except TimeoutError:
+                raise LoadError(f"it did not load within {process.START_SECONDS:g} s", crashed=True) from None
+            except (OSError, EOFError):
+                code = await server.end(pid)
+                raise LoadError(f"its process ended with code {code} while loading it", crashed=True) from None
+            if said["problem"] is not None:
+                raise LoadError(said["problem"], crashed=False, traceback=said["traceback"])
+            return WorkerTemplate(server, pid, Forker(stream), said["forks"])
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, LoadError):
+                self._failure = error
+                self._failed_at = time.monotonic()
+            with contextlib.suppress(WorkerError):
+                await server.end(pid)
+            raise
+
+    def _warn(self, error: ExhaustedError) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "a worker process of the verifier %r ran out of a resource (%s); it is replaced and the answer is "
+                "checked once "
+                "more. An answer that runs out of memory there, too, scores 0 if another answer did not, and is "
+                "undecided "
+                "otherwise; without another resource it is undecided. The address space is limited by "
+                "verification.memory_mb=%d; a verifier that keeps what it allocates or opens gets a new process "
+                "whenever "
+                "that is used up (said once)",
+                display_name(self.verifier),
+                error,
+                self.groups.memory_mb,
+            )
+
+    def _too_much(self, error: ExhaustedError, group: bool) -> Verdict:
+        """The verdict where a fresh worker ran out, too: the answer's fault where it was memory, which it alone used,
+        and which was enough for another answer. Until then it may be the verifier that needs more for every answer."""
+        if error.memory and not group and self._has_decided:
+            return Verdict(VerdictStatus.ERROR, 0.0, "the answer needs more memory than a worker has")
+        reason = f"{display_name(self.verifier)} ran out of a resource in a fresh worker process: {error}"
+        if error.memory:
+            reason += f"; verification.memory_mb={self.groups.memory_mb} may be too little for it"
+        return Verdict.undecided(reason, traceback=f"{error.traceback}\n{reason}" if error.traceback else reason)
+
+    def _check_failure(self) -> None:
+        if self._failure is not None and time.monotonic() < self._failed_at + RETRY_SECONDS:
+            raise self._failure
+
+    def _too_late(self, error: DeadlineExceededError, limit: float, group: bool) -> Verdict:
+        needs = self.verifier.needs
+        reason = f"no verdict after {limit:g} s: "
+        if group:
+            reason += "the group's, so that no one answer is to blame"
+        elif needs.remote or (isinstance(self.verifier, FunctionVerifier) and not error.computing):
+            reason += "the function was waiting, not computing, so the answer is not to blame"
+        else:
+            return Verdict(VerdictStatus.TIMEOUT, 0.0, f"the answer took more than {limit:g} s", seconds=error.seconds)
+        return Verdict.undecided(reason, VerdictStatus.TIMEOUT, seconds=error.seconds)
+
+    def _broken(self, error: WorkerError, group: bool) -> Verdict:
+        if self.groups.closed:
+            return Verdict.undecided("the verifier pool is closed")
+        if error.code is not None and -error.code in CRASHES and not group:
+            name = signal.Signals(-error.code).name
+            return Verdict(VerdictStatus.ERROR, 0.0, f"the answer made the verifier crash ({name}), twice")
+        if error.code is None:
+            ended = ""
+        else:
+            ended = f"; it ended with code {error.code}"
+        return Verdict.undecided(f"the worker process died twice: {error}{ended}")

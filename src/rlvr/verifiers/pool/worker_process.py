@@ -1,0 +1,213 @@
+"""The trainer's end of the pool's processes: ask one that forks for a child, give a worker a job, end it.
+
+Invariants: the server is started by exec, never forked from the trainer (which may hold CUDA, threads and locks), and
+sees no GPU; what is asked of a process that forks is asked whole, whoever is cancelled meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlvr.records import Verdict
+from rlvr.verifiers.pool.deadline import Deadline
+from rlvr.verifiers.pool.printed import forwarded
+from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Stream, verdicts_from_json
+
+T = TypeVar("T")
+
+START_SECONDS = 120.0
+"""Wall clock for the server to start, or for a template to load a verifier: our time, not an answer's."""
+FORK_SECONDS = 10.0
+"""Wall clock for a process that forks to answer; past it, it is given up."""
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""A process with several threads cannot be forked safely, and their stacks would count as memory."""
+
+
+class WorkerError(Exception):
+    """A process ended, or spoke nonsense, without a kill of ours."""
+
+    code: int | None = None
+    """Its exit code, negative for a signal, where known."""
+
+
+class DeadlineExceededError(Exception):
+    """A job's time limit passed. `computing`: its process was running then, not waiting."""
+
+    def __init__(self, seconds: float, computing: bool) -> None:
+        super().__init__(f"no verdict after {seconds:.3g} s")
+        self.seconds = seconds
+        self.computing = computing
+
+
+class Forker:
+    """A process that forks: the server, or a template."""
+
+    def __init__(self, stream: Stream, timeout: float = FORK_SECONDS) -> None:
+        self.stream = stream
+        self.timeout = timeout
+        self._turn = asyncio.Lock()
+
+    async def fork(self) -> tuple[int, Stream]:
+        """A new child: its process id and our end of its socket. WorkerError when there is none to be had."""
+        ours, theirs = socket.socketpair()
+        try:
+            pid = await self._ask(FORK, fds=[theirs.fileno()])
+            if not pid:
+                raise WorkerError("the system has no process to spare")
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return pid, Stream(ours)
+
+    async def end(self, pid: int) -> int:
+        """Kill a child with all that it forked, reap it; its exit code. WorkerError when this process is gone too."""
+        return await self._ask(END, pid)
+
+    async def _ask(self, what: bytes, pid: int = 0, fds: Sequence[int] = ()) -> int:
+        async with self._turn:
+            try:
+                async with Deadline(self.timeout):
+                    socket.send_fds(self.stream.sock, [REQUEST.pack(what, pid)], fds)
+                    (answer,) = REPLY.unpack(await self.stream.read(REPLY.size))
+                    self.timeout = FORK_SECONDS
+                    return answer
+            except TimeoutError:
+                self.stream.close()  # a late answer would be taken for another's
+                raise WorkerError(f"it did not answer for {self.timeout:g} s") from None
+            except (OSError, EOFError) as error:
+                self.stream.close()
+                raise WorkerError(f"the process that forks has ended ({error})") from error
+
+
+class Server(Forker):
+    """The warm server, as a child of the trainer."""
+
+    def __init__(self, memory_mb: int, wrap: Callable[[list[str]], list[str]] | None = None) -> None:
+        """Start it; its imports go on while the first request is already on its way. `wrap` rewrites the command."""
+        ours, theirs = socket.socketpair()
+        trainer = os.getpid() if wrap is None else 0
+        code = "from rlvr.verifiers.pool.server import main; main()"
+        command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(trainer), str(memory_mb)]
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        own = {**ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+        prints = forwarded()
+        try:
+            self.process = subprocess.Popen(
+                command if wrap is None else wrap(command),
+                stdin=subprocess.DEVNULL,
+                stdout=prints,
+                stderr=prints,
+                env={**os.environ, **own} if wrap is None else own,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the trainer's to handle
+            )
+        finally:
+            theirs.close()
+            os.close(prints)
+        super().__init__(Stream(ours), START_SECONDS)
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it runs and can be asked."""
+        return self.stream.open and self.process.poll() is None
+
+    async def close(self, seconds: float = 5.0) -> None:
+        """End the server, which ends everything below it; kill it when it takes longer than `seconds`."""
+        self.stream.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)  # a stopped process would not see that its socket is closed
+        until = time.monotonic() + seconds
+        while self.process.poll() is None:
+            if time.monotonic() > until:
+                self.process.kill()
+            await asyncio.sleep(0.002)
+
+
+class Worker:
+    """A worker process, for one job at a time."""
+
+    def __init__(self, parent: Forker, pid: int, stream: Stream) -> None:
+        self.parent = parent
+        self.pid = pid
+        self.stream = stream
+
+    def promote(self) -> None:
+        """Have a template become a worker."""
+        with contextlib.suppress(OSError):  # it has ended: the first job will tell
+            self.stream.sock.send(REQUEST.pack(WORK, 0))
+
+    async def run(self, job: bytes, limit: float, count: int) -> list[Verdict]:
+        """The `count` verdicts of one job. Late past `limit` seconds of this loop, WorkerError when the process is gone
+        or talks nonsense, ExhaustedError when it has used up a resource; after each it must be ended."""
+        start = time.perf_counter()
+        try:
+            async with Deadline(limit):
+                await self.stream.send(job)
+                body = await self.stream.receive()
+        except TimeoutError:
+            raise DeadlineExceededError(time.perf_counter() - start, _is_computing(self.pid)) from None
+        except (OSError, EOFError) as error:
+            raise WorkerError(str(error)) from error
+        try:
+            return verdicts_from_json(body, count)
+        except ValueError as error:
+            raise WorkerError(f"its reply is no verdict: {error}") from error
+
+    async def end(self) -> int | None:
+        """Kill and reap the process; its exit code, None when nobody knows it any more."""
+        self.stream.close()
+        try:
+            return await self.parent.end(self.pid)
+        except WorkerError:
+            return None
+
+
+class Background:
+    """Tasks that are carried through whatever becomes of those who wait for them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin a task."""
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def whole(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, Any]]) -> T:
+        """The result of a coroutine; `undo` is given the result when the caller was cancelled meanwhile."""
+        task = self.start(coroutine)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                task.add_done_callback(
+                    lambda t: self.start(undo(t.result())) if not t.cancelled() and not t.exception() else None
+                )
+            raise
+
+    async def done(self) -> None:
+        """Wait for all tasks."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+def _is_computing(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return True
