@@ -184,8 +184,6 @@ def read_rows(path: Path) -> Iterator[AuditRow]:
         for number, line in enumerate(file, start=1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
-            else:
-                line = line
             if line.strip():
                 yield _row(line, number)
 
@@ -199,9 +197,7 @@ def _row(line: bytes, number: int) -> AuditRow:
     if not isinstance(fields, dict):
         return AuditRow(place, problem=f"{place} is not an object with a `completion`")
     known = fields.get("id")
-    if isinstance(known, (str, int)) and not isinstance(known, bool):
-        known = known
-    else:
+    if not isinstance(known, (str, int)) or isinstance(known, bool):
         known = place
     try:
         return AuditRow(known, _completion(fields, place), _task(fields, place), _expected(fields, place))

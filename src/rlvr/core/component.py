@@ -138,8 +138,6 @@ def written_name(component: Any) -> str:
         named = component
     if isinstance(named, functools.partial):
         named = named.func
-    else:
-        named = named
     if inspect.isclass(named) or inspect.isroutine(named):
         written = named
     else:

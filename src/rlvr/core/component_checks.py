@@ -155,11 +155,8 @@ def _own_members(component: Any) -> set[str]:
     if inspect.isfunction(component):
         return set(vars(component))
     names = {name for base in _written(component) for name in (*vars(base), *vars(base).get("__annotations__", ()))}
-    if not inspect.isclass(component) and names:
-        if hasattr(component, "__dict__"):
-            names |= set(vars(component))
-        else:
-            names |= set()
+    if not inspect.isclass(component) and names and hasattr(component, "__dict__"):
+        names |= set(vars(component))
     return names
 
 

@@ -206,8 +206,6 @@ def _apps(row: Row) -> Row:
     info = _in_place(_in_and_out(json.loads(packed) if isinstance(packed, str) else packed), row.get("starter_code"))
     if isinstance(solutions, str) and solutions:
         solutions = json.loads(solutions)
-    else:
-        solutions = solutions
     info["solution"] = solutions[0] if solutions else None
     if seconds := _quantity(row.pop("time_limit", None), _SECONDS):
         info["time_limit"] = max(seconds, _APPS_SECONDS)
@@ -252,8 +250,6 @@ def _livecodebench(row: Row) -> Row:
     metadata = row.pop("metadata", None) or "{}"
     if isinstance(metadata, str):
         metadata = json.loads(metadata)
-    else:
-        metadata = metadata
     tests = [*_unpacked(row.pop("public_test_cases")), *_unpacked(row.pop("private_test_cases", None) or "[]")]
     value = {"inputs": [t["input"] for t in tests], "outputs": [t["output"] for t in tests]}
     if metadata.get("func_name"):

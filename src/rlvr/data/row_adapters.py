@@ -139,8 +139,6 @@ def _conversation(row: Row, place: str) -> Row:
         messages = messages[:-1]
         if row.get("demonstration") is None:
             row["demonstration"] = reply
-        else:
-            row["demonstration"] = row["demonstration"]
     return {**row, "prompt": messages}
 
 

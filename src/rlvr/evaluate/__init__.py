@@ -100,8 +100,6 @@ def _run(options: argparse.Namespace) -> int:
         check_output(Path(options.output), _is_result, "a result")
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0]
-    else:
-        spec = spec
     if options.compare is None:
         before = None
     else:

@@ -47,8 +47,6 @@ def interval(
     """
     if values.ndim == 1:
         values = values[~np.isnan(values)]
-    else:
-        values = values
     runs, count = (1, len(values)) if values.ndim == 1 else values.shape
     if count == 0:
         return None

@@ -71,8 +71,6 @@ def _ids(targets: torch.Tensor, asked: Mapping[str, bool], pairs: torch.Tensor |
     parts = [targets[:, None]] if "logprobs" in asked else []
     if "pair_logprobs" in asked and pairs is not None:
         parts += [pairs]
-    else:
-        parts += []
     return torch.cat(parts, 1) if parts else None
 
 

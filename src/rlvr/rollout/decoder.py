@@ -78,8 +78,6 @@ class Decoder:
         if self.steps is None:  # some models warn where they are given no mask
             if seen is None:
                 seen = ids.new_ones(len(ids), cache.length + ids.shape[1])
-            else:
-                seen = seen
         elif ids.shape[1] == 1 and cache.length < self.steps.window:
             if self.stale:
                 self.stale = False

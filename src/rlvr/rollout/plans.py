@@ -359,9 +359,7 @@ async def _with_baseline(
             stop = completion.stop
         rollout = tokens.rollout(draw, context.group_size, stop, 1.0)
         rollout.role = BASELINE
-        if baseline == "greedy":
-            rollout.text = rollout.text
-        else:
+        if baseline != "greedy":
             rollout.text = draw.task.demonstration or ""
         return await context.verify(rollout)
 

@@ -78,14 +78,10 @@ class Agreement:
                 self.false_accept_count += 1
                 if len(self.false_accepts) < self.MOST_IDS:
                     self.false_accepts += [case.id]
-                else:
-                    self.false_accepts += []
             case _:
                 self.false_reject_count += 1
                 if len(self.false_rejects) < self.MOST_IDS:
                     self.false_rejects += [case.id]
-                else:
-                    self.false_rejects += []
 
 
 @dataclass

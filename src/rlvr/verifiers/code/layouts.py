@@ -361,9 +361,7 @@ def _cases(
         if not isinstance(row, Mapping):
             raise LayoutError(f"{place} is an object, not {type(row).__name__}")
         weight = row.get("weight")
-        if keep_null:
-            row = row
-        else:
+        if not keep_null:
             row = {name: value for name, value in row.items() if value is not None}
         cases.append(build(row, place, _weight(1.0 if weight is None else weight, place)))
     return cases

@@ -150,8 +150,6 @@ def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | N
             modules = []
         if isinstance(node, ast.ImportFrom):
             modules += [node.module or "."]
-        else:
-            modules += []
         wanted = next((module for module in modules if module.partition(".")[0] not in there), None)
         if wanted is not None and node not in tried:
             return wanted

@@ -54,8 +54,6 @@ class Reader(ABC):
                 raise UnreadableError("a subscript that does not close")
             if token.text == "group":
                 open_braces += {"open": 1, "close": -1}.get(token.kind, 0)
-            else:
-                open_braces += 0
             if token.text != "group":
                 parts.append(token.text)
         return "".join(parts)

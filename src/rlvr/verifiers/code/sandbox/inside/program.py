@@ -134,9 +134,7 @@ def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
         limits[resource.RLIMIT_AS] = _RESERVED
     for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
-        if hard == resource.RLIM_INFINITY:
-            value = value
-        else:
+        if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
         # A stack takes memory only as it grows, which has its own limit: a program may ask for more, as contest
         # programs do.
