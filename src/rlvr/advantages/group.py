@@ -209,8 +209,7 @@ class GroupAdvantage(Advantage):
         if self.wants_baseline and given != self.baseline:
             raise ConfigError(
                 f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: "
-                "set "
-                f"rollout.plan to {{name: single_turn, baseline: {self.baseline}}}"
+                f"set rollout.plan to {{name: single_turn, baseline: {self.baseline}}}"
             )
         if self.baseline == "reference":
             bare = [task.id for task in tasks if task.demonstration is None]
@@ -219,8 +218,7 @@ class GroupAdvantage(Advantage):
         if bare:
             raise ConfigError(
                 f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} "
-                "of "
-                f"{len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"
+                f"of {len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"
             )
         names = [term.column for term in config.rewards]
         for name in self.per_reward or ():

@@ -117,8 +117,7 @@ class DistributedConfig(Section):
         if options.get("offload", "none") != "none" and self.offloads_during_rollout:
             raise ValueError(
                 f"`offload: {options['offload']}` keeps in host memory all the time what `offload_during_rollout` "
-                "would move "
-                "there and back: set one of them"
+                "would move there and back: set one of them"
             )
         if self.offload == "parameters" and options["zero_stage"] != 3:
             raise ValueError("`offload: parameters` needs `zero_stage: 3`, which alone shares them out")

@@ -73,8 +73,7 @@ def refuse_misspelt(kind: str, component: Any) -> None:
     if kind in WITHOUT_MEMORY and "observe" in own:
         raise ConfigError(
             f"{kind} {written_name(component)}: nothing calls its member 'observe', since a {kind} is not shown the "
-            "metrics of a "
-            "step: leave it out, or begin its name with an underscore"
+            "metrics of a step: leave it out, or begin its name with an underscore"
         )
     for name, now in RENAMED.items():
         if name in own and now in members:
@@ -90,8 +89,7 @@ def refuse_misspelt(kind: str, component: Any) -> None:
             listed = ", ".join(sorted(name for name in _replaceable(members) if name in dir(contract)))
             raise ConfigError(
                 f"{kind} {written_name(component)}: nothing reads its member {name!r}; is {near!r} meant? Rename it, "
-                "or begin "
-                f"its name with an underscore. Members of {contract.__name__}: {listed}"
+                f"or begin its name with an underscore. Members of {contract.__name__}: {listed}"
             )
 
 

@@ -57,8 +57,7 @@ def refuse_images(columns: Mapping[str, Any], prompt: Any, place: str) -> None:
         if kind is not None:
             raise DataError(
                 f"{place}: {_unsupported(kind)}, and the column {name!r} has one; where the prompts do not need it, "
-                "leave the "
-                "column out: data.fields={info: [the columns to keep]}"
+                "leave the column out: data.fields={info: [the columns to keep]}"
             )
     if isinstance(prompt, str):
         _refuse_mark(prompt, "prompt", place)

@@ -66,8 +66,8 @@ def refuse_long(tasks: Sequence[Task], lengths: np.ndarray, context: int) -> Non
         if length >= context:
             raise DataError(
                 f"{task.place}{', ' if task.place else ''}evaluation task {task.id!r}: its prompt has {length} "
-                f"tokens, and the context of {context} tokens (the "
-                "smaller one of the model's and the engine's) leaves none for a response: shorten it or leave it out"
+                f"tokens, and the context of {context} tokens (the smaller one of the model's and the engine's) "
+                "leaves none for a response: shorten it or leave it out"
             )
 
 

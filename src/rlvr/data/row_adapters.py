@@ -91,8 +91,8 @@ def check_json(values: Mapping[str, Any], place: str) -> None:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"{place}: field {name!r} cannot be written as JSON ({error}); "
-                "convert it to text, numbers, lists or objects, or leave the column out with a field map"
+                f"{place}: field {name!r} cannot be written as JSON ({error}); convert it to text, numbers, lists or "
+                "objects, or leave the column out with a field map"
             ) from error
 
 
@@ -150,8 +150,8 @@ def _gsm8k(row: Row, place: str) -> Row:
     if not mark or not final:
         raise DataError(
             f"{place}: field 'answer' must end in '#### N' beside a 'question' (the GSM8K layout), not "
-            f"{worked[-40:]!r}; if the whole text is the reference answer, map the fields: "
-            "{prompt: question, answer: answer}"
+            f"{worked[-40:]!r}; if the whole text is the reference answer, map the fields: {{prompt: question, "
+            "answer: answer}"
         )
     return {
         **row,
@@ -212,8 +212,8 @@ def _messages(value: Any, name: str, place: str) -> Messages:
     for number, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise DataError(
-                f"{place}: field '{name}[{number}]' must be a chat message "
-                f"{{role: ..., content: ...}}, not {str(message)[:80]!r}"
+                f"{place}: field '{name}[{number}]' must be a chat message {{role: ..., content: ...}}, not "
+                f"{str(message)[:80]!r}"
             )
     # Parquet fills keys that only some messages have with nulls; a chat template would see them as given.
     return [
@@ -234,9 +234,8 @@ def _content(value: Any, name: str, place: str) -> Any:
     for part in value:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             raise DataError(
-                f"{place}: field {name!r} has a part that is no text: {str(part)[:80]!r}; the content of a message "
-                "is text, or a list "
-                "of {type: text, text: ...}"
+                f"{place}: field {name!r} has a part that is no text: {str(part)[:80]!r}; the content of a message is "
+                "text, or a list of {type: text, text: ...}"
             )
     return "\n".join(part["text"] for part in value)
 

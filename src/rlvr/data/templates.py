@@ -203,8 +203,8 @@ def _joined(messages: Messages) -> str:
     for message in messages:
         if message["role"] not in ("system", "user"):
             raise DataError(
-                f"a chat with a message of {message['role']!r} cannot be made text: "
-                "template.text takes system and user messages"
+                f"a chat with a message of {message['role']!r} cannot be made text: template.text takes system and "
+                "user messages"
             )
     return "\n\n".join(_content(message) for message in messages)
 

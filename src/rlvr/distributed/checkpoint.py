@@ -194,8 +194,7 @@ def _manifest(path: Path) -> Manifest:
     if (number := _of_another_format(path)) is not None:
         raise CheckpointError(
             f"it is in format {number}, and this version of rlvr reads format {FORMAT}: go on with the version that "
-            "wrote it, "
-            "or start a new run from its model/ (model.path)"
+            "wrote it, or start a new run from its model/ (model.path)"
         )
     raise CheckpointError(f"it was not finished ({MANIFEST} is missing or broken)")
 

@@ -140,14 +140,12 @@ class DeepSpeedBackend:
         if options.offload != "none" and options.offload_during_rollout:
             raise ConfigError(
                 f"distributed.offload {options.offload} keeps in host memory all the time what "
-                "distributed.offload_during_rollout "
-                "would move there and back: set one of them"
+                "distributed.offload_during_rollout would move there and back: set one of them"
             )
         if ComponentSpec.parse(optimizer).name == "adamw_8bit":
             raise ConfigError(
                 "optim.optimizer adamw_8bit does not go with distributed.backend deepspeed, whose state is flat and "
-                "shared out: "
-                "use adamw, with offload where memory is short"
+                "shared out: use adamw, with offload where memory is short"
             )
 
     def _begin_pass(self, *_: Any) -> None:

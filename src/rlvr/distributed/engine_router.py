@@ -343,9 +343,8 @@ class _Link:
 
     def _loss(self) -> LostRankError:
         return LostRankError(
-            f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says "
-            "why, if it "
-            "could); go on with --resume auto"
+            f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says why, "
+            "if it could); go on with --resume auto"
         )
 
     def _read(self) -> None:

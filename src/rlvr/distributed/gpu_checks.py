@@ -68,10 +68,8 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
             if own is not None and before is not None and own.is_same(before):
                 raise ConfigError(
                     f"ranks {other} and {rank} are to train on the same GPU ({own.name}, {own.uuid}): start one rank "
-                    "for each GPU "
-                    f"(--nproc-per-node), leave out the number in model.device ({config.model.device}), and let "
-                    f"{devices.VISIBLE} show "
-                    "each rank all of them"
+                    f"for each GPU (--nproc-per-node), leave out the number in model.device ({config.model.device}), "
+                    f"and let {devices.VISIBLE} show each rank all of them"
                 )
 
 
@@ -85,7 +83,7 @@ def _index(home: torch.device, world: World) -> int:
     if index >= len(shown):
         raise ConfigError(
             f"the run is to train on the GPU of index {index}, and {devices.VISIBLE} shows {len(shown)} "
-            f"({', '.join(shown)}): start at "
-            "most as many ranks on a machine as it has GPUs (--nproc-per-node), or show it more"
+            f"({', '.join(shown)}): start at most as many ranks on a machine as it has GPUs (--nproc-per-node), or "
+            "show it more"
         )
     return index

@@ -157,9 +157,8 @@ class HeartbeatMonitor:
             who = " and ".join(f"rank {rank}" for rank in gone)
             seconds = max(silent[rank] for rank in gone)
         return LostRankError(
-            f"{who} has shown no sign of life for {seconds:.0f} s, {where}: its process was killed or stopped, or "
-            "its machine is "
-            "gone; go on with --resume auto"
+            f"{who} has shown no sign of life for {seconds:.0f} s, {where}: its process was killed or stopped, or its "
+            "machine is gone; go on with --resume auto"
         )
 
     def _ends_alone(self, silent: dict[int, float], stuck: float) -> bool:

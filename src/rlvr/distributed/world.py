@@ -299,8 +299,8 @@ class BarrierWait:
             if self._silent[rank] > self.world.heartbeat_timeout:
                 raise LostRankError(
                     f"rank {rank} has shown no sign of life for {self._silent[rank]:.0f} s, while rank "
-                    f"{self.world.rank} waited for "
-                    f"{what}: its process was killed or stopped, or its machine is gone; go on with --resume auto"
+                    f"{self.world.rank} waited for {what}: its process was killed or stopped, or its machine is gone; "
+                    "go on with --resume auto"
                 )
 
 

@@ -25,14 +25,12 @@ def check_held_out(config: Config, tasks: Sequence[Task], lengths: np.ndarray, c
     if asked.every and not tasks:
         raise ConfigError(
             f"evaluation.every is {asked.every}, and there are no tasks to evaluate on: set data.eval or "
-            "evaluation.data (in "
-            "Python, eval_tasks=...), or evaluation.every to 0"
+            "evaluation.data (in Python, eval_tasks=...), or evaluation.every to 0"
         )
     # With several stages another one may have tasks.
     if best is not None and best.metric.startswith("eval/") and not tasks and stages < 2:
         raise ConfigError(
             f"checkpoint.best.metric is {best.metric}, and there are no tasks to evaluate on: set data.eval or "
-            "evaluation.data (in "
-            "Python, eval_tasks=...), or a metric of training steps such as reward/mean"
+            "evaluation.data (in Python, eval_tasks=...), or a metric of training steps such as reward/mean"
         )
     refuse_long(tasks, lengths, context)

@@ -214,8 +214,7 @@ class LossInputs:
         if any(np.isnan(values).any() for values in needed):
             raise TrainingError(
                 "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one "
-                "optimizer "
-                "step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
+                "optimizer step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
             )
 
     def trained_by(self, component: ObjectiveTerm) -> TrainedTokens:

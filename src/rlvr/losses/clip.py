@@ -76,8 +76,7 @@ class ClippedPolicyLoss(Loss):
         if self.clip in ("tv", "kl") and self.ratio != "token":
             raise ValueError(
                 f"clip {self.clip!r} masks single tokens, and ratio {self.ratio!r} is one number per response: set "
-                "ratio to "
-                "token, or clip to hard, soft, detach or none"
+                "ratio to token, or clip to hard, soft, detach or none"
             )
         numbers = isinstance(self.cap, float) and isinstance(self.clip_high, float)
         if self.clip == "hard" and numbers and self.cap <= 1 + self.clip_high:  # type: ignore[operator]

@@ -97,8 +97,7 @@ class OutcomeClassifier(SequenceLoss):
         if bool(((reward < 0) | (reward > 1)).any()):
             raise ValueError(
                 "the auxiliary outcome_classifier takes the reward for a probability, and found "
-                f"{float(reward.min()):g} to "
-                f"{float(reward.max()):g}: use rewards within [0, 1]"
+                f"{float(reward.min()):g} to {float(reward.max()):g}: use rewards within [0, 1]"
             )
         score = float(self.beta) * (sequences.logprobs - sequences.reference)
         return binary_cross_entropy_with_logits(score, reward, reduction="none") / max(1, len(reward))

@@ -48,8 +48,7 @@ class TrajectoryBalance(SequenceLoss):
         if bool((reward < 0).any()):
             raise ValueError(
                 f"the loss trajectory_balance takes the logarithm of the reward, and found {float(reward.min()):g}: "
-                "use rewards "
-                "of at least 0"
+                "use rewards of at least 0"
             )
         balance = sequences.logprobs - (float(self.floor) + float(self.scale) * reward).log()
         residual = balance - sequences.group_sum(balance) / size

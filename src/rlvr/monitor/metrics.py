@@ -113,8 +113,7 @@ _ALL = [
         "time/update_tokens_per_second_per_device",
         "tokens/s",
         "Tokens of the update's passes with a gradient, prompts included, over time/update and the number of ranks; "
-        "a shared "
-        "prefix counts once.",
+        "a shared prefix counts once.",
         "steady",
     ),
     # The update; averages over the optimizer steps of this step
@@ -133,9 +132,8 @@ _ALL = [
         "entropy",
         "nats",
         "Entropy of the next-token distribution: minus the mean log-prob of all tokens sampled in this step, groups "
-        "without an "
-        "advantage included, under the weights that sampled. Where the policy does not sample (an sft stage, recorded "
-        "rollouts) or no such log-prob is known: entropy/trained.",
+        "without an advantage included, under the weights that sampled. Where the policy does not sample (an sft "
+        "stage, recorded rollouts) or no such log-prob is known: entropy/trained.",
         "falls slowly; near 0 is collapse",
     ),
     Metric(
@@ -181,8 +179,7 @@ _ALL = [
         "mfu/update",
         "share",
         "Model FLOPs utilisation of the update: operations that its passes need, over time/update and what the GPUs "
-        "can do in "
-        "bfloat16 (see below); null on a device that is not known.",
+        "can do in bfloat16 (see below); null on a device that is not known.",
         "0.2 to 0.5 of a model that fills the GPU",
         True,
     ),

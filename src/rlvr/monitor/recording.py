@@ -96,8 +96,7 @@ def read_recorded(path: str | Path, notes: list[str] | None = None) -> Iterator[
                 if notes is None:
                     raise DataError(
                         f"{path}, line {number}: not a rollout: {what}; copy the file anew, or leave this step and "
-                        "those "
-                        "after it out"
+                        "those after it out"
                     ) from error
                 notes.append(f"{path}, line {number}: not a rollout ({what}); the file is used up to there")
                 return

@@ -48,6 +48,5 @@ def folder_gone(folder: Path) -> TrainingError:
     """The error of a run whose folder was removed."""
     return TrainingError(
         f"the run folder {folder} is gone: it was removed or renamed while the run was writing to it. The run stops; "
-        "what it did "
-        "since the last checkpoint is lost"
+        "what it did since the last checkpoint is lost"
     )

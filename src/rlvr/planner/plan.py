@@ -114,8 +114,8 @@ def training_ranks(config: Config, devices: Devices) -> int:
     if devices.on_gpu and taken >= devices.count:
         raise ConfigError(
             f"rollout.engine takes {taken} GPUs that no rank trains on, and there are {devices.count}: give more "
-            "devices, start fewer "
-            "servers, or use the engine `vllm` with tensor_parallel_size 1, which shares the trainer's GPU"
+            "devices, start fewer servers, or use the engine `vllm` with tensor_parallel_size 1, which shares the "
+            "trainer's GPU"
         )
     if devices.on_gpu:
         return devices.count - taken

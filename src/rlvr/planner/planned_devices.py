@@ -43,9 +43,8 @@ def parse_devices(written: str) -> Devices:
     found = re.fullmatch(r"\s*(\d{1,6})\s*[xX]\s*(\d{1,6}(?:\.\d+)?)\s*(GB|GiB)\s*", written, re.IGNORECASE)
     if found is None:
         raise ConfigError(
-            f"--devices {written!r} is not COUNTxMEMORY: give a number of GPUs and the memory of each, such as "
-            "8x80GB (GB are 10^9 bytes) "
-            "or 8x79.2GiB"
+            f"--devices {written!r} is not COUNTxMEMORY: give a number of GPUs and the memory of each, such as 8x80GB "
+            "(GB are 10^9 bytes) or 8x79.2GiB"
         )
     count, size, unit = found.groups()
     memory = float(size) * UNITS[unit.upper()]

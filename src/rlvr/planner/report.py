@@ -37,12 +37,10 @@ def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
         else:
             trained_on = ""
         lines += [
-            f"memory of stage {number} ({stage.name}) on {plan.devices}{trained_on}: at most about "
-            f"{gib(worst.total)} of "
-            f"{gib(worst.available)}, in: {worst.name}",
+            f"memory of stage {number} ({stage.name}) on {plan.devices}{trained_on}: at most about {gib(worst.total)} "
+            f"of {gib(worst.available)}, in: {worst.name}",
             f"  for prompts of {plan.prompt} tokens ({bound}) and {plan.length} tokens in all, micro-batches of at "
-            f"most {plan.tokens} "
-            f"tokens, {recomputed} gradient checkpointing",
+            f"most {plan.tokens} tokens, {recomputed} gradient checkpointing",
             *_evaluation(plan),
             *(f"  {_phase(phase)}" for phase in plan.phases),
         ]
@@ -72,9 +70,9 @@ def refusal(planner: Planner, stages: Sequence[StagePlan], plans: Sequence[Plan]
     worst = plans[number].worst
     largest = max(worst.parts, key=lambda name: worst.parts[name])
     return (
-        f"does not fit: stage {number + 1} ({stages[number].name}) needs {gib(worst.total)} of "
-        f"{gib(worst.available)} in: {worst.name}, "
-        f"where the largest part is {largest} with {gib(worst.parts[largest])}. {_ways_out(planner, list(stages))}"
+        f"does not fit: stage {number + 1} ({stages[number].name}) needs {gib(worst.total)} of {gib(worst.available)} "
+        f"in: {worst.name}, where the largest part is {largest} with {gib(worst.parts[largest])}. "
+        f"{_ways_out(planner, list(stages))}"
     )
 
 

@@ -136,8 +136,8 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
         differ = "rounding alone"
     notice = (
         f"with the checkpoint's values the run would need {gib(shortage.total)} of the {gib(shortage.available)} "
-        "here, in: "
-        f"{shortage.name}. It goes on with those of the present plan, and results differ by {differ}: {changes}"
+        f"here, in: {shortage.name}. It goes on with those of the present plan, and results differ by {differ}: "
+        f"{changes}"
     )
     return replace(plan, notice=notice, planner=None)
 
@@ -186,8 +186,7 @@ def _undescribed(config: Config, planner: Planner, error: Exception) -> RunPlan:
     taken = "true and 8192" if on_gpu else "false and null"
     line = (
         f"memory: no plan, the model cannot be described without loading it ({error}); where "
-        "model.gradient_checkpointing and "
-        f"optim.micro_batch_tokens are auto, {taken} are taken"
+        f"model.gradient_checkpointing and optim.micro_batch_tokens are auto, {taken} are taken"
     )
     return RunPlan(substituted(config, on_gpu, UNKNOWN_TOKENS if on_gpu else None), config, (line,), line, None)
 

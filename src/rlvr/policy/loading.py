@@ -99,8 +99,8 @@ def _placed(model: Any, device: torch.device) -> Any:
     if len(found) > 1 or len(parts) > 1:
         raise ConfigError(
             f"the model that was given is spread over {', '.join(sorted(parts or map(str, found)))} (device_map): "
-            "load it "
-            "without device_map, or onto one device; distributed.zero_stage 3 shares a large model out among ranks"
+            "load it without device_map, or onto one device; distributed.zero_stage 3 shares a large model out among "
+            "ranks"
         )
     here = next(iter(found))
     if here.type == device.type and device.index in (None, here.index):
@@ -108,8 +108,7 @@ def _placed(model: Any, device: torch.device) -> Any:
     if foreign(model, "is_quantized", False) or has_quantized(model):
         raise ConfigError(
             f"the model that was given is quantized and lies on {here}, while model.device means {device}: load it "
-            "there "
-            f"(device_map={{'': '{device}'}}), or set model.device to {here}"
+            f"there (device_map={{'': '{device}'}}), or set model.device to {here}"
         )
     return model.to(device)
 
@@ -182,9 +181,8 @@ def _keep_soft_cap(model: Any, asked: str | None) -> None:
         return
     if asked == "sdpa":
         raise ConfigError(
-            "model.attention: sdpa leaves out the attention soft-cap of the model (attn_logit_softcapping is "
-            f"{cap}): use "
-            "eager, flex_attention or flash_attention_2, or null, which is eager here"
+            f"model.attention: sdpa leaves out the attention soft-cap of the model (attn_logit_softcapping is {cap}): "
+            "use eager, flex_attention or flash_attention_2, or null, which is eager here"
         )
     model.set_attn_implementation("eager")
 

@@ -106,9 +106,8 @@ def _smoke(paper: Paper, against: bool) -> int:
                 else:
                     plain = "sft"
                 print(
-                    f"{paper.slug} against {plain}, {name}: gradient {apart.norm:.4g} against "
-                    f"{apart.plain_norm:.4g}, cosine "
-                    f"{apart.cosine:.4f}, difference {apart.relative:.4g} of {plain}'s"
+                    f"{paper.slug} against {plain}, {name}: gradient {apart.norm:.4g} against {apart.plain_norm:.4g}, "
+                    f"cosine {apart.cosine:.4f}, difference {apart.relative:.4g} of {plain}'s"
                 )
     except RlvrError as error:
         print(f"{paper.slug}: {error}", file=sys.stderr)

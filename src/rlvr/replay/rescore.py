@@ -90,8 +90,7 @@ class Replay:
             if term.function.needs_policy:
                 raise ConfigError(
                     f"rewards: {term.name!r} needs a forward pass of the policy, which a replay does not make: give "
-                    "the other "
-                    "terms with --rescore rewards='[...]'"
+                    "the other terms with --rescore rewards='[...]'"
                 )
             if term.function.remembers:
                 self.notes.append(f"the reward {term.name!r} adapts during a run; here it stays as at the start")

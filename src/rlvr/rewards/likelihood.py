@@ -59,8 +59,7 @@ class AnswerLikelihood(RewardTerm):
         if bare:
             raise ConfigError(
                 f"rewards: answer_likelihood scores a task's answer, and {len(bare)} of {len(setting.tasks)} tasks "
-                "have none, "
-                f"the first is {bare[0]}"
+                f"have none, the first is {bare[0]}"
             )
         return self
 

@@ -122,8 +122,7 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
         if names.count(name) > 1:
             raise ConfigError(
                 f"rewards: the term {name!r} stands there twice: their columns would have one name; give one another "
-                "name "
-                "with `as`"
+                "name with `as`"
             )
     written: dict[str, Any] = {}
     for spec in _specs(specs):
@@ -132,8 +131,7 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
         if written.setdefault(name, component) != component:
             raise ConfigError(
                 f"rewards: two different terms are called {name!r}, and their columns would have one name: give one "
-                "another "
-                "name with `as`"
+                "another name with `as`"
             )
     return terms
 
@@ -208,8 +206,8 @@ def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
     if needing and setting.config.rollout.dynamic_sampling:
         raise ConfigError(
             f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and "
-            "rollout.dynamic_sampling looks at "
-            "rewards while responses are still sampled: set rollout.dynamic_sampling to null or leave the term out"
+            "rollout.dynamic_sampling looks at rewards while responses are still sampled: set "
+            "rollout.dynamic_sampling to null or leave the term out"
         )
     return [term.each(bound) for term in terms]
 
@@ -403,9 +401,8 @@ class VerdictScore(RewardTerm):
         if self.missing is None and decided and not any(self.part in v.scores for v in decided):
             known = sorted({name for v in decided for name in v.scores})
             raise ConfigError(
-                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, known)}; set `missing` "
-                "where a verdict may be "
-                "without it"
+                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, known)}; set `missing` where "
+                "a verdict may be without it"
             )
         missing = np.nan if self.missing is None else self.missing
         return np.asarray([_part(verdict, self.part, missing) for verdict in found], dtype=np.float64)

@@ -59,8 +59,7 @@ class MajorityVote(RewardTerm):
             if bad:
                 raise ConfigError(
                     "rewards: majority_vote with `of: partner` needs info.partner, the id of another task; "
-                    f"{bad[0].named} has "
-                    f"none that is there ({len(bad)} are like that)"
+                    f"{bad[0].named} has none that is there ({len(bad)} are like that)"
                 )
         bound = dataclasses.replace(self)
         bound._same = setting.same_answer

@@ -67,8 +67,7 @@ def probe(
             known = "no tensor that can be compared differs"
         raise TrainingError(
             f"the engine does not sample with the weights that were published as version {engine.version}: its "
-            "log-probs "
-            f"are {gap:.3g} nats off on a fixed prompt; {known}"
+            f"log-probs are {gap:.3g} nats off on a fixed prompt; {known}"
         )
     return gap
 

@@ -77,9 +77,8 @@ class Recording:
         if missing:
             raise ConfigError(
                 f"rollout.engine: steps {ranges(missing)} of {first}-{last} are not among the recorded rollouts of "
-                f"{run} (there "
-                f"are {ranges(list(self._files))}): set run.steps to the steps that there are, or record with "
-                "logging.rollouts=1"
+                f"{run} (there are {ranges(list(self._files))}): set run.steps to the steps that there are, or record "
+                "with logging.rollouts=1"
             )
         if first <= last:
             self._check_tokenizer(self._files[first])
@@ -116,8 +115,7 @@ class Recording:
             return (
                 "the log-probs that it was sampled with are not there, and the loss takes a ratio to them: set "
                 "optim.updates_per_batch and optim.epochs_per_batch to 1 and algorithm.correction to null, or choose "
-                "a loss "
-                "without a ratio"
+                "a loss without a ratio"
             )
         return None
 
@@ -138,7 +136,6 @@ class Recording:
         if compared:
             raise DataError(
                 f"{path}: none of its {compared} completions is what the model's tokenizer makes of their tokens: "
-                "they were "
-                "recorded with another tokenizer. Set model.path to the model that was recorded, or one with its "
-                "tokenizer"
+                "they were recorded with another tokenizer. Set model.path to the model that was recorded, or one "
+                "with its tokenizer"
             )

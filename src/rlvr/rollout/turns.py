@@ -57,8 +57,7 @@ class Turns(RolloutPlan):
         if self.judge == "each" and context.by_group(task):
             raise ConfigError(
                 "rollout.plan: `judge: each` has turns judged one by one, and the verifier judges a group together: "
-                "set judge "
-                "to all, or choose another verifier"
+                "set judge to all, or choose another verifier"
             )
 
     def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:

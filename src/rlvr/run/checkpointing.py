@@ -174,8 +174,7 @@ class Checkpointer:
             last = next(reversed(checkpoint.checkpoints(self.folder.checkpoints)), None)
             raise TrainingError(
                 f"the checkpoint of step {self.state.step} could not be written to {self.folder.checkpoints}: "
-                f"{problem}. The last one "
-                f"is {last or 'none'}"
+                f"{problem}. The last one is {last or 'none'}"
             ) from problem
         return self._path
 

@@ -28,12 +28,10 @@ def check_space(folder: Path, resolved: ResolvedConfig, checkpoint_size: int, ex
     free = shutil.disk_usage(folder).free
     if free + there < needed:
         raise ConfigError(
-            f"{folder} has {size_text(free)} of free space, and the run takes up to {size_text(needed)}: "
-            f"{count} checkpoints of about {size_text(checkpoint_size)} (checkpoint.keep, and one that is being "
-            "written) and "
+            f"{folder} has {size_text(free)} of free space, and the run takes up to {size_text(needed)}: {count} "
+            f"checkpoints of about {size_text(checkpoint_size)} (checkpoint.keep, and one that is being written) and "
             f"{size_text(rollouts)} of rollouts (logging.rollouts_gb). Free some space, lower these, or set run.dir "
-            "to a "
-            "place that has more"
+            "to a place that has more"
         )
 
 

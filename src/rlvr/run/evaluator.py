@@ -107,8 +107,7 @@ class Evaluator:
         if cut and context < self.training.policy.context:  # which was chosen for the run's own tasks
             self.reporting.console.message(
                 f"the engine's context of {context} tokens leaves less than {response} tokens for responses to {cut} "
-                "of the "
-                f"{len(tasks)} evaluation tasks: rollout.engine's max_model_len sets it",
+                f"of the {len(tasks)} evaluation tasks: rollout.engine's max_model_len sets it",
                 "warning",
             )
 

@@ -101,8 +101,7 @@ class GivenObjects:
             tasks = self._tasks[split]
             return (
                 f"<{len(tasks)} tasks as objects (fingerprint {fingerprint_of(tasks)}), more than {LARGEST // 10**6} "
-                "MB, "
-                "which are not kept>"
+                "MB, which are not kept>"
             )
         return _spec_in_folder(self.config, split)
 

@@ -61,8 +61,7 @@ class ResolvedConfig:
         if self.engine_reason is not None and ComponentSpec.parse(saved) != self.config.rollout.engine:
             raise CheckpointError(
                 f"the checkpoint was made with rollout.engine {saved!r}, and here {self.engine_reason}. Set "
-                "rollout.engine, or give "
-                "`resume` to GRPOTrainer itself, which then takes the checkpoint's engine"
+                "rollout.engine, or give `resume` to GRPOTrainer itself, which then takes the checkpoint's engine"
             )
 
     def take_saved_values(

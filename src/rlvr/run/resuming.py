@@ -189,8 +189,7 @@ class Resumer:
         if lowered and kept:
             self.reporting.console.message(
                 f"the rollouts recorded so far ({size_text(kept)}) stay: logging.rollouts_gb={limit:g} is less than "
-                "before, and "
-                "holds for those of later steps"
+                "before, and holds for those of later steps"
             )
 
 
@@ -199,8 +198,7 @@ def version_differences(manifest: Manifest, ranks: int) -> Iterator[str]:
     if manifest.ranks != ranks:
         yield (
             f"it was made by {manifest.ranks} ranks and goes on with {ranks}: the same data and the same steps, but "
-            "sums over "
-            "ranks round differently"
+            "sums over ranks round differently"
         )
     for name, now in versions().items():
         if (before := manifest.versions.get(name, now)) != now:

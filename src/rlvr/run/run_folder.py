@@ -182,8 +182,7 @@ class RunFolder:
         if not resume:
             return (
                 f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or start over "
-                "with "
-                "run.overwrite=true, which moves it aside"
+                "with run.overwrite=true, which moves it aside"
             )
         steps = max([self.metrics.lines(), *numbered(self.path / "rollouts", ".jsonl")])
         return (
@@ -200,8 +199,7 @@ class RunFolder:
         if (needed := self._needed_inside(place)) is not None:
             raise ConfigError(
                 f"run.overwrite: {needed} is in the run folder that would be moved aside, and the new run needs it: "
-                "copy it to "
-                "another place, or choose another run.name"
+                "copy it to another place, or choose another run.name"
             )
         held = self._lock is not None
         moved = set_aside(place)
@@ -247,9 +245,8 @@ class RunFolder:
                 if config.is_file():
                     self._refuse_broken(config)
                 raise ConfigError(
-                    f"{self.path} holds {path.relative_to(self.path)}, and no config.yaml as a run of rlvr writes "
-                    "it: nothing "
-                    "there is touched, choose another run.name"
+                    f"{self.path} holds {path.relative_to(self.path)}, and no config.yaml as a run of rlvr writes it: "
+                    "nothing there is touched, choose another run.name"
                 )
 
     def _refuse_broken(self, config: Path) -> None:
@@ -259,8 +256,7 @@ class RunFolder:
         except ConfigError as error:
             raise ConfigError(
                 f"{error}. Nothing in {self.path} is touched until then; or choose another run.name, and go on there "
-                "from the "
-                f"newest checkpoint with --resume {self.path}"
+                f"from the newest checkpoint with --resume {self.path}"
             ) from error
 
     def _write_config(self) -> None:

@@ -54,9 +54,9 @@ class RunIdentity:
         for plan, before, now in zip(self.resolved.plans, saved, self._evaluated_on(), strict=True):
             if before != now:
                 raise CheckpointError(
-                    f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint "
-                    f"{before}, now {now}): "
-                    "its results would not be comparable. Put the data back, or set checkpoint.accept_changed_data=true"
+                    f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint {before}, "
+                    f"now {now}): its results would not be comparable. Put the data back, or set "
+                    "checkpoint.accept_changed_data=true"
                 )
 
     def _evaluated_on(self) -> list[str]:

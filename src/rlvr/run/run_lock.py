@@ -101,9 +101,8 @@ class RunLock:
 
     def _foreign(self) -> str:
         return (
-            f"{self._folder / LOCK} is not a lock that rlvr wrote: nothing there is touched, choose another "
-            "run.name, or "
-            "rename that file"
+            f"{self._folder / LOCK} is not a lock that rlvr wrote: nothing there is touched, choose another run.name, "
+            "or rename that file"
         )
 
     def check(self) -> None:

@@ -31,8 +31,8 @@ def status(
         last = ", ".join(f"{name} {value}" for name, value in step_cells(state.metrics[-1], []).items())
     lines = [
         f"run {folder.path}, process {os.getpid()}, rank {world.rank} of {world.size}",
-        f"step: {state.step} done of {resolved.steps}; stage {stage.name}: "
-        f"{state.stage_step} of {stage.allowed}; weights of version {state.version}",
+        f"step: {state.step} done of {resolved.steps}; stage {stage.name}: {state.stage_step} of {stage.allowed}; "
+        f"weights of version {state.version}",
         f"phase: {phases.current or 'between phases (evaluation, logging, saving)'}",
         *[f"waits for: {wait}" for wait in list(Wait.under_way.values())],
         f"verifier processes: {pool.processes}",

@@ -34,8 +34,7 @@ class Chooser:
         if apart and any(term.needs_policy for term in terms):
             raise ConfigError(
                 f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in "
-                "parts on "
-                "the ranks: evaluate a checkpoint with python -m rlvr.evaluate, or choose another scorer"
+                "parts on the ranks: evaluate a checkpoint with python -m rlvr.evaluate, or choose another scorer"
             )
 
     def __call__(self, rollouts: Sequence[Rollout]) -> np.ndarray:

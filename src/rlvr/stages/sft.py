@@ -115,8 +115,7 @@ def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> Object
     if piece.has_weights or piece.smallest_group > 1:
         raise ConfigError(
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one "
-            "given "
-            "response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
+            "given response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
     return ObjectiveTerm(name, piece, "likelihood")
 

@@ -93,8 +93,7 @@ class Stage(Component):
         if problems and not self.config.data.skip_long_prompts:
             raise DataError(
                 f"{next(iter(problems.values()))} ({len(problems)} of {len(tasks)} tasks are like that): shorten "
-                "them, or set "
-                "data.skip_long_prompts=true to leave them out"
+                "them, or set data.skip_long_prompts=true to leave them out"
             )
         self.left_out = len(problems)
         fits = np.asarray([task.id not in problems for task in tasks], dtype=bool)
@@ -190,9 +189,9 @@ class Stage(Component):
         groups = self.most_groups
         if groups is not None and updates > groups:
             raise ConfigError(
-                f"stage {self.plan.name!r}: optim.updates_per_batch is {updates}, and a batch is cut by whole "
-                "groups, of which a "
-                f"step has at most {groups} (rollout.prompts_per_step): set updates_per_batch to {groups} or less"
+                f"stage {self.plan.name!r}: optim.updates_per_batch is {updates}, and a batch is cut by whole groups, "
+                f"of which a step has at most {groups} (rollout.prompts_per_step): set updates_per_batch to {groups} "
+                "or less"
             )
 
     def fewer_updates(self, row: Mapping[str, Any]) -> str | None:
@@ -205,8 +204,8 @@ class Stage(Component):
         self._said_fewer_updates = True
         return (
             f"step {row['step']}: {row['update/steps']} of {asked} optimizer steps were taken: a batch is cut by "
-            "whole groups, and this "
-            "one has fewer than optim.updates_per_batch; the metric update/steps counts them in each step"
+            "whole groups, and this one has fewer than optim.updates_per_batch; the metric update/steps counts them "
+            "in each step"
         )
 
     def check_tasks(self) -> None:

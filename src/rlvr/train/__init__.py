@@ -183,14 +183,12 @@ def _against_the_start(folder: Path) -> Iterator[str]:
         low, high = change["interval"]
         yield (
             f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % "
-            f"{low:+.3f} to "
-            f"{high:+.3f}, {change['tasks']} tasks)"
+            f"{low:+.3f} to {high:+.3f}, {change['tasks']} tasks)"
         )
     solved = found["support"]
     yield (
-        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, "
-        f"{solved['lost']} lost, "
-        f"{solved['neither']} never"
+        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, {solved['lost']} "
+        f"lost, {solved['neither']} never"
     )
 
 

@@ -51,8 +51,7 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
     except DataError as refusal:
         raise ConfigError(
             f"rollout.engine: {refusal}. A server that takes weights needs its key in ${options.api_key_env}, and "
-            "endpoints "
-            f"that vLLM has only in development mode: {how}"
+            f"endpoints that vLLM has only in development mode: {how}"
         ) from refusal
     except (KeyError, IndexError, TypeError) as error:
         raise ConfigError(f"rollout.engine: {client.url} does not answer as a vLLM server does: {how}") from error

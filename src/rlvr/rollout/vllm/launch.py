@@ -130,8 +130,7 @@ def check_speculation(config: Mapping[str, Any] | None, home: torch.device) -> N
     if config.get("method") != "ngram":
         raise ConfigError(
             f"{where} has the method {config.get('method')!r}, and only ngram is taken: a draft model would keep its "
-            "weights while the "
-            "policy is trained, since a publish brings the policy's alone"
+            "weights while the policy is trained, since a publish brings the policy's alone"
         )
     if unknown := sorted(config.keys() - NGRAM):
         raise ConfigError(f"{where} has {', '.join(unknown)}, and ngram takes {', '.join(sorted(NGRAM))} here")
@@ -146,8 +145,7 @@ def check_speculation(config: Mapping[str, Any] | None, home: torch.device) -> N
     if home.type == "cpu":
         raise ConfigError(
             f"{where}: vLLM 0.32 samples wrong tokens with it on a CPU, where its temperatures are not initialised "
-            "(expand_kernel_impl "
-            "of its CPU build writes whole numbers alone): leave it out, or use a GPU"
+            "(expand_kernel_impl of its CPU build writes whole numbers alone): leave it out, or use a GPU"
         )
 
 

@@ -214,9 +214,8 @@ class Members:
                     raise TrainingError(f"every vLLM server is lost: {self.troubles()}")
                 if not self.publish_comes and not any(member.returning for member in self.all):
                     raise TrainingError(
-                        "every vLLM server was lost, and those that are back need weights that only the next "
-                        "publish can give: "
-                        f"{self.troubles()}. Go on with --resume auto"
+                        "every vLLM server was lost, and those that are back need weights that only the next publish "
+                        f"can give: {self.troubles()}. Go on with --resume auto"
                     )
                 await self._changed.wait()
 

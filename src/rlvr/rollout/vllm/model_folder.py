@@ -44,8 +44,7 @@ def model_folder(policy: Policy, scratch: Path) -> Path:
     except OSError as error:
         log.warning(
             "the model's configuration cannot be kept between runs (%s), so vLLM compiles anew at each start: set "
-            "RLVR_CACHE to a "
-            "folder that can be written to",
+            "RLVR_CACHE to a folder that can be written to",
             error,
         )
         return written

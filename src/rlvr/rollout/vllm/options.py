@@ -49,8 +49,7 @@ class VLLMOptions(EngineSettings):
         if self.transfer == "ipc" and (home.type == "cpu" or self.tensor_parallel_size > 1):
             raise ConfigError(
                 "rollout.engine vllm: transfer ipc sends from a GPU to the same one, which does not go with a policy "
-                "on a CPU or "
-                "with tensor_parallel_size above 1: use shared_memory or auto"
+                "on a CPU or with tensor_parallel_size above 1: use shared_memory or auto"
             )
         installed.check(home)
         if home.type != "cpu":
@@ -96,8 +95,8 @@ class VLLMServerOptions(ServerSettings):
             if not is_here(urlsplit(url).hostname or ""):
                 raise ConfigError(
                     f"rollout.engine: {url} is on another machine and is to take weights by NCCL from `address` "
-                    f"{self.address}, which is "
-                    "that machine itself: set `address` to a name or address of this machine that it reaches"
+                    f"{self.address}, which is that machine itself: set `address` to a name or address of this "
+                    "machine that it reaches"
                 )
 
 

@@ -56,14 +56,12 @@ def opened(request: Request, context: int) -> Opened:
     if not request.token_ids or room < 1:
         raise DataError(
             f"a prompt of {len(request.token_ids)} tokens cannot be continued: the engine's context is {context} "
-            "tokens "
-            "(the model's, or rollout.engine's max_model_len)"
+            "tokens (the model's, or rollout.engine's max_model_len)"
         )
     if 0 < request.sampling.temperature < COLDEST:
         raise DataError(
             f"rollout.temperature {request.sampling.temperature} is below {COLDEST}, which vLLM does not sample at: "
-            "use 0 "
-            f"(greedy), at least {COLDEST}, or rollout.engine hf"
+            f"use 0 (greedy), at least {COLDEST}, or rollout.engine hf"
         )
     return Opened(request, min(request.sampling.max_new_tokens, room), time.perf_counter())
 

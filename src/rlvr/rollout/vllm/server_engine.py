@@ -289,9 +289,8 @@ class VLLMServerEngine:
             if self._offsets and len(sound) < asked and method in COLLECTIVE:
                 raise TrainingError(
                     f"{asked - len(sound)} of {asked} vLLM servers were lost in {method}: a broadcast by NCCL cannot "
-                    "go on without "
-                    "them, and the others wait for it; go on with --resume auto, or set rollout.engine's transfer to "
-                    "files"
+                    "go on without them, and the others wait for it; go on with --resume auto, or set "
+                    "rollout.engine's transfer to files"
                 )
             return results
 

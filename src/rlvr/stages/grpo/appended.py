@@ -25,8 +25,7 @@ def token_after(objective: Objective, policy: Policy) -> int | None:
         if len(ids) != 1:
             raise ConfigError(
                 f"algorithm.auxiliary: the token {text!r} of {name!r} is {len(ids)} tokens of the model's tokenizer: "
-                "name one "
-                "that it has, a special token that no response needs"
+                "name one that it has, a special token that no response needs"
             )
         return int(ids[0])
     return None

@@ -83,8 +83,7 @@ def _check_loss(loss: Loss | SequenceLoss, name: str, group_size: int) -> None:
     if loss.constant is not None and loss.average != "constant":
         raise ConfigError(
             f"algorithm.loss {name!r}: constant={loss.constant} is the length that the constant average divides by, "
-            "and average is "
-            f"{loss.average!r}: set average to constant, or leave constant out"
+            f"and average is {loss.average!r}: set average to constant, or leave constant out"
         )
     _check_group(loss, f"the loss {name!r}", group_size)
 
@@ -94,8 +93,7 @@ def _check_group(loss: Loss | SequenceLoss, called: str, group_size: int) -> Non
     if group_size < smallest:
         raise ConfigError(
             f"rollout.group_size is {group_size}, and {called} compares the members of a group: set "
-            "rollout.group_size to "
-            f"{smallest} or more"
+            f"rollout.group_size to {smallest} or more"
         )
 
 
@@ -140,8 +138,7 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTer
         if isinstance(piece, SequenceLoss) and in_reward:
             raise ConfigError(
                 f"algorithm.kl.where is 'reward', and the auxiliary loss {kind!r} reads the rewards as the verifier "
-                "gave them: set "
-                "algorithm.kl.where to loss or advantage"
+                "gave them: set algorithm.kl.where to loss or advantage"
             )
         weights = name if piece.has_weights else "policy"
         components.append(ObjectiveTerm(name, piece, weights, spec.coef))
@@ -156,9 +153,8 @@ def _correction(
     if corrects_itself:
         if asked is not None and not automatic:
             raise ConfigError(
-                "algorithm.correction weighs tokens by their ratio to the policy that sampled, and the loss "
-                f"{name!r} weighs by "
-                "that itself or not at all: set correction to null"
+                f"algorithm.correction weighs tokens by their ratio to the policy that sampled, and the loss {name!r} "
+                "weighs by that itself or not at all: set correction to null"
             )
         return None
     if automatic:
@@ -182,9 +178,7 @@ def warn_uncorrected(config: Config, objective: Objective) -> None:
     if found and objective.correction is None and not corrects_itself:
         log.warning(
             "rollout.engine has %s, so that its log-probs differ from the trainer's by more than rounding, and "
-            "algorithm.correction is "
-            "null: set it to auto or truncate. mismatch/mean says how far they are apart; `health: {mismatch: stop}` "
-            "ends a run in which "
-            "it stays above 0.05",
+            "algorithm.correction is null: set it to auto or truncate. mismatch/mean says how far they are apart; "
+            "`health: {mismatch: stop}` ends a run in which it stays above 0.05",
             ", ".join(found),
         )

@@ -119,8 +119,7 @@ def _refuse_other_rewards(run: str, plan: StagePlan) -> None:
         if key in recorded and _parsed(recorded[key]) != _parsed(now[key]):
             raise ConfigError(
                 f"{key} is not that of the recorded run ({recorded[key]!r}, here {now[key]!r}), and rollout.engine "
-                "takes verdicts and "
-                f"rewards as they were recorded: set rollout.engine.rescore=true, or {key} as it was"
+                f"takes verdicts and rewards as they were recorded: set rollout.engine.rescore=true, or {key} as it was"
             )
 
 

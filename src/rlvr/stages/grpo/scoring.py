@@ -69,8 +69,7 @@ class Scoring:
             if config.rollout.group_size < smallest:
                 raise ConfigError(
                     f"rollout.group_size is {config.rollout.group_size}, and the selector {name!r} compares the "
-                    "members of a "
-                    f"group: set rollout.group_size to {smallest} or more, or leave the selector out"
+                    f"members of a group: set rollout.group_size to {smallest} or more, or leave the selector out"
                 )
 
     def bind(self, tasks: Sequence[Task], setting: RewardContext) -> None:
@@ -195,10 +194,8 @@ class Advantages:
         if config.rollout.group_size < smallest:
             raise ConfigError(
                 f"rollout.group_size is {config.rollout.group_size}, and the advantage {self.name!r} compares the "
-                "members of "
-                f"a group: set rollout.group_size to {smallest} or more, or choose an advantage that needs no group "
-                "(group "
-                "with baseline and scale none, say)"
+                f"members of a group: set rollout.group_size to {smallest} or more, or choose an advantage that needs "
+                "no group (group with baseline and scale none, say)"
             )
         self._penalised = (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage"
         self.loss = algorithm.loss.name
@@ -213,8 +210,7 @@ class Advantages:
             if by_token is not None and component.per_response:
                 raise ConfigError(
                     f"algorithm.modifiers: {name!r} needs one advantage per response, and {by_token!r} before it "
-                    "gives one "
-                    f"per token: put {name!r} first or leave one of them out"
+                    f"gives one per token: put {name!r} first or leave one of them out"
                 )
             by_token = name if component.per_token else by_token
         if by_token is not None and self._loss_per_response:
@@ -224,9 +220,9 @@ class Advantages:
         """Say that the loss would make one number of the advantages per token that `by_token` gives."""
         return (
             f"algorithm.loss {self.loss!r} takes one number per response here (ratio geometric or sequence, gmpo, "
-            "losses of whole "
-            f"responses), and {by_token!r} gives an advantage per token, of which only the mean would count: set "
-            "algorithm.preset=gspo_token (loss.ratio geometric_token), loss.ratio=token, or an advantage per response"
+            f"losses of whole responses), and {by_token!r} gives an advantage per token, of which only the mean would "
+            "count: set algorithm.preset=gspo_token (loss.ratio geometric_token), loss.ratio=token, or an advantage "
+            "per response"
         )
 
     def add(self, batch: Batch, policy: Policy, step: int, steps: int) -> None:

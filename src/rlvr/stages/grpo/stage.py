@@ -54,16 +54,14 @@ class GRPOStage(Stage):
         if rollout.dynamic_sampling and rollout.group_size < 2:
             raise ConfigError(
                 "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
-                "set "
-                "rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
+                "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
             )
         for name in ("top_p", "top_k", "min_p"):
             neutral = type(rollout).model_fields[name].default
             if getattr(rollout, name) != neutral:
                 raise ConfigError(
                     f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those "
-                    "of the whole "
-                    f"distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
+                    f"of the whole distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
                 )
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
@@ -280,9 +278,8 @@ class GRPOStage(Stage):
         """DataError when demonstrations are to be learned from and no task has one."""
         if self._shows_demonstrations and not any(task.demonstration for task in self.pool):
             raise DataError(
-                f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: "
-                "give the tasks "
-                "the field `demonstration`, or let the term learn `on: right` responses"
+                f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: give "
+                "the tasks the field `demonstration`, or let the term learn `on: right` responses"
             )
 
     def objective(self) -> Objective:

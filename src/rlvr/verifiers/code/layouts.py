@@ -481,8 +481,7 @@ def _apart(source: str, entry: str, place: str, kinds: Mapping[str, str] | None 
     if name := missing(body, {*used, entry}):
         raise LayoutError(
             f"{place} uses {name!r}, which neither it nor the setup defines, and cannot be rewritten as a comparison "
-            "of "
-            "calls: define or import it in the setup, or compare the results of one function"
+            "of calls: define or import it in the setup, or compare the results of one function"
         )
     if name := captures(body):
         raise LayoutError(

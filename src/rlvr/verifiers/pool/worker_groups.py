@@ -339,13 +339,10 @@ class WorkerGroup:
             self._warned = True
             log.warning(
                 "a worker process of the verifier %r ran out of a resource (%s); it is replaced and the answer is "
-                "checked once "
-                "more. An answer that runs out of memory there, too, scores 0 if another answer did not, and is "
-                "undecided "
-                "otherwise; without another resource it is undecided. The address space is limited by "
-                "verification.memory_mb=%d; a verifier that keeps what it allocates or opens gets a new process "
-                "whenever "
-                "that is used up (said once)",
+                "checked once more. An answer that runs out of memory there, too, scores 0 if another answer did "
+                "not, and is undecided otherwise; without another resource it is undecided. The address space is "
+                "limited by verification.memory_mb=%d; a verifier that keeps what it allocates or opens gets a new "
+                "process whenever that is used up (said once)",
                 display_name(self.verifier),
                 error,
                 self.groups.memory_mb,
