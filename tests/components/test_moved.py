@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import re
 import sys
 import warnings
 
@@ -50,3 +51,21 @@ def test_an_old_module_takes_no_name_of_its_package(old):
     """Python sets an imported module as an attribute of its package."""
     package, _, name = old.rpartition(".")
     assert name not in getattr(importlib.import_module(package), "__all__", ())
+
+
+def test_nothing_in_the_project_names_an_old_module(root):
+    """Imports in strings included, which processes of the tests run."""
+    named = []
+    for path in sorted(
+        path for folder in ("src", "tests", "scripts", "docs", "configs") for path in root.glob(f"{folder}/**/*")
+    ):
+        if path.suffix not in {".py", ".md", ".yaml", ".sh"} or path.name == "moved.py":
+            continue
+        text = path.read_text(encoding="utf-8")
+        named += [
+            f"{path.relative_to(root)}: {old}" for old in MOVED if re.search(rf"(?<![\w.]){re.escape(old)}(?!\w)", text)
+        ]
+        for package, names in re.findall(r"from (rlvr[\w.]*) import ([^\n(]+|\([^)]+\))", text):
+            imported = [f"{package}.{name.split(' as ')[0].strip()}" for name in names.strip("()").split(",")]
+            named += [f"{path.relative_to(root)}: {old}" for old in imported if old in MOVED]
+    assert not named

@@ -288,10 +288,10 @@ def test_the_ranks_wait_for_an_evaluation_and_go_on_when_it_fails(tmp_path):
 LOST = """
 import os, signal, sys, threading
 import torch.distributed as dist
-from rlvr.distributed import watchdog
+from rlvr.distributed import heartbeat_monitor
 from rlvr.distributed.deepspeed import DeepSpeedBackend
 from rlvr.distributed.world import World
-watchdog.MARGIN = 4.0  # gloo needs three seconds where a process is gone
+heartbeat_monitor.MARGIN = 4.0  # gloo needs three seconds where a process is gone
 who, where = sys.argv.pop(1), sys.argv.pop(1)
 sum_up, backward, meet = dist.all_reduce, DeepSpeedBackend.backward, World.meet
 
@@ -359,10 +359,10 @@ def test_a_rank_that_is_stopped_while_rank_0_evaluates_is_named(tmp_path):
 SWALLOWED = """
 import logging, os, signal, time
 from concurrent.futures import Future
-from rlvr.distributed import watchdog
+from rlvr.distributed import heartbeat_monitor
 from rlvr.distributed.world import World
 from rlvr.core.waits import finished
-watchdog.MARGIN = 4.0
+heartbeat_monitor.MARGIN = 4.0
 logging.basicConfig(format="logged: %(message)s")
 world = World.from_environment(heartbeat_timeout=4.0)
 if world.rank == 1:
@@ -424,9 +424,9 @@ INSIDE = """
 import os, signal, sys, time
 import torch
 import torch.distributed as dist
-from rlvr.distributed import watchdog
+from rlvr.distributed import heartbeat_monitor
 from rlvr.distributed.world import World
-watchdog.MARGIN = 4.0
+heartbeat_monitor.MARGIN = 4.0
 if sys.argv[1] == "comes late" and os.environ["RANK"] == "1":
     time.sleep(12.0)
 world = World.from_environment(heartbeat_timeout=5.0)

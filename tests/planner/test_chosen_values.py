@@ -14,7 +14,7 @@ from rlvr.config import Config, LoraConfig
 from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.planner import Devices, Planner, parse_devices, plan_for
-from rlvr.planner import devices as devices_module
+from rlvr.planner import planned_devices as devices_module
 from rlvr.planner.meta_model import shipped_sizes
 from rlvr.planner.planner import substituted
 from rlvr.train import main

@@ -18,7 +18,7 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.records import LONGEST_REASON, Task, Verdict
 from rlvr.verifiers import VerifierPool, as_verifier, judged
 from rlvr.verifiers.code import CodeVerifier
-from rlvr.verifiers.code import verifier as verifier_module
+from rlvr.verifiers.code import code_verifier as verifier_module
 from rlvr.verifiers.code.runner import Ended, Outcome
 from rlvr.verifiers.code.sandbox import languages
 from rlvr.verifiers.code.steady import is_steady
