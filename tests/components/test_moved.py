@@ -7,6 +7,7 @@ import operator
 import re
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -53,8 +54,9 @@ def test_an_old_module_takes_no_name_of_its_package(old):
     assert name not in getattr(importlib.import_module(package), "__all__", ())
 
 
-def test_nothing_in_the_project_names_an_old_module(root):
+def test_nothing_in_the_project_names_an_old_module():
     """Imports in strings included, which processes of the tests run."""
+    root = Path(__file__).parents[2]
     named = []
     for path in sorted(
         path for folder in ("src", "tests", "scripts", "docs", "configs") for path in root.glob(f"{folder}/**/*")

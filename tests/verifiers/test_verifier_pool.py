@@ -14,8 +14,7 @@ from hostile_verifiers import AwaitsInProcess, InProcess, Leaks, NeedsMuch, Unpi
 
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, json_schema, judged
-from rlvr.verifiers.math import symbolic
-from rlvr.verifiers.math import math_verifier
+from rlvr.verifiers.math import math_verifier, symbolic
 from rlvr.verifiers.pool import worker_process as process
 from rlvr.verifiers.puzzles import gym
 
