@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from loss_cases import Case, value_and_gradient
 from number_oracles import clipped, divergence, finite_differences
 
+from rlvr import registry
 from rlvr.core.needs import CURRENT, REFERENCE
+from rlvr.errors import ConfigError
 from rlvr.losses import (
     ClippedPolicyLoss,
     Denominators,
@@ -305,3 +307,21 @@ def test_a_ratio_that_overflows_where_the_clip_binds_has_gradient_zero():
     )
     ClippedPolicyLoss(average="tokens")(tokens, Denominators(2, 1, 1)).value.backward()
     assert logprobs.grad.tolist() == [0.0, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("name_in_verl", "average"),
+    [("token-mean", "tokens"), ("seq-mean-token-mean", "sequences"), ("seq-mean-token-sum-norm", "constant")],
+)
+def test_the_names_of_verl_stand_for_an_average(name_in_verl, average):
+    assert registry.build("loss", {"name": "clip", "average": name_in_verl}).average == average
+
+
+def test_an_unknown_average_is_refused():
+    with pytest.raises(ConfigError, match="average='words'"):
+        registry.build("loss", {"name": "clip", "average": "words"})
+    with pytest.raises(ConfigError, match="'mine' has average='token': it is one of tokens, sequences"):
+        ObjectiveTerm("mine", LikelihoodLoss(average="token"), "policy")
+    case = Case(0)
+    with pytest.raises(ValueError, match="no average 'token'"):
+        case.batch().average(torch.zeros(1), "token", case.over())

@@ -25,8 +25,9 @@ import torch
 from rlvr.components import Loss, SequenceLoss, TokenSelector
 from rlvr.core.needs import PROXIMAL, REFERENCE, Need, Statistic
 from rlvr.core.schedules import Scalar, at
+from rlvr.errors import ConfigError
 from rlvr.losses.correction import Correction, ratios
-from rlvr.losses.tokens import Denominators, TokenBatch
+from rlvr.losses.tokens import AVERAGES, Denominators, TokenBatch
 from rlvr.records import Batch
 
 
@@ -54,6 +55,10 @@ class ObjectiveTerm:
     nothing."""
 
     def __post_init__(self) -> None:
+        if self.loss.average not in AVERAGES:
+            raise ConfigError(
+                f"the loss of {self.name!r} has average={self.loss.average!r}: it is one of {', '.join(AVERAGES)}"
+            )
         needs = set().union(*(selector.needs for selector in self.keep))
         if isinstance(self.loss, SequenceLoss):
             needs |= self.loss.needs

@@ -8,14 +8,24 @@ counted once over all micro-batches and ranks, so that the loss does not depend 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BeforeValidator
 
 from rlvr.core.needs import CURRENT, REFERENCE
 
 Ratio = Literal["token", "sequence", "geometric", "geometric_token"]
-Average = Literal["tokens", "sequences", "groups", "constant"]
+AVERAGE_ALIASES = {"token-mean": "tokens", "seq-mean-token-mean": "sequences", "seq-mean-token-sum-norm": "constant"}
+"""Names of `loss_agg_mode` in verl (verl/trainer/ppo/core_algos.py, agg_loss) -> the average here."""
+
+
+def _average_named(value: Any) -> Any:
+    return AVERAGE_ALIASES.get(value, value) if isinstance(value, str) else value
+
+
+AVERAGES = ("tokens", "sequences", "groups", "constant")
+Average = Annotated[Literal["tokens", "sequences", "groups", "constant"], BeforeValidator(_average_named)]
 LARGEST_LOG_RATIO = 30.0
 """Nats that the log-ratio to the behaviour policy is cut to: its exponential is still finite in float32."""
 
@@ -116,7 +126,9 @@ class TokenBatch:
         if by == "groups":
             assert self.group_weight is not None, "the average over groups needs the weight of each sequence's group"
             return (weighted / self.group_weight[self.sequence]).sum() / over.groups
-        return weighted.sum() / (over.sequences * over.constant)
+        if by == "constant":
+            return weighted.sum() / (over.sequences * over.constant)
+        raise ValueError(f"there is no average {by!r}: {', '.join(AVERAGES)} are the averages of a loss")
 
 
 @dataclass(frozen=True)
