@@ -293,12 +293,12 @@ from rlvr.distributed.deepspeed import DeepSpeedBackend
 from rlvr.distributed.world import World
 heartbeat_monitor.MARGIN = 4.0  # gloo needs three seconds where a process is gone
 who, where = sys.argv.pop(1), sys.argv.pop(1)
-sum_up, backward, meet = dist.all_reduce, DeepSpeedBackend.backward, World.meet
+sum_up, backward, barrier = dist.all_reduce, DeepSpeedBackend.backward, World.barrier
 
 def stopping_later(world, what, deadline=None):
-    if what == "the evaluation":  # which rank 0 makes alone: this rank has come to the meeting, and waits there
+    if what == "the evaluation":  # which rank 0 makes alone: this rank has come to the barrier, and waits there
         threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
-    return meet(world, what, deadline)
+    return barrier(world, what, deadline)
 
 def stopping(function):
     def stop(*arguments, **options):
@@ -311,7 +311,7 @@ if os.environ["RANK"] == who and where == "the sum":
 if os.environ["RANK"] == who and where == "a pass":
     DeepSpeedBackend.backward = stopping(backward)
 if os.environ["RANK"] == who and where == "an evaluation":
-    World.meet = stopping_later
+    World.barrier = stopping_later
 from rlvr.train import main
 sys.exit(main(sys.argv[1:]))
 """
