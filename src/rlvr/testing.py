@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ import torch
 from rlvr import registry
 from rlvr.core.component import adapted
 from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE
-from rlvr.losses import Average, Denominators, TokenBatch
+from rlvr.losses import Denominators, TokenBatch
+from rlvr.losses.tokens import AVERAGES
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 
 Piece = str | Mapping[str, Any] | Callable[..., Any]
@@ -195,7 +196,7 @@ def check_loss(piece: Piece, *, smooth: bool = True) -> None:
     """
     loss = _built("loss", piece)
     assert isinstance(loss.needs, frozenset), f"`needs` is {loss.needs!r}, not a frozenset of Need"
-    assert loss.average in get_args(Average), f"`average` is {loss.average!r}, not one of {get_args(Average)}"
+    assert loss.average in AVERAGES, f"`average` is {loss.average!r}, not one of {', '.join(AVERAGES)}"
     for seed in range(TRIES):
         random = np.random.default_rng(seed)
         sequence = np.sort(random.integers(0, 4, size=12))
