@@ -31,6 +31,8 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass the request on when it has the key."""
+        # ASGI: "lifespan" is the server's own start and stop, without a client. "websocket" cannot be answered with a
+        # status.
         if scope["type"] == "lifespan" or self._has_key(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -41,5 +43,7 @@ class RequireKey:
             await send({"type": "http.response.body", "body": b"the API key is missing or wrong"})
 
     def _has_key(self, scope: Scope) -> bool:
+        # Exactly one header: with two, this check and vLLM's own might read different ones. compare_digest takes the
+        # same time wherever the first difference is.
         given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
