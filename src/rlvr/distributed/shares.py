@@ -23,6 +23,7 @@ from rlvr.rollout.weights import has_parts, whole_shape, whole_size
 WEIGHTS = "weights/"
 OPTIMIZER = "optimizer/"
 REFERENCE = "reference/"
+# Arbitrary: small beside what an engine leaves free on its GPU, large beside the latency of an all-reduce.
 PIECE_BYTES = 64 << 20
 """On the device at once while a tensor that ranks have parts of is put together in host memory."""
 
@@ -30,6 +31,7 @@ PIECE_BYTES = 64 << 20
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Which rank writes each tensor, so that all write about as much."""
     names = list(sizes)
+    # `deal` balances the sums of costs, as for micro-batches. A function of sizes alone, so ranks agree without asking.
     hands = deal(np.asarray([sizes[name] for name in names], dtype=np.float64), ranks)
     return {names[i]: rank for rank, hand in enumerate(hands) for i in hand}
 
@@ -106,7 +108,9 @@ def whole_on_host(
     It is summed over ranks on `device`, piece by piece: an engine beside the trainer has most of a GPU's memory by
     then.
     """
+    # int32: the bit patterns of float32. A rank without a part adds 0, which changes no bit, also of -0.0 and NaN.
     whole = torch.empty(size, dtype=torch.int32) if keep else None
+    # 4 bytes an element
     step = PIECE_BYTES // 4
     piece = torch.empty(min(size, step), dtype=torch.int32, device=device)
     record_event("trainer", "checkpoint", piece.nbytes)
@@ -118,6 +122,7 @@ def whole_on_host(
             first = max(begin, start)
             last = min(end, start + part.numel())
             if first < last:
+                # The overlap of [begin, end) with [start, start + numel) of this rank's part.
                 own = part[first - start : last - start].float()
                 bits[first - begin : last - begin].copy_(own.view(torch.int32))
         dist.all_reduce(bits)  # of bit patterns, or a negative zero would come back positive

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from rlvr.distributed.world import World
 from rlvr.errors import ConfigError
 
+# Those that compute or exchange on every rank; vLLM samples on one side only and is checked there.
 PACKAGES = ("rlvr", "torch", "transformers", "deepspeed", "peft", "numpy")
 
 

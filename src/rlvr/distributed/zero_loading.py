@@ -27,12 +27,14 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
     Gives, on every rank alike, copies in host memory of the weights that train and that `dtype` changes.
     """
     check_versions(world)
+    # A digest in place of the names: ranks with another model would else wait in a broadcast of another size.
     world.same(_kinds(policy), "the model's parameters by name and shape")
     tried = world.broadcast(_tried(policy) if world.is_main else None, "what the model was found to compute")
     policy.head_is_enough, policy.packing = tried  # type: ignore[misc]  # nothing can be tried on the parts
     if policy.packing.shares and not world.is_main:
         hook(policy.causal_lm)
     _share_buffers(policy, world)
+    # Before the cutting: afterwards no rank has a whole weight to compare.
     unrounded = _unrounded(policy, world, dtype)
     import deepspeed
 
@@ -44,6 +46,8 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
         else:
             kind = parameter.dtype
         parameter.data = _here(parameter.data, kind, policy, world)
+        # deepspeed.zero.Init puts its methods on the parameters of a module; a list of one parameter gives the function
+        # that cuts, which then serves for all.
         if convert is None:
             deepspeed.zero.Init(module=torch.nn.ParameterList([parameter]), config_dict_or_path=config)
             convert = parameter.convert_to_zero_parameters

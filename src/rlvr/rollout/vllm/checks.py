@@ -44,10 +44,9 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
             raise ConfigError(f"rollout.engine: the server {client.url} is vLLM {version}, {problem}")
         card = (await client.ask("GET", "/v1/models", SECONDS))["data"][0]
         client.model = str(card["id"])
-        asked = {"model": client.model, "prompt": TEXT, "add_special_tokens": False}
-        # /server_info and /collective_rpc exist in vLLM's development mode only, which `rlvr.rollout.vllm.serve` turns
-        # on; the text alone, since a tokenizer may add a token at its beginning.
-        tokens = (await client.ask("POST", "/tokenize", SECONDS, asked))["tokens"]
+        body = {"model": client.model, "prompt": TEXT, "add_special_tokens": False}
+        tokens = (await client.ask("POST", "/tokenize", SECONDS, body))["tokens"]
+        # This page and /collective_rpc exist in vLLM's development mode only, which `rlvr.rollout.vllm.serve` turns on.
         settings = (await client.ask("GET", "/server_info?config_format=json", SECONDS))["vllm_config"]
         model = (await client.call("rlvr_model", SECONDS, keys=list(SHAPE)))[0]
     except ServerError as trouble:
