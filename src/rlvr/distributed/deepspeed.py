@@ -240,7 +240,7 @@ class DeepSpeedBackend:
     def saved_tensors(self) -> dict[str, torch.Tensor]:
         """See the protocol. Tensors are put together one at a time, in host memory of the rank that keeps them."""
         owner = owners({name: whole_size(p) for name, p in self.parameters.items()}, self.world.size)
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name in self.parameters:
             for key, tensor in self.shards.of(name, keep=owner[name] == self.world.rank):
                 if key is None:
@@ -248,8 +248,8 @@ class DeepSpeedBackend:
                 else:
                     full = f"{OPTIMIZER}{key}/{name}"
                 if tensor is not None:
-                    found[full] = tensor
-        return found
+                    tensors[full] = tensor
+        return tensors
 
     def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
         """See the protocol. Tensors are read one at a time, on every rank."""
@@ -292,7 +292,7 @@ def _unrounded(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.
 
 def _join_alone() -> None:
     """A process group of one, where no launcher made one."""
-    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it, whoever made the process group
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it, also where it did not make the process group
     if not dist.is_initialized():
         store = dist.HashStore()
         if torch.cuda.is_available():

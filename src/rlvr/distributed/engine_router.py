@@ -1,4 +1,4 @@
-"""The engines of all ranks as one: rank 0 draws and asks, every rank samples with the engine beside its policy.
+"""The engines of all ranks as one: rank 0 draws and requests, every rank samples with the engine beside its policy.
 
 Requests go to the other ranks over sockets, so that sampling needs no collective call and any plan, dynamic sampling or
 staleness works as with one process. Invariants: requests with one prompt go to one rank while any of them is open, so
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 JOIN_SECONDS = 120.0
 """How long ranks may take to connect."""
 LOOPBACK = "127.0.0.1"
-Asked = list[tuple[int, Request | None]]
+RequestBatch = list[tuple[int, Request | None]]
 """Requests by number, made in one pass of rank 0's loop; None gives up the one of that number."""
 # Arbitrary: how late the accepting thread sees that all have joined.
 SETTLE = 0.2
@@ -97,12 +97,12 @@ def verify_weight_sync(
         # here.
         probe(engine.own, policy, collector, low_precision=low_precision)
     else:  # gathering the weights once more to compare them would need the other ranks
-        known = weights if world.size == 1 else tuple
+        compared = weights if world.size == 1 else tuple
         probe(
             engine,
             policy,
             collector,
-            known,
+            compared,
             lambda sampled: world.broadcast(sampled, "what the engine sampled"),
             low_precision,
         )
@@ -157,7 +157,7 @@ class EngineRouter:
 
     def _accept_all(self, server: socket.socket, key: bytes) -> None:
         """Take connections until all ranks have joined. Each proves itself on a thread of its own: one that is not of a
-        rank, whatever it sends or does not send, keeps nobody waiting."""
+        rank, whatever it sends or does not send, holds up no other."""
         with contextlib.suppress(OSError):  # the server was closed
             while not self._all_joined():
                 with contextlib.suppress(TimeoutError):
@@ -267,18 +267,18 @@ class EngineRouter:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._submit(self._connection.recv(), running)
-        # Rank 0 has closed the connection: nobody reads these, and their rows would hold up a publish.
+        # Rank 0 has closed the connection: no one reads these, and their rows would hold up a publish.
         if running:
             self._submit([(number, None) for number in list(running)], running)
 
-    def _submit(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
+    def _submit(self, batch: RequestBatch, running: dict[int, asyncio.Task[Completion]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop ended with the run
-            self.collector.loop.call_soon_threadsafe(self._begin, asked, running)
+            self.collector.loop.call_soon_threadsafe(self._begin, batch, running)
 
-    def _begin(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
+    def _begin(self, batch: RequestBatch, running: dict[int, asyncio.Task[Completion]]) -> None:
         """Start what rank 0 asked for, in one pass of the loop, so that the engine batches it as it would on rank 0;
         None in the place of a request gives it up."""
-        for number, request in asked:
+        for number, request in batch:
             if request is not None:
                 running[number] = asyncio.create_task(self.own.generate(request))
                 # `running` holds the task, which asyncio itself keeps by a weak reference only.
@@ -309,7 +309,7 @@ class _Link:
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]] = {}
         self._lock = threading.Lock()
         """Held for `_waiting` and `_gone`, which the reader's thread touches too."""
-        self._asked: Asked = []
+        self._unsent: RequestBatch = []
         """What is to be sent, on the loop alone."""
         self._gone = False
         threading.Thread(target=self._read, name=f"rlvr-router-{rank}", daemon=True).start()
@@ -339,23 +339,23 @@ class _Link:
         """Send it in one message with all that is asked in this pass of the loop: what the rank gets at once it samples
         in one batch. One message for each would be batched by when it arrives, and the last bits of log-probs depend on
         the batch."""
-        if not self._asked:
+        if not self._unsent:
             # After all callbacks that are ready now, among them the other members of the group.
             asyncio.get_running_loop().call_soon(self._flush, 1)
-        self._asked.append((number, request))
+        self._unsent.append((number, request))
 
     def _flush(self, seen: int) -> None:
         """Send what is asked, once a pass of the loop has added nothing to the `seen` requests."""
-        if seen != len(self._asked):
-            asyncio.get_running_loop().call_soon(self._flush, len(self._asked))
+        if seen != len(self._unsent):
+            asyncio.get_running_loop().call_soon(self._flush, len(self._unsent))
             return
-        asked = self._asked
-        self._asked = []
+        batch = self._unsent
+        self._unsent = []
         try:
-            self.connection.send(asked)
+            self.connection.send(batch)
         except OSError:
             # The reader fails what it finds waiting too; `_settle` ignores a future that is done.
-            for number, _ in asked:
+            for number, _ in batch:
                 with self._lock:
                     waiting = self._waiting.get(number)
                 if waiting is not None:
@@ -381,8 +381,8 @@ class _Link:
                 if waiting is not None:
                     self._settle(*waiting, answer)
         with self._lock:
-            self._gone, left = True, list(self._waiting.values())
-        for loop, future in left:
+            self._gone, unanswered = True, list(self._waiting.values())
+        for loop, future in unanswered:
             self._settle(loop, future, self._loss())
 
     @staticmethod

@@ -44,11 +44,11 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
     try:
         if home.type == "cuda":
             home = torch.device("cuda", _index(home, world))
-            found = torch.cuda.get_device_properties(home)
+            properties = torch.cuda.get_device_properties(home)
             name = devices.visible()[home.index]
             # CUDA calls a part "NVIDIA A100-SXM4-40GB MIG 1g.5gb", also where CUDA_VISIBLE_DEVICES has its index
-            is_part = devices.is_part(name) or " MIG " in found.name
-            gpu = RankGPU(name, str(found.uuid), is_part, machine())
+            is_part = devices.is_part(name) or " MIG " in properties.name
+            gpu = RankGPU(name, str(properties.uuid), is_part, machine())
         options = registry.build("engine", config.rollout.engine)
         if isinstance(options, VLLMOptions | VLLMServerOptions) and (options.per_rank or world.is_main):
             try:

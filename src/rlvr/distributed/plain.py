@@ -129,15 +129,15 @@ class PlainBackend:
     def saved_tensors(self) -> dict[str, torch.Tensor]:
         """See the protocol. The tensors are those in use, or their contents in host memory, not copies."""
         owner = owners({name: p.numel() for name, p in self.parameters.items()}, self.world.size)
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
             # All ranks have the same tensors; each writes a share, so that storage sees all their links.
             if owner[name] == self.world.rank:
-                found[WEIGHTS + name] = parameter.detach()
+                tensors[WEIGHTS + name] = parameter.detach()
                 for key, value in self.optimizer.state.get(parameter, {}).items():
                     if value is not None:
-                        found[f"{OPTIMIZER}{key}/{name}"] = self.offload.on_host(torch.as_tensor(value))
-        return found
+                        tensors[f"{OPTIMIZER}{key}/{name}"] = self.offload.on_host(torch.as_tensor(value))
+        return tensors
 
     def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
         """See the protocol."""

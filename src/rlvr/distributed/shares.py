@@ -24,7 +24,7 @@ WEIGHTS = "weights/"
 OPTIMIZER = "optimizer/"
 REFERENCE = "reference/"
 # Arbitrary: small beside what an engine leaves free on its GPU, large beside the latency of an all-reduce.
-PIECE_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
 """On the device at once while a tensor that ranks have parts of is put together in host memory."""
 
 
@@ -43,10 +43,10 @@ def check_weights(saved: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.
     wrong = [f"{name} (not in the checkpoint)" for name in sorted(shapes.keys() - names)]
     wrong += [f"{name} (only in the checkpoint)" for name in sorted(names - shapes.keys())]
     if not wrong:
-        found = {name: saved[prefix + name].shape for name in sorted(names)}
+        saved_shapes = {name: saved[prefix + name].shape for name in sorted(names)}
         wrong = [
             f"{name} ({list(shape)} in the checkpoint, {list(shapes[name])} here)"
-            for name, shape in found.items()
+            for name, shape in saved_shapes.items()
             if shape != shapes[name]
         ]
     if wrong:
@@ -66,7 +66,7 @@ def saved_reference(snapshot: Snapshot, world: World) -> dict[str, torch.Tensor]
     if not has_parts(snapshot.policy):
         own = {name: tensor for name, tensor in snapshot.weights.items() if owner[name] == world.rank}
         return {REFERENCE + name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         size = whole_size(parameter)
         part = snapshot.weights[name].flatten()  # ranks in turn have stretches of this length; the last one is padded
@@ -74,8 +74,8 @@ def saved_reference(snapshot: Snapshot, world: World) -> dict[str, torch.Tensor]
         part = part[: max(0, size - start)]
         whole = whole_on_host(size, part, start, snapshot.policy.home, keep=owner[name] == world.rank)
         if whole is not None:
-            found[REFERENCE + name] = whole.view(whole_shape(parameter)).to(snapshot.weights[name].dtype)
-    return found
+            tensors[REFERENCE + name] = whole.view(whole_shape(parameter)).to(snapshot.weights[name].dtype)
+    return tensors
 
 
 def load_reference(snapshot: Snapshot, saved: Mapping[str, torch.Tensor]) -> None:
@@ -105,17 +105,17 @@ def whole_on_host(
     on, or nothing. Parts may be of a narrower type, which float32 holds exactly. None where it is not to be kept; every
     rank has to call this.
 
-    It is summed over ranks on `device`, piece by piece: an engine beside the trainer has most of a GPU's memory by
+    It is summed over ranks on `device`, chunk by chunk: an engine beside the trainer has most of a GPU's memory by
     then.
     """
     # int32: the bit patterns of float32. A rank without a part adds 0, which changes no bit, also of -0.0 and NaN.
     whole = torch.empty(size, dtype=torch.int32) if keep else None
     # 4 bytes an element
-    step = PIECE_BYTES // 4
-    piece = torch.empty(min(size, step), dtype=torch.int32, device=device)
-    record_event("trainer", "checkpoint", piece.nbytes)
+    step = CHUNK_BYTES // 4
+    chunk = torch.empty(min(size, step), dtype=torch.int32, device=device)
+    record_event("trainer", "checkpoint", chunk.nbytes)
     for begin in range(0, size, step):
-        bits = piece[: size - begin]
+        bits = chunk[: size - begin]
         bits.zero_()
         end = begin + bits.numel()
         if part is not None:
@@ -128,7 +128,7 @@ def whole_on_host(
         dist.all_reduce(bits)  # of bit patterns, or a negative zero would come back positive
         if whole is not None:
             whole[begin:end].copy_(bits)
-    record_event("trainer", "checkpoint", -piece.nbytes)
+    record_event("trainer", "checkpoint", -chunk.nbytes)
     if whole is None:
         return None
     return whole.view(torch.float32)

@@ -1,4 +1,4 @@
-"""The ranks of a run: who am I, and words between all of us, by name and with a deadline.
+"""The ranks of a run: rank and size, and named exchanges between all of them, each with a deadline.
 
 Control goes over the CPU (gloo), whatever the devices. Before ranks exchange anything they meet at a name, so that a
 rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others. A rank that is
@@ -117,7 +117,7 @@ class World:
         # torch warns of a group that is not destroyed before the process ends.
         atexit.register(_leave_process_group)
 
-    # words between ranks
+    # exchanges between ranks
 
     def broadcast(self, value: T, what: str, deadline: float | None = None) -> T:
         """Rank 0's `value`, on every rank. `what` says in words what it is."""
@@ -133,11 +133,11 @@ class World:
         """Every rank's `value`, by rank, on every rank."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         self.barrier(what, deadline)
         with self.naming(what):
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(values, value)
+        return values
 
     def same(self, value: T, what: str) -> T:
         """`value`, which every rank must have alike: TrainingError shows the first rank whose value differs."""
@@ -227,7 +227,7 @@ class World:
             return
         together = False
         if not self._failed:
-            with contextlib.suppress(TrainingError, WaitTimeoutError):  # whoever failed has said so
+            with contextlib.suppress(TrainingError, WaitTimeoutError):  # a rank that failed has reported it
                 # Rank 0 may keep the store: if it left first, the others would lose the store and take that for a
                 # failure.
                 self.barrier("the end of the run", self.heartbeat_timeout if self.is_main else None)
@@ -256,12 +256,12 @@ class World:
         return b""
 
     def raise_failure(self, rank: int, what: str) -> None:
-        """LostRankError where `rank` said that it failed."""
-        if (said := self.failure(rank)) is not None:
-            raise LostRankError(f"rank {rank} failed while rank {self.rank} waited for {what}: {said}")
+        """LostRankError where `rank` reported a failure."""
+        if (failure := self.failure(rank)) is not None:
+            raise LostRankError(f"rank {rank} failed while rank {self.rank} waited for {what}: {failure}")
 
     def failure(self, rank: int) -> str | None:
-        """Return what `rank` said when it failed."""
+        """The error with which `rank` failed; None where it did not."""
         if self._store.check([failure_key(rank)]):
             return self._store.get(failure_key(rank)).decode()
         return None
@@ -294,9 +294,9 @@ class _Awaited:
 
 
 class BarrierWait:
-    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a heartbeat.
+    """Checks the ranks of `world` in `missing`, which a wait is for, once a heartbeat.
 
-    Silence is counted in looks, not by the clock: a process that was itself stopped blames nobody.
+    Silence is counted in checks, not by the clock: a process that was itself stopped blames no rank.
     """
 
     def __init__(self, world: World, missing: set[int]) -> None:

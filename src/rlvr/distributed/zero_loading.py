@@ -57,7 +57,7 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
 
 
 def _tried(policy: Policy) -> tuple[bool, Packing]:
-    """Return what Policy tries, on the whole model in host memory, where some attention cannot be computed."""
+    """The trials of Policy, made on the whole model in host memory, where some attention cannot be computed."""
     model = policy.causal_lm
     kind = str(model.config._attn_implementation)
     if policy.device == policy.home or not kind.startswith("flash_attention"):
@@ -69,8 +69,8 @@ def _tried(policy: Policy) -> tuple[bool, Packing]:
 
 
 def _kinds(policy: Policy) -> str:
-    said = [f"{name} {tuple(p.shape)}" for name, p in policy.model.named_parameters()]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+    lines = [f"{name} {tuple(p.shape)}" for name, p in policy.model.named_parameters()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _share_buffers(policy: Policy, world: World) -> None:
@@ -102,7 +102,7 @@ def _from_first(tensor: torch.Tensor, policy: Policy, world: World) -> torch.Ten
 
 
 def _here(tensor: torch.Tensor, dtype: torch.dtype, policy: Policy, world: World) -> torch.Tensor:
-    """On the device that is computed on: rank 0's `tensor`, and room for it elsewhere."""
+    """On the device that is computed on: rank 0's `tensor`, and empty memory for it elsewhere."""
     if world.is_main:
         return tensor.to(policy.home, dtype)
     return torch.empty(tensor.shape, dtype=dtype, device=policy.home)

@@ -1,7 +1,7 @@
 """This rank's part of the float32 weights and optimizer state under ZeRO, read and written as whole tensors.
 
-DeepSpeed keeps them flat and shared out: a rank has a stretch of each parameter, or nothing of it. Its own functions
-for this (safe_get_full_fp32_param and its kin) cannot make the state of an optimizer that took no step yet, which a
+DeepSpeed keeps them flat and partitioned: a rank has a stretch of each parameter, or nothing of it. Its own functions
+for this (safe_get_full_fp32_param and the like) cannot make the state of an optimizer that took no step yet, which a
 resumed run has to. Reading is collective: every rank asks for the same tensors in the same order.
 """
 

@@ -15,7 +15,7 @@ running, and while the trainer updates.
 
 Invariants: a draw is trained once or requeued, never lost or trained twice; a requeued draw is drawn again first, with
 the same seeds; the state names the draws that are under way, so a resumed run samples them again. An exception of a
-plan is raised to whoever waits; an interrupted or failed collection leaves no running plan behind; the order of
+plan is raised to the caller that waits; an interrupted or failed collection leaves no running plan behind; the order of
 rollouts is by draw and member, however they finished.
 """
 
@@ -200,7 +200,7 @@ class StepRollouts:
     rollouts: list[Rollout]
     """By draw and member."""
     dropped: list[Rollout] = field(default_factory=list)
-    """Sampled and verified, but not trained: their group would have taught nothing."""
+    """Sampled and verified, but not trained: their group has no signal."""
     verifying: float = 0.0
     """Seconds of the wait in which only verdicts were missing."""
     ready: int | None = None
@@ -209,7 +209,7 @@ class StepRollouts:
     """What scoring gave to each of [*rollouts, *dropped], float64: set by the stage, or as it was recorded."""
 
     def metrics(self) -> dict[str, int | None]:
-        """As a step's record has it."""
+        """The metrics of the step."""
         return {"rollout/ready": self.ready, "rollout/dropped": None if self.ready is None else len(self.dropped)}
 
 
@@ -220,7 +220,7 @@ class _Batch:
     step: int
     watch: CollectionProgress = field(default_factory=CollectionProgress)
     draws: list[Draw] = field(default_factory=list)
-    """Everything drawn for it."""
+    """All draws made for the step."""
     sampled_at: float = math.inf
     """When its last completion was sampled, by time.perf_counter."""
     finished_at: float = math.inf
@@ -442,7 +442,7 @@ class RolloutBuffer:
 
 
 def _oldest_version(rollouts: list[Rollout]) -> float:
-    """Of the weights that sampled a token; infinite where none was sampled."""
+    """The oldest version of the weights that sampled a token; infinite where none was sampled."""
     # The version is -1 where nothing was sampled, which would pass for the oldest of all.
     versions = [rollout.policy_version[rollout.sampled] for rollout in rollouts]
     return min(np.concatenate(versions), default=math.inf)

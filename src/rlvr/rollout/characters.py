@@ -42,12 +42,12 @@ def _runs(places: np.ndarray) -> list[np.ndarray]:
 
 
 # At most one text for each vocabulary entry; weak, so that it goes with the tokenizer.
-_pieces: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+_token_texts: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
-def _piece(tokenizer: Any, token: int) -> str:
+def _token_text(tokenizer: Any, token: int) -> str:
     """The text of a token by itself, decoded once for each tokenizer."""
-    texts = _pieces.setdefault(tokenizer, {})
+    texts = _token_texts.setdefault(tokenizer, {})
     if token not in texts:
         texts[token] = tokenizer.decode([token], skip_special_tokens=True)
     return texts[token]
@@ -57,11 +57,10 @@ def _lengths(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     """Characters of the decoded text up to and with each token."""
     # The quick way holds where decoding is a concatenation. It is not for a character whose bytes are spread over
     # tokens (each decodes to U+FFFD by itself), nor for SentencePiece's first token, which loses its space.
-    pieces = [_piece(tokenizer, token) for token in ids]
-    if "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True) and not any("\ufffd" in p for p in pieces):
-        return list(
-            itertools.accumulate(map(len, pieces))
-        )  # no character of several tokens, no token that its place changes
+    texts = [_token_text(tokenizer, token) for token in ids]
+    joined = "".join(texts)
+    if joined == tokenizer.decode(ids, skip_special_tokens=True) and "\ufffd" not in joined:
+        return list(itertools.accumulate(map(len, texts)))
     lengths: list[int] = []
     # The slow way. base: characters of the text before token `start`; text: of the tokens start..t.
     base = 0

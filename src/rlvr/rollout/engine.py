@@ -87,7 +87,7 @@ class Published:
     seconds: float
 
     def metrics(self) -> dict[str, float]:
-        """As a step's record has it."""
+        """The metrics of the step."""
         if self.seconds:
             # Decimal gigabytes, as links and buses are rated.
             speed = self.bytes / 1e9 / self.seconds

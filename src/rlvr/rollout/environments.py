@@ -186,8 +186,8 @@ class Script(Environment):
 class ScriptEpisode(Episode):
     """The replies of a script that are still to come."""
 
-    left: Iterator[str]
+    replies: Iterator[str]
 
     async def reply(self, text: str) -> str | None:
         """The next reply, whatever the turn was."""
-        return next(self.left, None)
+        return next(self.replies, None)

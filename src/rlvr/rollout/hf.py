@@ -1,7 +1,7 @@
 """The embedded engine: batched decoding of many groups with the model in this process.
 
 A prompt is prefilled once for all its requests, finished rows are dropped from the batch, and waiting requests are
-admitted between steps. It runs on the event loop of whoever calls it and gives way to it after every step, so that
+admitted between steps. It runs on the event loop of its caller and gives way to it after every step, so that
 verification overlaps sampling.
 
 Invariants: a request's tokens depend on its prompt, options, seed and the weights only (N7); weights are taken between
@@ -34,7 +34,7 @@ from rlvr.rollout.decoder import Decoder
 from rlvr.rollout.engine import Bucket, Completion, EngineFactory, InFlight, Request
 from rlvr.rollout.rows import Row, RowCache, Rows, check_cacheable, padded
 
-# Arbitrary, not measured: smaller copies more often, larger decodes more rows for nobody (at most this share of a
+# Arbitrary, not measured: smaller copies more often, larger decodes more finished rows (at most this share of a
 # step).
 COMPACT_AT = 1 / 16
 """Finished rows are dropped when they are at least this share of the batch: dropping copies the cache."""
@@ -122,7 +122,7 @@ class HFEngine:
             # Rows are dropped at the next step; the flag saves looking at R futures in every step.
             self._given_up = True
             if self._active is not None and all(row.future.done() for row in self._active.rows):
-                self._active = None  # at once, so that nothing is decoded for nobody
+                self._active = None  # at once, so that no row is decoded without a request
             raise
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
@@ -217,7 +217,7 @@ class HFEngine:
             try:
                 self._admit(arrivals)
             except Exception:
-                self._waiting.extendleft(arrivals)  # so that they learn of it too
+                self._waiting.extendleft(arrivals)  # so that their requests fail with the error as well
                 raise
             return
         rows = self._active
@@ -320,7 +320,7 @@ class HFEngine:
         # Copies: a view would keep the arrays of the whole batch for as long as the rollout lives.
         ids = rows.tokens[i, :count].copy()
         rows.alive[i] = False
-        if row.future.done():  # given up by whoever asked
+        if row.future.done():  # its request was cancelled
             return
         row.future.set_result(
             Completion(

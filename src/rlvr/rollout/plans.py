@@ -1,10 +1,10 @@
 """Plans make the rollouts of a group, with a `RolloutContext`: the engine, the verifier and the prompts of a step.
 
 A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they
-finish; it may ask for as many generations, verdicts and further rollouts as it likes. It names its groups by the draw's
+finish; it may ask for any number of generations, verdicts and further rollouts. It names its groups by the draw's
 number, further ones `NUMBER/...`. The context counts what plans ask it for.
 
-Invariant: counts only grow, so that whoever shows them takes differences and resets nothing.
+Invariant: counts only grow, so that readers take differences and reset nothing.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class RolloutContext:
         return completion
 
     async def verify(self, rollout: Rollout) -> Rollout:
-        """The rollout with its verdicts; never raises for the verifier's trouble."""
+        """The rollout with its verdicts; an error of the verifier is a verdict and is not raised."""
         with self.activity.counted("verifying"):
             return await self.verification.verify(rollout)
 
@@ -179,7 +179,7 @@ class RolloutContext:
         return self.prompts(task)
 
     def prompt(self, task: Task) -> tuple[int, ...]:
-        """The name that `encode` had in the version before."""
+        """The old name of `encode`, which goes with the next version."""
         text = "RolloutContext.prompt is now RolloutContext.encode: the old name goes with the next version"
         warnings.warn(text, FutureWarning, stacklevel=2)
         return self.encode(task)

@@ -41,7 +41,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        """Return what servers call it; no other run's is called the same."""
+        """The name of the adapter on servers, which no other run uses."""
         return f"{self.path.parent.name}-{self.number}"
 
 
@@ -63,8 +63,8 @@ class AdapterFiles:
         self._lock = threading.Lock()
 
     def write(self, version: int, base: Published | None) -> Published:
-        """Write the adapter as version `version`, where it is not written as that already; what it took, that of the
-        base weights included."""
+        """Write the adapter as version `version`, where it is not written as that already. Returns bytes and seconds,
+        those of the base weights included."""
         start = time.perf_counter()
         # A server that came back is given what the others have.
         if self.newest is not None and self.newest.version == version and not self._outdated:
@@ -111,7 +111,7 @@ class AdapterFiles:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _remove_old(self) -> None:
-        """Files of adapters that no request needs."""
+        """Remove the files of adapters that no request needs."""
         with self._lock:
             # Removed outside the lock: deleting files may take long on a network file system.
             old = [a for a in self._written[: -KEPT - 1] if not self._open[a] and a != self._in_use]

@@ -87,7 +87,7 @@ class Client:
             async with self._places:
                 reply = await self.ask("POST", "/inference/v1/generate", timeout, body)
         except DataError as refusal:
-            if adapter and f"`{adapter}` does not exist" in str(refusal):  # it was restarted by somebody else
+            if adapter and f"`{adapter}` does not exist" in str(refusal):  # its owner restarted it
                 raise ServerError(f"it lost the adapter {adapter}") from refusal
             raise
         try:

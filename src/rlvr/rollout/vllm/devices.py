@@ -108,7 +108,7 @@ def training(home: torch.device) -> list[int]:
 
 
 def look(names: Sequence[str]) -> list[GPU]:
-    """GPUs that a process finds that is shown `names`: those before the first that is not there.
+    """The GPUs that a process sees whose CUDA_VISIBLE_DEVICES is `names`, up to the first that does not exist.
 
     In a process of its own, because a CUDA context takes hundreds of MiB of each GPU for as long as its process lives.
     """
@@ -192,16 +192,16 @@ def check_split(home: torch.device, options: EngineSettings) -> None:
         _check_memory(name, gpu.free, gpu.total, options)
 
 
-def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]) -> list[str]:
+def of_servers(home: torch.device, servers: int, each: int, named: Sequence[str]) -> list[str]:
     """CUDA_VISIBLE_DEVICES of each started server, which takes `each` GPUs, none of them one that a rank trains on.
 
-    `given` are those that the configuration names. ConfigError where they do not fit, or where too few are free.
+    `named` are those that the configuration names. ConfigError where they do not fit, or where too few are free.
     """
     shown = visible()
     used = [shown[index] for index in training(home)]
-    if given:
-        _check_names(given, each, used)
-        return list(given)
+    if named:
+        _check_names(named, each, used)
+        return list(named)
     free = [name for name in _for_processes(each) if name not in used]
     if len(free) < servers * each:
         raise ConfigError(
@@ -274,8 +274,8 @@ def _check_memory(
     )
 
 
-def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
-    names = [[name.strip() for name in devices.split(",")] for devices in given]
+def _check_names(named: Sequence[str], each: int, used: Sequence[str]) -> None:
+    names = [[name.strip() for name in devices.split(",")] for devices in named]
     for number, own in enumerate(names):
         if len(own) != each:
             raise ConfigError(
@@ -287,7 +287,7 @@ def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
             raise ConfigError(_trained_on(number, taken[0]))
         if len({_kind(name) for name in own}) > 1:
             raise ConfigError(
-                f"rollout.engine: devices[{number}] ({given[number]}) names GPUs in different ways, and CUDA would "
+                f"rollout.engine: devices[{number}] ({named[number]}) names GPUs in different ways, and CUDA would "
                 "show the server the first alone: name all of them by indices, or all by UUIDs"
             )
     every = [str(int(name)) if name.isdecimal() else name for own in names for name in own]  # 01 is 1

@@ -76,7 +76,7 @@ class VLLMEngine:
             self._sleep()  # the backend, which is made after the engine, takes its memory meanwhile
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        """Sample one completion. DataError when the prompt is empty or fills the context."""
         if not self._has_weights:
             raise TrainingError("the vLLM engine has no weights before the first publish")
         item = requests.opened(request, self.context)

@@ -34,7 +34,7 @@ class RequestGate:
             turn: asyncio.Future[None] = loop.create_future()
             with self._changed:
                 self._held.append((loop, turn))
-                # Opened between `_let_in` and here: `emptied` has already released its list, so nobody else would wake
+                # Opened between `_let_in` and here: `emptied` has already released its list, so nothing else would wake
                 # this one.
                 if not self._shut:
                     turn.set_result(None)
@@ -68,7 +68,7 @@ class RequestGate:
                 self._held = []
             # Futures of asyncio may be settled on their own loop only.
             for loop, turn in held:
-                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                with contextlib.suppress(RuntimeError):  # the loop was closed: no request waits
                     loop.call_soon_threadsafe(_release, turn)
 
     def _let_in(self) -> bool:

@@ -1,7 +1,7 @@
 """Weights from GPU to GPU by vLLM's own weight transfer: NCCL between processes, CUDA IPC on one device.
 
-vLLM's trainer-side engines drive the update through a client with four methods, which here go to whatever `call`
-reaches (the pipe of an engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32
+vLLM's trainer-side engines drive the update through a client with four methods, which here go to
+`call` (the pipe of an engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32
 and 0.33. The tests run vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
 """
 
@@ -69,7 +69,7 @@ class _Weights(WeightSource):
     def __init__(self, weights: Sequence[Description]) -> None:
         self.weights: Weights = tuple
         self.check: Callable[[], None] = lambda: None
-        """Raises once the send under way was given up."""
+        """Raises an error once the current send has been given up."""
         self.described = [ParamMeta(weight.name, weight.dtype, tuple(weight.shape)) for weight in weights]
 
         self.progress = math.inf
@@ -86,7 +86,7 @@ class _Weights(WeightSource):
     def _timed(self, bucket: Bucket, check: Callable[[], None]) -> Iterator[tuple[str, torch.Tensor]]:
         for weight in bucket:
             check()
-            # vLLM takes the next weight when it has room for it, so the time of the last one shows whether the
+            # vLLM takes the next weight when its buffer has space, so the time of the last one shows whether the
             # receivers still take any.
             self.progress = time.monotonic()
             yield weight
@@ -177,8 +177,8 @@ class Control:
 
 
 class GPUTransfer:
-    """See rlvr.rollout.vllm.transfer.Transfer. The meeting of both sides is held at the first publish, and again when
-    the group of engines has changed or a send has failed: NCCL cannot lose or take in a member."""
+    """See rlvr.rollout.vllm.transfer.Transfer. Both sides join their group (the handshake) at the first publish, and
+    again when the group of engines has changed or a send has failed: NCCL cannot lose or add a member."""
 
     def __init__(
         self,

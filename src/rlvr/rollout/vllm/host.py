@@ -126,7 +126,7 @@ class EngineHost:
                 if (request := self._requests.pop(number, None)) is not None:
                     by_loop.setdefault(request[0], []).append((request[1], answer))
             for loop, settled in by_loop.items():
-                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                with contextlib.suppress(RuntimeError):  # the loop was closed: no request waits
                     loop.call_soon_threadsafe(_settle, settled)
         elif kind == "ready":
             self._ready.set_result(content[0])

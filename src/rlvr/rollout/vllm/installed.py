@@ -25,18 +25,18 @@ def version() -> str:
     # Looked for and not imported: importing vLLM takes seconds and binds threads.
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(f"this engine needs vLLM, which is not installed: {INSTALL}")
-    found = _found()
-    if found is None:
+    number = _found()
+    if number is None:
         raise ConfigError(f"vLLM can be imported but has no package metadata, so its version is unknown: {INSTALL}")
-    if problem := unfit(found):
-        raise ConfigError(f"vLLM {found} is installed, {problem}: {INSTALL}")
-    return found
+    if problem := unfit(number):
+        raise ConfigError(f"vLLM {number} is installed, {problem}: {INSTALL}")
+    return number
 
 
-def unfit(found: str) -> str | None:
+def unfit(version: str) -> str | None:
     """Why a version of vLLM does not fit; None when it does."""
     # "0.32.0+cpu" gives (0, 32); "0.33.dev1+g12ab" gives (0, 33); "dev" gives (), which is refused
-    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     low, high = (".".join(map(str, v)) for v in (OLDEST, BEFORE))
     if OLDEST <= numbers < BEFORE:
         return None

@@ -1,6 +1,6 @@
 """The start of a vLLM engine or server for a policy: engine arguments and environment.
 
-Sampling is what a request says and nothing else (`generation_config` vllm), log-probs are those of the distribution
+Sampling options come from the request alone (`generation_config` vllm), log-probs are those of the distribution
 that was sampled from (processed_logprobs), equal prompts are computed once (prefix caching), weights come by a publish
 (dummy).
 """

@@ -87,10 +87,10 @@ class Members:
         """Whether other ranks have parts of the weights, so that only a publish can give them."""
         self._current = current
         self._inside = inside
-        """Round each try to have a request answered: what a publish waits for."""
+        """Entered around each attempt at a request: a publish waits until no attempt is inside."""
         self.publish_comes = True
-        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past
-        sampling."""
+        """True from `release` to the end of the publish: the trainer is past sampling and publishes next, so a server
+        may wait for that."""
         self._returns = returns
         self._start_timeout = start_timeout
         self._every, self._health_timeout = health
@@ -143,7 +143,7 @@ class Members:
         finally:
             member.tokens -= cost
             member.tasks.discard(task)
-        # A server that was started anew by somebody else answers with other weights: its tokens are thrown away, by
+        # A server that was restarted by its owner answers with other weights: its tokens are thrown away, by
         # their version labels.
         if self._current(answer):
             return answer
@@ -158,7 +158,7 @@ class Members:
             member.trouble = trouble  # `_returned` reports it and tries again
             return
         log.warning(
-            "%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks)
+            "%s is stale: %s; its %d requests are sent to other servers", member.name, trouble, len(member.tasks)
         )
         # Order: the state and the generation change before the first `await`, so that neither a new request nor a
         # publish that is under way takes the server for a sound one.
@@ -182,7 +182,7 @@ class Members:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Bring no server back from now on; the tasks are the loop's to cancel."""
+        """Restart no server from now on; the owner of the loop cancels the tasks."""
         self._closed = True
 
     async def published(self) -> None:
@@ -254,7 +254,7 @@ class Members:
                 self._changed.notify_all()
 
     async def _returned(self, member: Member, answers: bool) -> bool:
-        """One try to bring a server back; whether this is over, one way or the other."""
+        """Try once to bring a server back; False where it has to be tried again."""
         if not answers:
             if member.returns >= self._returns:
                 log.error("%s is given up after %d returns: %s", member.name, member.returns, member.trouble)

@@ -132,7 +132,7 @@ def deviations(rollout: RolloutConfig) -> tuple[str, ...]:
 def is_loopback(host: str) -> bool:
     """True for a name or address that each machine has for itself."""
     try:
-        # 127.0.0.0/8 and ::1; a name other than "localhost" is resolved by whoever uses it
+        # 127.0.0.0/8 and ::1; a name other than "localhost" is resolved where it is used
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"

@@ -42,7 +42,7 @@ class SharedBucket(WeightTransferUpdateInfo):
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Copies by name: vLLM keeps what it is given until the layer is whole, and the memory is used again."""
-        found = []
+        copies = []
         # ACCESS_COPY: torch.frombuffer warns about memory that cannot be written to; nothing is written, so nothing is
         # copied.
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
@@ -50,10 +50,10 @@ class SharedBucket(WeightTransferUpdateInfo):
                 kind = getattr(torch, dtype)
                 count = torch.Size(shape).numel()
                 view = torch.frombuffer(memory, dtype=kind, count=count, offset=offset)
-                found.append((name, view.reshape(shape).clone()))
+                copies.append((name, view.reshape(shape).clone()))
                 # The mapping cannot be closed while a view of it exists (BufferError).
                 del view
-        return found
+        return copies
 
 
 class SharedMemoryEngine(WeightTransferEngine[Nothing, SharedBucket]):
@@ -118,7 +118,7 @@ class WorkerExtension:
         alone = get_tensor_model_parallel_world_size() == 1
         # One byte a value: quantised when it arrived, and laid out for its kernel.
         plain_values = {name: held for name, held in mine.items() if held.element_size() > 1}
-        found = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
+        checksums = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
         engine = self.weight_transfer_engine
         if isinstance(engine, SharedMemoryEngine):
             loaded = engine.loaded
@@ -130,7 +130,7 @@ class WorkerExtension:
             unreached = sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
         # Adapters have ways of their own, and scales are computed from the weights that arrived.
         sent = [name for name in unreached if ".lora_" not in name and not name.endswith("_scale")]
-        return {"checksums": found, "unreached": sent}
+        return {"checksums": checksums, "unreached": sent}
 
 
 def _checksum(

@@ -35,9 +35,9 @@ def main() -> None:
     os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # where --enable-lora is given: an adapter by itself
     # Ours come last: argparse takes the last of several values, and appends --middleware to those of the user, so that
     # none of them can be turned off.
-    given = sys.argv[1:]
-    absent = [part for option, value in DEFAULTS.items() if option not in given for part in (option, value)]
-    sys.argv[1:] = [*given, *absent, *FLAGS, *(part for pair in OPTIONS.items() for part in pair)]
+    arguments = sys.argv[1:]
+    absent = [part for option, value in DEFAULTS.items() if option not in arguments for part in (option, value)]
+    sys.argv[1:] = [*arguments, *absent, *FLAGS, *(part for pair in OPTIONS.items() for part in pair)]
     # Imported after the environment is set: vLLM's cli_args.py reads it when it is imported.
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 

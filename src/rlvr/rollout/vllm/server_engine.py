@@ -1,7 +1,7 @@
 """The engine `vllm-server`: one or many vLLM servers, started by the run or given by URL.
 
 Requests go to the server with the least to do. One that dies, hangs or answers with other weights than the current ones
-is stale: what was open there is asked again elsewhere, with the same seeds, so no rollout is lost and none is of wrong
+is stale: its open requests are sent to another server with the same seeds, so no rollout is lost and none is of wrong
 weights; it is used again once it has the current ones. All HTTP is on a thread of its own, so any event loop may ask.
 """
 
@@ -108,7 +108,7 @@ class VLLMServerEngine:
             raise
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        """Sample one completion. DataError when the prompt is empty or fills the context."""
         if not self._has_weights:
             raise TrainingError("the vLLM servers have no weights before the first publish")
         item = requests.opened(request, self.context)
@@ -301,11 +301,11 @@ class VLLMServerEngine:
         sound = [member.process for member in members]
 
         def call(method: str, **arguments: Any) -> Any:
-            asked = len(sound)
+            count = len(sound)
             results = self._all(sound, method, arguments)
-            if self._offsets and len(sound) < asked and method in COLLECTIVE:
+            if self._offsets and len(sound) < count and method in COLLECTIVE:
                 raise TrainingError(
-                    f"{asked - len(sound)} of {asked} vLLM servers were lost in {method}: a broadcast by NCCL cannot "
+                    f"{count - len(sound)} of {count} vLLM servers were lost in {method}: a broadcast by NCCL cannot "
                     "go on without them, and the others wait for it; go on with --resume auto, or set "
                     "rollout.engine's transfer to files"
                 )
@@ -362,17 +362,17 @@ class VLLMServerEngine:
             # None between `release` and the next publish: the optimizer writes the tensors that `weights` would read.
             if self._closing or self._weights is None or has_parts(self.policy):
                 return False
-            given = [member]
+            members = [member]
             if self._transfer_name == "nccl":
-                # A broadcast is for a whole group, and those that sample are left in peace: the next publish makes a
-                # group of all. Where none samples there is nobody to wait for.
+                # A broadcast is for a whole group, and must not disturb servers that sample: the next publish makes a
+                # group of all. Where none samples, all can be sent to now.
                 others = [other for other in self._members.all if other is not member]
                 if any(other.state == State.READY for other in others):
                     return False
-                given += [other for other in others if other.is_up]
+                members += [other for other in others if other.is_up]
             if self.policy.home.type != "cpu":
                 torch.cuda.set_device(self.policy.home)  # each thread has its own, and NCCL and vLLM ask for it
-            self._give(given, self.version, self._weights)
+            self._give(members, self.version, self._weights)
             return True
 
     def _all(self, processes: list[ServerProcess], method: str, arguments: dict[str, Any]) -> list[Any]:
@@ -381,13 +381,13 @@ class VLLMServerEngine:
 
         async def one(process: ServerProcess) -> Any:
             member = process[0]
-            given = arguments
+            sent = arguments
             if member.process != process:
                 return ServerError("it was started anew meanwhile")
             if method == "init_weight_transfer_engine":  # each server's workers have ranks of their own
-                given = {"init_info": {**arguments["init_info"], "rank_offset": self._offsets[process]}}
+                sent = {"init_info": {**arguments["init_info"], "rank_offset": self._offsets[process]}}
             try:
-                return await member.client.call(method, self.options.publish_timeout, **given)
+                return await member.client.call(method, self.options.publish_timeout, **sent)
             except (ServerError, DataError) as error:
                 return error
 
@@ -407,7 +407,7 @@ class VLLMServerEngine:
 
     def _is_current(self, answer: Answer) -> bool:
         """Return whether an answer's tokens are all of versions that were published, up to the one being published."""
-        # A server that was started anew by somebody else labels its tokens "default" or a number of another run.
+        # A server that was restarted by its owner labels its tokens "default" or a number of another run.
         labels = [version for version, _, _ in answer.versions]
         return bool(labels) and all(label.isdigit() and int(label) <= self._newest for label in labels)
 

@@ -130,19 +130,19 @@ class StartedServer:
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
     """Engine arguments as vLLM's command line has them."""
-    found: list[str] = []
+    line: list[str] = []
     for name, value in arguments.items():
         option = "--" + name.replace("_", "-")
         if value is None:
             continue
         if isinstance(value, bool):
             # vLLM's parser makes both flags of a boolean (argparse.BooleanOptionalAction).
-            found.append(option if value else option.replace("--", "--no-", 1))
+            line.append(option if value else option.replace("--", "--no-", 1))
         elif isinstance(value, (list, tuple)):
-            found += [option, *map(str, value)]
+            line += [option, *map(str, value)]
         else:
-            found += [option, json.dumps(value) if isinstance(value, Mapping) else str(value)]
-    return found
+            line += [option, json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return line
 
 
 def free_port() -> int:

@@ -68,10 +68,10 @@ class SharedMemoryTransfer:
 
     def _write(self, bucket: Bucket) -> dict[str, Any]:
         layout, size = _layout(bucket)
-        _fill(self._room_for(size), bucket, layout["offsets"])
+        _fill(self._memory_of(size), bucket, layout["offsets"])
         return {"path": self.path, **layout}
 
-    def _room_for(self, size: int) -> mmap.mmap:
+    def _memory_of(self, size: int) -> mmap.mmap:
         if self._memory is None or len(self._memory) < size:
             # Only ever grown: engines that mapped it before have closed their mapping, and pages stay allocated from
             # bucket to bucket.
@@ -103,7 +103,7 @@ class FileTransfer:
     def _write(self, bucket: Bucket) -> dict[str, Any]:
         """A new file each time: a network file system may show another machine an old one's content."""
         path = self.folder / f"weights-{self._number}"
-        # Every server has answered `update_weights` for the file before, so nobody reads it any more.
+        # Every server has answered `update_weights` for the file before, so none reads it any more.
         path.unlink(missing_ok=True)
         self._number += 1
         path = self.folder / f"weights-{self._number}"
@@ -174,8 +174,8 @@ def mismatched_weights(
         for name, tensor in bucket:
             expected[name] = checksum(tensor.to(dtype))
             shapes[name] = list(tensor.shape)
-    found: set[str] = set()
+    names: set[str] = set()
     for worker in ask(shapes):
-        found |= {name for name, held in worker["checksums"].items() if held is not None and held != expected[name]}
-        found |= set(worker["unreached"])
-    return sorted(found)
+        names |= {name for name, held in worker["checksums"].items() if held is not None and held != expected[name]}
+        names |= set(worker["unreached"])
+    return sorted(names)
