@@ -20,8 +20,8 @@ RPC = ("rlvr_model", "rlvr_weights")
 """Methods of vLLM's workers without an endpoint of their own."""
 
 
-# A process may have 1,024 files open by default, but `limit=0` below puts no other bound; 2,000 connections at once
-# made a busy server look dead (docs/log.md, "a busy vLLM server is not a dead one").
+# The only bound, since `limit=0` below puts none on connections: 2,000 of them at once made a busy server look dead
+# (docs/log.md, "a busy vLLM server is not a dead one").
 AT_ONCE = 1024
 """Most completions asked for at once: more than a server batches, and fewer than a process may have files open."""
 
@@ -37,10 +37,9 @@ class Client:
         self.url = url.rstrip("/")
         self.model = model
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # Not kept alive: a server that was busy closes connections for being idle, with the next request already in
-        # them.
-        # vLLM's server closes connections that were idle for 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE). aiohttp's own limit of
-        # 100 is off: `_places` bounds completions, and health checks and weight calls must not queue behind them.
+        # Not kept alive: a server that was busy closes connections that were idle for 5 s
+        # (VLLM_HTTP_TIMEOUT_KEEP_ALIVE) with the next request already in them. aiohttp's own limit of 100 is off:
+        # `_places` bounds completions, and health checks and weight calls must not queue behind them.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
         self._places = asyncio.Semaphore(AT_ONCE)

@@ -1,8 +1,8 @@
 """Weights from GPU to GPU by vLLM's own weight transfer: NCCL between processes, CUDA IPC on one device.
 
-vLLM's trainer-side engines drive the update through a client with four methods, which here go to
-`call` (the pipe of an engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32
-and 0.33. The tests run vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
+vLLM's trainer-side engines drive the update through a client with five methods, which here go to `call` (the pipe of an
+engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32 and 0.33. The tests run
+vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ def nccl_transfer(
     """For these weights, to `workers` processes of servers, which reach the trainer at `address`, within `deadline`
     seconds each time; given up where no weight follows another for `stall_timeout` seconds."""
     with socket.socket() as probe:
-        # Port 0: the kernel chooses a free one. Another process may take it before NCCL's store does; the handshake
-        # then fails and the next publish chooses anew.
+        # Port 0: the kernel chooses a free one. Another process may take it before the group's store binds it; the
+        # handshake then fails.
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     info = NCCLTrainerInitInfo(

@@ -293,11 +293,9 @@ class Members:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every)
-            lately = (
-                time.monotonic() - self._every
-            )  # a server that answered since then is well, and may be too busy to check
-            # A call that is under way (a publish) may keep the engine core busy for long, and has a deadline of its
-            # own.
+            # A server that answered since `lately` is well, and may be too busy for a health check. A call that is under
+            # way (a publish) may keep the engine core busy for long, and has a deadline of its own.
+            lately = time.monotonic() - self._every
             silent = [
                 m for m in self.all if m.state == State.READY and m.client.answered < lately and not m.client.calls
             ]

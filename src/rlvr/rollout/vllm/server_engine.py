@@ -192,8 +192,8 @@ class VLLMServerEngine:
         self._thread.join(10)
         if not self._thread.is_alive():
             self._loop.close()
-        # A thread that was sending weights has been interrupted, and lets go of what is closed here.
-        # Only if the lock can be had in time: a thread that is stuck in a send must not keep the program from ending.
+        # A thread that was sending weights has been interrupted, and lets go of what is closed here. At most 10 s: one
+        # that is stuck in a send must not keep the program from ending.
         idle = self._weights_lock.acquire(timeout=10)
         if self._transfer is not None:
             self._transfer.close()
