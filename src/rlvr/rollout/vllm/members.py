@@ -293,7 +293,7 @@ class Members:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every)
-            # A server that answered since `lately` is well, and may be too busy for a health check. A call that is under
+            # A server that answered since `lately` is well, and may be too busy for a check. A call that is under
             # way (a publish) may keep the engine core busy for long, and has a deadline of its own.
             lately = time.monotonic() - self._every
             silent = [
