@@ -23,7 +23,7 @@ def test_a_tensor_is_summed_piece_by_piece(monkeypatch, size, start):
         done += piece.numel()
         sizes.append(piece.untyped_storage().nbytes())
 
-    monkeypatch.setattr(shares, "PIECE_BYTES", 12)
+    monkeypatch.setattr(shares, "CHUNK_BYTES", 12)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     with recorded_events() as events:
         whole = shares.whole_on_host(size, values[start:], start, torch.device("cpu"), keep=True)

@@ -390,7 +390,7 @@ def deepspeeds_own(setting, world):
 def main(settings, out):
     world = World.from_environment()
     torch.set_num_threads(1)
-    shares.PIECE_BYTES = PIECE_BYTES
+    shares.CHUNK_BYTES = PIECE_BYTES
     found = []
     for setting in json.loads(Path(settings).read_text()):
         faulthandler.dump_traceback_later(DEADLINE, exit=True)

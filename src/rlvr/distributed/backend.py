@@ -41,6 +41,8 @@ class Backend(Protocol):
     """
 
     policy: Policy
+    # True for ZeRO 2 and 3, whose backward passes reduce gradients as they go: a rank that makes one pass less would
+    # leave the others waiting in the collective.
     lockstep: bool
     """Whether forward and backward passes are collective, so that every rank has to make equally many between the
     others."""

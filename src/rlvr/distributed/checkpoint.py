@@ -31,7 +31,11 @@ from rlvr.errors import CheckpointError
 log = logging.getLogger(__name__)
 MANIFEST = "complete.json"
 STATE = "state.json"
+# 1 was a pickled tensors.pt (see `_of_another_format`), which is not read: unpickling runs code.
 FORMAT = 2
+# Matches "tensors-3.safetensors.note.tmp", "model/model-00001-of-00002.safetensors", "merged/chat_template.jinja",
+# "model/modeling_llama.py"; not "model/notes.txt", "../state.json" or "tensors-3.safetensors.bak". Used with fullmatch,
+# so that a file of the user's is not removed.
 PARTIAL = (
     r"tensors-\d+\.safetensors(\.note|\.tmp|\.note\.tmp)?|state\.json|complete\.json|"
     r"(model|merged)/([a-z_]*model[\w.-]*\.(safetensors|model|json)|[a-z_]*(config|tokenizer|tokens|tokens_map"
@@ -69,6 +73,8 @@ class Manifest:
         return self.own == self._checksum()
 
     def _checksum(self) -> str:
+        # Sorted keys: the sum is of the content, whatever order a reader's dictionary has. 32 hexadecimal digits are
+        # 128 bits.
         rest = {**dataclasses.asdict(self), "own": ""}
         return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -91,6 +97,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         self._of: dict[str, Any] = {}
         for path in files:
             try:
+                # Maps the file and reads a tensor when it is asked for; the format holds no code.
                 file = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
@@ -126,10 +133,11 @@ def read(path: Path) -> Saved:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, whole or torn."""
     if folder.is_dir():
-        found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+        # "step-40" is a checkpoint; "step-40.partial", "step-best" and ".step-40.partial" are not
+        paths = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
     else:
-        found = []
-    return sorted(found, key=step_of)
+        paths = []
+    return sorted(paths, key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -146,6 +154,7 @@ def latest(folder: Path) -> Path | None:
     """
     problems: list[tuple[Path, str]] = []
     for path in reversed(checkpoints(folder)):
+        # Newest first, and the sums of the newest only where it is whole: summing 100 GB takes minutes.
         if (problem := why_unusable(path)) is None:
             for torn, why in problems:
                 log.warning("checkpoint %s is passed over: %s", torn, why)
@@ -176,6 +185,7 @@ def why_unusable(path: Path) -> str | None:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
+        # All bytes are read: a file of the right size may still hold zeros after a crash of its machine.
         if checksum_of(file) != checksum:
             return f"{name} is damaged (its checksum differs)"
     return None
@@ -186,6 +196,7 @@ def _manifest(path: Path) -> Manifest:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
+            # TypeError for keys that this version does not have, which is caught as "broken".
             manifest = Manifest(**manifest)
             if manifest.whole:
                 return manifest
@@ -203,6 +214,7 @@ def _of_another_format(path: Path) -> int | None:
     """The number of the format, where the checkpoint is whole in another one."""
     with contextlib.suppress(OSError, ValueError):
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        # Format 1 had no number: its manifest was the mapping of files to checksums itself.
         if isinstance(manifest, dict) and "tensors.pt" in manifest and "format" not in manifest:
             return 1
         if isinstance(manifest, dict) and isinstance(manifest.get("format"), int) and manifest["format"] != FORMAT:
@@ -225,6 +237,7 @@ def best(folder: Path, metric: str, mode: str) -> tuple[Path, float] | None:
     """The checkpoint in `folder` with the best value of `metric` (`mode` max or min), the older one of equals."""
     scored = [(path, value) for path in checkpoints(folder) if (value := score_of(path, metric)) is not None]
     sign = 1 if mode == "max" else -1
+    # `max` keeps the first of equals, and `checkpoints` gives the oldest first.
     return max(scored, key=lambda one: sign * one[1], default=None)
 
 
@@ -265,6 +278,7 @@ def remove_partial(path: Path) -> None:
     """Remove what a checkpoint writes from a folder that one was being written into; the folder with all else is set
     aside."""
     if path.is_dir() and not path.is_symlink():
+        # Only names that a checkpoint has: the folder could be one that a user keeps things in.
         names = (file.relative_to(path).as_posix() for file in path.rglob("*"))
         remove_files(path, [name for name in names if re.fullmatch(PARTIAL, name)])
     for folder in (path / "model", path / "merged", path):
@@ -278,6 +292,7 @@ def remove_partial(path: Path) -> None:
 def replace(path: Path, new: Path) -> None:
     """Put the checkpoint `new` in the place of `path`, where there may be one: that is removed, anything else set
     aside."""
+    # os.replace does not replace a folder that is not empty.
     old = set_aside(path) if os.path.lexists(path) else None
     os.replace(new, path)
     if old is not None and is_sealed(old):
@@ -294,4 +309,5 @@ def is_sealed(path: Path) -> bool:
 def checksum_of(path: Path) -> str:
     """Of a file's bytes."""
     with path.open("rb") as file:
+        # Read in blocks, with the interpreter's lock released, so that heartbeats go on.
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]

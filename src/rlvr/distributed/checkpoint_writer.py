@@ -5,8 +5,8 @@ rank 0 writes everything else, waits for the notes, seals the folder, syncs it a
 that they share, and no collective call is made outside the ranks' main threads.
 
 Invariants: `step-N` appears whole or not at all; what was there before is removed only when the new one is whole; a
-write that fails is said, and neither stops the run nor touches another checkpoint; one write is under way at a time; a
-run folder that was removed is not left there anew.
+write that fails is logged, and neither stops the run nor touches another checkpoint; one write is under way at a
+time; a run folder that was removed is not made again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ from rlvr.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
+# Arbitrary: a terabyte at 300 MB/s.
 WRITE_SECONDS = 3600.0
-"""How long a write may take before whoever waits for it gives it up."""
+"""How long a write may take before a wait for it ends in an error."""
+# Recorded in the manifest to explain a run that differs after a resume; ranks compare a list of their own
+# (versions.py).
 PACKAGES = ("rlvr", "torch", "transformers", "safetensors", "numpy", "peft")
 
 
@@ -70,8 +73,11 @@ class HostCopies:
     def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            # Pinned: copies from a GPU then run at the speed of the bus. Pinning costs more than a copy, which is why
+            # buffers are kept.
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._buffers[name] = buffer
+        # Blocking: on return the optimizer may change the tensor.
         return buffer.copy_(tensor)
 
 
@@ -94,17 +100,20 @@ class Writer:
     def open(self, step: int, logs: bool = True) -> bool:
         """Wait for the write before, and make the folder that all ranks write into. Where that is impossible: False,
         the write counts as failed, and with `logs` that is logged."""
+        # The write before uses the same host buffers and the same thread name on storage: never two at once.
         self.wait()
         problem = None
         if self.world.is_main:
             try:
+                # Of a run that was killed while it wrote this step.
                 checkpoint.remove_partial(self._aside(step))
                 self.folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again
                 self._aside(step).mkdir()
                 self._close_directory()
                 self._directory = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
-                problem = error.strerror or str(error)  # without the path, which is said once
+                problem = error.strerror or str(error)  # without the path, which FAILED names already
+        # All ranks have to know before any copies its tensors: `saved_tensors` is collective under ZeRO.
         problem = self.world.broadcast(problem, "the folder of the checkpoint")
         if problem is not None:
             self._under_way = Future()
@@ -137,10 +146,11 @@ class Writer:
                     self._close_directory()
                     if logs:
                         log.error(FAILED, contents.step, self.folder, error)
-                finally:  # after the line, so that whoever waits has the last word; also where nothing can be logged
+                finally:  # after the line, so that the waiting thread reports last; also where nothing can be logged
                     future.set_exception(error)
 
         if self.config.background:
+            # A daemon, since the run's end waits for it by name and with a deadline (`wait`).
             threading.Thread(target=work, name="rlvr-checkpoint", daemon=True).start()
         else:
             work()
@@ -152,6 +162,7 @@ class Writer:
         what = f"the checkpoint of step {self._step} to be on disk"
         finished(self._under_way, what, time.monotonic() + WRITE_SECONDS)
         error = self._under_way.exception()
+        # KeyboardInterrupt and SystemExit of the thread must not end the thread that asks for the outcome of the write.
         if error is None or isinstance(error, Exception):
             return error
         return RuntimeError(repr(error))
@@ -205,6 +216,8 @@ class Writer:
         if not self.world.is_main:
             self._write_share(aside, name, contents.tensors)
             return target
+        # Logs first: a run resumed from here reads them, and a machine that stops must not keep the checkpoint and lose
+        # the logs.
         for path in contents.logs:
             if path.exists():
                 _sync(path)
@@ -213,27 +226,34 @@ class Writer:
         if self._is_gone():  # what was written before is not in the folder that is there now
             raise CheckpointError(f"{self.folder} was removed or renamed meanwhile")
         (aside / STATE).write_text(json.dumps(contents.state), encoding="utf-8")
+        # After rank 0's own files, so that all ranks write at the same time.
         notes = self._notes(aside)
         files = sorted(path for path in aside.rglob("*") if path.is_file() and path.name not in notes)
         for path in files:
             _sync(path)
+        # Read back by rank 0 from the shared storage, also what other ranks wrote: the note holds the sum of what they
+        # meant to write.
         sums = {str(path.relative_to(aside)): checksum_of(path) for path in files}
         for rank, note in enumerate(notes, start=1):
             if sums.get(f"tensors-{rank}.safetensors") != (aside / note).read_text():
                 raise CheckpointError(f"what rank {rank} wrote is not what is on disk")
             (aside / note).unlink()
         manifest = Manifest(contents.step, self.world.size, contents.metrics, versions(), sums)
+        # The manifest last: only a folder that has it counts as a checkpoint.
         (aside / MANIFEST).write_text(manifest.text(), encoding="utf-8")
+        # A file's fsync does not cover its entry in the directory; directories are synced after the files in them.
         for path in [aside / MANIFEST, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
             _sync(path)
+        # A rename within a folder is atomic; the sync of the folder after it makes the rename itself last.
         checkpoint.replace(target, aside)
         _sync(self.folder)
         keeps = self.config.best
         if keeps is None:
-            found = None
+            scored = None
         else:
-            found = checkpoint.best(self.folder, keeps.metric, keeps.mode)
-        best = None if found is None else found[0]
+            scored = checkpoint.best(self.folder, keeps.metric, keeps.mode)
+        best = None if scored is None else scored[0]
+        # Only now: until here the checkpoints before are the ones to resume from.
         checkpoint.remove_old(self.folder, target, self.config.keep, best, self.config.every)
         return target
 
@@ -242,6 +262,7 @@ class Writer:
         save_file(dict(tensors), aside / name)
         _sync(aside / name)
         note = aside / f"{name}.note"
+        # Written aside and renamed, or rank 0 could read half of it.
         note.with_suffix(".tmp").write_text(checksum_of(aside / name))
         os.replace(note.with_suffix(".tmp"), note)
 
@@ -257,6 +278,7 @@ class Writer:
         while True:
             missing -= {rank for rank in missing if (aside / notes[rank]).exists()}
             sizes = {rank: _size(aside / f"tensors-{rank}.safetensors") for rank in missing}
+            # Progress, not time, decides: the deadline moves while any missing file grows.
             if sizes != before:
                 before = sizes
                 deadline = time.monotonic() + WRITE_SECONDS / 2
@@ -267,7 +289,10 @@ class Writer:
                 raise CheckpointError(
                     f"{who} wrote nothing: run.dir must be on storage that all ranks share (their own output says more)"
                 )
+            # Raises for a rank that is gone (docs/log.md: two of 33 runs with a killed rank waited here for 30
+            # minutes).
             watch.look("its part of the checkpoint", failures=False)
+            # Arbitrary: one look at a folder of network storage, 20 times a second.
             time.sleep(0.05)
 
 
@@ -282,6 +307,7 @@ def _size(path: Path) -> int:
 
 
 def _sync(path: Path) -> None:
+    # Read-only suffices for fsync on Linux, and is the only way to open a directory.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

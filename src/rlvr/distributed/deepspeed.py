@@ -40,6 +40,7 @@ from rlvr.rollout.weights import weight_buckets, whole_shape, whole_size
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else its import, which saving a Hugging Face model causes, warns
 
+# Weak, so that the backend goes with its policy.
 _open: weakref.WeakKeyDictionary[Policy, DeepSpeedBackend] = weakref.WeakKeyDictionary()
 """The backend of each policy: a model is wrapped once, and stages after the first go on with its engine."""
 
@@ -68,6 +69,7 @@ class DeepSpeedOptions(BackendFactory):
 
     def open(self, policy: Policy, optimizer: SpecLike, world: World | None = None) -> DeepSpeedBackend:
         """The backend for `policy`, with a fresh optimizer."""
+        # A later stage: `world` and the options are those of the first, since they are of the run.
         if policy in _open:
             _open[policy].renew(optimizer)
         else:
@@ -103,6 +105,8 @@ class DeepSpeedBackend:
             options.deepspeed,
             sum(p.numel() for p in self.parameters.values()),
         )
+        # Before the weights are cut or flattened: decay goes to matrices and not to norms and biases, told apart by
+        # their shapes (docs/log.md, "loading a model in parts").
         base = registry.build("optimizer", optimizer)(self.parameters.values())  # groups them by their shapes
         _join_alone()
         if self.stage == 3:
@@ -114,6 +118,7 @@ class DeepSpeedBackend:
                 before = _unrounded(self.parameters)
             else:
                 before = {}
+        # dist_init_required=False: World has made the process group, with gloo for the CPU and a timeout.
         self.engine, *_ = deepspeed.initialize(
             model=policy.model,
             optimizer=base,
@@ -129,6 +134,9 @@ class DeepSpeedBackend:
         for name, weight in before.items():  # the float32 weights start from what was loaded, not from its rounding
             self.shards.set_weight(name, weight)
         if self.stage == 3 and policy.head_is_enough:
+            # runtime/zero/parameter_offload.py (0.19.8) sets this hook on the outermost module, which the learner does
+            # not call where it needs hidden states only; prepended, so that it runs before the hooks that fetch
+            # weights.
             policy.causal_lm.base_model.register_forward_pre_hook(self._begin_pass, prepend=True)
 
     @staticmethod
@@ -154,6 +162,7 @@ class DeepSpeedBackend:
 
     def renew(self, optimizer: SpecLike) -> None:
         """A fresh optimizer on the weights as they are. ConfigError where it is of another kind than the one before."""
+        # Shapes without memory: only the groups and options of the new optimizer are wanted.
         model = [torch.nn.Parameter(torch.empty(whole_shape(p), device="meta")) for p in self.parameters.values()]
         new = registry.build("optimizer", optimizer)(model)
         base = self.optimizer.optimizer
@@ -163,6 +172,7 @@ class DeepSpeedBackend:
                 f"a stage asks for {type(new).__name__} after {type(base).__name__}"
             )
         for mine, wanted in zip(base.param_groups, new.param_groups, strict=True):
+            # `fused` and `foreach` follow the device of the parameters, which are on "meta" here.
             mine.update({key: value for key, value in wanted.items() if key not in ("params", "fused", "foreach")})
         self.offload.move_back()
         self.shards.forget()
@@ -171,6 +181,7 @@ class DeepSpeedBackend:
 
     def zero(self) -> None:
         """See the protocol."""
+        # Until `step`, or every backward pass would reduce and count as the last of its step.
         self.engine.set_gradient_accumulation_boundary(False)
         self.shards.drop_gradients()
         self._passes = 0
@@ -178,8 +189,12 @@ class DeepSpeedBackend:
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`."""
         self._passes += 1
+        # Both are what the engine's own `forward` and backward do around a pass; it is not called here, so its counters
+        # of hooks and of micro-steps are set by hand (runtime/base_optimizer.py).
         self.optimizer.clear_backward_seen_flag()
         self.optimizer.backward_prologue()
+        # DeepSpeed averages gradients over ranks: times the number of ranks, the average is the sum.
+        # scale_wrt_gas=False: it does not divide by accumulation steps either.
         self.engine.backward(loss * self.world.size, scale_wrt_gas=False)
 
     def step(self, lr: float, max_norm: float) -> float:
@@ -188,16 +203,20 @@ class DeepSpeedBackend:
         self.offload.move_back()  # not before, so that backward passes have its memory
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        # Read by the optimizer at each step (unscale_and_clip_grads), so a schedule of max_grad_norm works too.
         self.optimizer.clip_grad = max_norm
         self.engine.set_gradient_accumulation_boundary(True)
+        # This rank had no rollout of the step. The reduction and the step are collective and read what a pass leaves.
         if not self._passes:
             self.shards.no_gradients()
+        # ZeRO-1 keeps whole gradients and reduces them once for each step; 2 and 3 reduce in each backward pass.
         elif self.stage == 1:
             self.engine.allreduce_gradients()
         else:
             self.optimizer.finalize_gradient_accumulation_boundary()
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm())
+        # False where a gradient was not finite: DeepSpeed skipped the step on every rank.
         if self.engine.was_step_applied():
             return norm
         return math.nan
@@ -221,7 +240,7 @@ class DeepSpeedBackend:
     def saved_tensors(self) -> dict[str, torch.Tensor]:
         """See the protocol. Tensors are put together one at a time, in host memory of the rank that keeps them."""
         owner = owners({name: whole_size(p) for name, p in self.parameters.items()}, self.world.size)
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name in self.parameters:
             for key, tensor in self.shards.of(name, keep=owner[name] == self.world.rank):
                 if key is None:
@@ -229,8 +248,8 @@ class DeepSpeedBackend:
                 else:
                     full = f"{OPTIMIZER}{key}/{name}"
                 if tensor is not None:
-                    found[full] = tensor
-        return found
+                    tensors[full] = tensor
+        return tensors
 
     def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
         """See the protocol. Tensors are read one at a time, on every rank."""
@@ -243,6 +262,7 @@ class DeepSpeedBackend:
             for key in keys:
                 if (full := f"{OPTIMIZER}{key}/{name}") in saved:
                     self.shards.set_state(name, key, saved[full])
+        # Once, after all weights: under ZeRO-3 it is a pass over all groups.
         self.shards.publish()
 
 
@@ -256,6 +276,7 @@ def _library() -> Any:
             "distributed.backend deepspeed needs DeepSpeed: pip install 'rlvr[deepspeed]', or use backend plain"
         ) from error
     if not logging.getLogger("rlvr").isEnabledFor(logging.DEBUG):
+        # At INFO it prints its whole configuration at every start.
         logger.setLevel(logging.WARNING)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
         False  # a CPU all-reduce that it would build with a compiler
@@ -271,7 +292,7 @@ def _unrounded(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.
 
 def _join_alone() -> None:
     """A process group of one, where no launcher made one."""
-    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it, whoever made the process group
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it, also where it did not make the process group
     if not dist.is_initialized():
         store = dist.HashStore()
         if torch.cuda.is_available():

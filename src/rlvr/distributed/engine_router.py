@@ -1,4 +1,4 @@
-"""The engines of all ranks as one: rank 0 draws and asks, every rank samples with the engine beside its policy.
+"""The engines of all ranks as one: rank 0 draws and requests, every rank samples with the engine beside its policy.
 
 Requests go to the other ranks over sockets, so that sampling needs no collective call and any plan, dynamic sampling or
 staleness works as with one process. Invariants: requests with one prompt go to one rank while any of them is open, so
@@ -38,11 +38,13 @@ from rlvr.rollout.engine import Bucket, Completion, Engine, EngineFactory, InFli
 
 log = logging.getLogger(__name__)
 
+# Arbitrary: all ranks come here at one place of the program, but one of them may still load from slow storage.
 JOIN_SECONDS = 120.0
 """How long ranks may take to connect."""
 LOOPBACK = "127.0.0.1"
-Asked = list[tuple[int, Request | None]]
+RequestBatch = list[tuple[int, Request | None]]
 """Requests by number, made in one pass of rank 0's loop; None gives up the one of that number."""
+# Arbitrary: how late the accepting thread sees that all have joined.
 SETTLE = 0.2
 """Seconds after which rank 0 looks whether it still waits for connections."""
 
@@ -64,6 +66,7 @@ def open_engine(
     """
     factory: EngineFactory = registry.build("engine", spec)
     options = factory.for_run(min(longest, policy.context) if longest else None, apart, world.heartbeat_timeout)
+    # One rank needs no router: no socket is opened, and generate() is the engine's own.
     if world.size == 1:
         return options.open(policy, in_flight)
     if options.per_rank:
@@ -90,14 +93,16 @@ def verify_weight_sync(
     `low_precision`: it computes in less than the policy's type.
     """
     if isinstance(engine, EngineRouter):
+        # Every rank probes its own engine with its own policy: under ZeRO-3 the forward pass is collective, and all are
+        # here.
         probe(engine.own, policy, collector, low_precision=low_precision)
     else:  # gathering the weights once more to compare them would need the other ranks
-        known = weights if world.size == 1 else tuple
+        compared = weights if world.size == 1 else tuple
         probe(
             engine,
             policy,
             collector,
-            known,
+            compared,
             lambda sampled: world.broadcast(sampled, "what the engine sampled"),
             low_precision,
         )
@@ -114,11 +119,16 @@ class EngineRouter:
         self.world = world
         self.collector = collector
         self.shares_weights = engine.shares_weights
+        # The smallest: a request may go to any of them.
         self.context = min(world.gather(engine.context, "the contexts of the engines"))
+        # `_open` and `_home` are touched on rank 0's loop alone and need no lock; `_links` is filled before the first
+        # request.
         self._links: dict[int, _Link] = {}
         self._open: Counter[int] = Counter()
         self._home: dict[tuple[int, ...], tuple[int, int]] = {}
         """Prompt -> (rank, open requests)."""
+        # Connection unpickles what it receives, which runs code: only who has this key (HMAC challenge of
+        # multiprocessing) may send.
         key = world.broadcast(secrets.token_bytes(32), "the key of the sampling ranks")
         if world.is_main:
             self._accept(key)
@@ -128,6 +138,8 @@ class EngineRouter:
     def _accept(self, key: bytes) -> None:
         machines = self.world.gather(machine(), "the machines of the ranks")
         here = LOOPBACK if len(set(machines)) == 1 else ""  # all addresses, for ranks on other machines
+        # The listening socket exists before the port is broadcast, so that no rank connects too early; it closes when
+        # all have joined.
         with socket.create_server((here, 0), backlog=self.world.size) as server:
             server.settimeout(SETTLE)
             threading.Thread(
@@ -145,7 +157,7 @@ class EngineRouter:
 
     def _accept_all(self, server: socket.socket, key: bytes) -> None:
         """Take connections until all ranks have joined. Each proves itself on a thread of its own: one that is not of a
-        rank, whatever it sends or does not send, keeps nobody waiting."""
+        rank, whatever it sends or does not send, holds up no other."""
         with contextlib.suppress(OSError):  # the server was closed
             while not self._all_joined():
                 with contextlib.suppress(TimeoutError):
@@ -155,6 +167,7 @@ class EngineRouter:
     def _welcome(self, connection: Connection, key: bytes) -> None:
         """Take a connection of a rank, which has the key; close any other."""
         try:
+            # The order of multiprocessing's Listener.accept; `Client(..., authkey)` answers and challenges in turn.
             deliver_challenge(connection, key)
             answer_challenge(connection, key)
             rank = connection.recv()
@@ -182,6 +195,7 @@ class EngineRouter:
             ) from error
         self._connection.send(self.world.rank)
         self.world.barrier("the sampling ranks", JOIN_SECONDS)
+        # `Connection.send` must not run in two threads at once.
         self._sending = threading.Lock()
         threading.Thread(target=self._answer, name="rlvr-router", daemon=True).start()
 
@@ -195,6 +209,7 @@ class EngineRouter:
     async def generate(self, request: Request) -> Completion:
         """Sample one completion, on the rank that has the prompt or the least to do. LostRankError where that rank is
         gone."""
+        # No `await` between choosing and counting, so the choice is of the counts as they are.
         rank = self._take(request.token_ids)
         try:
             if rank == self.world.rank:
@@ -204,6 +219,9 @@ class EngineRouter:
             self._give(request.token_ids, rank)
 
     def _take(self, prompt: tuple[int, ...]) -> int:
+        # A prompt's first request goes to the rank with the fewest open ones, the rest of its group follows: the engine
+        # computes a prompt once for all requests that it has with it. Ties go to the lowest rank (`min`), so the choice
+        # does not depend on timing where all are idle.
         rank, count = self._home.get(prompt, (None, 0))
         if rank is None:
             rank = min(range(self.world.size), key=lambda r: self._open[r])
@@ -249,19 +267,21 @@ class EngineRouter:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._submit(self._connection.recv(), running)
+        # Rank 0 has closed the connection: no one reads these, and their rows would hold up a publish.
         if running:
             self._submit([(number, None) for number in list(running)], running)
 
-    def _submit(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
+    def _submit(self, batch: RequestBatch, running: dict[int, asyncio.Task[Completion]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop ended with the run
-            self.collector.loop.call_soon_threadsafe(self._begin, asked, running)
+            self.collector.loop.call_soon_threadsafe(self._begin, batch, running)
 
-    def _begin(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
+    def _begin(self, batch: RequestBatch, running: dict[int, asyncio.Task[Completion]]) -> None:
         """Start what rank 0 asked for, in one pass of the loop, so that the engine batches it as it would on rank 0;
         None in the place of a request gives it up."""
-        for number, request in asked:
+        for number, request in batch:
             if request is not None:
                 running[number] = asyncio.create_task(self.own.generate(request))
+                # `running` holds the task, which asyncio itself keeps by a weak reference only.
                 running[number].add_done_callback(functools.partial(self._reply, number, running))
             elif number in running:
                 running.pop(number).cancel()
@@ -272,6 +292,7 @@ class EngineRouter:
             return
         error = done.exception()
         answer: Any = done.result() if error is None else error
+        # Only our own exceptions are sent as they are: another class may not be importable, or picklable, on rank 0.
         if error is not None and not isinstance(error, RlvrError):
             answer = TrainingError(f"rank {self.world.rank} could not sample: {type(error).__name__}: {error}")
         with contextlib.suppress(OSError), self._sending:
@@ -288,7 +309,7 @@ class _Link:
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]] = {}
         self._lock = threading.Lock()
         """Held for `_waiting` and `_gone`, which the reader's thread touches too."""
-        self._asked: Asked = []
+        self._unsent: RequestBatch = []
         """What is to be sent, on the loop alone."""
         self._gone = False
         threading.Thread(target=self._read, name=f"rlvr-router-{rank}", daemon=True).start()
@@ -299,6 +320,8 @@ class _Link:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         with self._lock:
+            # Under the lock: `_read` sets it and then fails all that wait, so a request registered after that would
+            # wait for ever.
             if self._gone:
                 raise self._loss()
             self._waiting[number] = loop, future
@@ -316,21 +339,23 @@ class _Link:
         """Send it in one message with all that is asked in this pass of the loop: what the rank gets at once it samples
         in one batch. One message for each would be batched by when it arrives, and the last bits of log-probs depend on
         the batch."""
-        if not self._asked:
+        if not self._unsent:
+            # After all callbacks that are ready now, among them the other members of the group.
             asyncio.get_running_loop().call_soon(self._flush, 1)
-        self._asked.append((number, request))
+        self._unsent.append((number, request))
 
     def _flush(self, seen: int) -> None:
         """Send what is asked, once a pass of the loop has added nothing to the `seen` requests."""
-        if seen != len(self._asked):
-            asyncio.get_running_loop().call_soon(self._flush, len(self._asked))
+        if seen != len(self._unsent):
+            asyncio.get_running_loop().call_soon(self._flush, len(self._unsent))
             return
-        asked = self._asked
-        self._asked = []
+        batch = self._unsent
+        self._unsent = []
         try:
-            self.connection.send(asked)
+            self.connection.send(batch)
         except OSError:
-            for number, _ in asked:
+            # The reader fails what it finds waiting too; `_settle` ignores a future that is done.
+            for number, _ in batch:
                 with self._lock:
                     waiting = self._waiting.get(number)
                 if waiting is not None:
@@ -356,8 +381,8 @@ class _Link:
                 if waiting is not None:
                     self._settle(*waiting, answer)
         with self._lock:
-            self._gone, left = True, list(self._waiting.values())
-        for loop, future in left:
+            self._gone, unanswered = True, list(self._waiting.values())
+        for loop, future in unanswered:
             self._settle(loop, future, self._loss())
 
     @staticmethod
@@ -398,6 +423,7 @@ class NullEngine:
         twice for one version without a `release` between."""
         if version == self.version and not self._released:
             return
+        # The gathering of ZeRO-3 is a collective: a rank that does not take part would block rank 0's publish.
         for bucket in weights():
             del bucket  # else it would last until the next one is whole
         self.version = version

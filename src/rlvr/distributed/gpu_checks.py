@@ -44,11 +44,11 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
     try:
         if home.type == "cuda":
             home = torch.device("cuda", _index(home, world))
-            found = torch.cuda.get_device_properties(home)
+            properties = torch.cuda.get_device_properties(home)
             name = devices.visible()[home.index]
             # CUDA calls a part "NVIDIA A100-SXM4-40GB MIG 1g.5gb", also where CUDA_VISIBLE_DEVICES has its index
-            is_part = devices.is_part(name) or " MIG " in found.name
-            gpu = RankGPU(name, str(found.uuid), is_part, machine())
+            is_part = devices.is_part(name) or " MIG " in properties.name
+            gpu = RankGPU(name, str(properties.uuid), is_part, machine())
         options = registry.build("engine", config.rollout.engine)
         if isinstance(options, VLLMOptions | VLLMServerOptions) and (options.per_rank or world.is_main):
             try:
@@ -57,12 +57,15 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
                 raise ConfigError(f"{error} ({engine_reason})" if engine_reason is not None else str(error)) from error
     except ConfigError as error:
         problem = str(error)
+    # Problems are gathered and not raised at once: a rank that raises alone would leave the others to find out by its
+    # silence.
     answers = world.gather((gpu, problem), "the GPUs of the ranks")
     for rank, (_, theirs) in enumerate(answers):
         if theirs is not None:
             raise ConfigError(f"rank {rank}: {theirs}" if world.size > 1 else theirs)
     gpus = [theirs for theirs, _ in answers]
     for rank, own in enumerate(gpus):
+        # By UUID: two ranks may see one GPU under two indices.
         for other in range(rank):
             before = gpus[other]
             if own is not None and before is not None and own.is_same(before):
@@ -76,6 +79,7 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
 def _index(home: torch.device, world: World) -> int:
     """The index of this rank's GPU among those that are visible. ConfigError where there is none."""
     shown = devices.visible()
+    # `cuda` without a number: the local rank chooses; with a number the user did.
     if home.index is None and world.size > 1:
         index = world.local_rank
     else:

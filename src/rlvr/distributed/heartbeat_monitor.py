@@ -8,7 +8,7 @@ raise is not to notice: code in between may take the error for one of its own, s
 to reach `notice`.
 
 Silence is counted in the watchdog's own ticks: a process that was itself stopped, or short of processor time, blames
-nobody. Limit: both threads need Python's interpreter. A rank whose main thread holds it for longer than the heartbeat
+no rank. Limit: both threads need Python's interpreter. A rank whose main thread holds it for longer than the heartbeat
 timeout, in one call of an extension that does not release it, counts as silent, as at a meeting. torch, DeepSpeed,
 safetensors and hashing release it.
 """
@@ -27,6 +27,7 @@ from rlvr.errors import LostRankError, tell_launcher
 
 log = logging.getLogger(__name__)
 
+# Arbitrary: small beside the timeout of 30 s, and a few requests a second are no load for the store.
 HEARTBEAT_SECONDS = 1.0
 """Seconds between two heartbeats of a rank."""
 MARGIN = 10.0
@@ -66,10 +67,12 @@ class HeartbeatMonitor:
         """Set when the main thread was given the trouble as an exception."""
         self._noticed = threading.Event()
         """Set when the main thread knows of a lost rank, and when the watchdog is closed."""
+        # From the constructor, so that a rank is known to have begun before its first meeting.
         self._beat(0)
         self._beating = threading.Thread(target=self._give_and_read, name="rlvr-heartbeat", daemon=True)
         self._beating.start()
         threading.Thread(target=self._watch, name="rlvr-watchdog", daemon=True).start()
+        # Every named wait of the process calls it ten times a second or so (core/waits.py).
         Wait.alarms.append(self._raise_once)
 
     def notice(self) -> None:
@@ -82,6 +85,8 @@ class HeartbeatMonitor:
         self._closed = True
         with contextlib.suppress(ValueError):
             Wait.alarms.remove(self._raise_once)
+        # A beat after `close` would write a key that `World._clear_store` has deleted. Bounded, since the store may be
+        # stuck.
         self._beating.join(3 * HEARTBEAT_SECONDS)
 
     _closed = False
@@ -91,6 +96,7 @@ class HeartbeatMonitor:
         saved."""
         if self._trouble is None or self._raised or self._noticed.is_set():
             return
+        # Other threads wait too (the checkpoint's writer, say): an error raised there would end nothing.
         if threading.current_thread() is threading.main_thread():
             self._raised = True
             raise self._trouble
@@ -103,6 +109,7 @@ class HeartbeatMonitor:
             try:
                 self._beat(self._rounds)
                 for rank in self._others:
+                    # `get` of a key that is not there would block until torch's timeout.
                     if self._store.check([heartbeat_key(rank)]):
                         self._heard[rank] = self._store.get(heartbeat_key(rank))
                     if self._store.check([failure_key(rank)]):
@@ -122,13 +129,17 @@ class HeartbeatMonitor:
         last: dict[int, bytes] = {}
         rounds = 0
         stuck = 0.0
+        # Ticks, not the clock: where this process was stopped for a minute, it has made one tick and blames no rank.
         while not self._noticed.wait(HEARTBEAT_SECONDS):
+            # No round since the last tick: the store did not answer, so nothing is known of any rank.
             if self._rounds == rounds:
                 stuck = stuck + HEARTBEAT_SECONDS
             else:
                 stuck = 0.0
             rounds = self._rounds
             for rank, beat in list(self._heard.items()):
+                # The content of a heartbeat is a counter; only that it changes says something, so clocks of machines
+                # need not agree.
                 if last.get(rank) == beat:
                     silent[rank] = silent[rank] + HEARTBEAT_SECONDS
                 else:
@@ -141,8 +152,10 @@ class HeartbeatMonitor:
     def _lost(self, silent: dict[int, float], stuck: float) -> LostRankError | None:
         """Return what is wrong with the other ranks."""
         where = f"while rank {self.rank} was at {self.place()} or in what follows it"
+        # What a rank said itself is better than its silence, and the lowest rank's is reported by all alike.
         for rank, text in sorted(self._failures.items()):
             return LostRankError(f"rank {rank} failed {where}: {text}")
+        # Before the ranks: without the store all of them look silent.
         if stuck > self.heartbeat_timeout:
             if self.rank == 0:
                 keeper = "the launcher"
@@ -165,6 +178,8 @@ class HeartbeatMonitor:
         """Return whether the main thread notices, and ends the process by itself; False where the lost rank came back.
         Does not return where it does neither."""
         before = dict(self._heard), self._rounds
+        # The main thread gets MARGIN from the lost rank, and MARGIN once more from where the error was raised in it:
+        # cleaning up (closing an engine, say) takes time.
         raised = self._raised
         left = MARGIN
         while left > 0:
@@ -175,6 +190,8 @@ class HeartbeatMonitor:
                 if not raised:
                     raised = True
                     left = MARGIN
+            # Not once the error was raised: the main thread is on its way out then. A rank that failed does not come
+            # back.
             elif not self._failures and self._came_back(silent, stuck, *before):
                 self._trouble = None
                 return False
@@ -193,10 +210,14 @@ class HeartbeatMonitor:
         """End this process, whose main thread cannot."""
         text = str(self._trouble)
         with contextlib.suppress(OSError):
+            # The descriptor and not sys.stderr, whose lock the stuck main thread may hold.
             os.write(2, f"error: {text}\n".encode())
+        # In a thread with a bound: the files may be on storage that went with the other machine.
         words = threading.Thread(target=_last_words, args=(text,), daemon=True)
         words.start()
         words.join(LOG_SECONDS)
+        # sys.exit would end this thread only, and a normal exit would wait for the main thread, which is inside the
+        # collective.
         os._exit(1)
 
 

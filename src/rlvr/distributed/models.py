@@ -73,6 +73,7 @@ def _files(
     found: dict[str, torch.Tensor] = {}
     missing = []
     for source in weights:
+        # By address: tied names share a copy, as they share the parameter. The shape tells a view of it apart.
         copy = copied.get(source.parameters[0].data_ptr())
         if copy is not None and copy.shape == source.parameters[0].shape:
             found[source.name] = copy
@@ -80,6 +81,7 @@ def _files(
             missing.append(source)
     found |= host_copies(missing, keep=is_main)
     buffers = dict(model.named_buffers())
+    # state_dict and not named_buffers: buffers that are not persistent do not belong into files.
     found |= {name: tensor.clone() for name, tensor in model.state_dict().items() if name in buffers}
 
     def write(folder: Path) -> None:

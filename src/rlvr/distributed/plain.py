@@ -26,6 +26,7 @@ from rlvr.registry import register
 from rlvr.rollout.engine import Bucket
 from rlvr.rollout.weights import buckets, weight_buckets
 
+# Arbitrary: this much is copied beside the gradients; fewer and larger all-reduces gain nothing once a link is full.
 REDUCE_BYTES = 64 << 20
 """Gradients that are summed over ranks at once."""
 
@@ -69,6 +70,7 @@ class PlainBackend:
         momentum."""
         for parameter in self.parameters.values():
             if parameter.grad is None:
+                # torch's optimizers skip parameters whose gradient is None.
                 parameter.grad = torch.zeros_like(parameter)
                 record_event("trainer", "gradients", parameter.grad.nbytes)
             else:
@@ -80,9 +82,12 @@ class PlainBackend:
 
     def step(self, lr: float, max_norm: float) -> float:
         """Sum over ranks, clip and step; see the protocol."""
+        # Sum, not average: losses are divided by counts over all ranks (`Denominators`). Before clipping, so that every
+        # rank clips by the same norm.
         self._sum_gradients()
         self.offload.move_back()  # not before, so that backward passes have its memory
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_norm))
+        # The norm is the same on every rank, so all skip a step together.
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -93,10 +98,12 @@ class PlainBackend:
         if self.world.size == 1:
             return
         what = "the sum of the gradients"
+        # A named meeting first: all_reduce itself would wait 1800 s for a rank that is lost, without saying for whom.
         self.world.barrier(what)
         with self.world.naming(what):
             for part in _alike(p.grad for p in self.parameters.values() if p.grad is not None):
                 flat = torch.cat([gradient.flatten() for gradient in part])
+                # The order of addition depends on the ranks alone, so all have the same bits.
                 dist.all_reduce(flat)
                 torch._foreach_copy_(part, _cut(flat, part))
 
@@ -122,14 +129,15 @@ class PlainBackend:
     def saved_tensors(self) -> dict[str, torch.Tensor]:
         """See the protocol. The tensors are those in use, or their contents in host memory, not copies."""
         owner = owners({name: p.numel() for name, p in self.parameters.items()}, self.world.size)
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
+            # All ranks have the same tensors; each writes a share, so that storage sees all their links.
             if owner[name] == self.world.rank:
-                found[WEIGHTS + name] = parameter.detach()
+                tensors[WEIGHTS + name] = parameter.detach()
                 for key, value in self.optimizer.state.get(parameter, {}).items():
                     if value is not None:
-                        found[f"{OPTIMIZER}{key}/{name}"] = self.offload.on_host(torch.as_tensor(value))
-        return found
+                        tensors[f"{OPTIMIZER}{key}/{name}"] = self.offload.on_host(torch.as_tensor(value))
+        return tensors
 
     def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
         """See the protocol."""
@@ -139,6 +147,7 @@ class PlainBackend:
             for name, parameter in self.parameters.items():
                 parameter.copy_(saved[WEIGHTS + name])
         keys = optimizer_keys(saved)
+        # torch's state_dict numbers parameters over its groups, which are not in the order of the model.
         names = {id(p): name for name, p in self.parameters.items()}
         ordered = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
         state = {
@@ -146,6 +155,7 @@ class PlainBackend:
             for i, name in enumerate(ordered)
         }
         groups = self.optimizer.state_dict()["param_groups"]
+        # The groups are the current ones: learning rate and options are the configuration's, not the checkpoint's.
         self.optimizer.load_state_dict({"state": {i: s for i, s in state.items() if s}, "param_groups": groups})
 
 
@@ -160,11 +170,13 @@ def share_from_first(model: torch.nn.Module, world: World) -> None:
     packages."""
     if world.size == 1:
         return
+    # Before the first large exchange: two versions of torch may not even agree on its format.
     check_versions(world)
     world.barrier("rank 0's weights")
     with torch.no_grad():
         for part in _alike(t.detach() for t in [*model.parameters(), *model.buffers()]):
             flat = torch.cat([tensor.flatten() for tensor in part])
+            # Flattened into one tensor per type and device, since each call costs its latency.
             dist.broadcast(flat, src=0)
             for tensor, new in zip(part, _cut(flat, part), strict=True):
                 tensor.copy_(new)

@@ -20,6 +20,7 @@ def encoded_lengths(
 
     Only rank 0 encodes and keeps the prompts: it alone samples. Other ranks encode the few that a step asks them for.
     """
+    # [N], N tasks; replaced by rank 0's in the broadcast
     lengths = shown = np.zeros(len(tasks), dtype=np.int32)
     if world.is_main:
         lengths = prompts.lengths(tasks)

@@ -23,13 +23,15 @@ from rlvr.rollout.weights import has_parts, whole_shape, whole_size
 WEIGHTS = "weights/"
 OPTIMIZER = "optimizer/"
 REFERENCE = "reference/"
-PIECE_BYTES = 64 << 20
+# Arbitrary: small beside what an engine leaves free on its GPU, large beside the latency of an all-reduce.
+CHUNK_BYTES = 64 << 20
 """On the device at once while a tensor that ranks have parts of is put together in host memory."""
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Which rank writes each tensor, so that all write about as much."""
     names = list(sizes)
+    # `deal` balances the sums of costs, as for micro-batches. A function of sizes alone, so ranks agree without asking.
     hands = deal(np.asarray([sizes[name] for name in names], dtype=np.float64), ranks)
     return {names[i]: rank for rank, hand in enumerate(hands) for i in hand}
 
@@ -41,10 +43,10 @@ def check_weights(saved: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.
     wrong = [f"{name} (not in the checkpoint)" for name in sorted(shapes.keys() - names)]
     wrong += [f"{name} (only in the checkpoint)" for name in sorted(names - shapes.keys())]
     if not wrong:
-        found = {name: saved[prefix + name].shape for name in sorted(names)}
+        saved_shapes = {name: saved[prefix + name].shape for name in sorted(names)}
         wrong = [
             f"{name} ({list(shape)} in the checkpoint, {list(shapes[name])} here)"
-            for name, shape in found.items()
+            for name, shape in saved_shapes.items()
             if shape != shapes[name]
         ]
     if wrong:
@@ -64,7 +66,7 @@ def saved_reference(snapshot: Snapshot, world: World) -> dict[str, torch.Tensor]
     if not has_parts(snapshot.policy):
         own = {name: tensor for name, tensor in snapshot.weights.items() if owner[name] == world.rank}
         return {REFERENCE + name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         size = whole_size(parameter)
         part = snapshot.weights[name].flatten()  # ranks in turn have stretches of this length; the last one is padded
@@ -72,8 +74,8 @@ def saved_reference(snapshot: Snapshot, world: World) -> dict[str, torch.Tensor]
         part = part[: max(0, size - start)]
         whole = whole_on_host(size, part, start, snapshot.policy.home, keep=owner[name] == world.rank)
         if whole is not None:
-            found[REFERENCE + name] = whole.view(whole_shape(parameter)).to(snapshot.weights[name].dtype)
-    return found
+            tensors[REFERENCE + name] = whole.view(whole_shape(parameter)).to(snapshot.weights[name].dtype)
+    return tensors
 
 
 def load_reference(snapshot: Snapshot, saved: Mapping[str, torch.Tensor]) -> None:
@@ -103,27 +105,30 @@ def whole_on_host(
     on, or nothing. Parts may be of a narrower type, which float32 holds exactly. None where it is not to be kept; every
     rank has to call this.
 
-    It is summed over ranks on `device`, piece by piece: an engine beside the trainer has most of a GPU's memory by
+    It is summed over ranks on `device`, chunk by chunk: an engine beside the trainer has most of a GPU's memory by
     then.
     """
+    # int32: the bit patterns of float32. A rank without a part adds 0, which changes no bit, also of -0.0 and NaN.
     whole = torch.empty(size, dtype=torch.int32) if keep else None
-    step = PIECE_BYTES // 4
-    piece = torch.empty(min(size, step), dtype=torch.int32, device=device)
-    record_event("trainer", "checkpoint", piece.nbytes)
+    # 4 bytes an element
+    step = CHUNK_BYTES // 4
+    chunk = torch.empty(min(size, step), dtype=torch.int32, device=device)
+    record_event("trainer", "checkpoint", chunk.nbytes)
     for begin in range(0, size, step):
-        bits = piece[: size - begin]
+        bits = chunk[: size - begin]
         bits.zero_()
         end = begin + bits.numel()
         if part is not None:
             first = max(begin, start)
             last = min(end, start + part.numel())
             if first < last:
+                # The overlap of [begin, end) with [start, start + numel) of this rank's part.
                 own = part[first - start : last - start].float()
                 bits[first - begin : last - begin].copy_(own.view(torch.int32))
         dist.all_reduce(bits)  # of bit patterns, or a negative zero would come back positive
         if whole is not None:
             whole[begin:end].copy_(bits)
-    record_event("trainer", "checkpoint", -piece.nbytes)
+    record_event("trainer", "checkpoint", -chunk.nbytes)
     if whole is None:
         return None
     return whole.view(torch.float32)

@@ -69,12 +69,14 @@ class StepMeters:
             unused = idle_share(times, idle, engine_apart)
         else:
             unused = None
+        # Both are measured apart, by different clocks of the step; the bound keeps time/rollout from going below 0.
         waited = min(verifying, times["time/rollout"])
         times["time/rollout"] -= waited
         times["time/verify"] += waited
         engine_idle = min(sum(idle.values()), seconds)
         own = RankUse(computed.flops, computed.tokens, self.peak, self.memory.peaks())
         ranks = self.world.gather(own, "memory and operations of the step")
+        # None in a step that started engines or compiled: a mean over steps would be of the start.
         per_second = None if starting or not sampled else sampled / seconds
         if starting or not sampled:
             sampling = None
@@ -96,6 +98,7 @@ def use(ranks: list[RankUse], update: float, step: float | None) -> dict[str, fl
     measured)."""
     peaks = [rank.peak for rank in ranks]
     if None in peaks:
+        # The peak of all devices is not known where one rank's is not: no MFU rather than a wrong one.
         able = None
     else:
         able = sum(peak for peak in peaks if peak)
@@ -117,6 +120,7 @@ def idle_share(times: Mapping[str, float], engine_idle: Mapping[str | None, floa
     The trainer works in the phases `WORKING`. In the others, and in none of them, the device works while the engine has
     an open request, unless the engine is on other devices.
     """
+    # idle share = sum over phases in which the trainer does not compute of min(seconds, engine's idle seconds) / step
     others: dict[str | None, float] = {phase: times[f"time/{phase}"] for phase in KNOWN if phase not in WORKING}
     others[None] = times["time/unaccounted"]
     if engine_apart:

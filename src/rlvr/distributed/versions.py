@@ -10,16 +10,17 @@ from importlib.metadata import PackageNotFoundError, version
 from rlvr.distributed.world import World
 from rlvr.errors import ConfigError
 
+# Those that compute or exchange on every rank; vLLM samples on one side only and is checked there.
 PACKAGES = ("rlvr", "torch", "transformers", "deepspeed", "peft", "numpy")
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
     """The versions here, Python's and those of the packages that are installed, by name."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in packages:
         with contextlib.suppress(PackageNotFoundError):  # rlvr itself, run from a source tree, say
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def check_versions(world: World) -> None:
@@ -28,8 +29,8 @@ def check_versions(world: World) -> None:
     wrong = []
     for package in ("python", *PACKAGES):
         ranks: dict[str, list[str]] = {}
-        for rank, found in enumerate(of_rank):
-            ranks.setdefault(found.get(package, "none"), []).append(str(rank))
+        for rank, versions in enumerate(of_rank):
+            ranks.setdefault(versions.get(package, "none"), []).append(str(rank))
         if len(ranks) > 1:
             wrong.append(f"{package} is " + ", ".join(f"{v} on rank {' '.join(who)}" for v, who in ranks.items()))
     if wrong:

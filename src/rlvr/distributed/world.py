@@ -1,4 +1,4 @@
-"""The ranks of a run: who am I, and words between all of us, by name and with a deadline.
+"""The ranks of a run: rank and size, and named exchanges between all of them, each with a deadline.
 
 Control goes over the CPU (gloo), whatever the devices. Before ranks exchange anything they meet at a name, so that a
 rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others. A rank that is
@@ -35,6 +35,7 @@ from rlvr.errors import LostRankError, TrainingError, WaitTimeoutError
 
 T = TypeVar("T")
 
+# torch's default for gloo (torch.distributed.constants.default_pg_timeout), given explicitly so that NCCL has it too.
 GIVEN_UP = 1800.0
 """Seconds that torch's own collectives wait, and that a rank other than 0 may let the others wait."""
 RANKS_HERE = "LOCAL_WORLD_SIZE"
@@ -76,6 +77,7 @@ class World:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls(heartbeat_timeout=heartbeat_timeout)
+        # The variables are torchrun's, which accelerate and deepspeed set too.
         world = cls(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), heartbeat_timeout)
         world._join()
         if RANKS_HERE not in os.environ:
@@ -89,15 +91,21 @@ class World:
 
     def _join(self) -> None:
         if World._shared_store is None:
+            # One store for the process: under plain MASTER_ADDR the first rendezvous on rank 0 listens on the port, and
+            # a second could not.
             World._shared_store, _, _ = next(iter(dist.rendezvous("env://", self.rank, self.size)))
         store = World._shared_store
+        # Ranks make Worlds in the same order, so the number agrees without asking.
         self._store = dist.PrefixStore(f"rlvr/{next(World._worlds)}", store)
+        # Before the first barrier: a rank that dies while the others start is named too.
         self._watchdog = HeartbeatMonitor(self.rank, self.size, self._store, self.heartbeat_timeout, lambda: self._at)
+        # 10 minutes: machines of a cluster may start minutes apart. Then torch's group is made while all are here.
         self.barrier("the other ranks to start", 600.0)
         if dist.is_initialized():
             return
         cuda = torch.cuda.is_available()
         if cuda and self.local_rank < torch.cuda.device_count():  # else refused by name where a GPU is needed
+            # Before init_process_group: NCCL takes the current device for a rank's.
             torch.cuda.set_device(self.local_rank)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -106,9 +114,10 @@ class World:
             world_size=self.size,
             timeout=datetime.timedelta(seconds=GIVEN_UP),
         )
+        # torch warns of a group that is not destroyed before the process ends.
         atexit.register(_leave_process_group)
 
-    # words between ranks
+    # exchanges between ranks
 
     def broadcast(self, value: T, what: str, deadline: float | None = None) -> T:
         """Rank 0's `value`, on every rank. `what` says in words what it is."""
@@ -124,11 +133,11 @@ class World:
         """Every rank's `value`, by rank, on every rank."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         self.barrier(what, deadline)
         with self.naming(what):
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(values, value)
+        return values
 
     def same(self, value: T, what: str) -> T:
         """`value`, which every rank must have alike: TrainingError shows the first rank whose value differs."""
@@ -148,12 +157,16 @@ class World:
         """
         if self.size == 1:
             return
+        # The number of the meeting, and not only its name, is in the key: a loop meets at one name many times.
         self._meetings += 1
         missing = {rank for rank in range(self.size) if rank != self.rank}
         if deadline is None:
             deadline = GIVEN_UP if self.is_main else math.inf
         with self.naming(what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
+            # Keys are set once and read by all the others: a rank that comes late finds who was there before.
             self._store.set(self._place(self._meetings, self.rank), what)
+            # From 0.2 ms, so that a meeting of ranks that come together costs little, to 20 ms, so that a long wait
+            # does not load the store (docs/log.md, "ranks": some milliseconds with the exchange).
             pause = 0.0002
             watch = BarrierWait(self, missing)
             while missing:
@@ -163,11 +176,14 @@ class World:
                         self._compare(what, rank)
                 if not missing:
                     break
+                # After the keys were read: a rank that came and then failed counts as having come.
                 watch.look(what)
                 waiting.check()
                 time.sleep(pause)
                 pause = min(0.02, pause * 1.3)
             if self._meetings > 2:  # every rank has left the meeting before the last
+                # Each rank deletes its own key, or the store of a long run grows with its steps. Two back: a slower
+                # rank may still read that of the meeting before, but it has left the one before that to come here.
                 self._store.delete_key(self._place(self._meetings - 2, self.rank))
 
     def naming(self, what: str) -> _Named:
@@ -183,6 +199,7 @@ class World:
     def _compare(self, what: str, rank: int) -> None:
         theirs = self._store.get(self._place(self._meetings, rank)).decode()
         if theirs != what:
+            # A rank that fails meets under no other name: its failure is the reason to give.
             self.raise_failure(rank, what)
             raise TrainingError(
                 f"the ranks are not at the same place: rank {self.rank} waits for {what}, rank {rank} for {theirs}"
@@ -201,6 +218,7 @@ class World:
         self._failed = World._ends_badly = True
         self.notice()
         with contextlib.suppress(Exception):  # the store dies with the rank that keeps it
+            # 2000 characters: a message may quote data; the store is not for files.
             self._store.set(failure_key(self.rank), f"{type(error).__name__}: {error}"[:2000])
 
     def close(self) -> None:
@@ -209,7 +227,9 @@ class World:
             return
         together = False
         if not self._failed:
-            with contextlib.suppress(TrainingError, WaitTimeoutError):  # whoever failed has said so
+            with contextlib.suppress(TrainingError, WaitTimeoutError):  # a rank that failed has reported it
+                # Rank 0 may keep the store: if it left first, the others would lose the store and take that for a
+                # failure.
                 self.barrier("the end of the run", self.heartbeat_timeout if self.is_main else None)
                 together = True
         self._closed = True
@@ -221,6 +241,7 @@ class World:
 
     def _clear_store(self) -> None:
         """Delete this World's keys; the last rank to leave does, when no other looks at them any more."""
+        # `add` is atomic in the store, so exactly one rank counts to `size`.
         if self._store.add("left", 1) < self.size:
             return
         meetings = range(max(1, self._meetings - 1), self._meetings + 1)  # those before are deleted
@@ -235,12 +256,12 @@ class World:
         return b""
 
     def raise_failure(self, rank: int, what: str) -> None:
-        """LostRankError where `rank` said that it failed."""
-        if (said := self.failure(rank)) is not None:
-            raise LostRankError(f"rank {rank} failed while rank {self.rank} waited for {what}: {said}")
+        """LostRankError where `rank` reported a failure."""
+        if (failure := self.failure(rank)) is not None:
+            raise LostRankError(f"rank {rank} failed while rank {self.rank} waited for {what}: {failure}")
 
     def failure(self, rank: int) -> str | None:
-        """Return what `rank` said when it failed."""
+        """The error with which `rank` failed; None where it did not."""
         if self._store.check([failure_key(rank)]):
             return self._store.get(failure_key(rank)).decode()
         return None
@@ -249,12 +270,14 @@ class World:
 def machine() -> tuple[str, str]:
     """This machine and network, as far as ranks can tell them apart: containers have names of their own, machines
     boots."""
+    # A host name alone is not unique (cloned machines), the boot id alone is shared by containers of one machine.
     boot = Path("/proc/sys/kernel/random/boot_id")
     return socket.gethostname(), boot.read_text().strip() if boot.exists() else ""
 
 
 def _leave_process_group() -> None:
     """At the end of the process: leave torch's process group, where all ranks came to their end."""
+    # destroy_process_group may wait for the other ranks, which do not come after a failure.
     if dist.is_initialized() and not World._ends_badly:
         dist.destroy_process_group()
 
@@ -271,9 +294,9 @@ class _Awaited:
 
 
 class BarrierWait:
-    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a heartbeat.
+    """Checks the ranks of `world` in `missing`, which a wait is for, once a heartbeat.
 
-    Silence is counted in looks, not by the clock: a process that was itself stopped blames nobody.
+    Silence is counted in checks, not by the clock: a process that was itself stopped blames no rank.
     """
 
     def __init__(self, world: World, missing: set[int]) -> None:
@@ -317,6 +340,7 @@ class _Named:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:
             self.world.notice()
+        # gloo and NCCL raise RuntimeError (DistBackendError is a subclass) where a peer's connection is closed.
         if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeoutError)):
             raise LostRankError(
                 f"{self._who()} was lost while rank {self.world.rank} was at {self.what}: {error}"
@@ -328,6 +352,7 @@ class _Named:
         others = [rank for rank in range(world.size) if rank != world.rank]
         try:
             before = {rank: world.heard(rank) for rank in others}
+            # Three beats: one may just be on its way, and a busy machine delays another.
             time.sleep(3 * HEARTBEAT_SECONDS)
             gone = [rank for rank in others if world.failure(rank) or world.heard(rank) == before[rank]]
         except Exception:

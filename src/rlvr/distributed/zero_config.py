@@ -63,11 +63,15 @@ def _ours(zero_stage: int, offload: Offload, bfloat16: bool, ranks: int) -> dict
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,  # set anew for each step
+        # One plain average over ranks, which `DeepSpeedBackend.backward` undoes by a factor; other scalings would have
+        # to be undone otherwise.
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
+        # DeepSpeed knows its own optimizers and some of torch's; ours come from a registry.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # ours is torch's, which needs no compiler
         "bf16": {"enabled": bfloat16},
+        # In bfloat16 a sum over micro-batches would lose what is under 1/256 of it.
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": zero,
     }
@@ -76,6 +80,8 @@ def _ours(zero_stage: int, offload: Offload, bfloat16: bool, ranks: int) -> dict
 def _defaults(zero_stage: int, weights: int) -> dict[str, Any]:
     """Return what a user's file may change."""
     # DeepSpeed's own bucket is half a billion elements, whatever the model, and it is allocated at once.
+    # Elements. At most 100 MB in bfloat16, at least 65,536 for tiny models of tests; a sixteenth of the model in
+    # between. Not measured.
     bucket = min(50_000_000, max(1 << 16, weights // 16))
     zero: dict[str, Any] = {
         "reduce_bucket_size": bucket,
@@ -88,9 +94,11 @@ def _defaults(zero_stage: int, weights: int) -> dict[str, Any]:
             "stage3_max_live_parameters": 300_000_000,
             "stage3_max_reuse_distance": 100_000_000,
             "stage3_prefetch_bucket_size": 50_000_000,
+            # Elements: norms and biases stay whole on every rank, since fetching each costs more than it frees.
             "stage3_param_persistence_threshold": 10_000,
             "memory_efficient_linear": False,  # it would replace torch's own function for every model of the process
         }
+    # 1 << 40: never; the run has a log of its own.
     return {"zero_optimization": zero, "steps_per_print": 1 << 40, "wall_clock_breakdown": False}
 
 
@@ -110,6 +118,7 @@ def _read(user_file: str) -> dict[str, Any]:
 def _conflicts(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in theirs.items():
         name = f"{prefix}{key}"
+        # `auto` is what Hugging Face's configurations hold for values that the trainer fills in: no contradiction.
         off = value in ("auto", None) or _off(value)
         if not prefix and key in OWN_SECTIONS:
             if not off and value is not False:
@@ -118,6 +127,7 @@ def _conflicts(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str =
             continue
         elif isinstance(value, Mapping) and isinstance(ours[key], Mapping):
             yield from _conflicts(value, ours[key], f"{name}.")
+        # Offload to "none" or to nothing is off on both sides (`_off`), all else is a contradiction.
         elif ours[key] is None:
             yield f"`{name}` is {json.dumps(value)} there and off here (`distributed.offload`)"
         elif value != ours[key]:
@@ -141,4 +151,5 @@ def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
             merged[key] = _over(below if isinstance(below, Mapping) else {}, value)
         else:
             merged[key] = value
+    # DeepSpeed takes a present key with null for a section without values.
     return {key: value for key, value in merged.items() if value is not None}

@@ -27,12 +27,14 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
     Gives, on every rank alike, copies in host memory of the weights that train and that `dtype` changes.
     """
     check_versions(world)
+    # A digest in place of the names: ranks with another model would else wait in a broadcast of another size.
     world.same(_kinds(policy), "the model's parameters by name and shape")
     tried = world.broadcast(_tried(policy) if world.is_main else None, "what the model was found to compute")
     policy.head_is_enough, policy.packing = tried  # type: ignore[misc]  # nothing can be tried on the parts
     if policy.packing.shares and not world.is_main:
         hook(policy.causal_lm)
     _share_buffers(policy, world)
+    # Before the cutting: afterwards no rank has a whole weight to compare.
     unrounded = _unrounded(policy, world, dtype)
     import deepspeed
 
@@ -44,6 +46,8 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
         else:
             kind = parameter.dtype
         parameter.data = _here(parameter.data, kind, policy, world)
+        # deepspeed.zero.Init puts its methods on the parameters of a module; a list of one parameter gives the function
+        # that cuts, which then serves for all.
         if convert is None:
             deepspeed.zero.Init(module=torch.nn.ParameterList([parameter]), config_dict_or_path=config)
             convert = parameter.convert_to_zero_parameters
@@ -53,7 +57,7 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
 
 
 def _tried(policy: Policy) -> tuple[bool, Packing]:
-    """Return what Policy tries, on the whole model in host memory, where some attention cannot be computed."""
+    """The trials of Policy, made on the whole model in host memory, where some attention cannot be computed."""
     model = policy.causal_lm
     kind = str(model.config._attn_implementation)
     if policy.device == policy.home or not kind.startswith("flash_attention"):
@@ -65,8 +69,8 @@ def _tried(policy: Policy) -> tuple[bool, Packing]:
 
 
 def _kinds(policy: Policy) -> str:
-    said = [f"{name} {tuple(p.shape)}" for name, p in policy.model.named_parameters()]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+    lines = [f"{name} {tuple(p.shape)}" for name, p in policy.model.named_parameters()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _share_buffers(policy: Policy, world: World) -> None:
@@ -98,7 +102,7 @@ def _from_first(tensor: torch.Tensor, policy: Policy, world: World) -> torch.Ten
 
 
 def _here(tensor: torch.Tensor, dtype: torch.dtype, policy: Policy, world: World) -> torch.Tensor:
-    """On the device that is computed on: rank 0's `tensor`, and room for it elsewhere."""
+    """On the device that is computed on: rank 0's `tensor`, and empty memory for it elsewhere."""
     if world.is_main:
         return tensor.to(policy.home, dtype)
     return torch.empty(tensor.shape, dtype=dtype, device=policy.home)

@@ -1,7 +1,7 @@
 """This rank's part of the float32 weights and optimizer state under ZeRO, read and written as whole tensors.
 
-DeepSpeed keeps them flat and shared out: a rank has a stretch of each parameter, or nothing of it. Its own functions
-for this (safe_get_full_fp32_param and its kin) cannot make the state of an optimizer that took no step yet, which a
+DeepSpeed keeps them flat and partitioned: a rank has a stretch of each parameter, or nothing of it. Its own functions
+for this (safe_get_full_fp32_param and the like) cannot make the state of an optimizer that took no step yet, which a
 resumed run has to. Reading is collective: every rank asks for the same tensors in the same order.
 """
 
@@ -52,6 +52,8 @@ class Shards:
             self.optimizer, "fp16_partitioned_groups_flat"
         ):
             return
+        # stage3.py of 0.19.8: `self.fp16_partitioned_groups_flat[i].device == self.device`, where the latter is a name
+        # such as "cpu".
         for wide, computed in zip(self.flats(), self.optimizer.fp16_partitioned_groups_flat, strict=True):
             if computed is not None and (computed.dtype, computed.device) == (wide.dtype, wide.device):
                 wide.data = computed.data
@@ -79,11 +81,14 @@ class Shards:
         """This rank's part of a parameter."""
         parameter: Any = self.parameters[name]
         if hasattr(parameter, "ds_id"):
+            # ZeRO-3: rank r has the elements [r * size, (r + 1) * size) of a parameter, at `offset` in the flat tensor
+            # of its group (`set_grad_positions` in runtime/zero/stage3.py).
             group, offset, size = self.optimizer.grad_position[self.optimizer.get_param_id(parameter)]
             start = size * dist.get_rank(parameter.ds_process_group)
             size = min(size, parameter.ds_numel - start)  # the last ranks' parts are padded
             if size <= 0:
                 return None
+        # ZeRO-1 and 2: hp is the float32 weight, lp the one computed with. None where this rank has no element of it.
         elif (mapping := parameter._hp_mapping) is not None:
             group = mapping.param_group_index
             offset = mapping.hp_fragment_address.start
@@ -102,6 +107,8 @@ class Shards:
         else:
             own = None
         yield None, self._whole(name, own, stretch, keep)
+        # The keys are the same for all parameters, so those of the first flat tensor that took a step serve. A rank
+        # without an element of this parameter goes through them too: `_whole` and `_count` are collective.
         some: Mapping[str, Any] = next(
             (self.inner.state[flat] for flat in self.flats() if self.inner.state.get(flat)), {}
         )
@@ -132,6 +139,7 @@ class Shards:
     def _count(self, value: Any) -> torch.Tensor:
         """A number that the ranks with a part of the parameter share."""
         device = next(iter(self.parameters.values())).device
+        # MAX over ranks: those without a part give -1, the others agree. float64 holds counts exactly.
         count = torch.tensor(-1.0 if value is None else float(value), dtype=torch.float64, device=device)
         dist.all_reduce(count, op=dist.ReduceOp.MAX)
         return count.to("cpu", torch.float32)
@@ -151,6 +159,7 @@ class Shards:
             return
         state = self.inner.state[stretch.flat]
         flat = stretch.flat.detach()
+        # torch keeps `step` on the CPU but for fused and capturable optimizers, which read it on the device.
         if value.ndim == 0:
             fused = self.inner.defaults.get("fused") or self.inner.defaults.get("capturable")
             state[key] = value.clone().to(flat.device if fused else "cpu")
@@ -183,6 +192,7 @@ class Shards:
             if storage.nbytes() > 0:
                 self._freed.append((storage, storage.nbytes()))
                 record_event("trainer", "gradients", -storage.nbytes())
+                # The storage is emptied and not replaced: DeepSpeed holds views of it (see HostOffload).
                 storage.resize_(0)
 
     def drop_gradients(self) -> None:

@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 
+# Names of the version before; each warns when it is used and goes with the next version.
 __getattr__ = renamed(
     __name__,
     {

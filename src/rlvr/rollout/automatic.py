@@ -19,6 +19,8 @@ def with_engine(config: Config, on_gpu: bool, here: bool = True, saved: Any = No
     """
     if config.rollout.engine.name != "auto":
         return config, None
+    # A resumed run keeps the engine of its checkpoint even where another would be chosen now: engines round
+    # differently, and a change of engine in the middle of a run shows in `mismatch/*`.
     if saved is None:
         written, reason = _chosen(on_gpu, here)
     else:
@@ -31,6 +33,7 @@ def with_engine(config: Config, on_gpu: bool, here: bool = True, saved: Any = No
 def _chosen(on_gpu: bool, here: bool) -> tuple[str, str]:
     if not on_gpu:
         return "hf", "the model is computed on a CPU"
+    # A dry run plans for GPUs of another machine, on one that may have no vLLM.
     if not here:
         return "vllm", "vLLM is taken to be installed beside these GPUs"
     try:

@@ -15,7 +15,7 @@ running, and while the trainer updates.
 
 Invariants: a draw is trained once or requeued, never lost or trained twice; a requeued draw is drawn again first, with
 the same seeds; the state names the draws that are under way, so a resumed run samples them again. An exception of a
-plan is raised to whoever waits; an interrupted or failed collection leaves no running plan behind; the order of
+plan is raised to the caller that waits; an interrupted or failed collection leaves no running plan behind; the order of
 rollouts is by draw and member, however they finished.
 """
 
@@ -48,6 +48,9 @@ class CollectionInterruptedError(Exception):
     """The collection was given up because the run is to stop."""
 
 
+# Not the future of `asyncio.run_coroutine_threadsafe`: its `cancel` marks the future as cancelled at once, while the
+# task may still run. Whoever cancels here has to know that no plan uses the engine any more, so `future` is settled by
+# the task's own end alone.
 class CollectionWork(Generic[T]):
     """A coroutine that runs on a collector's loop."""
 
@@ -58,6 +61,8 @@ class CollectionWork(Generic[T]):
 
     def cancel(self, seconds: float = 60.0) -> None:
         """End the coroutine and wait until it has; WaitTimeoutError when it does not."""
+        # The loop runs callbacks in the order in which they were added, so `_start` has set `_task` before this one
+        # runs.
         self._loop.call_soon_threadsafe(lambda: self._task.cancel())
         if wait_for([self.future], seconds).not_done:
             raise WaitTimeoutError(f"work on the collector's loop did not end within {seconds:g} s of being cancelled")
@@ -67,6 +72,7 @@ class CollectionWork(Generic[T]):
         self._task.add_done_callback(self._settle)
 
     def _settle(self, task: asyncio.Task[T]) -> None:
+        # `task.exception()` would raise CancelledError for a cancelled task, hence the order of the two.
         error = CollectionInterruptedError() if task.cancelled() else task.exception()
         if error is None:
             self.future.set_result(task.result())
@@ -80,6 +86,7 @@ class CollectionProgress:
     def __init__(self) -> None:
         self.groups = 0
         self.open = 0
+        # `open` counts the groups whose plan runs. A plan that raises leaves its own counted: the collection ends then.
         self.scoring = 0
         """Complete groups whose rewards are being computed (dynamic sampling)."""
 
@@ -105,13 +112,16 @@ class Collector:
     def __init__(self, interrupted: Callable[[], bool] = lambda: False) -> None:
         self.interrupted = interrupted
         self.loop = asyncio.new_event_loop()
+        # A daemon: a plan that blocks the loop for ever must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._serve, name="rlvr-collector", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        self.loop.run_until_complete(cancelled(asyncio.all_tasks(self.loop)))  # what an engine left open, say
+        # After `stop`, tasks of engines (the driver of `hf`, say) are pending. Unless they are awaited, asyncio warns
+        # of each when it is collected.
+        self.loop.run_until_complete(cancelled(asyncio.all_tasks(self.loop)))
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the collector's loop."""
@@ -129,6 +139,8 @@ class Collector:
         """
         done = False
         try:
+            # Any way out but a finished future (an interrupt, the deadline, a lost rank that `Wait` raises for, Ctrl-C)
+            # leaves plans that use the engine. They have to end before the caller goes on to publish or to save.
             done = finished(work.future, what, time.monotonic() + deadline, self.interrupted)
         finally:
             if not done:
@@ -144,6 +156,7 @@ class Collector:
         async def everything() -> list[Rollout]:
             tasks = [asyncio.create_task(watch.group(draw, plan, context)) for draw in draws]
             try:
+                # Awaiting in the order of completion raises the first failure at once, and `finally` ends the others.
                 return in_order([rollout for done in asyncio.as_completed(tasks) for rollout in await done])
             finally:
                 await cancelled(tasks)
@@ -154,6 +167,7 @@ class Collector:
         """Stop the loop and its thread; WaitTimeoutError when it does not end within 10 seconds."""
         if not self._thread.is_alive():
             return
+        # Order: stop the loop, join its thread, and only then close the loop. Closing a running loop raises.
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=10)
         if self._thread.is_alive():
@@ -163,6 +177,8 @@ class Collector:
 
 def in_order(rollouts: Iterable[Rollout]) -> list[Rollout]:
     """Rollouts by draw, group and member. A plan names its groups `DRAW` or `DRAW/...` by the number of the draw."""
+    # The number first and as an int: as text `10` would come before `9`. The group's name is second, for plans that
+    # make further groups (`3/1`, `3/2`) of one draw.
     return sorted(rollouts, key=lambda r: (int(r.group.partition("/")[0]), r.group, r.member))
 
 
@@ -170,6 +186,7 @@ async def cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
     """End all `tasks` and wait until they have."""
     for task in tasks:
         task.cancel()
+    # Awaited, so that each task's own `finally` (an episode to close, a request to abort) has run on return.
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -183,7 +200,7 @@ class StepRollouts:
     rollouts: list[Rollout]
     """By draw and member."""
     dropped: list[Rollout] = field(default_factory=list)
-    """Sampled and verified, but not trained: their group would have taught nothing."""
+    """Sampled and verified, but not trained: their group has no signal."""
     verifying: float = 0.0
     """Seconds of the wait in which only verdicts were missing."""
     ready: int | None = None
@@ -192,7 +209,7 @@ class StepRollouts:
     """What scoring gave to each of [*rollouts, *dropped], float64: set by the stage, or as it was recorded."""
 
     def metrics(self) -> dict[str, int | None]:
-        """As a step's record has it."""
+        """The metrics of the step."""
         return {"rollout/ready": self.ready, "rollout/dropped": None if self.ready is None else len(self.dropped)}
 
 
@@ -203,7 +220,7 @@ class _Batch:
     step: int
     watch: CollectionProgress = field(default_factory=CollectionProgress)
     draws: list[Draw] = field(default_factory=list)
-    """Everything drawn for it."""
+    """All draws made for the step."""
     sampled_at: float = math.inf
     """When its last completion was sampled, by time.perf_counter."""
     finished_at: float = math.inf
@@ -233,7 +250,14 @@ class RolloutBuffer:
         self.has_signal = has_signal
         self._lock = threading.Lock()
         """Held for what both the trainer's thread and the collector's touch: the sampler and the lists below."""
+        # Made in the trainer's thread and used on the collector's loop: since Python 3.10 a lock belongs to the loop
+        # that first waits for it.
         self._scoring = asyncio.Lock()
+        # Where a draw can be (each in exactly one of them, which makes "never lost, never trained twice"):
+        #   _requeued      to be made again, before the sampler is asked
+        #   _surplus       complete, but not needed by the step that drew it (oversample above 1)
+        #   _prefetched    under way, or complete and waiting for its step
+        #   _taken         handed to the trainer, not yet known to be trained
         self._requeued: deque[Draw] = deque()
         self._surplus: list[Group] = []
         self._prefetched: deque[_Batch] = deque()
@@ -245,7 +269,10 @@ class RolloutBuffer:
         Raises WaitTimeoutError, CollectionInterruptedError, and what a plan raised; `roll_back` then makes the draws
         available again.
         """
-        self._taken = []  # those of the step before were trained
+        # Asking for the next step says that the one before was trained: a failed step is rolled back instead.
+        self._taken = []
+        # Each step begins the one `staleness` later; at the first call all of the window is begun. None is begun past
+        # the last step of the stage, so that no sampling is thrown away at its end.
         if self._prefetched:
             begun = self._prefetched[-1].step + 1
         else:
@@ -258,19 +285,26 @@ class RolloutBuffer:
         kept, dropped = self.collector.wait(batch.work, batch.watch, self.config.deadline)
         self._prefetched.popleft()
         with self._lock:
+            # From here on a `roll_back` gives them back; until here `_prefetched` did.
             self._taken = batch.draws
             ready = sum(b.watch.groups - b.watch.open for b in self._prefetched) + len(self._surplus)
+        # verifying = min(waited, finished_at - sampled_at): seconds of this wait in which nothing was sampled for the
+        # step. At most the wait itself: with staleness a batch may have been complete before it was waited for.
         waited = time.perf_counter() - start
         verifying = min(waited, max(0.0, batch.finished_at - batch.sampled_at))
         return StepRollouts(_rollouts(kept), _rollouts(dropped), verifying, ready)
 
     def roll_back(self) -> None:
         """End what is under way; its draws, and those of the step last taken, are the next to be drawn."""
+        # Outside the lock: the coroutine takes it in `_draw` and `_take_surplus` before it sees the cancellation, and
+        # would wait for a thread that waits for it.
         for batch in self._prefetched:
             assert batch.work is not None
             if not batch.work.future.done():
                 batch.work.cancel()
         with self._lock:
+            # Complete groups of later steps are sampled again as well: a saved state names draws, not rollouts, so a
+            # run that goes on in this process and one that resumes from a checkpoint do the same.
             self._requeued = deque(self._untrained(self._taken))
             self._prefetched.clear()
             self._surplus = []
@@ -279,6 +313,9 @@ class RolloutBuffer:
     def state_dict(self) -> dict[str, Any]:
         """The sampler, and the draws that later steps have to train."""
         with self._lock:
+            # One lock for both: a draw that the collector takes from the sampler between the two would be in neither or
+            # in both. `_taken` is left out, since a checkpoint is made after its step has trained. The key `owed` is
+            # that of the first version of the format.
             untrained = [[draw.number, draw.task.id] for draw in self._untrained()]
             return {"sampler": self.sampler.state_dict(), "owed": untrained}
 
@@ -316,29 +353,40 @@ class RolloutBuffer:
         running: dict[asyncio.Task[tuple[list[Rollout], bool]], Draw] = {}
         try:
             drawn = 0
+            # The invariant of oversample 1 is len(kept) + len(running) <= wanted: a draw is only made once one before
+            # it has turned out useless. What trains is then a function of the order of draws alone, and not of which
+            # plan finished first.
             while len(kept) < wanted:
+                # Asked for in every round: with staleness a step that runs beside this one may set groups aside at any
+                # time.
                 kept += self._take_surplus(batch, wanted - len(kept))
                 if len(kept) == wanted:
                     break
+                # `drawn` counts fresh and requeued draws, not surplus, which was counted by the step that drew it.
                 missing = math.ceil((wanted - len(kept)) * oversample) - len(running)
                 draws = self._draw(batch, max(0, min(missing, most - drawn)))
                 drawn += len(draws)
                 for draw in draws:
                     running[asyncio.create_task(self._sample_draw(batch, draw, context))] = draw
+                # The attempts are used up and nothing is open.
                 if not running:
                     break
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                # Several may be done at one wake-up, as a set: sorted, so that `kept[wanted:]` does not depend on the
+                # order of a set.
                 for task in sorted(done, key=lambda task: running[task].number):
                     draw = running.pop(task)
+                    # Raises what the plan or the reward function raised; the `finally` then ends the other draws.
                     rollouts, useful = task.result()
                     (kept if useful else dropped).append((draw, rollouts))
         finally:
             await cancelled(running)
         dropped.sort(key=lambda group: group[0].number)
-        while (
-            len(kept) < wanted and dropped
-        ):  # the attempts are used up: the step is as large as ever, with what there is
+        # The attempts are used up: groups without a signal fill the step to its usual size, the oldest draws first,
+        # whatever finished first.
+        while len(kept) < wanted and dropped:
             kept.append(dropped.pop(0))
+        # `running` still names the draws whose tasks the `finally` cancelled (above 1 slow ones are cut off).
         self._set_aside(batch, kept[wanted:], list(running.values()))
         batch.sampled_at = context.sampled_at
         batch.finished_at = time.perf_counter()
@@ -358,6 +406,8 @@ class RolloutBuffer:
 
     def _draw(self, batch: _Batch, count: int) -> list[Draw]:
         with self._lock:
+            # Requeued draws come first, with the numbers that they had: seeds derive from the number, so a resumed run
+            # samples the same tokens under the same weights.
             again = [self._requeued.popleft() for _ in range(min(count, len(self._requeued)))]
             if count > len(again):
                 fresh = self.sampler.next(count - len(again))
@@ -368,6 +418,9 @@ class RolloutBuffer:
 
     def _take_surplus(self, batch: _Batch, count: int) -> list[Group]:
         """At most `count` of the groups that earlier steps left; one that would be too old is sampled again."""
+        # Bound of the age of a token with oversample above 1: its own step was sampled up to `staleness` versions
+        # early, and it may wait for a later step; 2 x staleness + 1 in all (docs/rollouts.md, Sampling ahead). Groups
+        # past that are drawn again.
         oldest = batch.step - 2 * self.config.staleness - 1
         with self._lock:
             self._requeued.extend(draw for draw, rollouts in self._surplus if _oldest_version(rollouts) < oldest)
@@ -380,6 +433,8 @@ class RolloutBuffer:
     def _set_aside(self, batch: _Batch, surplus: list[Group], unfinished: list[Draw]) -> None:
         """Keep surplus of the step: complete groups for the next one, and draws to be made again."""
         with self._lock:
+            # `batch.draws` names what the step trains or drops; draws that are set aside must not also be given back by
+            # `roll_back`.
             rest = {draw.number for draw, _ in surplus} | {draw.number for draw in unfinished}
             batch.draws = [draw for draw in batch.draws if draw.number not in rest]
             self._surplus += surplus
@@ -387,7 +442,8 @@ class RolloutBuffer:
 
 
 def _oldest_version(rollouts: list[Rollout]) -> float:
-    """Of the weights that sampled a token; infinite where none was sampled."""
+    """The oldest version of the weights that sampled a token; infinite where none was sampled."""
+    # The version is -1 where nothing was sampled, which would pass for the oldest of all.
     versions = [rollout.policy_version[rollout.sampled] for rollout in rollouts]
     return min(np.concatenate(versions), default=math.inf)
 

@@ -32,12 +32,20 @@ from rlvr.rollout.rows import GrowingLayer, RowCache
 
 log = logging.getLogger(__name__)
 
+# In float32 (epsilon 1.2e-7) sums in another order differ by some epsilon for each layer; a wrong constant or a missing
+# part of a block shows far above that with the weights of the trial.
 TOLERANCE = 1e-5
 """Largest difference from the model's own numbers, as a share of the largest of them (or of 1)."""
+# A budget, not a measured optimum: 4 million numbers are copied for each prompt that is read. What joining gains is
+# measured with the whole step (docs/performance.md, The embedded engine).
 COPIED = 1 << 22
 """Weights (16 MiB) that may be copied to join products; copying them is then little beside reading a prompt."""
+# `rope_type` of transformers (modeling_rope_utils.py). "dynamic" and "longrope" change their angles with the length,
+# for which one table would be wrong.
 _FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings whose angles depend on the position only."""
+# Names of submodules in transformers' models of the Llama family (Phi-3 has qkv_proj and gate_up_proj). A block with
+# any other part, such as a second norm or a router, is not this arithmetic.
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "qkv_proj"}
 _MLP = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
@@ -48,7 +56,7 @@ class UnfitError(Exception):
 
 
 class Decoder:
-    """Next-token logits of `policy` over a cache of ours."""
+    """Next-token logits of `policy` over a `RowCache`."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -78,6 +86,7 @@ class Decoder:
         if self.steps is None:  # some models warn where they are given no mask
             if seen is None:
                 seen = ids.new_ones(len(ids), cache.length + ids.shape[1])
+        # Prompts (q > 1) go through the model's own modules, which have a causal mask; this way is for one token a row.
         elif ids.shape[1] == 1 and cache.length < self.steps.window:
             if self.stale:
                 self.stale = False
@@ -92,6 +101,7 @@ class Steps:
     def __init__(self, policy: Policy) -> None:
         model = policy.causal_lm.base_model
         config = policy.causal_lm.config.get_text_config()
+        # The trial's tolerance, and the gain (calls, not arithmetic), were measured in float32 only.
         if policy.dtype != torch.float32 or policy.causal_lm.get_input_embeddings().weight.dtype != torch.float32:
             raise UnfitError("it does not compute in float32")
         if not policy.head_is_enough:
@@ -129,6 +139,7 @@ class Steps:
     def __call__(
         self, ids: torch.Tensor, seen: torch.Tensor | None, positions: torch.Tensor, cache: RowCache
     ) -> torch.Tensor:
+        # x: [R, H]; cos, sin: [R, 1, D], broadcast over the heads; hidden: [R, 1, 1, slots]
         x = self._embed(ids[:, 0])
         cos, sin = self.angles(positions[:, 0], x, cache.length + 1).split(1, 1)
         hidden = None if seen is None else ~seen[:, None, None]
@@ -141,10 +152,13 @@ class Steps:
 
         `least` is a bound of the positions; where it is beyond the table, a larger one is made.
         """
+        # _table: [n, 2, D]. Twice the need, so that it is made a logarithmic number of times.
         if len(self._table) < least:
             every = torch.arange(2 * least, device=x.device)[None]
             cos, sin = self._rotary(x[:1, None], every)
             half = sin.shape[-1] // 2
+            # RoFormer (Su et al. 2021, arXiv 2104.09864): x' = x cos + rotate_half(x) sin with rotate_half([a, b]) =
+            # [-b, a]. The minus is put into the table, so that a step only swaps the halves.
             self._table = torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1)
         return self._table.index_select(0, positions)
 
@@ -155,16 +169,18 @@ class DecoderBlock:
     def __init__(self, layer: Any) -> None:
         attention = layer.self_attn
         mlp = layer.mlp
-        for module, known in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
+        for module, supported in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
             names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
-            if not names <= known:
+            if not names <= supported:
                 raise UnfitError(
-                    f"{type(module).__name__} has parts that are not known here: {', '.join(names - known)}"
+                    f"{type(module).__name__} has parts that are not supported here: {', '.join(names - supported)}"
                 )
         queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))]
         gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
         self.size = int(attention.head_dim)
         self.scale = float(attention.scaling)
+        # Query heads from the output projection, the rest of the joined projection is keys and values in equal parts;
+        # so it holds for separate and for fused (qkv_proj) layers, and for grouped queries.
         self.heads = attention.o_proj.in_features // self.size
         self.shared = (sum(m.out_features for m in queries) // self.size - self.heads) // 2
         """Heads of keys, and of values."""
@@ -203,6 +219,7 @@ class DecoderBlock:
         layer: GrowingLayer,
     ) -> torch.Tensor:
         """The block's output [R, H] for inputs [R, H]; `hidden` [R, 1, 1, slots] is true where nothing may be seen."""
+        # x <- x + O attention(norm(x));  x <- x + W_down (act(W_gate n) * W_up n), n = norm(x)
         x = self.out.onto(x, self._attention(self.first_norm(x), cos, sin, hidden, layer))
         gate, up = self.gates(self.second_norm(x)).chunk(2, -1)
         return self.down.onto(x, self.activation(gate) * up)
@@ -217,11 +234,14 @@ class DecoderBlock:
     ) -> torch.Tensor:
         rows = len(x)
         shared = self.shared
+        # joined: [R, heads + 2 shared, D]; both (queries, then keys): [R, heads + shared, D]; v: [R, shared, D]
         joined = self.queries(x).view(rows, -1, self.size)
         both, v = joined.split_with_sizes([self.heads + shared, shared], 1)
         if self.head_norms:
             normed = zip(self.head_norms, both.split_with_sizes(self._turned, 1), strict=True)
             both = torch.cat([norm(heads) for norm, heads in normed], 1)
+        # x' = x cos + swap(x) sin, see `Steps.angles`
+        # q: [R, heads, D]; k: [R, shared, D]; keys, values: [R, shared, slots, D]
         half = self.size // 2
         swapped = torch.cat([both[..., half:], both[..., :half]], -1)
         turned = torch.addcmul(both * cos, swapped, sin)  # Su et al. 2021
@@ -242,6 +262,7 @@ def proven(policy: Policy) -> Steps:
             steps = Steps(policy)
             tried: set[Any] = set()
             for layer in policy.causal_lm.base_model.layers:
+                # Layers of one kind differ in their weights and number only, so one trial stands for all of them.
                 if (kind := _kind(layer)) not in tried:
                     tried.add(kind)
                     _try_block(layer, steps)
@@ -273,6 +294,8 @@ def _try_block(layer: Any, steps: Steps) -> None:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device)
 
+    # Matrices get rows of norm 1, so that outputs neither vanish nor explode; vectors (norms, biases) get a spread that
+    # a forgotten bias or scale would show in.
     for parameter in layer.parameters():
         if parameter.ndim > 1:
             spread = parameter.shape[-1] ** -0.5
@@ -283,6 +306,7 @@ def _try_block(layer: Any, steps: Steps) -> None:
     number = int(layer.self_attn.layer_idx)
     block.refresh(steps.copies)
     x = normal(rows, width)
+    # Rows with 0, 2 and 5 unused slots on the left.
     positions = torch.tensor([slots, slots - 2, slots - 5], device=device)
     seen = torch.arange(slots + 1, device=device) >= (slots - positions)[:, None]
     shape = (rows, block.shared, slots, block.size)
@@ -303,8 +327,8 @@ def _try_block(layer: Any, steps: Steps) -> None:
     )
     expected = (expected[0] if isinstance(expected, tuple) else expected)[:, 0]
     cos, sin = steps.angles(positions, x, slots + 1).split(1, 1)
-    found = block(x, cos, sin, ~seen[:, None, None], ours)
-    _compare(found, expected, f"a block {type(layer).__name__} with random weights")
+    output = block(x, cos, sin, ~seen[:, None, None], ours)
+    _compare(output, expected, f"a block {type(layer).__name__} with random weights")
 
 
 def _try_whole(policy: Policy, steps: Steps) -> None:
@@ -313,8 +337,10 @@ def _try_whole(policy: Policy, steps: Steps) -> None:
     length = min(6, policy.context - 3)
     if length < 2:
         raise UnfitError(f"its context of {policy.context} tokens is too short for a trial")
+    # [2, length + 3]: a prompt and three steps after it. Multiples of the prime 7919 are spread over the vocabulary.
     ids = (torch.arange(1, 1 + 2 * (length + 3), device=policy.device) * 7919 % vocabulary).view(2, -1)
     seen = torch.ones_like(ids, dtype=torch.bool)
+    # The second row is one token shorter, so that the mask and the positions take part.
     seen[1, 0] = False
     positions = (seen.cumsum(-1) - 1).clamp_min(0)
     theirs = RowCache(len(steps.blocks))
@@ -326,8 +352,9 @@ def _try_whole(policy: Policy, steps: Steps) -> None:
         _compare(steps(*inputs, ours), policy.next_logits(*inputs, theirs), "its logits")
 
 
-def _compare(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    gap = float((found - expected).abs().max())
+def _compare(ours: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    # accepted: max |ours - theirs| <= TOLERANCE max(1, max |theirs|)
+    gap = float((ours - expected).abs().max())
     size = float(expected.abs().max())
     if not gap <= TOLERANCE * max(1.0, min(size, 1e6)):  # an infinity proves nothing
         raise UnfitError(f"{what} would be {gap:.1e} off, of {size:.1e}")
@@ -354,12 +381,13 @@ class MatrixProduct:
         return all(type(m) is nn.Linear and not _hooked(m) for m in self.modules)
 
     def refresh(self, copies: bool) -> None:
-        """Take the weights as they are now; several only with leave to copy them."""
+        """Take the weights as they are now; several only where `copies` allows to copy them."""
         self._weight = self._bias = None
         if not self._plain or (len(self.modules) > 1 and not copies):
             return
         weights = [m.weight.detach() for m in self.modules]
         biases = [m.bias for m in self.modules]
+        # nn.Linear holds [out, in]; torch.mm and addmm take [in, out]
         self._weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).t()
         if any(b is not None for b in biases):
             there = [w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)]
@@ -380,12 +408,16 @@ class MatrixProduct:
         """`base` + the product."""
         if self._weight is None:
             return base + self(x)
+        # The residual is added by the product itself: one operation and one tensor less.
         sums = torch.addmm(base, x, self._weight)
         if self._bias is None:
             return sums
         return sums.add_(self._bias)
 
 
+# RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467): y = w x / sqrt(mean(x^2) + e). With H channels that is y =
+# (sqrt(H) w) x / sqrt(|x|^2 + H e), which is a norm, hypot, a division and a product; sqrt(H) w and sqrt(H e) are
+# computed once for the weights.
 class Norm:
     """A norm, computed here where the module was tried and found to be a plain RMS norm."""
 
@@ -429,6 +461,8 @@ def rms_epsilon(module: Any) -> float | None:
 
     with torch.no_grad():
         trial.weight.copy_(normal(*weight.shape))
+        # A module that adds 1 to its weight (Gemma) or subtracts the mean (LayerNorm has a bias too) fails this trial
+        # and is called as it is.
         sizes = weight.new_tensor([1e-3, 0.1, 1.0, 10.0])[:, None]  # epsilon shows in small ones
         x = sizes * normal(4, *weight.shape)
         bound = weight.new_tensor(len(weight) * epsilon).sqrt()
@@ -444,4 +478,5 @@ def _rms(x: torch.Tensor, weight: torch.Tensor, bound: torch.Tensor) -> torch.Te
 
 
 def _hooked(module: Any) -> bool:
+    # `forward` in the instance's own attributes: accelerate and some patches replace the method of one module.
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))

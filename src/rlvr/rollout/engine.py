@@ -30,6 +30,8 @@ class Sampling:
     """Sampling parameters. temperature 0 is greedy, with log-probs at temperature 1."""
 
     max_new_tokens: int
+    # Values that truncate nothing (top_p 1, top_k 0, min_p 0) are the defaults because training refuses others: the
+    # log-probs of a truncated distribution are not those that the trainer computes.
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -48,6 +50,7 @@ class Request:
     seed: int
     model: str = "policy"
     attachments: tuple[Attachment, ...] = ()
+    # None and the empty mapping differ: the probe sends an empty one to get log-probs of the plain distribution.
     constraint: Mapping[str, Any] | None = None
     """What the completion must match, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,
     `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution. None: what the
@@ -71,6 +74,8 @@ class Completion:
     """From the request to the last token."""
 
 
+# finish: responses end on the weights that they began with. continue: they go on with the new ones, and one response
+# has several versions (prime-rl calls it in-flight weight updates, AReaL interruptible rollout).
 InFlight = Literal["finish", "continue"]
 
 
@@ -82,8 +87,9 @@ class Published:
     seconds: float
 
     def metrics(self) -> dict[str, float]:
-        """As a step's record has it."""
+        """The metrics of the step."""
         if self.seconds:
+            # Decimal gigabytes, as links and buses are rated.
             speed = self.bytes / 1e9 / self.seconds
         else:
             speed = 0.0

@@ -1,4 +1,4 @@
-"""Tools and environments: what answers a turn of the policy's.
+"""Tools and environments, which answer the turns of the policy.
 
 A tool is a function `f(text, task)` of the turn's text; an environment that remembers is a class whose `begin(task)`
 gives an episode with `reply(text)` and, if it wants, `close()`. Both answer with text, or with None when the rollout is
@@ -26,12 +26,13 @@ from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.puzzles.expressions import read_expression
 
 _log = logging.getLogger(__name__)
+# Arbitrary: some 50 tokens. A traceback of thousands would use up the policy's budget and its context.
 MOST_OF_AN_ERROR = 200
 """Characters of an exception's message that the policy reads."""
 
 
 class EnvironmentCalls:
-    """A registered environment, ready to be talked to by many rollouts at once.
+    """A registered environment, ready to serve many rollouts at once.
 
     Coroutine functions run on the loop of the rollouts and must not block it; others run on a thread of each call.
     """
@@ -44,30 +45,34 @@ class EnvironmentCalls:
         self._warned: set[str] = set()
 
     def episode(self, task: Task) -> EpisodeCalls:
-        """One rollout's talk about `task`; close it."""
+        """The conversation of one rollout about `task`; close it."""
         return EpisodeCalls(self, self._environment, task)
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
-        """(result, None), or (None, in words what went wrong)."""
+        """(result, None), or (None, the error in words)."""
         try:
+            # The timeout cancels a coroutine. A plain function cannot be interrupted: its thread, a daemon, is left
+            # behind.
             async with asyncio.timeout(self._time_limit) as limit:
                 if is_coroutine(function):
                     result = function(*arguments)
                 else:
                     result = await self._threads.call(lambda: function(*arguments))
+                # A plain function may return an awaitable too (a lambda around a coroutine function, say).
                 return (await result if inspect.isawaitable(result) else result), None
-        except Exception as error:  # someone else's code may raise anything, and its trouble is the policy's to read
+        except Exception as error:  # a user's code may raise anything, and the policy reads the error
+            # The environment's own code may raise TimeoutError (of a socket): only ours is a call past the limit.
             late = isinstance(error, TimeoutError) and limit.expired()
-            text = f"no answer within {self._time_limit:g} s" if late else _said(error)
+            text = f"no answer within {self._time_limit:g} s" if late else _error_text(error)
             self.warn(text, None if late else error)
             return None, text
 
     def warn(self, text: str, error: Exception | None = None) -> None:
-        """Say in the log that something went wrong, once for each kind of trouble."""
+        """Log an error, once for each kind."""
         kind = type(error).__name__ if error else text
         if kind not in self._warned:
             self._warned.add(kind)
-            _log.warning("environment %r: %s (said once)", self.name, text, exc_info=error)
+            _log.warning("environment %r: %s (logged once)", self.name, text, exc_info=error)
 
 
 @runtime_checkable
@@ -80,14 +85,14 @@ class Closable(Protocol):
 
 @runtime_checkable
 class Replying(Protocol):
-    """An episode that can be talked with."""
+    """An episode that replies to turns."""
 
     def reply(self, text: str) -> Any:
         """See `rlvr.components.Episode`."""
 
 
 class EpisodeCalls:
-    """One rollout's talk with an environment."""
+    """The conversation of one rollout with an environment."""
 
     def __init__(self, calls: EnvironmentCalls, environment: Environment | Tool, task: Task) -> None:
         self._calls = calls
@@ -97,14 +102,15 @@ class EpisodeCalls:
         self._lost: str | None = None
 
     async def reply(self, text: str) -> str | None:
-        """Return what the environment answers to a turn, `error: ...` for its own trouble; None when the rollout is
+        """Return what the environment answers to a turn, `error: ...` where it fails; None when the rollout is
         over.
 
         An environment that remembers is begun with the first turn. After a call past the time limit or an error in
-        `begin` it is not called again, since nobody knows what it did: every further reply is the same error.
+        `begin` it is not called again, since its state is unknown: every further reply is the same error.
         """
         environment = self._environment
         remembers = isinstance(environment, Environment)
+        # Begun at the first reply, so that no container is held while the policy writes its first turn.
         if isinstance(environment, Environment) and self._state is None and self._lost is None:
             self._state, self._lost = await self._calls.call(environment.begin, self._task)
             if self._lost is None and not isinstance(self._state, Replying):
@@ -117,6 +123,8 @@ class EpisodeCalls:
         if trouble is None and not isinstance(result, str | None):
             trouble = f"the reply is a {type(result).__name__}, not text"
             self._calls.warn(trouble)
+        # Only a call past the limit ends an episode: its thread may still change the state. One that raised has
+        # returned.
         if remembers and trouble is not None and trouble.startswith("no answer"):
             self._lost = trouble
         if trouble is None:
@@ -125,19 +133,22 @@ class EpisodeCalls:
 
     async def close(self) -> None:
         """End what was begun."""
+        # Cleared before the call: a second `close` (of a rollout that is given up while it closes) does nothing.
         state = self._state
         self._state = None
         if isinstance(state, Closable):
             await self._calls.call(state.close)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR]
 
 
 @register("environment", "calculator")
 async def calculator(text: str, task: Task, *, opening: str = "[", closing: str = "]") -> str | None:
     """The exact value of the last expression in brackets, `[12*(3+4)]`; the rollout is over when a turn has none."""
+    # The last closing bracket and the last opening one before it: "so [12*34] is" gives "12*34"; a turn such as "no
+    # call", "]2[" or "[2+3" ends the rollout.
     end = text.rfind(closing)
     start = text.rfind(opening, 0, max(end, 0))
     if start < 0:
@@ -158,24 +169,25 @@ class Script(Environment):
     """
 
     replies: tuple[str, ...]
-    """What is said after the first turn, the second ..."""
+    """The reply after the first turn, the second ..."""
 
     def __post_init__(self) -> None:
         if not self.replies:
             raise ValueError("it needs at least one reply")
 
     async def begin(self, task: Task) -> ScriptEpisode:
-        """A talk that has said nothing."""
+        """An episode at the first reply."""
+        # A chat prompt is a list of messages and has no single text to quote.
         prompt = task.prompt if isinstance(task.prompt, str) else ""
         return ScriptEpisode(reply.replace("{prompt}", prompt) for reply in self.replies)
 
 
 @dataclass
 class ScriptEpisode(Episode):
-    """A script as it is read out."""
+    """The replies of a script that are still to come."""
 
-    left: Iterator[str]
+    replies: Iterator[str]
 
     async def reply(self, text: str) -> str | None:
-        """The next line, whatever was said."""
-        return next(self.left, None)
+        """The next reply, whatever the turn was."""
+        return next(self.replies, None)

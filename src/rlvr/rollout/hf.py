@@ -1,7 +1,7 @@
 """The embedded engine: batched decoding of many groups with the model in this process.
 
 A prompt is prefilled once for all its requests, finished rows are dropped from the batch, and waiting requests are
-admitted between steps. It runs on the event loop of whoever calls it and gives way to it after every step, so that
+admitted between steps. It runs on the event loop of its caller and gives way to it after every step, so that
 verification overlaps sampling.
 
 Invariants: a request's tokens depend on its prompt, options, seed and the weights only (N7); weights are taken between
@@ -34,8 +34,12 @@ from rlvr.rollout.decoder import Decoder
 from rlvr.rollout.engine import Bucket, Completion, EngineFactory, InFlight, Request
 from rlvr.rollout.rows import Row, RowCache, Rows, check_cacheable, padded
 
+# Arbitrary, not measured: smaller copies more often, larger decodes more finished rows (at most this share of a
+# step).
 COMPACT_AT = 1 / 16
 """Finished rows are dropped when they are at least this share of the batch: dropping copies the cache."""
+# As long as torch's collectives wait for a rank (distributed/world.py, GIVEN_UP): the other ranks wait at the next
+# barrier meanwhile.
 PUBLISH_SECONDS = 1800.0
 """How long responses under way may take to finish on the old weights."""
 
@@ -69,11 +73,13 @@ class HFEngine:
         self, policy: Policy, options: HFEngineOptions | None = None, in_flight: InFlight | None = None
     ) -> None:
         self.options = options or HFEngineOptions()
+        # With `in_flight` the engine samples while the optimizer writes the trainer's tensors, so it must have its own.
         self.shares_weights = not self.options.copy_weights and in_flight is None
         self.policy = policy if self.shares_weights else _own_copy(policy)
         self.context = policy.context
         self.version = 0
         self._in_flight = in_flight
+        # A threading lock, not an asyncio one: steps run on the collector's loop, `publish` on the trainer's thread.
         self._stepping = threading.Lock()
         """Held during a step, and while weights are copied."""
         self._publishing = False
@@ -81,6 +87,7 @@ class HFEngine:
         check_cacheable(config)
         self._layers = int(config.num_hidden_layers)
         vocabulary = self.policy.causal_lm.get_input_embeddings().weight.shape[0]
+        # bool [V], V of the embedding: a lookup for R tokens in place of R tests
         self._is_end = np.isin(np.arange(vocabulary), sorted(self.policy.end_ids))
         self._decoder = Decoder(self.policy)
         self._last_position = self.context - 1
@@ -91,29 +98,31 @@ class HFEngine:
         self._driver: asyncio.Task[None] | None = None
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        """Sample one completion. DataError when the prompt is empty or fills the context."""
         if request.model != "policy" or request.attachments or request.constraint:
             raise DataError(
                 "rollout.engine hf samples text from the policy only: it has no other model, takes no attachments "
                 "and no constraint"
             )
-        room = self.context - len(request.token_ids)
-        if not request.token_ids or room < 1:
+        available = self.context - len(request.token_ids)
+        if not request.token_ids or available < 1:
             raise DataError(
                 f"a prompt of {len(request.token_ids)} tokens cannot be continued: the model's context is "
                 f"{self.context} tokens"
             )
         loop = asyncio.get_running_loop()
-        row = Row(request, loop.create_future(), min(request.sampling.max_new_tokens, room), time.perf_counter())
+        row = Row(request, loop.create_future(), min(request.sampling.max_new_tokens, available), time.perf_counter())
+        # Only queued: rows that come in one pass of the loop are prefilled together by the driver.
         self._waiting.append(row)
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
         try:
             return await row.future
         except asyncio.CancelledError:
+            # Rows are dropped at the next step; the flag saves looking at R futures in every step.
             self._given_up = True
             if self._active is not None and all(row.future.done() for row in self._active.rows):
-                self._active = None  # at once, so that nothing is decoded for nobody
+                self._active = None  # at once, so that no row is decoded without a request
             raise
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
@@ -123,22 +132,29 @@ class HFEngine:
         """
         if self.shares_weights:
             self.version = version
+            # The decoder may hold copies of weights (joined products, scaled norms): they are made again at the next
+            # step.
             self._decoder.stale = True
             return
         self._publishing = True
         try:
             with Wait("responses to finish on the old weights", time.monotonic() + PUBLISH_SECONDS) as waiting:
+                # Polled with the lock released in between, so that the driver goes on with the steps that responses
+                # need to finish. 0.5 ms is short beside a decoding step.
                 while not self._take(version, weights):
                     waiting.check()
                     time.sleep(0.0005)
         finally:
+            # In a `finally`: a publish that timed out must let requests in again.
             self._publishing = False
 
     def _take(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> bool:
         """Copy the weights between two steps; False where responses must finish first."""
         with self._stepping, torch.no_grad():
+            # `_publishing` keeps new rows out meanwhile, so the batch runs empty.
             if self._in_flight == "finish" and self._active is not None:
                 return False
+            # A tied LM head comes under its own name too, and its tensor is then written twice.
             mine = dict(self.policy.causal_lm.named_parameters(remove_duplicate=False))
             for bucket in weights():
                 for name, tensor in bucket:
@@ -169,15 +185,21 @@ class HFEngine:
         """Decode until nothing is left, giving way to the loop after every step."""
         while self._waiting or self._active is not None:
             seen = -1
+            # Plans start their members one after the other: passes of the loop go on until none has added a request.
             while seen != len(self._waiting):  # requests made together are prefilled together
                 seen = len(self._waiting)
                 await asyncio.sleep(0)
+            # With "continue" no step may hold the lock again before the publish takes it: a threading lock is not fair,
+            # and the loop could take it for ever. With "finish" steps go on until the batch is empty.
             if self._publishing and (self._in_flight == "continue" or self._active is None):
                 await asyncio.sleep(0.0005)  # the weights are about to change
                 continue
             try:
+                # `evaluating` turns dropout off: sampling and the trainer's log-probs must be of the same distribution.
                 with self._stepping, torch.inference_mode(), self.policy.evaluating():
                     self._step()
+            # Broad: whatever a step raises (out of memory, say), coroutines that wait for its rows would otherwise wait
+            # for ever.
             except Exception as error:  # a failed step fails the requests that were in it, each with the reason
                 rows = [*self._waiting, *(self._active.rows if self._active else ())]
                 self.close()
@@ -186,15 +208,16 @@ class HFEngine:
                         row.future.set_exception(error)
 
     def _step(self) -> None:
-        """Admit what waits, as far as there is room, and sample one token for every row."""
+        """Admit waiting requests while there are free rows; otherwise sample one token for every row."""
         self._waiting = collections.deque(row for row in self._waiting if not row.future.done())  # given up meanwhile
-        room = self.options.max_rows - (len(self._active.rows) if self._active else 0)
-        if self._waiting and room > 0 and not self._publishing:
-            arrivals = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+        free_rows = self.options.max_rows - (len(self._active.rows) if self._active else 0)
+        # A pass either admits or decodes: the loop gets its turn after a long prefill as after a step.
+        if self._waiting and free_rows > 0 and not self._publishing:
+            arrivals = [self._waiting.popleft() for _ in range(min(free_rows, len(self._waiting)))]
             try:
                 self._admit(arrivals)
             except Exception:
-                self._waiting.extendleft(arrivals)  # so that they learn of it too
+                self._waiting.extendleft(arrivals)  # so that their requests fail with the error as well
                 raise
             return
         rows = self._active
@@ -202,6 +225,8 @@ class HFEngine:
             return
         ids = rows.last[:, None]
         positions = rows.position[:, None]
+        # ids, positions: [R, 1]; logits: [R, V]. The newest token is not in the cache yet, so the mask covers one slot
+        # more.
         slots = rows.cache.length + 1
         logits = self._decoder.next_logits(ids, rows.seen(slots), positions, rows.cache)
         # A finished row that is still in the batch must not run past a table of learned positions.
@@ -213,6 +238,8 @@ class HFEngine:
         by_prompt: dict[tuple[int, ...], list[Row]] = {}
         for row in arrivals:
             by_prompt.setdefault(row.request.token_ids, []).append(row)
+        # Prefills take prompts of similar length, longest first, so that padding is little: `fit` prompts of the
+        # longest's length are at most `prefill_tokens`.
         prompts = sorted(by_prompt, key=len)
         while prompts:
             fit = max(1, self.options.prefill_tokens // len(prompts[-1]))
@@ -230,7 +257,10 @@ class HFEngine:
         device = self.policy.device
         (host_ids, unused) = padded(list(by_prompt))
         ids = torch.from_numpy(host_ids).to(device)
+        # [P, L]: 0 at a prompt's first token, negative where the row has none (clipped to 0 for the rotary table,
+        # hidden by `seen`)
         positions = np.arange(host_ids.shape[1]) - unused[:, None]
+        # No mask where no prompt is shorter: attention kernels are quicker without one.
         if unused.any():
             seen = torch.from_numpy(positions >= 0).to(device)
         else:
@@ -240,6 +270,7 @@ class HFEngine:
         logits = self._decoder.next_logits(ids, seen, places, cache)
 
         rows = [row for group in by_prompt.values() for row in group]
+        # [R]: the prompt of each row. The cache and the logits of a prompt are repeated for each of its rows.
         source = np.repeat(np.arange(len(by_prompt)), [len(group) for group in by_prompt.values()])
         chosen = torch.from_numpy(source).to(device)
         cache.select(chosen)
@@ -248,15 +279,19 @@ class HFEngine:
     def _sampled(self, rows: Rows, logits: torch.Tensor) -> Rows | None:
         """Draw each row's next token and settle the requests that end with it; the rows that go on, None when none
         does."""
+        # Read before the stop tests, under the lock: the version is that of the weights that made these logits.
         tokens = rows.sample(logits, self.version)
         ended = self._is_end[tokens] & rows.ends
         finished = rows.alive & (ended | (rows.count >= rows.limit))
         for i in np.flatnonzero(rows.stops & rows.alive).tolist():
+            # An end token is stronger than a stop string that ends with it; a stop string is stronger than the length.
             if not ended[i] and self._at_stop_string(rows, i):
                 finished[i] = False
                 self._settle(rows, i, StopReason.STOP_STRING)
         for i in np.flatnonzero(finished).tolist():
             row = rows.rows[i]
+            # `limit` is the smaller of max_new_tokens and what the context leaves: which of them it was says the stop
+            # reason.
             whole = row.limit == row.request.sampling.max_new_tokens
             self._settle(rows, i, StopReason.END if ended[i] else StopReason.LENGTH if whole else StopReason.CONTEXT)
         if self._given_up:
@@ -265,6 +300,7 @@ class HFEngine:
         dead = len(rows) - int(rows.alive.sum())
         if dead == len(rows):
             return None
+        # Dead rows are decoded on until it pays to move the others into their places.
         if dead >= max(1, COMPACT_AT * len(rows)):
             rows.keep_alive()
         return rows
@@ -281,9 +317,10 @@ class HFEngine:
     def _settle(self, rows: Rows, i: int, reason: StopReason) -> None:
         row = rows.rows[i]
         count = int(rows.count[i])
+        # Copies: a view would keep the arrays of the whole batch for as long as the rollout lives.
         ids = rows.tokens[i, :count].copy()
         rows.alive[i] = False
-        if row.future.done():  # given up by whoever asked
+        if row.future.done():  # its request was cancelled
             return
         row.future.set_result(
             Completion(
@@ -299,6 +336,7 @@ class HFEngine:
 
 def _own_copy(policy: Policy) -> Policy:
     """A policy with weights of its own, the adapter merged, for sampling only."""
+    # The adapter is merged because `publish` gets merged weights under the names of the plain model.
     model = copy.deepcopy(policy.model)
     if has_quantized(model):
         model = dense_model(model.unload())  # the adapter comes with the first publish

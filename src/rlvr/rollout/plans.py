@@ -1,10 +1,10 @@
 """Plans make the rollouts of a group, with a `RolloutContext`: the engine, the verifier and the prompts of a step.
 
 A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they
-finish; it may ask for as many generations, verdicts and further rollouts as it likes. It names its groups by the draw's
+finish; it may ask for any number of generations, verdicts and further rollouts. It names its groups by the draw's
 number, further ones `NUMBER/...`. The context counts what plans ask it for.
 
-Invariant: counts only grow, so that whoever shows them takes differences and resets nothing.
+Invariant: counts only grow, so that readers take differences and reset nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from rlvr.registry import register
 from rlvr.rollout.engine import Completion, Engine, Request, Sampling
 from rlvr.verifiers.pool import Verification
 
+# 20 ms was measured (docs/log.md, "short steps on a machine of two virtual cores"): waits of 50 ms were no better and
+# made the last one 1.5 ms longer; waking the pool for each verdict cost 16 % of a short step.
 BATCH_DELAY = 0.02
 """Seconds that a finished rollout can wait for others to be verified with, while sampling goes on: the event loop of
 the engine gives way after each decoding step, which takes milliseconds, and the members of a group end some steps
@@ -66,9 +68,12 @@ class IdleClock:
             self._idle = 0.0
             return idle
 
+    # The lock is held because requests are counted on the collector's loop while the trainer's thread takes the sum at
+    # the end of a phase.
     def _change(self, by: int) -> None:
         with self._lock:
             now = time.perf_counter()
+            # The time since the last change was idle where nothing was open during it.
             if not self._open:
                 self._idle += now - self._since
             self._open += by
@@ -114,6 +119,7 @@ class Activity:
     @contextmanager
     def counted(self, name: str, count: int = 1) -> Iterator[None]:
         """`count` of them, asked for now, and done at the end of the block, however it ends."""
+        # Only counted up, and in one thread: a reader in another one takes differences and needs no lock.
         self.asked[name] += count
         try:
             yield
@@ -143,13 +149,14 @@ class RolloutContext:
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion."""
+        # Both are left by a cancelled request too, so that an interrupted collection does not count as open for ever.
         with self.activity.counted("sampling"), self.activity.idle.request():
             completion = await self.engine.generate(request)
         self.sampled_at = time.perf_counter()
         return completion
 
     async def verify(self, rollout: Rollout) -> Rollout:
-        """The rollout with its verdicts; never raises for the verifier's trouble."""
+        """The rollout with its verdicts; an error of the verifier is a verdict and is not raised."""
         with self.activity.counted("verifying"):
             return await self.verification.verify(rollout)
 
@@ -172,7 +179,7 @@ class RolloutContext:
         return self.prompts(task)
 
     def prompt(self, task: Task) -> tuple[int, ...]:
-        """The name that `encode` had in the version before."""
+        """The old name of `encode`, which goes with the next version."""
         text = "RolloutContext.prompt is now RolloutContext.encode: the old name goes with the next version"
         warnings.warn(text, FutureWarning, stacklevel=2)
         return self.encode(task)
@@ -187,6 +194,7 @@ class RolloutContext:
         return seed_of(*self.seed_path, draw, member, call)
 
 
+# The dtypes of docs/shapes.md. int8 holds the six origins; -1 in policy_version needs a signed type.
 _COLUMNS = {"token_ids": np.int64, "origin": np.int8, "behaviour_logprobs": np.float32, "policy_version": np.int32}
 
 Plan = Callable[[Draw, RolloutContext], AsyncIterator[Rollout]]
@@ -235,6 +243,7 @@ class RolloutTokens:
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
+        # Arrays per column, joined once at the end: joining at each turn would copy a rollout as often as it has turns.
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
         self._segments: list[Segment] = []
         self._texts: list[str] = []
@@ -283,7 +292,10 @@ class RolloutTokens:
             behaviour_logprobs=columns["behaviour_logprobs"],
             policy_version=columns["policy_version"],
             stop=stop,
+            # `rlvr.rollout.characters.char_ends` counts on one character between turns.
             text="\n".join(self._texts),
+            # Greedy sampling (0) reports log-probs at temperature 1 (`Sampling`), so that is what the trainer divides
+            # logits by.
             temperature=temperature or 1.0,
             segments=self._segments,
             timings={"generate": self._seconds, **timings},
@@ -296,6 +308,8 @@ class RolloutTokens:
         logprobs: Sequence[float] | np.ndarray | float = np.nan,
         versions: Sequence[int] | np.ndarray | int = -1,
     ) -> None:
+        # Each value is [count], or one number for all `count` tokens (Origin is an IntEnum; NaN and -1 are the
+        # defaults).
         count = len(token_ids)
         for (name, dtype), value in zip(_COLUMNS.items(), (token_ids, origin, logprobs, versions), strict=True):
             one = isinstance(value, (int, float))
@@ -318,6 +332,7 @@ class SingleTurn(RolloutPlan):
     @property
     def independent(self) -> bool:
         """True where no baseline is added."""
+        # A group with a baseline has one member more that is not trained, which evaluation has no use for.
         return self.baseline is None
 
     def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:
@@ -337,6 +352,7 @@ def single_turn(
         request = Request(prompt, context.sampling, context.seed(draw.number, number, 0))
         return make_rollout(draw, number, request, await context.generate(request))
 
+    # An asynchronous generator: nothing runs before its first rollout is asked for.
     members = side_by_side(draw, context, member)
     if baseline is None:
         return members
@@ -353,18 +369,23 @@ async def _with_baseline(
         stop = StopReason.GIVEN
         if baseline == "greedy":
             sampling = dataclasses.replace(context.sampling, temperature=0.0)
+            # The member after the last: members have 0 to group_size - 1, so no seed is used twice.
             seed = context.seed(draw.number, context.group_size, 0)
             completion = await context.generate(Request(tokens.token_ids, sampling, seed))
             tokens.turn(completion)
             stop = completion.stop
+        # The temperature of a rollout that is not trained is not used.
         rollout = tokens.rollout(draw, context.group_size, stop, 1.0)
         rollout.role = BASELINE
         if baseline != "greedy":
             rollout.text = draw.task.demonstration or ""
         return await context.verify(rollout)
 
+    # Begun before the members are iterated over, so that the engine batches its request with theirs.
     task = asyncio.ensure_future(compared())
     try:
+        # Closed explicitly: where the consumer stops early, `side_by_side` ends its members now and not when it is
+        # collected.
         async with contextlib.aclosing(members):
             async for rollout in members:
                 yield rollout
@@ -395,13 +416,18 @@ async def side_by_side(
     members = [asyncio.ensure_future(judged(number)) for number in range(context.group_size)]
     try:
         if by_group:
+            # A verifier of groups compares the members, so it has to wait for the slowest.
             for rollout in await context.verify_group(await asyncio.gather(*members)):
                 yield rollout
         else:
             for done in asyncio.as_completed(members):
                 yield await done
     finally:
+        # Reached by exceptions and by `aclose()` of an abandoned generator too. A member left running would keep a row
+        # of the engine for a rollout that nobody reads.
         for task in members:
+            # Cancelled where the members raised; a no-op where it is done. Awaited, so that its request is aborted on
+            # return.
             task.cancel()
         await asyncio.gather(*members, return_exceptions=True)
 

@@ -41,6 +41,8 @@ class RecordedOptions(EngineFactory):
 
     def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """A copy of the weights where a rank does not have them all."""
+        # `or None` keeps null where no copy is forced: False would say "share the weights", whatever the recorded run
+        # did.
         return dataclasses.replace(self, copy_weights=self.copy_weights or partitions or None)
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> HFEngine:
@@ -57,6 +59,7 @@ def copied_weights(run: str | Path) -> bool:
     section = recorded_config(run).get("rollout")
     engine = ComponentSpec.parse((section if isinstance(section, dict) else {}).get("engine") or "hf")
     copies = engine.options.get("copy_weights")
+    # A replay of a replay: the option is that of the run at the beginning of the chain.
     if engine.name == "recorded" and copies is None:
         return copied_weights(engine.options["path"])
     return engine.name not in ("hf", "recorded") or bool(copies)
@@ -72,6 +75,8 @@ class Recording:
         self.policy = policy
         self.needs_logprobs = needs_logprobs
         self._files = recorded_steps(run)
+        # The model's size and not the tokenizer's: an id in between has an embedding, one past it raises an index error
+        # deep in the forward pass.
         self._vocabulary = int(policy.causal_lm.config.get_text_config().vocab_size)
         missing = [step for step in range(first, last + 1) if step not in self._files]
         if missing:
@@ -86,6 +91,8 @@ class Recording:
     def read(self, step: int) -> StepRollouts:
         """Return what was collected for a step. DataError, with file and line, for what cannot be trained on."""
         path = self._files[step]
+        # `use` of a row: "added" rollouts came into the batch after the collection, and this run's stage adds its own;
+        # "dropped" ones were sampled but replaced by dynamic sampling, and count in metrics only.
         rows = [row for row in read_recorded(path) if row.use != "added"]
         for row in rows:
             if (problem := self._problem(row.rollout)) is not None:
@@ -94,6 +101,7 @@ class Recording:
         dropped = [row for row in rows if row.use == "dropped"]
         if not kept:
             raise DataError(f"{path} holds no rollout that trained: leave this step and those after it out (run.steps)")
+        # The order of StepRollouts.columns: [*rollouts, *dropped].
         columns = columns_of([row.scored for row in [*kept, *dropped]])
         return StepRollouts([r.rollout for r in kept], [r.rollout for r in dropped], ready=0, columns=columns)
 
@@ -125,11 +133,15 @@ class Recording:
         compared = 0
         for row in read_recorded(path):
             rollout = row.rollout
+            # Several turns are joined by newlines that no token stands for, so their text is not the decoding of their
+            # tokens.
             if not rollout.text or len(rollout.segments) > 1 or row.use == "added":
                 continue
             if (problem := self._problem(rollout)) is not None:
                 raise DataError(f"{path}, line {row.line}: {problem}")
             ids = rollout.token_ids[rollout.sampled].tolist()
+            # Compared by words: versions of a tokenizer differ in white space at the ends. One match proves enough,
+            # since ids of another vocabulary decode to other words; no match in a whole file proves the opposite.
             if str(self.policy.tokenizer.decode(ids, skip_special_tokens=True)).split() == rollout.text.split():
                 return
             compared += 1

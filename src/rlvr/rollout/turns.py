@@ -2,7 +2,7 @@
 
 Token in, token out: a turn is sampled after the very ids of all turns before it; only replies are tokenised.
 Invariants: the reply's tokens have the origin TOOL and are never trained; the rollout's text, which verifiers read, is
-the policy's own, so nothing that a tool said can be paid as an answer; every member of a group is a coroutine of its
+the policy's own, so a tool's output is never rewarded as an answer; every member of a group is a coroutine of its
 own, so a slow tool holds up one rollout.
 """
 
@@ -27,8 +27,8 @@ from rlvr.rollout.plans import RolloutContext, RolloutPlan, RolloutTokens, side_
 @register("plan", "turns")
 @dataclass
 class Turns(RolloutPlan):
-    """`group_size` independent talks of the policy with an environment. `rollout.max_new_tokens` is what the policy may
-    sample in all turns together; where it or the context is used up, the rollout is cut off."""
+    """`group_size` independent conversations of the policy with an environment. `rollout.max_new_tokens` is what the
+    policy may sample in all turns together; where it or the context is used up, the rollout is cut off."""
 
     environment: str | Mapping[str, Any]
     """What answers a turn: a registered environment, `FILE.py:Name`, or a mapping with its options."""
@@ -63,34 +63,40 @@ class Turns(RolloutPlan):
     def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:
         """The rollouts of one draw."""
 
-        spoken: dict[str, tuple[str, ...]] = {}
+        # The texts of each rollout's turns, by rollout id, for `judge: each`: the record holds them only joined.
+        turn_texts: dict[str, tuple[str, ...]] = {}
 
         async def member(number: int) -> Rollout:
             episode = self._environment.episode(draw.task)
             tokens = RolloutTokens(context.encode(draw.task))
             try:
-                rollout = await self._talk(draw, number, context, episode, tokens)
+                rollout = await self._converse(draw, number, context, episode, tokens)
+            # Closed before the rollout is verified: a container need not wait for a slow verifier.
             finally:
                 await episode.close()
-            spoken[rollout.id] = tokens.texts
+            turn_texts[rollout.id] = tokens.texts
             return rollout
 
         async def each(rollout: Rollout) -> Rollout:
-            return await _judged_by_turn(rollout, spoken[rollout.id], context)
+            return await _judged_by_turn(rollout, turn_texts[rollout.id], context)
 
         return side_by_side(draw, context, member, verify=each if self.judge == "each" else None)
 
-    async def _talk(
+    async def _converse(
         self, draw: Draw, member: int, context: RolloutContext, episode: EpisodeCalls, tokens: RolloutTokens
     ) -> Rollout:
         answering = 0.0
+        # One budget for all turns, so what remains of it is the bound of this one.
         for turn in range(self.turns):
-            left = context.sampling.max_new_tokens - tokens.sampled
-            sampling = dataclasses.replace(context.sampling, max_new_tokens=left)
+            remaining = context.sampling.max_new_tokens - tokens.sampled
+            sampling = dataclasses.replace(context.sampling, max_new_tokens=remaining)
+            # The ids as they were sampled, never the text tokenised again: a second tokenisation may split differently,
+            # and the log-probs would then be of other tokens than those that train.
             request = Request(tokens.token_ids, sampling, context.seed(draw.number, member, turn))
             completion = await context.generate(request)
             tokens.turn(completion)
             stop = completion.stop
+            # A turn that was cut off is not answered: the environment would read half a call.
             if stop.truncated or turn + 1 == self.turns:
                 break
             start = time.perf_counter()
@@ -98,11 +104,14 @@ class Turns(RolloutPlan):
             answering += time.perf_counter() - start
             if text is None:
                 break
+            # After an end token the reply begins behind it; a turn that ended with a stop string has none, and the
+            # template's is put in (see Prompts.reply).
             if stop is StopReason.END:
                 end = int(completion.token_ids[-1])
             else:
                 end = None
             reply = context.reply(draw.task, text, self.role, end)
+            # The reply is left out where no token could follow it: it would cost context and teach nothing.
             if cut := _cut(tokens, len(reply), context):
                 stop = cut
                 break
@@ -115,6 +124,7 @@ async def _judged_by_turn(rollout: Rollout, turns: Sequence[str], context: Rollo
     turns."""
     alone = [dataclasses.replace(rollout, text=text, verdicts={}, timings={}) for text in turns]
     judged = await asyncio.gather(*(context.verify(one) for one in alone))
+    # Spans of the last verdict are in characters of the last turn's text, which stands at the end of the rollout's.
     start = len(rollout.text) - len(turns[-1])
     for name, verdict in judged[-1].verdicts.items():
         spans = tuple((a + start, b + start, score) for a, b, score in verdict.spans)
@@ -127,9 +137,10 @@ async def _judged_by_turn(rollout: Rollout, turns: Sequence[str], context: Rollo
 
 
 def _cut(tokens: RolloutTokens, reply: int, context: RolloutContext) -> StopReason | None:
-    """Why there is no room for a reply of so many tokens and one sampled token after it; None where there is."""
+    """Why a reply of so many tokens and one sampled token after it do not fit; None where they do."""
     if tokens.sampled >= context.sampling.max_new_tokens:
         return StopReason.LENGTH
+    # >= and not >: one sampled token has to fit behind the reply.
     if len(tokens) + reply >= context.context:
         return StopReason.CONTEXT
     return None

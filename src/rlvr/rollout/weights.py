@@ -24,6 +24,8 @@ from rlvr.rollout.engine import Bucket
 
 T = TypeVar("T")
 
+# Arbitrary: what exists twice during a publish. The largest tensor of most models (an embedding of 150,000 x 4,096 in
+# bfloat16 is 1.2 GB) is above it and goes alone.
 BUCKET_BYTES = 256 << 20
 
 
@@ -46,6 +48,7 @@ class WeightSource:
     @property
     def dtype(self) -> torch.dtype:
         """The type of what `make` gives: an adapter in float32 on a weight in bfloat16 makes a float32 sum."""
+        # As torch's `+` in `_merged` promotes.
         return reduce(torch.promote_types, map(dense_dtype, self.parameters))
 
     @property
@@ -64,6 +67,8 @@ class WeightSource:
 def has_parts(policy: Policy) -> bool:
     """Return whether ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights`
     together."""
+    # `ds_id` is what DeepSpeed puts on parameters that ZeRO-3 has partitioned (runtime/zero/partition_parameters.py),
+    # with `ds_numel`, `ds_shape` and `ds_tensor`; `numel` and `shape` are those of an empty tensor then.
     return any(hasattr(parameter, "ds_id") for parameter in policy.model.parameters())
 
 
@@ -108,8 +113,12 @@ def sources(policy: Policy, merged: bool = True) -> Iterator[WeightSource]:
     With `merged` an adapter's update is added to the weights that it is on, else these are the weights under it.
     """
     model = policy.causal_lm
+    # peft's LoRA layers (tuners/lora/layer.py): the weight under an adapter is `NAME.base_layer.weight`, its update
+    # `get_delta_weight`.
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     named = list(model.named_parameters(remove_duplicate=False))
+    # The place of a parameter's first name; sorted by it, all names of a tied weight stand one after the other, which
+    # `weight_buckets` groups by.
     first = {id(parameter): place for place, (_, parameter) in reversed(list(enumerate(named)))}
     for name, parameter in sorted(named, key=lambda item: first[id(item[1])]):
         owner, _, leaf = name.rpartition(".")
@@ -126,14 +135,17 @@ def sources(policy: Policy, merged: bool = True) -> Iterator[WeightSource]:
 def _merged(module: Any, parameter: torch.nn.Parameter) -> tuple[list[torch.nn.Parameter], Callable[[], torch.Tensor]]:
     def make() -> torch.Tensor:
         with torch.no_grad():
+            # W + sum of B A x alpha / r over the active adapters (Hu et al. 2021, arXiv 2106.09685).
             delta = sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
             return dense(parameter) + delta
 
+    # The parameter of the weight comes first: its shape is the weight's, and its identity groups tied names.
     return [parameter, *(p for p in module.parameters() if p is not parameter)], make
 
 
 def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
     """Every weight as `sources` names them, one at a time."""
+    # Size 0: a bucket holds one weight with its ties.
     for bucket in weight_buckets(policy, size=0):
         yield from bucket
 
@@ -150,10 +162,12 @@ def in_wire_dtype(weights: Iterable[Bucket], engine: torch.dtype) -> Iterator[Bu
     """The buckets with every weight in the type in which it goes to an engine that computes in `engine`."""
     for bucket in weights:
         sent = [(name, tensor.to(wire_dtype(tensor.dtype, tensor.ndim, engine))) for name, tensor in bucket]
+        # `to` gives the tensor itself where the type is that already.
         copied = sum(new.nbytes for (_, new), (_, old) in zip(sent, bucket, strict=True) if new is not old)
         del bucket  # else it would last until the next one is made
         record_event("trainer", "cast", copied)
         yield sent
+        # Before the next `bucket` is made, or two of them would be alive at once.
         del sent
         record_event("trainer", "cast", -copied)
 
@@ -170,6 +184,7 @@ def weight_buckets(policy: Policy, size: int = BUCKET_BYTES, merged: bool = True
         record_event("trainer", "bucket", made)
         with gathered(parameter for source in part for parameter in source.parameters):
             yield [(source.name, source.make()) for source in part]
+        # After the `yield` returns: the consumer has let go of the bucket by then.
         record_event("trainer", "bucket", -made)
 
 
@@ -182,6 +197,7 @@ def buckets(
     bucket: list[T] = []
     used = 0
     for item in items:
+        # Tested before the item is added, so only a single item can be above `size`.
         if bucket and used + nbytes(item) > size:
             yield bucket
             bucket = []
@@ -197,7 +213,7 @@ def host_copies(weights: Iterable[WeightSource], keep: bool, size: int = BUCKET_
 
     Every rank has to call this where weights are partitioned.
     """
-    found: dict[str, torch.Tensor] = {}
+    copies: dict[str, torch.Tensor] = {}
     first: dict[int, str] = {}
     for part in buckets(weights, size, lambda source: source.nbytes):
         taken = _gathered_bytes(part) + (_made_bytes(part) if keep else 0)
@@ -205,17 +221,20 @@ def host_copies(weights: Iterable[WeightSource], keep: bool, size: int = BUCKET_
         with gathered(parameter for source in part for parameter in source.parameters):
             for source in part if keep else []:
                 key = id(source.parameters[0])
+                # The names of a tied weight share one copy, as they share one parameter.
                 if len(source.parameters) == 1 and key in first:
-                    found[source.name] = found[first[key]]
+                    copies[source.name] = copies[first[key]]
                     continue
                 made = source.make()
+                # A copy in any case: `make` may give the parameter itself, which training changes while files are
+                # written.
                 if made.device.type != "cpu":
-                    found[source.name] = made.cpu()
+                    copies[source.name] = made.cpu()
                 else:
-                    found[source.name] = made.clone()
+                    copies[source.name] = made.clone()
                 first[key] = source.name
         record_event("trainer", "gathered", -taken)
-    return found
+    return copies
 
 
 def _gathered_bytes(part: Sequence[WeightSource]) -> int:
@@ -231,4 +250,5 @@ def _gathered_bytes(part: Sequence[WeightSource]) -> int:
 def _made_bytes(part: Sequence[WeightSource]) -> int:
     """The most bytes that a weight of `part` takes while it is made of others, or of its 4 bits: one at a time is."""
     made = (source.nbytes for source in part if len(source.parameters) > 1 or is_quantized(source.parameters[0]))
+    # One at a time: each is copied to the host and dropped before the next is made.
     return max(made, default=0)

@@ -1,9 +1,9 @@
 """vLLM behind the Engine protocol: an engine owned by the run (`vllm`) and servers (`vllm-server`).
 
 Nothing here imports vLLM in the trainer's process unless a GPU transfer needs it. The trainer's side: options,
-model_folder, requests, engine (with host, the other end of its pipe), servers. Started processes: process (an engine),
-serve (a server), both ended with their owner by parent_death. Weights: transfer sends them, receiver takes them inside
-vLLM's workers.
+model_folder, requests, embedded_engine (with host, the trainer's end of its pipe), server_engine (with members, client
+and started). Started processes: engine_process and serve, both ended with their owner by rlvr.core.parent_death.
+Weights: transfer and gpu_transfer send them, receiver takes them inside vLLM's workers.
 """
 
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions

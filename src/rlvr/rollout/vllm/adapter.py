@@ -20,6 +20,7 @@ from pathlib import Path
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Published
 
+# Arbitrary: an adapter is some megabytes, and a request is given up within seconds.
 KEPT = 2
 """Adapters before the newest whose files stay in any case: a request that was given up may be under way for a
 moment."""
@@ -40,7 +41,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        """Return what servers call it; no other run's is called the same."""
+        """The name of the adapter on servers, which no other run uses."""
         return f"{self.path.parent.name}-{self.number}"
 
 
@@ -49,6 +50,7 @@ class AdapterFiles:
 
     def __init__(self, policy: Policy, folder: Path) -> None:
         self.policy = policy
+        # Random, because the name is part of the adapter's name on servers that several runs may share.
         self.folder = folder / f"adapters-{secrets.token_hex(4)}"
         self.newest: Adapter | None = None
         """What was written last; requests begin with it once it is `put_to_use`."""
@@ -57,17 +59,19 @@ class AdapterFiles:
         self._in_use: Adapter | None = None
         self._written: list[Adapter] = []
         self._open: Counter[Adapter] = Counter()
+        # Requests begin and end on event loops while a publish writes on the trainer's thread.
         self._lock = threading.Lock()
 
     def write(self, version: int, base: Published | None) -> Published:
-        """Write the adapter as version `version`, where it is not written as that already; what it took, that of the
-        base weights included."""
+        """Write the adapter as version `version`, where it is not written as that already. Returns bytes and seconds,
+        those of the base weights included."""
         start = time.perf_counter()
         # A server that came back is given what the others have.
         if self.newest is not None and self.newest.version == version and not self._outdated:
             return base or Published(0, 0.0)
         number = self.newest.number + 1 if self.newest else 1
         written = Adapter(number, version, self.folder / f"adapter-{number}")
+        # Before `newest` is set: an adapter that could not be written is never named to an engine.
         self.policy.model.save_pretrained(written.path)
         sent = sum(file.stat().st_size for file in written.path.glob("*.safetensors"))
         self.newest = written
@@ -107,8 +111,9 @@ class AdapterFiles:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _remove_old(self) -> None:
-        """Files of adapters that no request needs."""
+        """Remove the files of adapters that no request needs."""
         with self._lock:
+            # Removed outside the lock: deleting files may take long on a network file system.
             old = [a for a in self._written[: -KEPT - 1] if not self._open[a] and a != self._in_use]
             self._written = [a for a in self._written if a not in old]
         for adapter in old:

@@ -14,6 +14,7 @@ from rlvr.rollout.vllm import installed, launch
 from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.settings import ServerSettings
 
+# Digits, a backslash, braces and a newline: what tokenizers of related models split differently.
 TEXT = "What is 12 + 30? Answer: 42, \\boxed{42}.\n"
 """Tokenised by both sides."""
 SHAPE = (
@@ -26,6 +27,7 @@ SHAPE = (
     "intermediate_size",
 )
 """What must agree in the configurations, where both have it."""
+# Arbitrary: the pages asked for are answered at once by a server that is idle.
 SECONDS = 30.0
 HOW = (
     "start it with `VLLM_API_KEY=... python -m rlvr.rollout.vllm.serve --model PATH --port N "
@@ -42,8 +44,9 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
             raise ConfigError(f"rollout.engine: the server {client.url} is vLLM {version}, {problem}")
         card = (await client.ask("GET", "/v1/models", SECONDS))["data"][0]
         client.model = str(card["id"])
-        asked = {"model": client.model, "prompt": TEXT, "add_special_tokens": False}
-        tokens = (await client.ask("POST", "/tokenize", SECONDS, asked))["tokens"]
+        body = {"model": client.model, "prompt": TEXT, "add_special_tokens": False}
+        tokens = (await client.ask("POST", "/tokenize", SECONDS, body))["tokens"]
+        # This page and /collective_rpc exist in vLLM's development mode only, which `rlvr.rollout.vllm.serve` turns on.
         settings = (await client.ask("GET", "/server_info?config_format=json", SECONDS))["vllm_config"]
         model = (await client.call("rlvr_model", SECONDS, keys=list(SHAPE)))[0]
     except ServerError as trouble:
@@ -77,6 +80,7 @@ def _differs(
     if (quantized := settings["model_config"].get("quantization")) != launch.quantization(options):
         return f"has the quantization {quantized}, rollout.engine's is {launch.quantization(options)}"
     cached = str((settings.get("cache_config") or {}).get("cache_dtype"))
+    # "auto" and "bfloat16" are the same cache; "fp8" and "fp8_e4m3" too
     if cached.startswith("fp8") != options.kv_cache_dtype.startswith("fp8"):
         return f"keeps keys and values in {cached}, rollout.engine's kv_cache_dtype is {options.kv_cache_dtype}"
     backend = (settings.get("weight_transfer_config") or {}).get("backend")

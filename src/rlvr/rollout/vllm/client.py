@@ -1,7 +1,7 @@
 """One server over HTTP: its health, its answers, its methods. Every request has the key and a time limit.
 
-What a server cannot be blamed for (a request that it refuses) is a DataError; everything that makes it unusable (no
-connection, no answer in time, an error of its own) is ServerError.
+A request that the server refuses is a DataError; everything that makes the server unusable (no connection, no answer
+in time, an error of its own) is a ServerError.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ RPC = ("rlvr_model", "rlvr_weights")
 """Methods of vLLM's workers without an endpoint of their own."""
 
 
+# The only bound, since `limit=0` below puts none on connections: 2,000 of them at once made a busy server look dead
+# (docs/log.md, "a busy vLLM server is not a dead one").
 AT_ONCE = 1024
 """Most completions asked for at once: more than a server batches, and fewer than a process may have files open."""
 
@@ -35,8 +37,9 @@ class Client:
         self.url = url.rstrip("/")
         self.model = model
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # Not kept alive: a server that was busy closes connections for being idle, with the next request already in
-        # them.
+        # Not kept alive: a server that was busy closes connections that were idle for 5 s
+        # (VLLM_HTTP_TIMEOUT_KEEP_ALIVE) with the next request already in them. aiohttp's own limit of 100 is off:
+        # `_places` bounds completions, and health checks and weight calls must not queue behind them.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
         self._places = asyncio.Semaphore(AT_ONCE)
@@ -46,7 +49,7 @@ class Client:
         """Methods of the engine under way."""
 
     async def healthy(self, timeout: float) -> bool:
-        """Return whether the server says that it is well: that it is up, not that it computes."""
+        """Return whether the health page answers: the server is up, which does not say that it computes."""
         try:
             await self.ask("GET", "/health", timeout)
         except (ServerError, DataError):
@@ -59,6 +62,8 @@ class Client:
         The health page is the HTTP process's, which is well while the core hangs.
         """
         try:
+            # A method of the workers, which reaches them through the engine core (POST /collective_rpc); with no keys
+            # it costs nothing.
             await self._call("rlvr_model", timeout, {"keys": []})
         except (ServerError, DataError):
             return False
@@ -77,23 +82,26 @@ class Client:
         if cache_salt is not None:
             body["cache_salt"] = cache_salt
         try:
+            # Waiting for a place does not count towards `timeout`, which is for one answer.
             async with self._places:
                 reply = await self.ask("POST", "/inference/v1/generate", timeout, body)
         except DataError as refusal:
-            if adapter and f"`{adapter}` does not exist" in str(refusal):  # it was started anew by somebody else
+            if adapter and f"`{adapter}` does not exist" in str(refusal):  # its owner restarted it
                 raise ServerError(f"it lost the adapter {adapter}") from refusal
             raise
         try:
             choice = reply["choices"][0]
             return Answer(
                 token_ids=choice["token_ids"],
+                # /inference/v1/generate is vLLM's endpoint of token ids in and out
+                # (entrypoints/scale_out/token_in_token_out), which labels spans of tokens with weight versions.
                 logprobs=[token["logprob"] for token in choice["logprobs"]["content"]],
                 finish_reason=choice["finish_reason"],
                 stop_reason=choice["stop_reason"],
                 versions=[(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or ()],
             )
         except (KeyError, IndexError, TypeError) as error:
-            raise ServerError(f"{self.url} answers in a form that is not known: {str(reply)[:300]}") from error
+            raise ServerError(f"{self.url} answers in an unknown form: {str(reply)[:300]}") from error
 
     async def call(self, method: str, timeout: float, **arguments: Any) -> Any:
         """A method of the engine, by the names that the engine process has too."""
@@ -104,10 +112,16 @@ class Client:
             self.calls -= 1
 
     async def _call(self, method: str, timeout: float, arguments: Mapping[str, Any]) -> Any:
+        # Names are those that `engine_process.EngineServer` takes, so that both engines share the code of a publish:
+        #   rlvr_*               POST /collective_rpc, to the worker extension
+        #   commit               POST /reset_prefix_cache, POST /update_weight_version
+        #   pause, resume ...    endpoints of the same name (vllm/entrypoints/rl/online/api_router.py)
         if method in RPC:
             body = {"method": method, "kwargs": arguments, "timeout": timeout}
             return (await self.ask("POST", "/collective_rpc", timeout, body) or {}).get("results")
         if method == "commit":
+            # The cache before the version: a token that is labelled with the new version must not attend to keys of the
+            # old.
             if arguments["clear_cache"]:
                 await self.ask("POST", "/reset_prefix_cache?reset_running_requests=true", timeout)
             return await self.ask("POST", "/update_weight_version", timeout, {"new_version": arguments["version"]})
@@ -135,7 +149,9 @@ class Client:
         try:
             async with self._session.request(verb, self.url + path, json=body, timeout=limit) as response:
                 content = await response.read()
+                # Also for refusals: the process answers.
                 self.answered = time.monotonic()
+                # The request's fault; asking another server would give the same answer.
                 if response.status in (400, 404, 422):
                     raise DataError(f"{self.url}{path} refuses: {_text(content)}")
                 if response.status in (401, 403):
@@ -145,6 +161,7 @@ class Client:
                 if content and response.content_type == "application/json":
                     return await response.json()
                 return None
+        # Before the next clause: TimeoutError is a subclass of OSError.
         except TimeoutError as error:
             raise ServerError(f"{path} did not answer within {timeout:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:

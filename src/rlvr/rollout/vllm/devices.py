@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 1 << 30
+# Arbitrary above the tens of seconds that importing torch takes on a busy machine.
 LOOK_SECONDS = 300.0
 """Deadline of a look at GPUs: torch is imported and contexts are made, on a machine that may be busy."""
+# One line of JSON, the last that the process prints: libraries may print before it.
 LOOK = """
 import json, torch
 gpus = range(torch.cuda.device_count())
@@ -61,6 +63,7 @@ def _named() -> list[str] | None:
     named = os.environ.get(VISIBLE)
     if named is None:
         return None
+    # An empty value is "no GPU" and not "all of them": a list without entries, not None.
     return [name.strip() for name in named.split(",") if name.strip()]
 
 
@@ -88,26 +91,29 @@ def index_of(home: torch.device) -> int:
 
 def training(home: torch.device) -> list[int]:
     """Indices in torch of the GPUs that the ranks of this machine train on, that of this rank, `home`, first."""
-    found = visible()
+    shown = visible()
     own = index_of(home)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # One rank for each GPU, by local rank (`World._join`), so the ranks of this machine use the indices 0 to ranks - 1.
     if ranks > 1:
         used = [own, *(index for index in range(ranks) if index != own)]
     else:
         used = [own]
-    if missing := [index for index in used if index >= len(found)]:
+    if missing := [index for index in used if index >= len(shown)]:
         raise ConfigError(
-            f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(found)} ({', '.join(found)}): "
+            f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(shown)} ({', '.join(shown)}): "
             f"there is none for index {missing[0]}"
         )
     return used
 
 
 def look(names: Sequence[str]) -> list[GPU]:
-    """GPUs that a process finds that is shown `names`: those before the first that is not there.
+    """The GPUs that a process sees whose CUDA_VISIBLE_DEVICES is `names`, up to the first that does not exist.
 
     In a process of its own, because a CUDA context takes hundreds of MiB of each GPU for as long as its process lives.
     """
+    # -P keeps the current directory off sys.path, where a user's `torch.py` or `json.py` would be taken for the
+    # library.
     environment = {**os.environ, VISIBLE: ",".join(names)}
     try:
         done = subprocess.run(
@@ -145,6 +151,7 @@ def beside_trainer(home: torch.device, tensor_parallel: int) -> str:
 
 def engine_memory(policy: Policy, options: EngineSettings) -> dict[str, int]:
     """Bytes that an engine takes of the trainer's GPU, by the names of vLLM's `wake_up`."""
+    # By identity, so that tied weights count once, as vLLM ties them too.
     weights = {id(source.parameters[0]): source.shape.numel() for source in sources(policy, merged=False)}
     taken = sum(weights.values()) * policy.dtype.itemsize // options.tensor_parallel_size
     if options.kv_cache_gib is not None:
@@ -167,6 +174,7 @@ def demanded(total: int, options: CommonSettings) -> int:
 def check_free(home: torch.device, options: EngineSettings) -> None:
     """ConfigError where the GPU `home` of the trainer has less free memory than the engine demands."""
     free_cached(home)  # what torch's allocator keeps unused is free for the engine
+    # Of the whole device: what the trainer reserved counts as taken, after the cache was freed above.
     free, total = torch.cuda.mem_get_info(home)
     own = torch.cuda.memory_reserved(home)
     if own:
@@ -184,16 +192,16 @@ def check_split(home: torch.device, options: EngineSettings) -> None:
         _check_memory(name, gpu.free, gpu.total, options)
 
 
-def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]) -> list[str]:
+def of_servers(home: torch.device, servers: int, each: int, named: Sequence[str]) -> list[str]:
     """CUDA_VISIBLE_DEVICES of each started server, which takes `each` GPUs, none of them one that a rank trains on.
 
-    `given` are those that the configuration names. ConfigError where they do not fit, or where too few are free.
+    `named` are those that the configuration names. ConfigError where they do not fit, or where too few are free.
     """
     shown = visible()
     used = [shown[index] for index in training(home)]
-    if given:
-        _check_names(given, each, used)
-        return list(given)
+    if named:
+        _check_names(named, each, used)
+        return list(named)
     free = [name for name in _for_processes(each) if name not in used]
     if len(free) < servers * each:
         raise ConfigError(
@@ -208,25 +216,26 @@ def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]
 def check_servers(home: torch.device, each: int, servers: Sequence[str], options: CommonSettings) -> None:
     """ConfigError where one of the GPUs of `servers`, as CUDA_VISIBLE_DEVICES of each, is not there, is one that a rank
     trains on by another name, is there twice, or has less free memory than vLLM demands."""
+    # UUIDs decide, not names: one GPU may be "0" for the launcher and "GPU-..." in the configuration.
     names = [name.strip() for shown in servers for name in shown.split(",")]
-    found = _look_at(names)
+    gpus = _look_at(names)
     used = [torch.device("cuda", index) for index in training(home)]
     trained = [str(torch.cuda.get_device_properties(gpu).uuid) for gpu in used]
     seen: set[str] = set()
-    for name, gpu in found.items():
+    for name, gpu in gpus.items():
         if gpu.uuid in trained:
             raise ConfigError(_trained_on(names.index(name) // each, name))
         if gpu.uuid in seen:
             raise ConfigError(f"rollout.engine: devices names the GPU {name} ({gpu.uuid}) twice")
         seen.add(gpu.uuid)
-    for name, gpu in found.items():
+    for name, gpu in gpus.items():
         _check_memory(name, gpu.free, gpu.total, options)
 
 
 def _look_at(names: Sequence[str]) -> dict[str, GPU]:
     """The GPUs `names`, each of them once, without parts of GPUs (MIG): CUDA shows a process one of them. ConfigError
     where one is not there."""
-    found: dict[str, GPU] = {}
+    by_name: dict[str, GPU] = {}
     for kind in ("index", "UUID"):  # CUDA takes names of one kind together
         same = [name for name in names if _kind(name) == kind]
         gpus = look(same) if same else []
@@ -235,8 +244,8 @@ def _look_at(names: Sequence[str]) -> dict[str, GPU]:
                 f"rollout.engine: there is no GPU {same[len(gpus)]} on this machine (of {', '.join(names)}): name "
                 "indices or UUIDs that nvidia-smi -L shows"
             )
-        found |= zip(same, gpus, strict=True)
-    return found
+        by_name |= zip(same, gpus, strict=True)
+    return by_name
 
 
 def _kind(name: str) -> str:
@@ -253,6 +262,7 @@ def _check_memory(
     if free >= needed:
         return
     share = f"gpu_memory_utilization {utilization(options)}"
+    # Rounded down, so that what is proposed fits.
     lower = f"gpu_memory_utilization to {math.floor(100 * free / total) / 100} or less"
     if needed > utilization(options) * total:
         share = f"kv_cache_gib {options.kv_cache_gib:g}"
@@ -264,8 +274,8 @@ def _check_memory(
     )
 
 
-def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
-    names = [[name.strip() for name in devices.split(",")] for devices in given]
+def _check_names(named: Sequence[str], each: int, used: Sequence[str]) -> None:
+    names = [[name.strip() for name in devices.split(",")] for devices in named]
     for number, own in enumerate(names):
         if len(own) != each:
             raise ConfigError(
@@ -277,7 +287,7 @@ def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
             raise ConfigError(_trained_on(number, taken[0]))
         if len({_kind(name) for name in own}) > 1:
             raise ConfigError(
-                f"rollout.engine: devices[{number}] ({given[number]}) names GPUs in different ways, and CUDA would "
+                f"rollout.engine: devices[{number}] ({named[number]}) names GPUs in different ways, and CUDA would "
                 "show the server the first alone: name all of them by indices, or all by UUIDs"
             )
     every = [str(int(name)) if name.isdecimal() else name for own in names for name in own]  # 01 is 1

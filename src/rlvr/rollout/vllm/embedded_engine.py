@@ -41,15 +41,19 @@ class VLLMEngine:
         self.version = 0
         self._has_weights = False
         on_gpu = policy.home.type != "cpu"
+        # in_flight None: no request is open at a publish, nothing to hold back
+        # finish: the gate lets open requests end and holds new ones;  continue: neither
         self._gate = RequestGate() if in_flight == "finish" else None
         self._keeps_cache = in_flight == "continue" and not options.clear_cache
         """Whether requests under way go on with the keys and values that they have."""
+        # With `in_flight` the engine samples while the trainer updates, so its memory cannot be lent.
         self._sleeps = on_gpu and options.sleep and in_flight is None
         self._asleep = False
         self._released = True
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
         model = model_folder(policy, self._folder)
+        # CUDA IPC maps memory of one device; workers of a split engine on other devices cannot open it.
         self._by_ipc = on_gpu and options.tensor_parallel_size == 1 and options.transfer != SHARED_MEMORY
         backend = "ipc" if self._by_ipc else SHARED_MEMORY
         arguments = launch.engine_arguments(policy, model, options, backend)
@@ -72,7 +76,7 @@ class VLLMEngine:
             self._sleep()  # the backend, which is made after the engine, takes its memory meanwhile
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        """Sample one completion. DataError when the prompt is empty or fills the context."""
         if not self._has_weights:
             raise TrainingError("the vLLM engine has no weights before the first publish")
         item = requests.opened(request, self.context)
@@ -86,6 +90,7 @@ class VLLMEngine:
             raise TrainingError("the vLLM engine sleeps from `release` until the next publish, and was asked to sample")
         if self._adapter is None:
             return await self._host.generate(request.token_ids, fields, None)
+        # For as long as the request is open: its files must not be removed meanwhile.
         with self._adapter.begun() as adapter:
             answer = await self._host.generate(request.token_ids, fields, adapter.fields)
         return dataclasses.replace(answer, adapter=adapter.version)
@@ -102,6 +107,8 @@ class VLLMEngine:
 
     def _publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         check_released(self._released, self.version, version)
+        # Order of a publish, for the least peak of GPU memory: wake the memory of the weights, send, free the buffer
+        # that they were sent in, and only then wake the cache of keys and values, which takes all that is left.
         self._wake("weights")
         if self._keeps_cache:
             self._call("pause")
@@ -114,6 +121,7 @@ class VLLMEngine:
         free_cached(self.policy.home)  # the buffer that they were sent in
         self._wake("kv_cache")
         self._asleep = False
+        # Before `resume`: the first token computed with the new weights must carry the new version.
         self._call("commit", version=str(version), clear_cache=not self._keeps_cache)
         if self._keeps_cache:
             self._call("resume")
@@ -136,6 +144,7 @@ class VLLMEngine:
 
     def close(self) -> None:
         """End the process and remove what was written for it."""
+        # The process first: it may have the memory of `_transfer` mapped and files of the folder open.
         self._host.close()
         if self._transfer is not None:
             self._transfer.close()

@@ -31,11 +31,15 @@ WEIGHTS = (
 
 def main() -> None:
     """Serve until the pipe closes."""
+    # Ctrl-C goes to the whole foreground group; the trainer decides when the engine ends (`parent_death`, closing the
+    # pipe).
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The number of an inherited file descriptor, one end of a socket pair.
     pipe = Connection(int(sys.argv[1]))
     _, arguments = pipe.recv()
     try:
         server = EngineServer(arguments, pipe)
+    # BaseException: vLLM may call sys.exit while it starts, and the trainer would wait for `ready` until its deadline.
     except BaseException as error:
         traceback.print_exc()
         pipe.send(("failed", f"{type(error).__name__}: {error}"))
@@ -51,6 +55,8 @@ class EngineServer:
     """The engine and its pipe."""
 
     def __init__(self, arguments: dict[str, Any], pipe: Connection) -> None:
+        # Imported here and not at the top: importing vLLM takes seconds, and a test of this file's protocol needs none
+        # of it.
         from vllm import SamplingParams
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -84,6 +90,7 @@ class EngineServer:
     def serve(self) -> None:
         """Take messages and step while there are requests."""
         while True:
+            # Blocks (None) only when there is nothing to compute or to send; else takes what has arrived and steps.
             while self.pipe.poll(0 if self._may_step() or self._done else None):
                 self._take(*self.pipe.recv())
             if self._may_step():
@@ -97,6 +104,7 @@ class EngineServer:
         return not self._updating and self.engine.has_unfinished_requests()
 
     def _step(self) -> None:
+        # FINAL_ONLY: outputs come once, when a request has ended.
         self._done += [(int(output.request_id), _answer(output)) for output in self.engine.step() if output.finished]
 
     def _take(self, kind: str, *content: Any) -> None:
@@ -120,6 +128,7 @@ class EngineServer:
         try:
             if "structured_outputs" in fields:
                 fields["structured_outputs"] = self._constrained(**fields["structured_outputs"])
+            # flat_logprobs: arrays in place of one dictionary per token (FlatLogprobs in vllm/logprobs.py).
             sampling = self._sampling(**fields, flat_logprobs=True, output_kind=self._final)
             prompt: Any = {"prompt_token_ids": list(token_ids)}
             if self._pauses:
@@ -134,6 +143,7 @@ class EngineServer:
 
     def _call(self, method: str, arguments: dict[str, Any]) -> Any:
         if method in WEIGHTS:
+            # From here to `commit` the main loop takes messages only.
             self._updating |= method == "start_weight_update"
             return self.engine.collective_rpc(method, kwargs=arguments)
         if method == "pause":
@@ -145,6 +155,7 @@ class EngineServer:
             if arguments["clear_cache"]:  # what the old weights computed goes, requests under way are computed anew
                 self.engine.reset_prefix_cache(reset_running_requests=True)
             return self.engine.set_weight_version(arguments["version"])
+        # Names checked above, so that no other attribute of the engine can be called over the pipe.
         if method in ("sleep", "wake_up"):
             return getattr(self.engine, method)(**arguments)
         raise ValueError(f"no method {method!r}")
@@ -158,6 +169,8 @@ class EngineServer:
         """
         self._updating = True
         self._core.pause_scheduler(mode="keep", clear_cache=False)
+        # vllm/v1/engine/core.py: `batch_queue` holds batches that are scheduled and not yet read, and is None without
+        # asynchronous scheduling.
         while self._core.batch_queue:
             self._step()
         self._pauses += 1

@@ -1,8 +1,8 @@
 """Weights from GPU to GPU by vLLM's own weight transfer: NCCL between processes, CUDA IPC on one device.
 
-vLLM's trainer-side engines drive the update through a client with four methods, which here go to whatever `call`
-reaches (the pipe of an engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32
-and 0.33. The tests run vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
+vLLM's trainer-side engines drive the update through a client with five methods, which here go to `call` (the pipe of an
+engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32 and 0.33. The tests run
+vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from rlvr.rollout.engine import Bucket, Published
 from rlvr.rollout.vllm.transfer import Call, Weights
 from rlvr.rollout.weights import Description
 
+# Arbitrary, as large as a bucket of weights (rollout/weights.py, BUCKET_BYTES). vLLM's default is 1 GiB and is taken
+# beside the engine.
 BUFFER_BYTES = 256 << 20
 """Least size of the buffers that weights are packed into."""
 
@@ -49,6 +51,8 @@ def held_bytes(info: IPCTrainerInitInfo | NCCLTrainerInitInfo, weights: Sequence
     """
     if isinstance(info, IPCTrainerInitInfo):
         return info.packed_buffer_size_bytes
+    # Bytes of each chunk in the order in which they are sent. At its peak vLLM holds the tensors gathered for one
+    # chunk, the joined chunk itself and those of the `kept` before it that are being sent.
     chunks = [0]
     for weight in weights:
         if chunks[-1] > info.packed_buffer_size_bytes:
@@ -65,7 +69,7 @@ class _Weights(WeightSource):
     def __init__(self, weights: Sequence[Description]) -> None:
         self.weights: Weights = tuple
         self.check: Callable[[], None] = lambda: None
-        """Raises once the send under way was given up."""
+        """Raises an error once the current send has been given up."""
         self.described = [ParamMeta(weight.name, weight.dtype, tuple(weight.shape)) for weight in weights]
 
         self.progress = math.inf
@@ -74,6 +78,7 @@ class _Weights(WeightSource):
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         check = self.check  # of this pass: the next send sets its own
         buckets = iter(self.weights())
+        # `while` and not `for`: the loop variable of a `for` keeps the old bucket alive while the next one is made.
         while (bucket := _made(buckets, check)) is not None:
             yield from self._timed(bucket, check)
             del bucket  # else it would last until the next one is made
@@ -81,6 +86,8 @@ class _Weights(WeightSource):
     def _timed(self, bucket: Bucket, check: Callable[[], None]) -> Iterator[tuple[str, torch.Tensor]]:
         for weight in bucket:
             check()
+            # vLLM takes the next weight when its buffer has space, so the time of the last one shows whether the
+            # receivers still take any.
             self.progress = time.monotonic()
             yield weight
 
@@ -99,6 +106,7 @@ def _made(buckets: Iterator[Bucket], check: Callable[[], None]) -> Bucket | None
     """
     torch.cuda.synchronize()  # weights that were freed may be copied still, and their memory is used again
     check()  # it may have waited for a broadcast that was aborted
+    # The thread that sends may have another current stream (vLLM's producer sets one of its own).
     with torch.cuda.stream(torch.cuda.default_stream()):
         bucket = next(buckets, None)
     torch.cuda.synchronize()  # the optimizer's step as well, where the weights are the trainer's own
@@ -150,12 +158,15 @@ class Control:
         try:
             self.call(method, **arguments)
         except Exception as error:
+            # vLLM's sender may be inside the handshake or a broadcast and never look at what this call raised; `_wait`
+            # sees the future.
             self.fail(error)
             raise
         self.check()  # vLLM would go on to the weights
 
     def fail(self, error: BaseException) -> None:
         """End the send: no method and no weight goes out from now on. The first error is kept."""
+        # Set from the sending thread and from the waiting one; only the first counts.
         with contextlib.suppress(InvalidStateError):
             self.failed.set_exception(error)
 
@@ -166,8 +177,8 @@ class Control:
 
 
 class GPUTransfer:
-    """See rlvr.rollout.vllm.transfer.Transfer. The meeting of both sides is held at the first publish, and again when
-    the group of engines has changed or a send has failed: NCCL cannot lose or take in a member."""
+    """See rlvr.rollout.vllm.transfer.Transfer. Both sides join their group (the handshake) at the first publish, and
+    again when the group of engines has changed or a send has failed: NCCL cannot lose or add a member."""
 
     def __init__(
         self,
@@ -199,8 +210,11 @@ class GPUTransfer:
         self.source.progress = math.inf
         record_event("trainer", "buffer", self.held)
         try:
+            # In a thread, because neither NCCL nor vLLM's sender can be interrupted: the trainer's thread waits for a
+            # future with a deadline instead, and can still notice that a rank is lost.
             self._wait(_in_a_thread(lambda: self._send(client)), client.failed)
         except BaseException as error:
+            # First the flag, then the abort: the thread of this send may wake up from the abort and must not go on.
             client.fail(error)
             # The kernel of a broadcast that lacks a member would stay on the GPU, and every later `synchronize` wait
             # for it. vLLM aborts the group (PyNcclCommunicator.destroy of 0.32), which waits for no other process, and
@@ -215,6 +229,7 @@ class GPUTransfer:
         the stall timeout."""
         what = "the weights to reach all vLLM servers"
         with Wait(what, time.monotonic() + self.deadline) as waiting:
+            # 0.1 s bounds how late a deadline or a lost rank is seen.
             while not wait([done, failed], timeout=0.1, return_when=FIRST_COMPLETED).done:
                 waiting.check()
                 if time.monotonic() > self.source.progress + self.stall_timeout:
@@ -232,6 +247,8 @@ class GPUTransfer:
         """vLLM's engine, after its handshake. TrainingError where the send was given up meanwhile."""
         engine = WeightTransferTrainerFactory.trainer_init(self.info, client=client, source=self.source)
         with self._lock:
+            # Under the lock `close` either sees the engine and shuts it down, or this thread sees that the send was
+            # given up.
             given_up = client.failed.done()
             if not given_up:
                 self._engine = engine
@@ -260,12 +277,15 @@ def nccl_transfer(
     """For these weights, to `workers` processes of servers, which reach the trainer at `address`, within `deadline`
     seconds each time; given up where no weight follows another for `stall_timeout` seconds."""
     with socket.socket() as probe:
+        # Port 0: the kernel chooses a free one. Another process may take it before the group's store binds it; the
+        # handshake then fails.
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     info = NCCLTrainerInitInfo(
         rank=0,
         master_address=address,
         master_port=port,
+        # Rank 0 of the group is the trainer; the workers of each server follow from `rank_offset` on.
         world_size=1 + workers,
         packed=True,
         packed_buffer_size_bytes=buffer_bytes(weights),
@@ -288,6 +308,8 @@ def _in_a_thread(work: Callable[[], None]) -> Future[None]:
             work()
             done.set_result(None)
         except BaseException as error:
+            # BaseException, and handed over: an error that stayed in the thread would leave the trainer waiting for the
+            # deadline.
             done.set_exception(error)
 
     threading.Thread(target=run, name="rlvr-publish", daemon=True).start()

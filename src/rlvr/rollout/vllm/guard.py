@@ -1,8 +1,8 @@
 """The key in front of everything a server offers.
 
 vLLM's own check of its API key covers the paths under /v1, /v2, /inference and /cohere; those that take weights, run
-methods, put the engine to sleep or stop requests are elsewhere and open to whoever reaches the port. This middleware is
-given to every server that is started here, with `--middleware`, and lets nothing through without the key.
+methods, put the engine to sleep or stop requests are elsewhere and open to anyone who reaches the port. This middleware
+is given to every server that is started here, with `--middleware`, and lets nothing through without the key.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass the request on when it has the key."""
+        # ASGI: "lifespan" is the server's own start and stop, without a client. "websocket" cannot be answered with a
+        # status.
         if scope["type"] == "lifespan" or self._has_key(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -41,5 +43,7 @@ class RequireKey:
             await send({"type": "http.response.body", "body": b"the API key is missing or wrong"})
 
     def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
+        # Exactly one header: with two, this check and vLLM's own might read different ones. compare_digest takes the
+        # same time wherever the first difference is.
+        keys = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        return len(keys) == 1 and hmac.compare_digest(keys[0], self._expected)

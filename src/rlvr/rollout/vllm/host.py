@@ -1,4 +1,4 @@
-"""The trainer's end of the pipe to a process that owns an engine: starts it, talks to it, notices its death.
+"""The trainer's end of the pipe to a process that owns an engine: starts it, sends requests, notices its death.
 
 A thread reads the pipe and settles futures, so requests may come from any event loop, a notebook's too, and calls from
 any thread. Invariant: when the process dies, everything that waits for it learns so at once, with the last lines of its
@@ -39,15 +39,18 @@ class EngineHost:
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Answer]]] = {}
         self._calls: dict[int, Future[Any]] = {}
+        # Held while a message is written: two threads at once would mix the bytes of their messages.
         self._lock = threading.Lock()
         self._dead: str | None = None
         self._ready: Future[dict[str, Any]] = Future()
+        # A socket pair and not a named socket: no other process of the user can open it.
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = parent_death.start(
                 MODULE, [str(theirs.fileno())], environment, folder, self.log, pass_fds=[theirs.fileno()]
             )
         self._pipe = Connection(ours.detach())
+        # Also for an engine that is dropped without `close`, and at the interpreter's exit.
         self._finalizer = weakref.finalize(self, parent_death.kill, self.process)
         self._pipe.send(("start", dict(arguments)))
         reader = threading.Thread(target=_read, args=(weakref.ref(self), self._pipe), name="rlvr-vllm", daemon=True)
@@ -64,11 +67,13 @@ class EngineHost:
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
+        # Before the message is sent: the answer may come on the reading thread at once.
         self._requests[number] = loop, future
         self._send("generate", number, *content)
         try:
             return await future
         except asyncio.CancelledError:
+            # The process may be gone, and then there is nothing to abort.
             with contextlib.suppress(TrainingError):
                 self._send("abort", [number])
             raise
@@ -80,6 +85,7 @@ class EngineHost:
         `timeout` seconds."""
         number = next(self._numbers)
         future = Future[Any]()
+        # Registered before sending, as above.
         self._calls[number] = future
         self._send("call", number, method, arguments)
         try:
@@ -92,6 +98,8 @@ class EngineHost:
         """End the process."""
         self._dead = self._dead or "it was closed"
         with contextlib.suppress(OSError):
+            # `shutdown` and not `close`: it wakes the reading thread, which is inside `recv` and closes the pipe
+            # itself.
             os.close(os.dup(self._pipe.fileno()))  # raises when it is closed already
             socket.socket(fileno=os.dup(self._pipe.fileno())).shutdown(socket.SHUT_RDWR)
         self._finalizer()
@@ -111,12 +119,14 @@ class EngineHost:
     def _take(self, kind: str, *content: Any) -> None:
         """One message of the process; on the reading thread."""
         if kind == "done":
+            # One wake-up of a loop for all answers of a message, not one for each: waking a loop is a system call and a
+            # turn of it.
             by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Answer], Any]]] = {}
             for number, answer in content[0]:
-                if (found := self._requests.pop(number, None)) is not None:
-                    by_loop.setdefault(found[0], []).append((found[1], answer))
+                if (request := self._requests.pop(number, None)) is not None:
+                    by_loop.setdefault(request[0], []).append((request[1], answer))
             for loop, settled in by_loop.items():
-                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                with contextlib.suppress(RuntimeError):  # the loop was closed: no request waits
                     loop.call_soon_threadsafe(_settle, settled)
         elif kind == "ready":
             self._ready.set_result(content[0])
@@ -130,6 +140,7 @@ class EngineHost:
     def _ended(self) -> None:
         """The pipe is closed; on the reading thread."""
         with contextlib.suppress(Exception):
+            # The pipe closes a moment before the process ends; the exit code is part of the message.
             self.process.wait(5)
         error = self._death()
         self._dead = self._dead or f"exit code {self.process.poll()}"

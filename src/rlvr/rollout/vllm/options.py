@@ -53,6 +53,7 @@ class VLLMOptions(EngineSettings):
             )
         installed.check(home)
         if home.type != "cpu":
+            # Both before the engine starts: vLLM itself would fail after the minutes of its start, with a traceback.
             devices.check_split(home, self)
             devices.check_free(home, self)
 
@@ -131,6 +132,7 @@ def deviations(rollout: RolloutConfig) -> tuple[str, ...]:
 def is_loopback(host: str) -> bool:
     """True for a name or address that each machine has for itself."""
     try:
+        # 127.0.0.0/8 and ::1; a name other than "localhost" is resolved where it is used
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
@@ -141,6 +143,7 @@ def is_here(host: str) -> bool:
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
+            # Port 0, so nothing is taken; only the address has to be one of this machine.
             probe.bind(place)
     except OSError:
         return False

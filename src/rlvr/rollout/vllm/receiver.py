@@ -42,15 +42,18 @@ class SharedBucket(WeightTransferUpdateInfo):
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Copies by name: vLLM keeps what it is given until the layer is whole, and the memory is used again."""
-        found = []
+        copies = []
+        # ACCESS_COPY: torch.frombuffer warns about memory that cannot be written to; nothing is written, so nothing is
+        # copied.
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
             for name, dtype, shape, offset in zip(self.names, self.dtypes, self.shapes, self.offsets, strict=True):
                 kind = getattr(torch, dtype)
                 count = torch.Size(shape).numel()
                 view = torch.frombuffer(memory, dtype=kind, count=count, offset=offset)
-                found.append((name, view.reshape(shape).clone()))
+                copies.append((name, view.reshape(shape).clone()))
+                # The mapping cannot be closed while a view of it exists (BufferError).
                 del view
-        return found
+        return copies
 
 
 class SharedMemoryEngine(WeightTransferEngine[Nothing, SharedBucket]):
@@ -66,6 +69,8 @@ class SharedMemoryEngine(WeightTransferEngine[Nothing, SharedBucket]):
 
     def start_weight_update(self) -> None:
         """See the base class."""
+        # vllm/model_executor/model_loader/reload: keeps a layer's weights until all have come, then processes them into
+        # the memory that the layer has, so that CUDA graphs and compiled code stay valid.
         initialize_layerwise_reload(self.model)
         self.loaded = set()
 
@@ -76,6 +81,7 @@ class SharedMemoryEngine(WeightTransferEngine[Nothing, SharedBucket]):
     def receive_weights(self, update_info: SharedBucket) -> None:
         """See the base class."""
         model: Any = self.model
+        # Names of the model's own parameters that were set, or None: some models of vLLM return nothing.
         loaded = model.load_weights(update_info.tensors())
         if self.loaded is None or loaded is None:
             self.loaded = None
@@ -107,11 +113,12 @@ class WorkerExtension:
         as they were."""
         model = self.model_runner.get_model()
         mine = dict(model.named_parameters(remove_duplicate=False))
+        # An attribute of vLLM's models: fused module -> its parts in order, such as qkv_proj -> q_proj, k_proj, v_proj.
         packed = getattr(model, "packed_modules_mapping", {})
         alone = get_tensor_model_parallel_world_size() == 1
         # One byte a value: quantised when it arrived, and laid out for its kernel.
         plain_values = {name: held for name, held in mine.items() if held.element_size() > 1}
-        found = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
+        checksums = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
         engine = self.weight_transfer_engine
         if isinstance(engine, SharedMemoryEngine):
             loaded = engine.loaded
@@ -123,7 +130,7 @@ class WorkerExtension:
             unreached = sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
         # Adapters have ways of their own, and scales are computed from the weights that arrived.
         sent = [name for name in unreached if ".lora_" not in name and not name.endswith("_scale")]
-        return {"checksums": found, "unreached": sent}
+        return {"checksums": checksums, "unreached": sent}
 
 
 def _checksum(
@@ -134,6 +141,7 @@ def _checksum(
     parent, _, module = owner.rpartition(".")
     for fused, parts in packed.items():
         if module in parts:
+            # Fused weights [sum of rows, in] hold their parts one above the other.
             rows = [shapes.get(f"{parent}.{part}.{leaf}", [0])[0] for part in parts]
             first = sum(rows[: parts.index(module)])
             whole = mine.get(f"{parent}.{fused}.{leaf}")
@@ -144,6 +152,7 @@ def _checksum(
     if held is None or held.ndim != len(shapes[name]) or held.shape[0] < shapes[name][0]:
         return None
     if alone:
+        # vLLM pads the rows of a vocabulary to a multiple of 64 (vocab_parallel_embedding.py).
         held = held[: shapes[name][0]]  # a vocabulary is padded at its end
     if list(held.shape) == shapes[name]:
         return checksum(held)
@@ -152,4 +161,5 @@ def _checksum(
 
 WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedMemoryEngine)
 if os.environ.get(parent_death.OWNER):
+    # Here, because vLLM imports this module in every worker process that it starts itself.
     parent_death.die_with_parent()

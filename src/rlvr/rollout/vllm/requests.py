@@ -1,4 +1,4 @@
-"""Requests and completions between this library's words and vLLM's, the same for an engine and a server.
+"""Requests and completions, translated to vLLM's fields and back, the same for an engine and a server.
 
 Semantics are those of the hf engine: the end token is part of the completion, stop strings stay in it, what is decoded
 for verifiers has no special tokens, and a completion that fills the context is told from one that reaches
@@ -19,6 +19,8 @@ from rlvr.policy import Policy
 from rlvr.records import StopReason
 from rlvr.rollout.engine import Completion, Request
 
+# `_MAX_TEMP` in vllm/sampling_params.py (0.32). Silently raised there, so refused here: the recorded log-probs would be
+# of another temperature than the configuration's.
 COLDEST = 0.01
 """vLLM raises temperatures below this to it, except 0."""
 
@@ -40,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Opened:
-    """A request on its way: what is needed to make its completion."""
+    """An open request, with what is needed to make its completion."""
 
     request: Request
     limit: int
@@ -49,11 +51,11 @@ class Opened:
 
 
 def opened(request: Request, context: int) -> Opened:
-    """Check a request. DataError when it is not for vLLM, or leaves no room in the context."""
+    """Check a request. DataError when it is not for vLLM, or fills the context."""
     if request.model != "policy" or request.attachments:
         raise DataError("the vLLM engines sample text from the policy only: no other model, and no attachments")
-    room = context - len(request.token_ids)
-    if not request.token_ids or room < 1:
+    available = context - len(request.token_ids)
+    if not request.token_ids or available < 1:
         raise DataError(
             f"a prompt of {len(request.token_ids)} tokens cannot be continued: the engine's context is {context} "
             "tokens (the model's, or rollout.engine's max_model_len)"
@@ -63,11 +65,11 @@ def opened(request: Request, context: int) -> Opened:
             f"rollout.temperature {request.sampling.temperature} is below {COLDEST}, which vLLM does not sample at: "
             f"use 0 (greedy), at least {COLDEST}, or rollout.engine hf"
         )
-    return Opened(request, min(request.sampling.max_new_tokens, room), time.perf_counter())
+    return Opened(request, min(request.sampling.max_new_tokens, available), time.perf_counter())
 
 
 def parameters(item: Opened, end_ids: Sequence[int], constraint: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields of vLLM's SamplingParams; `constraint`: of a request that says nothing about it."""
+    """The fields of vLLM's SamplingParams; `constraint` holds for requests without one of their own."""
     sampling = item.request.sampling
     if item.request.constraint is not None:
         constraint = item.request.constraint
@@ -78,13 +80,19 @@ def parameters(item: Opened, end_ids: Sequence[int], constraint: Mapping[str, An
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "seed": item.request.seed,
+        # Together with `logprobs_mode: processed_logprobs` of the engine: after temperature and truncation, of the
+        # sampled token.
         "logprobs": 0,  # of the sampled token alone
         "ignore_eos": sampling.ignore_eos,
+        # All end ids of the policy (its generation config may name several); vLLM by itself knows the tokenizer's one.
         "stop_token_ids": [] if sampling.ignore_eos else list(end_ids),
+        # vLLM looks for stop strings in text. Without them its detokenizer is wasted work: the completion is decoded
+        # here.
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,
     }
     if sampling.stop:
+        # vLLM by default cuts the stop string off the text; the tokens that made it were sampled and train.
         fields |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
     if constraint:
         fields["structured_outputs"] = dict(constraint)
@@ -94,6 +102,7 @@ def parameters(item: Opened, end_ids: Sequence[int], constraint: Mapping[str, An
 def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
     """The completion of a request. DataError when vLLM ended it for an error of its own."""
     ids = np.asarray(answer.token_ids, dtype=np.int64)
+    # versions int32 [N], from spans (version, first, past the last); -1 where no span covers a token
     versions = np.full(len(ids), -1, dtype=np.int32)
     for version, first, end in answer.versions:
         if answer.adapter is None:
@@ -112,10 +121,12 @@ def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
 
 def _reason(item: Opened, answer: Answer) -> StopReason:
     if answer.finish_reason == "length":
+        # vLLM says "length" for both; `limit` is the smaller of max_new_tokens and what the context leaves.
         if item.limit == item.request.sampling.max_new_tokens:
             return StopReason.LENGTH
         return StopReason.CONTEXT
     if answer.finish_reason == "stop":
+        # vLLM: the stop string, the id of a stop token, or None for the tokenizer's own end token.
         if isinstance(answer.stop_reason, str):
             return StopReason.STOP_STRING
         return StopReason.END

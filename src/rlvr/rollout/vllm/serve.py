@@ -14,6 +14,7 @@ import sys
 from rlvr.rollout.vllm.guard import KEY
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY
 
+# --enable-scale-out gives the endpoint of token ids in and out (/inference/v1/generate).
 FLAGS = ("--enable-scale-out", "--disable-uvicorn-access-log", "--disable-log-stats")
 OPTIONS = {
     "--middleware": "rlvr.rollout.vllm.guard.RequireKey",
@@ -32,9 +33,12 @@ def main() -> None:
         )
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the endpoints that take weights; the guard stands before all of them
     os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # where --enable-lora is given: an adapter by itself
-    given = sys.argv[1:]
-    absent = [part for option, value in DEFAULTS.items() if option not in given for part in (option, value)]
-    sys.argv[1:] = [*given, *absent, *FLAGS, *(part for pair in OPTIONS.items() for part in pair)]
+    # Ours come last: argparse takes the last of several values, and appends --middleware to those of the user, so that
+    # none of them can be turned off.
+    arguments = sys.argv[1:]
+    absent = [part for option, value in DEFAULTS.items() if option not in arguments for part in (option, value)]
+    sys.argv[1:] = [*arguments, *absent, *FLAGS, *(part for pair in OPTIONS.items() for part in pair)]
+    # Imported after the environment is set: vLLM's cli_args.py reads it when it is imported.
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     serve()

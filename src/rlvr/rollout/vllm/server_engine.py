@@ -1,7 +1,7 @@
 """The engine `vllm-server`: one or many vLLM servers, started by the run or given by URL.
 
 Requests go to the server with the least to do. One that dies, hangs or answers with other weights than the current ones
-is stale: what was open there is asked again elsewhere, with the same seeds, so no rollout is lost and none is of wrong
+is stale: its open requests are sent to another server with the same seeds, so no rollout is lost and none is of wrong
 weights; it is used again once it has the current ones. All HTTP is on a thread of its own, so any event loop may ask.
 """
 
@@ -48,6 +48,7 @@ from rlvr.rollout.vllm.transfer import (
 from rlvr.rollout.weights import described, has_parts, in_wire_dtype, weight_buckets
 
 T = TypeVar("T")
+# A member that is lost in one of these leaves the others waiting inside NCCL; in other methods the rest goes on.
 COLLECTIVE = ("init_weight_transfer_engine", "update_weights")
 """What the workers of all servers do together by NCCL."""
 MODEL = "policy"
@@ -94,6 +95,8 @@ class VLLMServerEngine:
         self._closing = False
         self._submitting = threading.Lock()
         """Held while work goes to the loop, so that none comes after the work that ends it."""
+        # A loop of its own: requests come from the collector's loop, but health checks, restarts and publishes must go
+        # on while that loop is blocked or not running.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlvr-vllm-servers", daemon=True)
         self._thread.start()
@@ -105,7 +108,7 @@ class VLLMServerEngine:
             raise
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        """Sample one completion. DataError when the prompt is empty or fills the context."""
         if not self._has_weights:
             raise TrainingError("the vLLM servers have no weights before the first publish")
         item = requests.opened(request, self.context)
@@ -120,6 +123,7 @@ class VLLMServerEngine:
             return dataclasses.replace(answer, adapter=adapter.version)
 
         cost = len(request.token_ids) + item.limit
+        # Cancelling the wrapped future cancels the coroutine on the servers' loop, and with it the HTTP request.
         answer = await asyncio.wrap_future(self._submit(self._members.run(cost, ask)))
         return requests.completion(item, answer, self.policy)
 
@@ -132,12 +136,14 @@ class VLLMServerEngine:
         options = self.options
         members = self._members
         with self._gate.emptied(options.publish_timeout) if self._gate else contextlib.nullcontext():
+            # The longest that all tries to bring a server back can take, and one more answer.
             deadline = time.monotonic() + (options.restarts + 1) * options.start_timeout + options.publish_timeout
             up = self._submit(members.one_up())
             finished(up, "a vLLM server that can take the weights", deadline)
             up.result()
             with self._weights_lock:
                 check_released(self._released, self.version, version)
+                # None while the publish is under way: what a server that comes back is given is only known at its end.
                 self._weights = None
                 self._publishes += 1
                 sound = [member for member in members.all if member.is_up]
@@ -148,6 +154,7 @@ class VLLMServerEngine:
                 self._weights = weights
                 self._has_weights = True
                 self._released = False
+            # After the weights lock was given up: it may begin a `_catch_up`, which takes that lock in another thread.
             self._run(members.published())
         return published
 
@@ -175,14 +182,18 @@ class VLLMServerEngine:
             if self._closing:
                 return
             self._closing = True
+            # The last work that the loop gets: `_submitting` is held, and `_closing` refuses what comes later.
             shut = asyncio.run_coroutine_threadsafe(self._shut(), self._loop)
+        # 30 s: 10 for tasks that are cancelled, the rest for processes to end. Whatever is left then dies with the
+        # trainer (parent_death), so closing goes on.
         with contextlib.suppress(Exception):
             shut.result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         if not self._thread.is_alive():
             self._loop.close()
-        # A thread that was sending weights has been interrupted, and lets go of what is closed here.
+        # A thread that was sending weights has been interrupted, and lets go of what is closed here. At most 10 s: one
+        # that is stuck in a send must not keep the program from ending.
         idle = self._weights_lock.acquire(timeout=10)
         if self._transfer is not None:
             self._transfer.close()
@@ -209,6 +220,7 @@ class VLLMServerEngine:
             if self.policy.home.type != "cpu":
                 each = options.tensor_parallel_size * options.data_parallel_size
                 shown = [*devices.of_servers(self.policy.home, count, each, options.devices)]
+            # All at once: each start takes tens of seconds, most of it imports and compilation.
             await asyncio.gather(*(self._start(number, model, shown[number]) for number in range(count)))
         health = (options.health_every, options.health_timeout)
         members = Members(
@@ -237,6 +249,7 @@ class VLLMServerEngine:
         started = StartedServer(f"vLLM server {number}", arguments, environment, self._folder, port, MODEL)
         client = await started.start(options.start_timeout)
         self._opened.append(Member(started.name, client, started))
+        # vLLM may have chosen a shorter context than the model's, to fit the memory for keys and values.
         card = (await client.ask("GET", "/v1/models", checks.SECONDS))["data"][0]
         self.context = min(self.context, int(card.get("max_model_len") or self.context))
 
@@ -271,24 +284,28 @@ class VLLMServerEngine:
             from rlvr.rollout.vllm.gpu_transfer import nccl_transfer
 
             sizes = self._all(processes, "get_world_size", {})
+            # Rank 0 of the NCCL group is the trainer; each server's workers (tensor x data parallel) follow in this
+            # order.
             self._offsets = {process: 1 + sum(sizes[:place]) for place, process in enumerate(processes)}
             stall_timeout = self.options.stall_timeout or math.inf
             weights = described(self.policy, merged=self._adapter is None)
             return nccl_transfer(weights, self.options.address, sum(sizes), self.options.publish_timeout, stall_timeout)
         if name == "files":
+            # A random name: several runs may share `weights_dir`.
             return FileTransfer(self._shared() / f"weights-{secrets.token_hex(4)}")
         return SharedMemoryTransfer()
 
     def _give(self, members: list[Member], version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         """Weights, or the adapter, to these servers; those that fail are dropped and brought back."""
+        # `_all` removes what is lost from this list, so that each later method goes to the rest.
         sound = [member.process for member in members]
 
         def call(method: str, **arguments: Any) -> Any:
-            asked = len(sound)
+            count = len(sound)
             results = self._all(sound, method, arguments)
-            if self._offsets and len(sound) < asked and method in COLLECTIVE:
+            if self._offsets and len(sound) < count and method in COLLECTIVE:
                 raise TrainingError(
-                    f"{asked - len(sound)} of {asked} vLLM servers were lost in {method}: a broadcast by NCCL cannot "
+                    f"{count - len(sound)} of {count} vLLM servers were lost in {method}: a broadcast by NCCL cannot "
                     "go on without them, and the others wait for it; go on with --resume auto, or set "
                     "rollout.engine's transfer to files"
                 )
@@ -296,6 +313,7 @@ class VLLMServerEngine:
 
         busy = self._pauses or any(member.tasks for member in members)
         if busy:  # they wait where they are, and go on with the new weights
+            # Also where no request is open now (`_pauses`): one may come while the weights are half sent.
             call("pause", mode="keep", clear_cache=self._clears)
         if not self._clears:  # from here on nothing is computed until `resume`, and then with the new weights
             self._salt = str(self._publishes)
@@ -322,12 +340,14 @@ class VLLMServerEngine:
         is broadcast by NCCL has to be taken by the whole group."""
         assert self._adapter is not None and self._transfer is not None
         base = None
+        # A process that was started anew has random weights under the adapter.
         if not self._with_base.issuperset(sound):
             base = self._sent(lambda: weight_buckets(self.policy, merged=False), call)
             self._with_base |= set(sound)
         published = self._adapter.write(version, base)
         assert self._adapter.newest is not None
         call("load_lora_adapter", **self._adapter.newest.fields)
+        # Only after all servers have loaded it: a request that begins with it may go to any of them.
         self._adapter.put_to_use()
         return published
 
@@ -339,19 +359,20 @@ class VLLMServerEngine:
         """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer
         is about to change them, others of its group sample, or other ranks have parts of them."""
         with self._weights_lock:
+            # None between `release` and the next publish: the optimizer writes the tensors that `weights` would read.
             if self._closing or self._weights is None or has_parts(self.policy):
                 return False
-            given = [member]
+            members = [member]
             if self._transfer_name == "nccl":
-                # A broadcast is for a whole group, and those that sample are left in peace: the next publish makes a
-                # group of all. Where none samples there is nobody to wait for.
+                # A broadcast is for a whole group, and must not disturb servers that sample: the next publish makes a
+                # group of all. Where none samples, all can be sent to now.
                 others = [other for other in self._members.all if other is not member]
                 if any(other.state == State.READY for other in others):
                     return False
-                given += [other for other in others if other.is_up]
+                members += [other for other in others if other.is_up]
             if self.policy.home.type != "cpu":
                 torch.cuda.set_device(self.policy.home)  # each thread has its own, and NCCL and vLLM ask for it
-            self._give(given, self.version, self._weights)
+            self._give(members, self.version, self._weights)
             return True
 
     def _all(self, processes: list[ServerProcess], method: str, arguments: dict[str, Any]) -> list[Any]:
@@ -360,19 +381,20 @@ class VLLMServerEngine:
 
         async def one(process: ServerProcess) -> Any:
             member = process[0]
-            given = arguments
+            sent = arguments
             if member.process != process:
                 return ServerError("it was started anew meanwhile")
             if method == "init_weight_transfer_engine":  # each server's workers have ranks of their own
-                given = {"init_info": {**arguments["init_info"], "rank_offset": self._offsets[process]}}
+                sent = {"init_info": {**arguments["init_info"], "rank_offset": self._offsets[process]}}
             try:
-                return await member.client.call(method, self.options.publish_timeout, **given)
+                return await member.client.call(method, self.options.publish_timeout, **sent)
             except (ServerError, DataError) as error:
                 return error
 
         async def every() -> list[Any]:
             return await asyncio.gather(*(one(process) for process in processes))
 
+        # On the caller's thread, which waits: publishes and catch-ups are never called on the loop itself.
         results = self._run(every())
         for process, result in list(zip(processes, results, strict=True)):
             if isinstance(result, Exception):
@@ -385,6 +407,7 @@ class VLLMServerEngine:
 
     def _is_current(self, answer: Answer) -> bool:
         """Return whether an answer's tokens are all of versions that were published, up to the one being published."""
+        # A server that was restarted by its owner labels its tokens "default" or a number of another run.
         labels = [version for version, _, _ in answer.versions]
         return bool(labels) and all(label.isdigit() and int(label) <= self._newest for label in labels)
 
@@ -393,6 +416,7 @@ class VLLMServerEngine:
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         with self._submitting:
             if self._closing:
+                # Else Python warns of a coroutine that was never awaited.
                 coroutine.close()
                 raise TrainingError("the engine vllm-server was closed, and is asked for more")
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

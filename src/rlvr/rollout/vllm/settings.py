@@ -79,8 +79,8 @@ class CommonSettings(EngineFactory):
     @property
     def low_precision(self) -> tuple[str, ...]:
         """The options by which vLLM computes in less than the policy's type, as they are written."""
-        given = {"quantization": self.quantization, "kv_cache_dtype": self.kv_cache_dtype}
-        return tuple(f"{name}: {value}" for name, value in given.items() if value not in (None, "auto"))
+        options = {"quantization": self.quantization, "kv_cache_dtype": self.kv_cache_dtype}
+        return tuple(f"{name}: {value}" for name, value in options.items() if value not in (None, "auto"))
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class ServerSettings(CommonSettings):
 
     def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """See CommonSettings; `heartbeat_timeout` is the `stall_timeout` of transfers."""
-        known = super().for_run(longest, partitions, heartbeat_timeout)
+        settings = super().for_run(longest, partitions, heartbeat_timeout)
         return dataclasses.replace(
-            known, stall_timeout=heartbeat_timeout if self.stall_timeout is None else self.stall_timeout
+            settings, stall_timeout=heartbeat_timeout if self.stall_timeout is None else self.stall_timeout
         )
 
     def transfer_to(self, home: torch.device) -> str:

@@ -26,8 +26,10 @@ from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.guard import KEY
 
 HOST = "127.0.0.1"
+# Arbitrary: that five free ports in a row are taken within the seconds of a start is not a race any more.
 TRIES = 5
 """Ports tried before giving up: another process may take a free one before the server binds it."""
+# Arbitrary beside a start of tens of seconds.
 SETTLE = 0.25
 """Seconds between two looks at a server that starts."""
 
@@ -60,6 +62,7 @@ class StartedServer:
         deadline = time.monotonic() + timeout
         for _ in range(TRIES):
             port = self.port or free_port()
+            # 256 random bits, new for each start.
             key = secrets.token_urlsafe(32)
             if self.port is not None:
                 check_free(port, self.name)
@@ -69,6 +72,7 @@ class StartedServer:
                 if await self._up(client, deadline):
                     await self._warm_up(client, deadline)
                     return client
+            # Also a cancelled start: the process would stay with its GPU.
             except BaseException:
                 await client.close()
                 self.end()
@@ -85,6 +89,7 @@ class StartedServer:
         self.process = None
 
     def _run(self, port: int, key: str) -> None:
+        # Emptied: what the log ends with must be of this start, since `_up` looks in it for the reason of an end.
         self.log.write_bytes(b"")
         arguments = ["--host", HOST, "--port", str(port), "--served-model-name", self.model, *flags(self.arguments)]
         self.process = parent_death.start(
@@ -106,6 +111,8 @@ class StartedServer:
                     raise WaitTimeoutError(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
                 await asyncio.sleep(SETTLE)
         text = parent_death.tail(self.log, 40)
+        # Python's and uvicorn's words for EADDRINUSE: "[Errno 98] error while attempting to bind ...: address already
+        # in use". Any other end is vLLM's refusal, which another port would not change.
         if re.search("address already in use", text, re.IGNORECASE):
             return False
         raise ConfigError(f"rollout.engine vllm-server: {self.name} ended with code {self.process.poll()}:\n{text}")
@@ -123,18 +130,19 @@ class StartedServer:
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
     """Engine arguments as vLLM's command line has them."""
-    found: list[str] = []
+    line: list[str] = []
     for name, value in arguments.items():
         option = "--" + name.replace("_", "-")
         if value is None:
             continue
         if isinstance(value, bool):
-            found.append(option if value else option.replace("--", "--no-", 1))
+            # vLLM's parser makes both flags of a boolean (argparse.BooleanOptionalAction).
+            line.append(option if value else option.replace("--", "--no-", 1))
         elif isinstance(value, (list, tuple)):
-            found += [option, *map(str, value)]
+            line += [option, *map(str, value)]
         else:
-            found += [option, json.dumps(value) if isinstance(value, Mapping) else str(value)]
-    return found
+            line += [option, json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return line
 
 
 def free_port() -> int:
@@ -147,6 +155,7 @@ def free_port() -> int:
 def check_free(port: int, name: str) -> None:
     """ConfigError when the port is taken."""
     with contextlib.closing(socket.socket()) as probe:
+        # As the server does: without it a port whose last connections are still closing would count as taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

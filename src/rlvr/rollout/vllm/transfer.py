@@ -22,6 +22,7 @@ import torch
 from rlvr.rollout.engine import Bucket, Published
 
 SHARED_MEMORY = "shared_memory"
+# Bytes, a cache line; torch.frombuffer needs the alignment of the widest type (8) at least.
 ALIGNMENT = 64
 
 Weights = Callable[[], Iterable[Bucket]]
@@ -43,6 +44,7 @@ class Transfer(Protocol):
 
 def checksum(tensor: torch.Tensor) -> str:
     """A short digest of a tensor's bytes."""
+    # As bytes: numpy has no bfloat16.
     data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return hashlib.blake2b(data.tobytes(), digest_size=8).hexdigest()
 
@@ -55,6 +57,7 @@ class SharedMemoryTransfer:
     """
 
     def __init__(self) -> None:
+        # Close on exec: a process that is started here must not inherit the memory; the engine opens it by /proc.
         self._file = os.memfd_create("rlvr-weights", os.MFD_CLOEXEC)
         self._memory: mmap.mmap | None = None
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
@@ -65,11 +68,13 @@ class SharedMemoryTransfer:
 
     def _write(self, bucket: Bucket) -> dict[str, Any]:
         layout, size = _layout(bucket)
-        _fill(self._room_for(size), bucket, layout["offsets"])
+        _fill(self._memory_of(size), bucket, layout["offsets"])
         return {"path": self.path, **layout}
 
-    def _room_for(self, size: int) -> mmap.mmap:
+    def _memory_of(self, size: int) -> mmap.mmap:
         if self._memory is None or len(self._memory) < size:
+            # Only ever grown: engines that mapped it before have closed their mapping, and pages stay allocated from
+            # bucket to bucket.
             os.ftruncate(self._file, size)
             self._memory = mmap.mmap(self._file, size)
         return self._memory
@@ -98,6 +103,7 @@ class FileTransfer:
     def _write(self, bucket: Bucket) -> dict[str, Any]:
         """A new file each time: a network file system may show another machine an old one's content."""
         path = self.folder / f"weights-{self._number}"
+        # Every server has answered `update_weights` for the file before, so none reads it any more.
         path.unlink(missing_ok=True)
         self._number += 1
         path = self.folder / f"weights-{self._number}"
@@ -107,6 +113,8 @@ class FileTransfer:
             with mmap.mmap(file.fileno(), size) as memory:
                 _fill(memory, bucket, layout["offsets"])
                 memory.flush()
+            # Servers on other machines read it through a network file system: it has to be on the server before they
+            # are told.
             os.fsync(file.fileno())
         return {"path": str(path), **layout}
 
@@ -121,6 +129,7 @@ def _send(weights: Weights, call: Call, write: Callable[[Bucket], dict[str, Any]
     sent = 0
     call("start_weight_update")
     for bucket in weights():
+        # Returns when every engine has copied the bucket, so its memory can be used for the next.
         call("update_weights", update_info=write(bucket))
         sent += sum(tensor.nbytes for _, tensor in bucket)
         del bucket  # else it would last until the next one is made
@@ -134,6 +143,7 @@ def _layout(bucket: Bucket) -> tuple[dict[str, Any], int]:
     size = 0
     for _, tensor in bucket:
         offsets.append(size)
+        # nbytes rounded up to the alignment
         size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     layout = {
         "names": [name for name, _ in bucket],
@@ -164,8 +174,8 @@ def mismatched_weights(
         for name, tensor in bucket:
             expected[name] = checksum(tensor.to(dtype))
             shapes[name] = list(tensor.shape)
-    found: set[str] = set()
+    names: set[str] = set()
     for worker in ask(shapes):
-        found |= {name for name, held in worker["checksums"].items() if held is not None and held != expected[name]}
-        found |= set(worker["unreached"])
-    return sorted(found)
+        names |= {name for name, held in worker["checksums"].items() if held is not None and held != expected[name]}
+        names |= set(worker["unreached"])
+    return sorted(names)
