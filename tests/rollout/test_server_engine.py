@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 
@@ -179,3 +181,16 @@ def test_steps_under_way_are_finished_before_weights_change_under_kept_caches():
     server._call("pause", {})
     assert (server._core.told, server._core.batch_queue) == ([("keep", False)], [])
     assert (server._pauses, server._updating) == (1, True)
+
+
+def test_the_limit_on_open_files_lets_all_completions_have_a_connection():
+    program = (
+        "import resource\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))\n"
+        "from rlvr.rollout.vllm.client import OPEN_FILES, allow_open_files\n"
+        "allow_open_files()\n"
+        "soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)), (soft, hard)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -7,6 +7,7 @@ in time, an error of its own) is a ServerError.
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +24,18 @@ RPC = ("rlvr_model", "rlvr_weights")
 # The only bound, since `limit=0` below puts none on connections: 2,000 of them at once made a busy server look dead
 # (docs/log.md, "a busy vLLM server is not a dead one").
 AT_ONCE = 1024
-"""Most completions asked for at once: more than a server batches, and fewer than a process may have files open."""
+"""Most completions asked for at once: more than a server batches (`max_num_seqs` is 256, or 1,024 on large GPUs)."""
+OPEN_FILES = 65_535
+"""The limit on open files that vLLM's own server sets (vllm/utils/system_utils.py, `set_ulimit`)."""
+
+
+def allow_open_files() -> None:
+    """Raise this process's soft limit on open files, where the hard one lets it."""
+    # Each completion is a connection, and the usual soft limit of 1,024 is what one server's completions alone need.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class ServerError(Exception):
@@ -40,6 +52,7 @@ class Client:
         # Not kept alive: a server that was busy closes connections that were idle for 5 s
         # (VLLM_HTTP_TIMEOUT_KEEP_ALIVE) with the next request already in them. aiohttp's own limit of 100 is off:
         # `_places` bounds completions, and health checks and weight calls must not queue behind them.
+        allow_open_files()
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
         self._places = asyncio.Semaphore(AT_ONCE)
