@@ -7,28 +7,34 @@ is a claim.
 
 from __future__ import annotations
 
-import _io
-import _thread
 import atexit
 import builtins
-import contextlib
 import functools
 import gc
 import linecache
 import os
 import resource
 import signal
-import site
 import sys
 import threading
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CoroutineType, FrameType, ModuleType
-from typing import Any, BinaryIO, NoReturn, TextIO
+from types import CoroutineType, ModuleType
+from typing import Any, NoReturn
 
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, nodes, objects, sealing, seccomp
+from rlvr.verifiers.code.sandbox.inside import (
+    crossing,
+    frames,
+    interpreter,
+    kernel,
+    landlock,
+    nodes,
+    objects,
+    sealing,
+    seccomp,
+)
 from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, Order, Setting
 
 VALUE = b"v"
@@ -52,17 +58,9 @@ _CLOSED_UP_TO = 1024
 _STACK = 64 * 2**20
 """Bytes of stack of a first thread. Python's other threads map 8 MB each, which the C library took from the limit when
 the zygote started."""
-_SMALL_STACK = 2**20
-"""Bytes of a thread's stack that are not made less."""
-_LARGEST_LIMIT = 2**31 - 1
-"""What the interpreter takes as a recursion limit: a C int."""
 _RESERVED = 32 * 2**30
 """Bytes that V8, and what it starts, may map: it reserves 10 GB for one WebAssembly memory, and uses next to none of
 them. The bound keeps the page tables of one process below 64 MB."""
-_STANDARD: list[TextIO] = []
-"""The text layers of a program's standard streams, see `prepare`; ..."""
-_BELOW: list[BinaryIO] = []
-"""... and the buffers below them, which a program may take out."""
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -212,85 +210,8 @@ def _python(what: dict[str, Any], source: bytes) -> int:
         _print(error)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    _flush_files()
+    interpreter.flush_files()
     return code
-
-
-def prepare() -> None:
-    """Do once, in the zygote, what is the same for every program: each page that a fork writes to is copied for it.
-
-    Give what an interpreter with `site` has (`exit`, `quit`), to threads the largest stack that there is memory for,
-    and text layers for the standard streams.
-    """
-    site.setquit()
-    threading._start_new_thread = _start_with_what_there_is  # type: ignore[attr-defined]
-    _STANDARD[:] = _text_layers()
-    sys.stdin, sys.stdout, sys.stderr = _STANDARD
-    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
-    _BELOW[:] = [layer.buffer for layer in _STANDARD]
-
-
-def _start_with_what_there_is(*args: Any) -> int:
-    """Start a thread. Its stack is mapped whole and counts against the memory, touched or not."""
-    asked = size = threading.stack_size()
-    try:
-        while size > _SMALL_STACK:
-            with contextlib.suppress(RuntimeError):
-                return _thread.start_new_thread(*args)
-            size //= 4
-            threading.stack_size(size)
-        return _thread.start_new_thread(*args)
-    finally:
-        threading.stack_size(asked)
-
-
-def _text_layers() -> list[TextIO]:
-    """Text layers for the descriptors 0 to 2, to be used when those are a program's. What a layer asks its descriptor
-    once, such as whether it can seek, it asks of stand-ins of the same kinds: a file to read and pipes to write to."""
-    own = [os.dup(fd) for fd in range(3)]
-    given = os.open("/dev/null", os.O_RDONLY)
-    (read, write) = os.pipe()
-    for target, fd in enumerate((given, write, write)):
-        os.dup2(fd, target)
-    text = functools.partial(open, encoding="utf-8", closefd=False)
-    layers: list[TextIO] = [
-        text(0, errors="surrogateescape"),
-        text(1, "w", errors="surrogateescape"),
-        text(2, "w", errors="backslashreplace", buffering=1),
-    ]
-    for target, fd in enumerate(own):
-        os.dup2(fd, target)
-    for fd in (*own, given, read, write):
-        os.close(fd)
-    return layers
-
-
-def _flush_files() -> None:
-    """Write what files hold back, as the end of an interpreter does. Layers over others first, then the bytes below
-    them."""
-    files: list[Any] = [*_STANDARD, *_BELOW]
-    with contextlib.suppress(MemoryError):  # the list of all objects does not fit any more
-        files += [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
-    for buffers in (False, True):
-        for file in [sys.stdout, sys.stderr, *files]:
-            if isinstance(file, _io.BufferedWriter) is buffers:
-                with contextlib.suppress(Exception):  # closed, or a program's own that fails
-                    file.flush()
-
-
-def _hide_own_frames() -> None:
-    """Have the recursion limit count the frames of the program only."""
-    frame: FrameType | None = sys._getframe(1)
-    depth = 0
-    while frame is not None:
-        frame = frame.f_back
-        depth = depth + 1
-    depth += sys.version_info < (3, 12)  # until then a call of a C function, here `exec`, counts too
-    set_limit = sys.setrecursionlimit
-    get_limit = sys.getrecursionlimit
-    set_limit(get_limit() + depth)
-    sys.setrecursionlimit = lambda limit: set_limit(min(limit + depth, _LARGEST_LIMIT))
-    sys.getrecursionlimit = lambda: get_limit() - depth
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -308,7 +229,7 @@ def _load(source: str, name: str, sealed: bool = False, given: Mapping[str, Any]
     module.__dict__.update(__builtins__=builtins, __file__=f"{os.getcwd()}/{_FILE}", **(given or {}))
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
     code = compile(source, _FILE, "exec", dont_inherit=True)
-    _hide_own_frames()
+    interpreter.hide_own_frames()
     if sealed:
         sealing.seal(_FILE)
     gc.freeze()  # what is here by now lives until the end

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from rlvr.verifiers.code import values
 from rlvr.verifiers.code.sandbox.inside import kernel, landlock, sealing, seccomp
+from rlvr.verifiers.code.sandbox.inside.interpreter import prepare
 from rlvr.verifiers.code.sandbox.inside.job_limits import Setting
-from rlvr.verifiers.code.sandbox.inside.program import prepare
 from rlvr.verifiers.code.sandbox.inside.supervisor import supervise
 
 READY = b"R"
