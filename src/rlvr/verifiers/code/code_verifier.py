@@ -21,7 +21,8 @@ from rlvr.verifiers.code.cases import Trial
 from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.credit import Credit, scored, tried
 from rlvr.verifiers.code.extraction import NoProgramError, Which, find_program
-from rlvr.verifiers.code.layouts import Layout, LayoutError, read_layout
+from rlvr.verifiers.code.layout_fields import LayoutError
+from rlvr.verifiers.code.layouts import Layout, read_layout
 from rlvr.verifiers.code.programs import assembled
 from rlvr.verifiers.code.runner import Limits
 from rlvr.verifiers.code.shared import SandboxRequest, SharedRunner, missing_here, shared_runner

@@ -13,7 +13,7 @@ All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `package
 has them. The first three lines of defence: what is expected stays in the cases here; `setup` is the tests' own, of
 which a program gets the imports only; a test that cannot be rewritten is run apart from the program.
 
-Invariant: the only error is LayoutError, which names the place and the mend.
+Invariant: the only error is LayoutError, which names the place and says how to correct it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,16 @@ from rlvr.verifiers.code.asserts import rewritten
 from rlvr.verifiers.code.cases import AssertCase, CallCase, Case, CheckerCase, PropertyCase, ProxiedCase, StdioCase
 from rlvr.verifiers.code.compare import Comparison, short
 from rlvr.verifiers.code.extraction import ALIASES, language_of
+from rlvr.verifiers.code.layout_fields import (
+    LayoutError,
+    canonical,
+    read_name,
+    read_number,
+    read_string,
+    read_text,
+    read_weight,
+    read_weights,
+)
 from rlvr.verifiers.code.names import (
     MEANT,
     always_true,
@@ -56,10 +66,6 @@ from rlvr.verifiers.code.values import encode
 
 MAX_SECONDS = 600.0
 TRIALS = 20
-
-
-class LayoutError(ValueError):
-    """A task cannot be used; the text names the place and the mend."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
     if language == "python":
         prelude = _parsed(info, "prelude", "")
     else:
-        prelude = _text(info, "prelude", "")
+        prelude = read_text(info, "prelude", "")
     prelude = "\n".join(part for part in (more.pop("prelude", ""), prelude) if part)
     packages = _packages(info, language)
     return Layout(
@@ -123,12 +129,12 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
         language=language,
         cases=tuple(cases),
         prelude=prelude,
-        time_limit=_number(info, "time_limit", MAX_SECONDS),
-        memory_mb=None if (memory := _number(info, "memory_mb", 1 << 20)) is None else max(1, int(memory)),
+        time_limit=read_number(info, "time_limit", MAX_SECONDS),
+        memory_mb=None if (memory := read_number(info, "memory_mb", 1 << 20)) is None else max(1, int(memory)),
         packages=packages,
         lacks=_lacks(info, language, packages),
-        solution=_text(info, "solution", "") or None,
-        digest=hashlib.sha256("".join(_written([info, language, dataclasses.astuple(how)])).encode()).hexdigest(),
+        solution=read_text(info, "solution", "") or None,
+        digest=hashlib.sha256("".join(canonical([info, language, dataclasses.astuple(how)])).encode()).hexdigest(),
         **more,
     )
 
@@ -138,13 +144,13 @@ _Read = tuple[list[Case], dict[str, Any]]
 
 def _stdio(info: Mapping[str, Any], how: Comparison) -> _Read:
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
-        return StdioCase(place, weight, _string(row, "input", place, ""), _string(row, "output", place), how)
+        return StdioCase(place, weight, read_string(row, "input", place, ""), read_string(row, "output", place), how)
 
     return _cases(info, case), {"prelude": _harness(info)}
 
 
 def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
-    name = _name(info, "name")
+    name = read_name(info, "name")
     argument = info.get("result_argument")
     if argument is not None and (not isinstance(argument, int) or isinstance(argument, bool) or argument < 0):
         raise LayoutError(f"info['result_argument'] is the number of an argument, from 0 on, not {argument!r}")
@@ -190,7 +196,7 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
     parsed = [_statements(test, f"tests[{number}]") for number, test in enumerate(tests)]
     known = bound(setup)
     if "entry_point" in info:
-        given = _name(info, "entry_point")
+        given = read_name(info, "entry_point")
     else:
         given = ""
     bodies = [*parsed, statements(setup)]
@@ -199,7 +205,7 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
         raise LayoutError("no test calls a function of the program; name it: entry_point")
     kinds = dict.fromkeys(functions, "function") | dict.fromkeys(classes(bodies, functions), "class")
     cases: list[Case] = []
-    for number, (test, body, weight) in enumerate(zip(tests, parsed, _weights(info, len(tests)), strict=True)):
+    for number, (test, body, weight) in enumerate(zip(tests, parsed, read_weights(info, len(tests)), strict=True)):
         place = f"tests[{number}]"
         if not uses(body, functions):
             continue  # `assert True` would pay any program
@@ -213,8 +219,8 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
-    entry = _name(info, "entry_point")
-    stub = _text(info, "prompt")
+    entry = read_name(info, "entry_point")
+    stub = read_text(info, "prompt")
     test = _parsed(info, "test")
     try:
         context = without_function(stub, entry)
@@ -231,7 +237,7 @@ def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
     conditions = [rewritten(node, names) for node in body]
     more = {"stub": stub, "context": context, "entry_point": entry}
     if body and all(conditions) and not known & MEANT and not _strays(test):
-        weights = _weights(info, len(body))
+        weights = read_weights(info, len(body))
         pairs = enumerate(zip(conditions, body, weights, strict=True))
         texts = [(number, condition, ast.unparse(node), weight) for number, (condition, node, weight) in pairs]
         cases: list[Case] = [
@@ -250,8 +256,8 @@ def _checker(info: Mapping[str, Any], how: Comparison) -> _Read:
     parameters = _given_to_checker(found[0].args) if found else 0
 
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
-        expected = _string(row, "output", place, "")
-        return CheckerCase(place, weight, checker, parameters, _string(row, "input", place, ""), expected)
+        expected = read_string(row, "output", place, "")
+        return CheckerCase(place, weight, checker, parameters, read_string(row, "input", place, ""), expected)
 
     return _cases(info, case), {}
 
@@ -273,7 +279,7 @@ def _given_to_checker(arguments: ast.arguments) -> int:
 
 
 def _property(info: Mapping[str, Any], how: Comparison) -> _Read:
-    entry = _name(info, "entry_point")
+    entry = read_name(info, "entry_point")
     text = _parsed(info, "property")
     found = [node for node in statements(text) if isinstance(node, ast.FunctionDef) and node.name == "holds"]
     if len(found) != 1 or len(found[0].args.args) != 2:
@@ -363,86 +369,12 @@ def _cases(
         weight = row.get("weight")
         if not keep_null:
             row = {name: value for name, value in row.items() if value is not None}
-        cases.append(build(row, place, _weight(1.0 if weight is None else weight, place)))
+        cases.append(build(row, place, read_weight(1.0 if weight is None else weight, place)))
     return cases
 
 
-def _weights(info: Mapping[str, Any], count: int) -> list[float]:
-    weights = info.get("weights")
-    if weights is None:
-        return [1.0] * count
-    if not isinstance(weights, (list, tuple)) or len(weights) != count:
-        raise LayoutError(f"'weights' is a list of {count} numbers, one for each test")
-    return [_weight(weight, f"weights[{number}]") for number, weight in enumerate(weights)]
-
-
-def _weight(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise LayoutError(f"{place}: a weight is a number of 0 or more, not {value!r}")
-    return float(value)
-
-
-def _string(row: Mapping[str, Any], name: str, place: str, default: str | None = None) -> str:
-    value = row.get(name, default)
-    if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
-        value = "\n".join(value)
-    if not isinstance(value, str):
-        if value is None:
-            problem = f"there is no {name!r}"
-        else:
-            problem = f"{name!r} is {type(value).__name__}, not text"
-        raise LayoutError(f"{place}: {problem}; write {{'input': '...', 'output': '...'}}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise LayoutError(f"{place}: {name!r} holds a lone surrogate, which no program can read or write") from None
-    return value
-
-
-def _text(info: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = info.get(name, default)
-    if not isinstance(value, str):
-        raise LayoutError(
-            f"info[{name!r}] is a text, {'and it is missing' if value is None else 'not ' + type(value).__name__}"
-        )
-    return value
-
-
-def _name(info: Mapping[str, Any], field: str) -> str:
-    name = _text(info, field)
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise LayoutError(f"info[{field!r}] is the name of a function, not {name!r}")
-    return name
-
-
-def _number(info: Mapping[str, Any], name: str, most: float) -> float | None:
-    value = info.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
-        raise LayoutError(f"info[{name!r}] is a number above 0 and at most {most:g}, not {value!r}")
-    return float(value)
-
-
-def _written(value: Any) -> Iterator[str]:
-    """A value in words that no other has, in pieces. Integers in hexadecimal, since Python writes no 4,300 digits."""
-    if isinstance(value, Mapping):
-        yield f"{len(value)} pairs:"
-        for pair in value.items():
-            yield from _written(pair)
-    elif isinstance(value, (list, tuple)):
-        yield f"{type(value).__name__} of {len(value)}:"
-        for item in value:
-            yield from _written(item)
-    elif isinstance(value, (set, frozenset)):
-        yield f"{type(value).__name__} of {len(value)}:"
-        yield from sorted("".join(_written(item)) for item in value)
-    else:
-        yield f"{hex(value)};" if type(value) is int else f"{value!r};".encode("utf-8", "backslashreplace").decode()
-
-
 def _parsed(info: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    code = _text(info, name, default)
+    code = read_text(info, name, default)
     _statements(code, name)
     return code
 
