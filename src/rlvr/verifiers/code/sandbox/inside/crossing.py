@@ -95,10 +95,10 @@ def in_method(error: Exception, frame: FrameType | None, file: str) -> Exception
 def _given(arguments: str, message: str) -> list[Any]:
     """Return what the exception was made of, or its message: `KeyError('a')` has the message `'a'` in quotes."""
     try:
-        given = values.decode(arguments.encode(), _ARGUMENTS_SIZE)
+        decoded = values.decode(arguments.encode(), _ARGUMENTS_SIZE)
     except ValueError:
         return [message]
-    return given if type(given) is list else [message]
+    return decoded if type(decoded) is list else [message]
 
 
 _BUILTIN = frozenset(

@@ -17,9 +17,9 @@ _DECODE = json.JSONDecoder().raw_decode
 
 def send(fd: int, body: bytes) -> None:
     """Write one frame."""
-    left = LENGTH.pack(len(body)) + body
-    while left:
-        left = left[os.write(fd, left) :]
+    unwritten = LENGTH.pack(len(body)) + body
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
 
 
 def receive(fd: int) -> bytes | None:

@@ -31,16 +31,21 @@ def prepare() -> None:
     and text layers for the standard streams.
     """
     site.setquit()
+    # `threading` keeps its own reference to `_thread.start_new_thread`, made when it was imported.
     threading._start_new_thread = _start_with_what_there_is  # type: ignore[attr-defined]
     _STANDARD[:] = _text_layers()
     sys.stdin, sys.stdout, sys.stderr = _STANDARD
+    # By `vars`, since assigning to `sys.__stdin__` is an error to a type checker. Programs restore `sys.stdout` from
+    # `sys.__stdout__`.
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     _BELOW[:] = [layer.buffer for layer in _STANDARD]
 
 
 def _start_with_what_there_is(*args: Any) -> int:
     """Start a thread. Its stack is mapped whole and counts against the memory, touched or not."""
-    asked = size = threading.stack_size()
+    # The size is set for the whole interpreter, so it is put back in `finally`; two threads that start at once may see
+    # each other's, which costs stack and nothing else.
+    requested = size = threading.stack_size()
     try:
         while size > _SMALL_STACK:
             with contextlib.suppress(RuntimeError):
@@ -49,26 +54,29 @@ def _start_with_what_there_is(*args: Any) -> int:
             threading.stack_size(size)
         return _thread.start_new_thread(*args)
     finally:
-        threading.stack_size(asked)
+        threading.stack_size(requested)
 
 
 def _text_layers() -> list[TextIO]:
     """Text layers for the descriptors 0 to 2, to be used when those are a program's. What a layer asks its descriptor
     once, such as whether it can seek, it asks of stand-ins of the same kinds: a file to read and pipes to write to."""
+    # The zygote's own descriptors 0 to 2 are put aside while stand-ins take their numbers.
     own = [os.dup(fd) for fd in range(3)]
-    given = os.open("/dev/null", os.O_RDONLY)
+    null = os.open("/dev/null", os.O_RDONLY)
     (read, write) = os.pipe()
-    for target, fd in enumerate((given, write, write)):
+    for target, fd in enumerate((null, write, write)):
         os.dup2(fd, target)
     text = functools.partial(open, encoding="utf-8", closefd=False)
     layers: list[TextIO] = [
         text(0, errors="surrogateescape"),
+        # Not line-buffered: a pipe is no terminal, and the interpreter buffers whole blocks there.
         text(1, "w", errors="surrogateescape"),
+        # Line-buffered with backslashreplace, as Python's standard error is.
         text(2, "w", errors="backslashreplace", buffering=1),
     ]
     for target, fd in enumerate(own):
         os.dup2(fd, target)
-    for fd in (*own, given, read, write):
+    for fd in (*own, null, read, write):
         os.close(fd)
     return layers
 
@@ -78,7 +86,9 @@ def flush_files() -> None:
     them."""
     files: list[Any] = [*_STANDARD, *_BELOW]
     with contextlib.suppress(MemoryError):  # the list of all objects does not fit any more
+        # `type(one)` and not `isinstance`: an object of the program may define `__class__` and raise there.
         files += [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
+    # Text layers hold what they have not encoded yet: flushed first, they hand it to the buffers, which come second.
     for buffers in (False, True):
         for file in [sys.stdout, sys.stderr, *files]:
             if isinstance(file, _io.BufferedWriter) is buffers:
@@ -97,5 +107,6 @@ def hide_own_frames() -> None:
     set_limit = sys.setrecursionlimit
     get_limit = sys.getrecursionlimit
     set_limit(get_limit() + depth)
+    # The program asks for n frames of its own, and gets n beside those below it.
     sys.setrecursionlimit = lambda limit: set_limit(min(limit + depth, _LARGEST_LIMIT))
     sys.getrecursionlimit = lambda: get_limit() - depth

@@ -34,11 +34,11 @@ def with_nodes(
         parameters = parameters[1:]
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        given = [_built(notes.get(name, ""), arg, names) for name, arg in zip(parameters, args, strict=False)]
+        positional = [_built(notes.get(name, ""), arg, names) for name, arg in zip(parameters, args, strict=False)]
         named = {name: _built(notes.get(name, ""), arg, names) for name, arg in kwargs.items()}
-        result = function(*given, *args[len(given) :], **named)
+        result = function(*positional, *args[len(positional) :], **named)
         if argument is not None:
-            after = [*given, *args[len(given) :]][argument]
+            after = [*positional, *args[len(positional) :]][argument]
             return [] if after is None else _listed(after)
         returned = notes.get("return", "")
         if result is None and not _of_several(returned) and (LIST in returned or TREE in returned):
@@ -109,25 +109,25 @@ def _listed(value: Any) -> Any:
 
 
 def _values(node: Any) -> list[Any]:
-    found: list[Any] = []
+    items: list[Any] = []
     while node is not None:
-        if len(found) == MOST:
+        if len(items) == MOST:
             raise ValueError(f"a linked list of more than {MOST} nodes, or one that never ends")
-        found.append(node.val)
+        items.append(node.val)
         node = node.next
-    return found
+    return items
 
 
 def _levels(root: Any) -> list[Any]:
-    found: list[Any] = []
+    items: list[Any] = []
     queue = deque([root])
     while queue:
         node = queue.popleft()
-        if len(found) > MOST:
+        if len(items) > MOST:
             raise ValueError(f"a tree of more than {MOST} nodes, or one that never ends")
-        found.append(None if node is None else node.val)
+        items.append(None if node is None else node.val)
         if node is not None:
             queue += (node.left, node.right)
-    while found and found[-1] is None:
-        found.pop()
-    return found
+    while items and items[-1] is None:
+        items.pop()
+    return items

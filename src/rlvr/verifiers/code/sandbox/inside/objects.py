@@ -195,7 +195,7 @@ class Proxies:
     """Stand-ins in a test's process for the functions, classes and objects of its program."""
 
     def __init__(self, ask: Callable[[str, Any, Any, bool], Any]) -> None:
-        self._asked = ask
+        self._call_program = ask
         self._paths: dict[Any, str] = {}
         self._classes: dict[str, type] = {}
         self.exceptions: dict[str, type[Exception]] = {}
@@ -226,11 +226,11 @@ class Proxies:
         if type(function) is not types.FunctionType or function not in self._paths:
             return function
         path = self._paths[function]
-        return lambda *args, **kwargs: self._asked(path, args, kwargs, True)
+        return lambda *args, **kwargs: self._call_program(path, args, kwargs, True)
 
     def ask(self, path: str, args: Any, kwargs: Any) -> Any:
         """Return what the program answers."""
-        return self._asked(path, args, kwargs, False)
+        return self._call_program(path, args, kwargs, False)
 
     def held(self, number: int, name: str) -> Any:
         """Return what stands for an object of that number and class, or for a function where there is no class."""
