@@ -64,7 +64,9 @@ from rlvr.verifiers.code.programs import assembled, imports_of, without_function
 from rlvr.verifiers.code.runner import Call
 from rlvr.verifiers.code.values import encode
 
+# Ten minutes for one case: more is surely milliseconds taken for seconds.
 MAX_SECONDS = 600.0
+# Arbitrary: a property that fails on one input in ten is missed by 20 inputs in 12 % of cases (0.9**20).
 TRIALS = 20
 
 
@@ -95,6 +97,7 @@ class Layout:
 def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, prompt: Any = None) -> Layout:
     """The layout that `info` describes; `language` and `comparison` hold where it says nothing, `prompt` is the
     task's."""
+    # Rows of one table have the union of all columns, with null where a task has none.
     info = {name: value for name, value in info.items() if value is not None}
     kind = info.get("kind")
     if kind not in _READERS:
@@ -107,6 +110,7 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
     language = _language(info, language)
     if kind in _PYTHON_ONLY and language != "python":
         raise LayoutError(f"kind {kind!r} is for Python; for language {language!r} use kind 'stdio' or 'checker'")
+    # HumanEval's `prompt` is the stub of the function, which is often the task's prompt itself.
     if kind == "humaneval" and "prompt" not in info and isinstance(prompt, str):
         info["prompt"] = prompt
     try:
@@ -116,6 +120,7 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
     cases, more = _READERS[kind](info, how)
     if not cases:
         raise LayoutError("no test calls the program: every program would pass")
+    # The score divides by the sum of the weights.
     if not any(case.weight > 0 for case in cases):
         raise LayoutError("the weights of all cases are 0")
     if language == "python":
@@ -134,6 +139,7 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
         packages=packages,
         lacks=_lacks(info, language, packages),
         solution=read_text(info, "solution", "") or None,
+        # A key for remembered verdicts and validated solutions: two tasks with the same digest are judged the same.
         digest=hashlib.sha256("".join(canonical([info, language, dataclasses.astuple(how)])).encode()).hexdigest(),
         **more,
     )
@@ -158,6 +164,7 @@ def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
         args = row.get("args", [])
         kwargs = row.get("kwargs") or {}
+        # A mapping here would be `kwargs`; a text would be taken letter by letter.
         if not isinstance(args, (list, tuple)):
             raise LayoutError(f"{place}: 'args' is the list of the call's arguments, not {type(args).__name__}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -194,22 +201,26 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
     if not isinstance(tests, (list, tuple)) or not tests or not all(isinstance(test, str) for test in tests):
         raise LayoutError("'tests' is a list of Python tests, such as [\"assert f(1) == 2\"]; it needs one at least")
     parsed = [_statements(test, f"tests[{number}]") for number, test in enumerate(tests)]
-    known = bound(setup)
+    # What the setup defines is the tests' own and not the program's.
+    setup_names = bound(setup)
     if "entry_point" in info:
-        given = read_name(info, "entry_point")
+        named_entry = read_name(info, "entry_point")
     else:
-        given = ""
+        named_entry = ""
     bodies = [*parsed, statements(setup)]
-    entry, functions = program_names(bodies, known, given)
+    entry, functions = program_names(bodies, setup_names, named_entry)
     if not entry:
         raise LayoutError("no test calls a function of the program; name it: entry_point")
     kinds = dict.fromkeys(functions, "function") | dict.fromkeys(classes(bodies, functions), "class")
     cases: list[Case] = []
     for number, (test, body, weight) in enumerate(zip(tests, parsed, read_weights(info, len(tests)), strict=True)):
         place = f"tests[{number}]"
+        # `assert True` would pay any program.
         if not uses(body, functions):
             continue  # `assert True` would pay any program
-        plain = len(body) == 1 and not known & MEANT and not passes_objects(body[0], functions)
+        # A rewritten test means Python's builtins by their names; where the setup binds `len` or `sorted` itself, the
+        # test runs as code.
+        plain = len(body) == 1 and not setup_names & MEANT and not passes_objects(body[0], functions)
         condition = rewritten(body[0], functions) if plain else None
         if condition is not None:
             cases.append(AssertCase(place, weight, condition, ast.unparse(body[0]), functions))
@@ -226,6 +237,7 @@ def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
         context = without_function(stub, entry)
     except SyntaxError as error:
         raise LayoutError(f"the prompt is no Python up to the body of {entry!r}: {error}") from None
+    # HumanEval's harness calls `check(candidate)` (human_eval/execution.py).
     checks = [node for node in statements(test) if isinstance(node, ast.FunctionDef) and node.name == "check"]
     if len(checks) != 1 or len(checks[0].args.args) != 1:
         raise LayoutError("'test' defines one function check(candidate)")
@@ -233,10 +245,11 @@ def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
     names = {entry, check.args.args[0].arg}
     body = [node for node in check.body if not isinstance(node, ast.Pass) and not _is_text(node)]
     body = [node for node in body if not isinstance(node, ast.Assert) or uses([node], names)]  # `assert True`
-    known = (bound(test) | bound(context)) - {"check"}
+    bound_names = (bound(test) | bound(context)) - {"check"}
     conditions = [rewritten(node, names) for node in body]
     more = {"stub": stub, "context": context, "entry_point": entry}
-    if body and all(conditions) and not known & MEANT and not _strays(test):
+    # All or nothing: assertions may depend on each other's statements.
+    if body and all(conditions) and not bound_names & MEANT and not _strays(test):
         weights = read_weights(info, len(body))
         pairs = enumerate(zip(conditions, body, weights, strict=True))
         texts = [(number, condition, ast.unparse(node), weight) for number, (condition, node, weight) in pairs]
@@ -252,8 +265,8 @@ def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 def _checker(info: Mapping[str, Any], how: Comparison) -> _Read:
     checker = _parsed(info, "checker")
-    found = [node for node in statements(checker) if isinstance(node, ast.FunctionDef) and node.name == "check"]
-    parameters = _given_to_checker(found[0].args) if found else 0
+    checks = [node for node in statements(checker) if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    parameters = _given_to_checker(checks[0].args) if checks else 0
 
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
         expected = read_string(row, "output", place, "")
@@ -281,19 +294,20 @@ def _given_to_checker(arguments: ast.arguments) -> int:
 def _property(info: Mapping[str, Any], how: Comparison) -> _Read:
     entry = read_name(info, "entry_point")
     text = _parsed(info, "property")
-    found = [node for node in statements(text) if isinstance(node, ast.FunctionDef) and node.name == "holds"]
-    if len(found) != 1 or len(found[0].args.args) != 2:
+    checks = [node for node in statements(text) if isinstance(node, ast.FunctionDef) and node.name == "holds"]
+    if len(checks) != 1 or len(checks[0].args.args) != 2:
         raise LayoutError(
             "'property' defines holds(f, random), which tries the function f on one input made with random, and raises "
             "or returns a false value where the property does not hold"
         )
     text = _apart(text, entry, "property", changes=False)
-    if yields(found[0]):
+    # A generator object is true, so that `assert holds(...)` would hold for any program.
+    if yields(checks[0]):
         raise LayoutError("'property': holds(f, random) is a generator, which is always true; return a bool")
     trials = info.get("trials", TRIALS)
     if not isinstance(trials, int) or isinstance(trials, bool) or trials < 1:
         raise LayoutError(f"'trials' is a whole number of 1 or more, not {trials!r}")
-    valued = returns_value(found[0])
+    valued = returns_value(checks[0])
     cases: list[Case] = [PropertyCase(f"trial {at + 1}", 1.0, text, entry, at, valued) for at in range(trials)]
     return cases, {"entry_point": entry}
 
@@ -340,16 +354,17 @@ def _lacks(info: Mapping[str, Any], language: str, packages: Sequence[str]) -> s
         tests = None
     texts += [(f"tests[{number}]", test.strip()) for number, test in enumerate(tests or ())]
     for place, text in texts:
+        # Parsing an EvalPlus test takes a second; most have no import.
         if "import" in text:
             module = missing_module(statements(text), packages)
         else:
             module = None
         if module is not None:
             if module.partition(".")[0] in PACKAGES:
-                mend = "add packages: [numpy]"
+                remedy = "add packages: [numpy]"
             else:
-                mend = "take the import out"
-            return f"{place} imports {module!r}, which is not in the sandbox: {mend}"
+                remedy = "take the import out"
+            return f"{place} imports {module!r}, which is not in the sandbox: {remedy}"
     return ""
 
 
@@ -367,6 +382,7 @@ def _cases(
         if not isinstance(row, Mapping):
             raise LayoutError(f"{place} is an object, not {type(row).__name__}")
         weight = row.get("weight")
+        # For printed texts null is as good as absent; for functions null is a value (`None` is expected).
         if not keep_null:
             row = {name: value for name, value in row.items() if value is not None}
         cases.append(build(row, place, read_weight(1.0 if weight is None else weight, place)))
@@ -381,6 +397,7 @@ def _parsed(info: Mapping[str, Any], name: str, default: str | None = None) -> s
 
 def _statements(code: str, place: str) -> list[ast.stmt]:
     try:
+        # Tests of MBPP and its relatives come with indents and line ends around them.
         body = statements(code.strip() if place.startswith("tests") else code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise LayoutError(f"{place} is no Python: {error}") from None
@@ -407,6 +424,7 @@ def _apart(source: str, entry: str, place: str, kinds: Mapping[str, str] | None 
     """A test as it runs apart from the program, of which it has the `entry`, and the names in `kinds`. LayoutError
     where it uses what nothing defines, or what cannot be had apart."""
     body = statements(source)
+    # Names that the test does not use get no proxy: each is a line in front of the test.
     used = {name: kind for name, kind in (kinds or {}).items() if uses(body, {name})}
     if kinds is not None:
         used |= {name: "exception" for name in exceptions(body) - bound(body) if missing(body, {*used, entry}) == name}
@@ -421,5 +439,7 @@ def _apart(source: str, entry: str, place: str, kinds: Mapping[str, str] | None 
             "returns, or use kind 'stdio'"
         )
     own = naming({name: kind for name, kind in used.items() if name != entry or kind != "function"})
+    # In front of the test: imports that the harnesses of the field give, then the proxies, which win where a name is
+    # both.
     before = "\n".join(part for part in (imports_for(body, {*used, entry}), own) if part)
     return assembled(with_changes(source) if changes else source, before)
