@@ -29,6 +29,7 @@ async def in_order(
         for item in items:
             waiting.append((item, asyncio.ensure_future(work(item))))
             held += size(item)
+            # The first one is awaited also where it is done already, so that results leave as early as they can.
             while len(waiting) >= MOST or held > MOST_SIZE or (waiting and waiting[0][1].done()):
                 first, future = waiting[0]
                 result = await future

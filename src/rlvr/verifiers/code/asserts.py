@@ -225,7 +225,7 @@ def _plain_call(node: ast.Call, functions: Collection[str]) -> Expression:
         kinds = _kinds(node.args[1])
         return _after([_expression(node.args[0], functions)], lambda value: isinstance(value, kinds))
     # `_PLAIN` holds what the test means by a name only where the test does not bind it; the caller has seen to that
-    # (`known & MEANT`).
+    # (`MEANT`).
     if name not in _PLAIN:
         raise NotPlainError
     function, keywords = _PLAIN[name]

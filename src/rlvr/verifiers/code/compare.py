@@ -206,7 +206,7 @@ def _same_number(value: Any, expected: bool | int | float, how: Comparison) -> b
         return False
     if how.strict_numbers:
         if isinstance(expected, bool) or isinstance(value, bool):
-            # `found is expected`: True and False are single objects.
+            # `is`: True and False are single objects.
             return type(value) is type(expected) and value is expected
         # 2.0 for an expected 2: the task asks for an integer. The other way round, 2 for 2.0, is accepted below.
         if isinstance(expected, int) and not isinstance(value, int):
