@@ -27,7 +27,8 @@ KEPT = 400
 
 # Matches `\boxed{42}`; not a box with braces inside. Bounded, so that a megabyte of openers stays cheap.
 _BOX = re.compile(r"\\boxed\s*\{([^{}]{0,200})\}")
-# What only sets type: `\text`, `\left`, thin spaces, dollars, braces, commas. `$1{,}000$` and `1000` read the same.
+# What only sets type: `\text`, `\left`, thin spaces, dollars, braces, commas and full stops. `$1{,}000$` and `1000`
+# read the same; so do 1.5 and 15, which costs one case too many to look at.
 _NOISE = re.compile(r"\\(?:text|mathrm|left|right|,|;|!|\s)|[\s${}.,]")
 
 
@@ -118,9 +119,9 @@ class Findings:
         seconds.most = max(seconds.most, verdict.seconds)
         self.scores[name] = self.scores.get(name, 0.0) + (verdict.score or 0.0)
         self.agreement.add(case)
-        found = list(doubts(case))
+        reasons = list(doubts(case))
         case = replace(case, completion=shorten(case.completion, KEPT), task=None)
-        for kind, why in found:
+        for kind, why in reasons:
             self.doubts[kind] += 1
             kept = self.doubtful.setdefault(kind, [])
             if len(kept) < SHOWN:

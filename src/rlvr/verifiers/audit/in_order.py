@@ -19,7 +19,7 @@ MOST_SIZE = 64_000_000
 async def in_order(
     items: Iterable[T], work: Callable[[T], Awaitable[V]], size: Callable[[T], int]
 ) -> AsyncIterator[tuple[T, V]]:
-    """(item, result of `work` on it) in the order of `items`, which are read as room for them is made.
+    """(item, result of `work` on it) in the order of `items`, which are read as earlier ones leave.
 
     When the iteration is given up, what is under way is cancelled.
     """

@@ -54,8 +54,8 @@ FORMS = tuple(
 def form_of(completion: str, answer: str) -> Form | None:
     """The form of a worked completion: the last mention of `answer` in it is the slot. None where there is none."""
     # The last mention: earlier ones are mostly in the working.
-    head, found, tail = completion.rpartition(answer)
-    if found:
+    head, mention, tail = completion.rpartition(answer)
+    if mention:
         return Form("demonstration", f"{head}{SLOT}{tail}")
     return None
 

@@ -146,13 +146,13 @@ async def attempts(
 ) -> AsyncIterator[Attempt]:
     """Every trick on one task, in order."""
     task = example.task
-    known = example.junk_is_wrong or example.task.answer is not None
+    known_wrong = example.junk_is_wrong or example.task.answer is not None
 
     async def try_out(written: tuple[Trick, str]) -> Verdict:
         return await judge(task, written[1])
 
     async for (trick, completion), verdict in in_order(_written(tricks, control.target), try_out, lambda w: len(w[1])):
-        yield Attempt(trick, task, completion, verdict, outcome_of(trick, verdict, control.paid, known))
+        yield Attempt(trick, task, completion, verdict, outcome_of(trick, verdict, control.paid, known_wrong))
 
 
 def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = True) -> TrickOutcome:

@@ -145,7 +145,7 @@ def _two_answers(target: Target) -> list[str]:
         f"#### {gold}",
         f"<answer>{gold}</answer>",
     ]
-    # The last answer counts for graders of the field (lm-evaluation-harness, math-verify), so the first must not.
+    # The last answer is the one that counts, so a right one before it must not be paid.
     return [f"{text}\n{target.form(wrong)}" for text in dict.fromkeys(first)]
 
 
@@ -189,10 +189,10 @@ _FLIPPED = {"=": "=", "<": ">", ">": "<"}
 
 def _rearranged(target: Target) -> list[str]:
     # The first equation or inequality of the prompt between dollars: `Solve $2x > 6$`.
-    asked = re.search(r"\$([^$=<>]+)([=<>])([^$=<>]+)\$", target.prompt)
-    if asked is None:
+    relation = re.search(r"\$([^$=<>]+)([=<>])([^$=<>]+)\$", target.prompt)
+    if relation is None:
         return []
-    left, sign, right = (part.strip() for part in asked.groups())
+    left, sign, right = (part.strip() for part in relation.groups())
     return [
         target.form(f"{left} {sign} {right}"),
         target.form(f"{right} {_FLIPPED[sign]} {left}"),
@@ -205,10 +205,10 @@ _FORMULA = re.compile(r"\$([^$]+)\$")
 
 def _restated_in_words(target: Target) -> list[str]:
     """The prompt's own formula between words and in wrappings, which is no answer either."""
-    asked = _FORMULA.search(target.prompt)
-    if asked is None or asked[1].strip() == str(target.gold).strip():
+    match = _FORMULA.search(target.prompt)
+    if match is None or match[1].strip() == str(target.gold).strip():
         return []
-    formula = asked[1].strip()
+    formula = match[1].strip()
     texts = (
         rf"\text{{the solution of }} {formula}",
         rf"\text{{{formula}}}",
@@ -231,10 +231,10 @@ _UNITS = {
 
 def _other_unit(target: Target) -> list[str]:
     # `1029 \text{ m}`, `5 km`, `3\mathrm{kg}`: number, what stands between, unit, closing brace.
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)(\s*(?:\\(?:text|mathrm)\{)?\s*)([a-z]+)(\}?)", str(target.gold).strip())
-    if found is None or found[3] not in _UNITS:
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(\s*(?:\\(?:text|mathrm)\{)?\s*)([a-z]+)(\}?)", str(target.gold).strip())
+    if match is None or match[3] not in _UNITS:
         return []
-    number, before, unit, after = found.groups()
+    number, before, unit, after = match.groups()
     return [target.form(f"{number}{before}{other}{after}") for other in _UNITS[unit]]
 
 

@@ -61,7 +61,7 @@ class Trial:
         return self.total_time - self.seconds
 
     async def run(self, call: Call | None = None, stdin: str = "", room: int = 0) -> Outcome:
-        """One execution; `room`: bytes of output that may be needed."""
+        """One execution; `room`: bytes of output that are expected, of which twice as many may be written."""
         # Twice what is expected, so that a wrong answer of about the right length is compared and not cut off.
         limits = replace(self.limits, output_bytes=max(self.limits.output_bytes, 2 * room))
         if call is not None:

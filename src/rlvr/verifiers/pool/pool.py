@@ -338,8 +338,8 @@ def _no_text(completion: Any) -> str:
 
 
 class Verification:
-    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a component as configured) checks all tasks; None:
-    each its own."""
+    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a component as configured) checks all tasks;
+    with None each task has its own."""
 
     def __init__(self, verifier: Any, pool: VerifierPool) -> None:
         self.pool = pool

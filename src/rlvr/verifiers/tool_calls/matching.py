@@ -21,8 +21,7 @@ from rlvr.verifiers.tool_calls.reading import ToolCall
 
 TextMatch = Literal["exact", "bfcl"]
 
-# Matches `-3`, `2.5`, `1e5`; not `1_000`, `0x1`, `nan`. Bounded digits, since `float` of a long text is slow and of a
-# long int raises.
+# Matches `-3`, `2.5`, `1e5`; not `1_000`, `0x1`, `nan`. The bounded digits keep `float` cheap.
 _NUMBER = re.compile(r"[+-]?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?")
 # `standardize_string` of BFCL (`bfcl_eval/eval_checker/ast_eval/ast_checker.py`), which also lowers the case and makes
 # quotes alike.
@@ -134,17 +133,19 @@ def compare(wanted: Wanted, call: ToolCall, equality: Equality) -> Pair:
     An optional argument that is left out counts as given right; an argument that only repeats its default is not
     counted.
     """
-    given = {
+    counted = {
         key: value
         for key, value in call.arguments.items()
         if key in wanted.arguments or key not in wanted.defaults or not equality.same(value, wanted.defaults[key])
     }
-    omitted = {key for key, argument in wanted.arguments.items() if argument.optional and key not in given}
+    omitted = {key for key, argument in wanted.arguments.items() if argument.optional and key not in counted}
     # Jaccard index of the parameter names, ToolRL's r_param: |keys and wanted| / |keys or wanted|; 1 where neither has
     # any.
-    keys = given.keys() | omitted
-    union = given.keys() | wanted.arguments.keys()
-    right = sum(argument.accepts(given[key], equality) for key, argument in wanted.arguments.items() if key in given)
+    keys = counted.keys() | omitted
+    union = counted.keys() | wanted.arguments.keys()
+    right = sum(
+        argument.accepts(counted[key], equality) for key, argument in wanted.arguments.items() if key in counted
+    )
     return Pair(len(keys & wanted.arguments.keys()) / len(union) if union else 1.0, right + len(omitted))
 
 

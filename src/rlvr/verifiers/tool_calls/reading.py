@@ -4,7 +4,7 @@ A format is a policy: it says where calls stand and how they are written, as the
 Text that attempts a call and fails is an error, not "no call". Nothing is ever evaluated: Python-like calls are parsed,
 and their arguments go through `ast.literal_eval`.
 
-Invariants: the only error is CallError (or DocumentError, its kin from reading JSON); time is linear in the text.
+Invariants: the only error is CallError (or DocumentError, which reading JSON raises); time is linear in the text.
 """
 
 from __future__ import annotations
