@@ -276,7 +276,8 @@ class PropertyCase(Case):
     returns: bool
 
     async def judge(self, trial: Trial) -> Result:
-        # NUL bytes keep the three apart: no program can contain one and shift text from one part to the next.
+        # NUL bytes keep the three apart: neither a test nor a program with one compiles, so no text can be shifted from
+        # one part to the next.
         text = f"{self.number}\0{self.source}\0{trial.program}".encode("utf-8", "surrogatepass")
         # Keyed by the secret, so that a program that knows the task and itself cannot compute the input; of the
         # program's text, so that it cannot learn the input by trying.

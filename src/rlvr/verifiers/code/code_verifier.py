@@ -28,7 +28,7 @@ from rlvr.verifiers.code.runner import Limits
 from rlvr.verifiers.code.shared import SandboxRequest, SharedRunner, missing_here, shared_runner
 from rlvr.verifiers.code.steady import is_steady
 
-# Arbitrary, above the tasks of a step. EvalPlus tasks have megabytes each, so not all tasks of a data set are kept.
+# Arbitrary, above the tasks of a step. Tasks of EvalPlus may have megabytes, so not all tasks of a data set are kept.
 MAX_LAYOUTS = 1024
 """Tasks whose layout is kept read, those last used."""
 

@@ -49,7 +49,7 @@ class Courier:
             result: T = await call.future
             return result
         except asyncio.CancelledError:
-            # Both cases: the coroutine has not begun (`_start` then closes it), or it runs as a task of the other loop,
+            # Two cases: the coroutine has not begun (`_start` then closes it), or it runs as a task of the other loop,
             # which alone may cancel it.
             call.given_up = True
             _tell(self.loop, lambda: call.task and call.task.cancel())

@@ -80,8 +80,8 @@ class VerifierPool:
         self._warned: set[str] = set()
         self._threads = Threads()
         self._worker_groups = WorkerGroups(memory_mb, most=workers)
-        # Three counts: processes that wait may outnumber the cores, those that compute may not, and threads are apart
-        # from both, since a thread that hangs keeps no slot of a process.
+        # Three counts: processes that wait may outnumber the cores, those that compute may not, and calls on threads
+        # take no slot of a process.
         self._waiting_slots = asyncio.Semaphore(workers)
         self._computing_slots = asyncio.Semaphore(min(workers, cores()))
         self._thread_slots = asyncio.Semaphore(workers)

@@ -218,7 +218,7 @@ class WorkerGroup:
         parts = await asyncio.gather(*(self._at_once(jobs[number::shares], limit, slots) for number in range(shares)))
         results: list[Found] = [None] * len(jobs)
         for number, part in enumerate(parts):
-            # Dealt like cards, so that a run of slow answers is spread over the workers.
+            # Jobs were dealt like cards (`number::shares`), so that a run of slow answers is spread over the workers.
             results[number::shares] = part
         return results
 

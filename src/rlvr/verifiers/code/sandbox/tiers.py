@@ -69,7 +69,7 @@ ESCAPES = {
     "memory": "more memory than its limit",
     "processes": "more processes than its limit",
 }
-"""What the self-test tries (`probe.py`), in words."""
+"""What the self-test tries (`escape_probe.py`), in words."""
 
 # Arguments: name, bubblewrap, namespaces, landlock, seccomp, what is not stopped. `docs/code.md` says what each one
 # does.

@@ -182,8 +182,8 @@ def _file_of(data: bytes) -> int:
     while unwritten:
         unwritten = unwritten[os.write(fd, unwritten) :]
     os.lseek(fd, 0, os.SEEK_SET)
-    # F_SEAL_SEAL last of the flags: the seals themselves cannot be added to. The program has the descriptor as its
-    # standard input and could otherwise write to it through /proc/self/fd.
+    # F_SEAL_SEAL: no seal can be changed later. The descriptor is open for writing, and the program has it as its
+    # standard input.
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return fd
 
