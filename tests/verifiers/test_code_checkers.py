@@ -16,7 +16,8 @@ from rlvr.verifiers import judged
 from rlvr.verifiers.code import CodeVerifier, cases
 from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.credit import tried
-from rlvr.verifiers.code.layouts import LayoutError, read_layout
+from rlvr.verifiers.code.layout_fields import LayoutError
+from rlvr.verifiers.code.layouts import read_layout
 from rlvr.verifiers.code.runner import Call, Ended, Job, Limits, Outcome
 from rlvr.verifiers.code.sandbox import remote
 

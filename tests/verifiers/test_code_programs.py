@@ -20,7 +20,8 @@ from rlvr.verifiers.code import CodeVerifier, names
 from rlvr.verifiers.code.asserts import rewritten
 from rlvr.verifiers.code.compare import Comparison, same_text, same_value, short
 from rlvr.verifiers.code.extraction import NoProgramError, find_program, language_of
-from rlvr.verifiers.code.layouts import LayoutError, read_layout
+from rlvr.verifiers.code.layout_fields import LayoutError
+from rlvr.verifiers.code.layouts import read_layout
 from rlvr.verifiers.code.programs import assembled
 
 HOW = Comparison()

@@ -15,7 +15,7 @@ from hostile_verifiers import AwaitsInProcess, InProcess, Leaks, NeedsMuch, Unpi
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, json_schema, judged
 from rlvr.verifiers.math import math_verifier, symbolic
-from rlvr.verifiers.pool import worker_process as process
+from rlvr.verifiers.pool import worker_process
 from rlvr.verifiers.puzzles import gym
 
 TASK = Task("t1", "2+2?", "4", info={"tests": ["a"]})
@@ -501,7 +501,7 @@ def test_no_worker_outlives_a_parent_that_is_killed(busy):
 
 def test_stopped_processes_outlive_neither_the_pool_nor_the_parent(monkeypatch):
     """All processes of the pool are stopped: verification goes on with new ones, and at the end none is left."""
-    monkeypatch.setattr(process, "FORK_SECONDS", 1.0)
+    monkeypatch.setattr(worker_process, "FORK_SECONDS", 1.0)
     others = below()
     with VerifierPool(workers=1) as pool:
         assert run(pool, InProcess(), "good").score == 1

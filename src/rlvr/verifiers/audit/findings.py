@@ -25,7 +25,10 @@ SHOWN = 10
 KEPT = 400
 """Characters kept of the completion of a case."""
 
+# Matches `\boxed{42}`; not a box with braces inside. Bounded, so that a megabyte of openers stays cheap.
 _BOX = re.compile(r"\\boxed\s*\{([^{}]{0,200})\}")
+# What only sets type: `\text`, `\left`, thin spaces, dollars, braces, commas and full stops. `$1{,}000$` and `1000`
+# read the same; so do 1.5 and 15, which costs one case too many to look at.
 _NOISE = re.compile(r"\\(?:text|mathrm|left|right|,|;|!|\s)|[\s${}.,]")
 
 
@@ -116,15 +119,17 @@ class Findings:
         seconds.most = max(seconds.most, verdict.seconds)
         self.scores[name] = self.scores.get(name, 0.0) + (verdict.score or 0.0)
         self.agreement.add(case)
-        found = list(doubts(case))
+        reasons = list(doubts(case))
         case = replace(case, completion=shorten(case.completion, KEPT), task=None)
-        for kind, why in found:
+        for kind, why in reasons:
             self.doubts[kind] += 1
             kept = self.doubtful.setdefault(kind, [])
             if len(kept) < SHOWN:
                 kept.append((case, why))
         entry = (verdict.seconds, next(self._number), case)
         if len(self._slowest) < SHOWN:
+            # A heap of the slowest SHOWN: its smallest entry is the first to go. The number breaks ties, since cases
+            # cannot be compared.
             heapq.heappush(self._slowest, entry)
         else:
             heapq.heappushpop(self._slowest, entry)
@@ -158,9 +163,12 @@ def doubts(case: FindingCase) -> Iterator[tuple[str, str]]:
     if verdict.status is VerdictStatus.WRONG and answer is not None and plain(answer) in map(plain, golds):
         yield "wrong, but it reads like the gold", f"{answer!r} is not {golds[0]!r}"
     if verdict.status is VerdictStatus.CORRECT:
+        # Without the reasoning, in which boxes may be tried out.
         boxes = {plain(box) for box in _BOX.findall(case.completion.rpartition("</think>")[2])}
         if len(boxes) > 1:
             yield "correct, with several different boxes", ", ".join(sorted(boxes))
+        # 20 characters and three times the longest gold: an answer that long may hold the right one among others.
+        # Arbitrary; it only asks for a look.
         if answer is not None and golds and len(answer) > 20 + 3 * max(map(len, golds)):
             yield "correct, but far longer than the gold", f"{shorten(answer, 80)!r} for {shorten(golds[0], 80)!r}"
         if answer is not None and _by_fallback(case.completion, answer):

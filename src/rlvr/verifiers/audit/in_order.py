@@ -19,7 +19,7 @@ MOST_SIZE = 64_000_000
 async def in_order(
     items: Iterable[T], work: Callable[[T], Awaitable[V]], size: Callable[[T], int]
 ) -> AsyncIterator[tuple[T, V]]:
-    """(item, result of `work` on it) in the order of `items`, which are read as room for them is made.
+    """(item, result of `work` on it) in the order of `items`, which are read as earlier ones leave.
 
     When the iteration is given up, what is under way is cancelled.
     """
@@ -29,6 +29,7 @@ async def in_order(
         for item in items:
             waiting.append((item, asyncio.ensure_future(work(item))))
             held += size(item)
+            # The first one is awaited also where it is done already, so that results leave as early as they can.
             while len(waiting) >= MOST or held > MOST_SIZE or (waiting and waiting[0][1].done()):
                 first, future = waiting[0]
                 result = await future

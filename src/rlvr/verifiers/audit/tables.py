@@ -54,24 +54,24 @@ def _slow(case: FindingCase) -> list[object]:
 
 
 def _agreement(console: Console, findings: Findings) -> None:
-    found = findings.agreement
-    if not found.total:
+    agreement = findings.agreement
+    if not agreement.total:
         return
     rows: list[Sequence[object]] = [
-        ["accepted", found.true_accepts, found.false_accept_count],
-        ["rejected", found.false_reject_count, found.true_rejects],
+        ["accepted", agreement.true_accepts, agreement.false_accept_count],
+        ["rejected", agreement.false_reject_count, agreement.true_rejects],
     ]
     console.table("agreement with `expected`", ["", "expected true", "expected false"], rows)
-    decided = found.total - found.undecided
-    right = found.true_accepts + found.true_rejects
+    decided = agreement.total - agreement.undecided
+    right = agreement.true_accepts + agreement.true_rejects
     if decided:
         share = f", {right} of {decided} decided ones agree ({right / decided:.1%})"
     else:
         share = ""
-    console.message(f"{found.total} rows have an expectation, {found.undecided} of them undecided{share}")
+    console.message(f"{agreement.total} rows have an expectation, {agreement.undecided} of them undecided{share}")
     for what, count, ids in (
-        ("false accepts", found.false_accept_count, found.false_accepts),
-        ("false rejects", found.false_reject_count, found.false_rejects),
+        ("false accepts", agreement.false_accept_count, agreement.false_accepts),
+        ("false rejects", agreement.false_reject_count, agreement.false_rejects),
     ):
         more = f" and {count - _IDS} more" if count > _IDS else ""
         console.message(f"{what}: {count}" + (f" ({', '.join(ids[:_IDS])}{more})" if ids else ""))

@@ -39,6 +39,7 @@ class Form:
 FORMS = tuple(
     Form(name, template.replace("@", SLOT))
     for name, template in {
+        # The order of likelihood: a verifier is asked only until it pays one, and each question may cost a sandbox run.
         "box": r"The final answer is \boxed{@}.",
         "bare": "@",
         "tag": "<answer>@</answer>",
@@ -52,8 +53,9 @@ FORMS = tuple(
 
 def form_of(completion: str, answer: str) -> Form | None:
     """The form of a worked completion: the last mention of `answer` in it is the slot. None where there is none."""
-    head, found, tail = completion.rpartition(answer)
-    if found:
+    # The last mention: earlier ones are mostly in the working.
+    head, mention, tail = completion.rpartition(answer)
+    if mention:
         return Form("demonstration", f"{head}{SLOT}{tail}")
     return None
 
@@ -84,6 +86,7 @@ def gold_texts(task: Task) -> list[str]:
     """The ways in which a task's answer may be written down as text, the likeliest first."""
     answer = task.answer
     options = task.info.get("options")
+    # MMLU and its relatives give the number of the right option.
     if isinstance(answer, int) and isinstance(options, (list, tuple)) and 0 <= answer < len(options):
         return [str(answer), chr(ord("A") + answer), str(options[answer])]
     if answer is None:
@@ -102,7 +105,9 @@ def gold_texts(task: Task) -> list[str]:
 
 def _bare(gold: str) -> str:
     """A gold without what a form puts round it: its box, its dollar signs, the solution before `####`."""
+    # Solutions of MATH end in a box, those of GSM8K in `#### 42`.
     text = last_boxed(gold) or (gold.rpartition("####")[2])
+    # `$42$`, `\(42\)` and `\[42\]` lose their delimiters; `$5 and $6` loses the first only and is tried as it is, too.
     return re.sub(r"^(?:\$+|\\\(|\\\[)\s*|\s*(?:\$+|\\\)|\\\])$", "", text.strip()) or gold
 
 
@@ -113,11 +118,13 @@ def wrong_answers(gold: str | None, info: Mapping[str, Any]) -> list[str]:
     texts = [str(option) for option in (options.values() if isinstance(options, Mapping) else options or ())]
     if text in texts and len(texts) > 1:
         return [*(option for option in texts if option != text), "none", "unknown"]
+    # `B`, `(b)`, `C.`: the other letters in the same writing.
     if re.fullmatch(r"\(?[A-Ja-j]\)?\.?", text):
         letters = [letter for letter in "ABCD" if letter not in text.upper()]
         return [re.sub("[A-Ja-j]", letter if text.isupper() else letter.lower(), text) for letter in letters]
     if text.startswith('{"'):  # another number in it may fit the same schema
         return ['{"none": "of these"}', "[]", "[[]]"]
+    # The first number is made larger: `2x + 3` becomes `3x + 3`. Not one before `^0`, whose base does not matter.
     if digits := re.search(r"\d+(?!\d|\s*\^\s*\{?0)", text):  # anything to the power of 0 is the same
         # A list's other items must not be met: 3, 3 beside 2, 3 would name the same numbers.
         if re.search(r",|;|\bor\b|\band\b", text):
@@ -126,6 +133,7 @@ def wrong_answers(gold: str | None, info: Mapping[str, Any]) -> list[str]:
             steps = (1, 2, 10)
         bumped = [int(digits[0][:400]) + step for step in steps]
         return [f"{text[: digits.start()]}{number}{text[digits.end() :]}" for number in bumped]
+    # JSON without a number in it.
     if text[:1] in ("{", "["):
         return ['{"none": "of these"}', "[]", "[[]]"]
     words = ("yes", "no", "zebra", "quartz", "unknown")

@@ -22,6 +22,7 @@ Judge = Callable[[Task, str], Awaitable[Verdict]]
 """The verdict of the verifier on trial."""
 
 
+# Arbitrary: a trick may be a megabyte long, and the report is read by people.
 KEPT = 2000
 """Characters kept of a completion that fooled the verifier."""
 
@@ -115,6 +116,7 @@ async def try_tricks(
         control = await find_control(judge, example, (name,))
         trial.controls.append((example.task, control))
         if control is None:
+            # FORMS[1] is the bare answer: without a control no form is known to be paid.
             target = Target(None, wrong_answers(None, {}), FORMS[1], prompt_text(example.task), (name,))
             control = ControlAnswer(target, 1.0)
         async for attempt in attempts(judge, example, control, tricks):
@@ -133,6 +135,7 @@ async def find_control(judge: Judge, example: Example, names: Sequence[str] = ()
             info = example.task.info
             target = Target(gold, wrong_answers(gold, info), form, prompt_text(example.task), names, info, correct)
             best = ControlAnswer(target, paid)
+        # Verifiers with partial credit may pay the first forms less: the best of all is the control.
         if paid >= 1:
             break
     return best
@@ -143,13 +146,13 @@ async def attempts(
 ) -> AsyncIterator[Attempt]:
     """Every trick on one task, in order."""
     task = example.task
-    known = example.junk_is_wrong or example.task.answer is not None
+    known_wrong = example.junk_is_wrong or example.task.answer is not None
 
     async def try_out(written: tuple[Trick, str]) -> Verdict:
         return await judge(task, written[1])
 
     async for (trick, completion), verdict in in_order(_written(tricks, control.target), try_out, lambda w: len(w[1])):
-        yield Attempt(trick, task, completion, verdict, outcome_of(trick, verdict, control.paid, known))
+        yield Attempt(trick, task, completion, verdict, outcome_of(trick, verdict, control.paid, known_wrong))
 
 
 def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = True) -> TrickOutcome:
@@ -159,10 +162,13 @@ def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = 
     """
     if verdict.score is None:
         return TrickOutcome.UNDECIDED
+    # A check of form alone (a length, a schema) may rightly pay a wrong answer, unless there is nothing to pay for
+    # (`strict`).
     if trick.must == "survive" or not (known_wrong or trick.strict):
         return TrickOutcome.SURVIVED
     if verdict.score <= 0:
         return TrickOutcome.REFUSED
+    # As much as a correct answer: the policy has no reason to prefer that one.
     if trick.strict or verdict.score >= full:
         return TrickOutcome.PAID
     return TrickOutcome.PART
@@ -178,6 +184,7 @@ def prompt_text(task: Task) -> str:
 def _written(tricks: Sequence[Trick], target: Target) -> Iterator[tuple[Trick, str]]:
     for trick in tricks:
         if target.gold is not None or not trick.needs_gold:
+            # A trick may write the same text in two ways, where the gold is short.
             for completion in dict.fromkeys(trick.write(target)):
                 yield trick, completion
 

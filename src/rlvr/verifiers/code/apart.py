@@ -24,6 +24,7 @@ arguments."""
 OF_PROGRAM = "__of_program__"
 """The function there that gives what a name of the program stands for, by its kind: `function`, `class` or
 `exception`."""
+# Lines as the parser counts them: "a\r\nb" is two, and a form feed, at which `str.splitlines` cuts, ends none.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
 _KEEPS = ("len", "list", "set", "sorted", "tuple")
 """Builtins that make of what the program said something else that it said."""
@@ -44,6 +45,7 @@ def with_changes(source: str) -> str:
     lines = _LINE.findall(source)
     for number, marks in inserted.items():
         line = lines[number - 1].encode()  # columns are counted in bytes of UTF-8
+        # From the right, so that earlier columns stay as they were counted.
         for at, text in sorted(marks, reverse=True):
             line = line[:at] + text + line[at:]
         lines[number - 1] = line.decode()
@@ -64,8 +66,11 @@ def _harmless(body: Sequence[ast.stmt]) -> Iterator[ast.Call]:
 
     def harmless(node: ast.AST) -> bool:
         match parents[node]:
+            # A statement of its own: its value is thrown away.
             case ast.Expr():
                 return True
+            # `y = f(xs)`: harmless if every use of `y` is. A name that is followed already is not followed again, or `y
+            # = g(y)` would never end.
             case ast.Assign(targets=[ast.Name(id=name)]):
                 if name in followed:
                     return True
@@ -73,8 +78,10 @@ def _harmless(body: Sequence[ast.stmt]) -> Iterator[ast.Call]:
                 return all(map(harmless, reads[name]))
             case (ast.Subscript() | ast.Slice()) as part:
                 return harmless(part)
+            # `sorted(f(xs)) == [1, 2]`.
             case ast.Call(func=ast.Name(id=name), args=[only]) as call if name in _KEEPS and only is node:
                 return harmless(call)
+            # `f(xs) == [1, 2]` is; `f(xs) == sorted(xs)` is not, since `f` may have changed `xs`.
             case ast.Compare(left=left, comparators=others):
                 return all(side is node or _is_literal(side) for side in (left, *others))
         return False

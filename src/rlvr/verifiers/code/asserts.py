@@ -48,6 +48,7 @@ def rewritten(test: str | ast.stmt, functions: Collection[str]) -> Expression | 
 
 def held_by(condition: Expression, call: CallProgram) -> str | None:
     """None where the condition holds, else what is wrong, for a `call` that never waits for anything."""
+    # A coroutine whose calls never wait runs to its end at the first `send`: no event loop is needed in a judge.
     running = holds(condition, call)
     try:
         running.send(None)
@@ -65,6 +66,8 @@ async def holds(condition: Expression, call: CallProgram) -> str | None:
         if await condition(call):
             return None
         return "does not hold"
+    # What comparing and computing raise on wrong types or values: the program's fault. Anything else is ours, and is
+    # raised.
     except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         return f"{type(error).__name__}: {short(str(error))}"
 
@@ -92,6 +95,7 @@ def _expression(node: ast.expr, functions: Collection[str]) -> Expression:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             inner = _expression(operand, functions)
             return _after([inner], operator.not_)
+        # Only with a number on one side: `+` of two answers could concatenate texts or lists, and repeat that at will.
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Div() as op, right=right) if _number_in(left, right):
             parts = [_expression(left, functions), _expression(right, functions)]
             return _after(
@@ -121,6 +125,7 @@ def _literal(node: ast.expr) -> Expression | None:
 def _special_float(node: ast.expr) -> float | None:
     match node:
         case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
+            # `float('inf')`, `float('-Infinity')`; other texts are left to the test as it is.
             if text.strip().casefold().lstrip("+-") in ("inf", "infinity", "nan"):
                 return float(text)
             return None
@@ -165,6 +170,7 @@ def _given(node: ast.expr, functions: Collection[str]) -> Expression:
         case ast.Lambda():
             own = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
             names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            # A lambda that uses a name of the test or of its setup would mean something else in the program.
             if names <= own | _BUILTINS - set(functions):
                 return _constant(Source(ast.unparse(node)))
         case ast.Name(id=name) if name in _BUILTINS and name not in functions:
@@ -180,6 +186,7 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
     tell the answer."""
     steps = 0
     inner = node
+    # From the outside in: `f(3)(4).x` is an attribute of a call of a call of `f`.
     while not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)):
         match inner:
             case ast.Call(func=ast.Call() | ast.Attribute() as func):
@@ -187,6 +194,7 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
                 if not all(keyword.arg for keyword in inner.keywords) or None in map(_literal, arguments):
                     return None
                 inner = func
+            # Names with an underscore reach into the interpreter (`__class__`, `__globals__`).
             case ast.Attribute(value=owner, attr=name) if name not in _METHODS and not name.startswith("_"):
                 inner = owner
             case _:
@@ -194,6 +202,7 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
         steps += 1
     arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
     plain = all(keyword.arg for keyword in inner.keywords) and None not in map(_literal, arguments)
+    # Without a step it is an ordinary call of the program, whose arguments need not be literals.
     if not steps or inner.func.id not in functions or not plain:
         return None
     text = ast.unparse(node)
@@ -215,6 +224,8 @@ def _plain_call(node: ast.Call, functions: Collection[str]) -> Expression:
     if name == "isinstance" and len(node.args) == 2 and not node.keywords:
         kinds = _kinds(node.args[1])
         return _after([_expression(node.args[0], functions)], lambda value: isinstance(value, kinds))
+    # `_PLAIN` holds what the test means by a name only where the test does not bind it; the caller has seen to that
+    # (`MEANT`).
     if name not in _PLAIN:
         raise NotPlainError
     function, keywords = _PLAIN[name]
@@ -243,6 +254,7 @@ def _comparison(node: ast.Compare, functions: Collection[str]) -> Expression:
         if identity and not (isinstance(operand, ast.Constant) and operand.value in (None, True, False)):
             raise NotPlainError  # what is the same object is lost on the way out of the sandbox
     parts = [_expression(part, functions) for part in (node.left, *node.comparators)]
+    # Python's chains: `a < b < c` computes b once and stops at the first comparison that does not hold.
     operators = [_COMPARE[type(op)] for op in node.ops]
 
     async def value(call: CallProgram) -> Any:
@@ -260,6 +272,7 @@ def _comparison(node: ast.Compare, functions: Collection[str]) -> Expression:
 
 def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
     parts = [_expression(part, functions) for part in node.values]
+    # As Python's `and` and `or`: the value is the last one computed, not a bool.
     stops_at = isinstance(node.op, ast.Or)
 
     async def value(call: CallProgram) -> Any:
@@ -316,13 +329,16 @@ def _sum(items: Any) -> Any:
 
 
 def _round(number: Any, ndigits: Any = None) -> Any:
+    # `round(1, -10**9)` computes 10**(10**9).
     if isinstance(ndigits, int) and abs(ndigits) > _DIGITS:
         raise ValueError("rounding to too many digits")
     return round(number, ndigits)
 
 
 _NUMBERS = (int, float, complex, Fraction, Decimal)
+# As in `values`, which refuses such sets from the program. Arbitrary: collisions of honest hashes stay far below it.
 _ALIKE = 64
+# As in `values`. Arbitrary, beyond what any test rounds to.
 _DIGITS = 1000
 
 _PLAIN: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {

@@ -27,6 +27,7 @@ from rlvr.verifiers.code.programs import callable_name
 from rlvr.verifiers.code.runner import DECODED_SIZE, Call, Ended, Job, Limits, Outcome, Runner
 from rlvr.verifiers.code.values import encode
 
+# Arbitrary: a checker is the task author's and may compute more than a program; its time counts towards `total_time`.
 CHECKER_LIMITS = Limits(seconds=10.0, memory_mb=512)
 """What a task's own checker may spend on one output."""
 
@@ -60,7 +61,8 @@ class Trial:
         return self.total_time - self.seconds
 
     async def run(self, call: Call | None = None, stdin: str = "", room: int = 0) -> Outcome:
-        """One execution; `room`: bytes of output that may be needed."""
+        """One execution; `room`: bytes of output that are expected, of which twice as many may be written."""
+        # Twice what is expected, so that a wrong answer of about the right length is compared and not cut off.
         limits = replace(self.limits, output_bytes=max(self.limits.output_bytes, 2 * room))
         if call is not None:
             call = replace(call, name=callable_name(self.program, call.name))
@@ -75,13 +77,14 @@ class Trial:
         outcome = await self.other(job)
         if outcome.ended is Ended.BROKEN:
             return failed(outcome)
-        said = judge.answer(outcome)
-        if said is None:
+        answer = judge.answer(outcome)
+        if answer is None:
             return Result(1.0)
-        return Result(0.0, str(said))
+        return Result(0.0, str(answer))
 
     async def test(self, source: str, name: str) -> Result:
         """Test code, with `name` as a proxy of the program's function, in a process apart from the program."""
+        # The test's process reports it at its end. A candidate cannot: it is in another process and never sees it.
         token = secrets.token_hex(16)
         called = Call(callable_name(self.program, name))
         test = Job(source, limits=self.limits, packages=self.packages)
@@ -134,10 +137,12 @@ class StdioCase(Case):
             outcome.stdout.rstrip() == expected.rstrip()
         ):  # as most right answers are; costs next to nothing, however large
             return Result(1.0)
+        # Larger texts go to a judge in a sandbox, so that this loop does not stand still.
         if len(outcome.stdout) + len(expected) > DECODED_SIZE:
             return await trial.judged(judge.text_job(outcome.stdout, expected, self.how))
-        found = outcome.stdout.decode(errors="replace")
-        problem = same_text(found, self.expected, self.how)
+        # What is no UTF-8 cannot equal the expected text, and must not raise.
+        printed = outcome.stdout.decode(errors="replace")
+        problem = same_text(printed, self.expected, self.how)
         if problem is None:
             return Result(1.0)
         return Result(0.0, problem)
@@ -158,6 +163,7 @@ class CallCase(Case):
         outcome = await trial.run(self.call)
         if outcome.ended is not Ended.DONE:
             return failed(outcome)
+        # `size`, not the length of the claim: a range of a billion members is a short text.
         if outcome.size + len(self.expected_text) > DECODED_SIZE:
             return await trial.judged(judge.value_job(outcome.claim, self.expected_text, self.how))
         problem = difference(outcome.value, self.expected, self.how)
@@ -197,6 +203,7 @@ class AssertCase(Case):
             claims.append(outcome.claim)
             size += outcome.size
             if size > DECODED_SIZE:
+                # The sum over all calls of the test counts: each small value is decoded, but many would add up.
                 raise _TooLargeError
             return outcome.value
 
@@ -210,20 +217,23 @@ class AssertCase(Case):
 
     async def _in_sandbox(self, trial: Trial, claims: list[bytes]) -> Result:
         """The same with a judge, which says what call it needs as long as it needs one."""
+        # Each round evaluates the test from its start with one more answer, so that the judge holds no state between
+        # calls. It ends, since the judge asks for a call only where an answer is missing.
         while True:
             outcome = await trial.other(judge.test_job(self.text, self.functions, claims))
             if outcome.ended is Ended.BROKEN:
                 return failed(outcome)
-            said = judge.answer(outcome)
-            if not isinstance(said, judge.NeededCall):
-                return self._result(said)
-            called = await trial.run(Call(self._of_the_program(said.name), encoded=said.encoded))
+            answer = judge.answer(outcome)
+            if not isinstance(answer, judge.NeededCall):
+                return self._result(answer)
+            called = await trial.run(Call(self._of_the_program(answer.name), encoded=answer.encoded))
             if called.ended is not Ended.DONE:
                 return failed(called)
             claims.append(called.claim)
 
     def _of_the_program(self, called: str) -> str:
         """Return what to call: a function, or an expression that begins with the name of one."""
+        # `candidate(3)(4)` becomes `add(3)(4)` for a HumanEval task whose function is `add`.
         return re.sub(r"^\w+", lambda own: self.name or own[0], called)
 
     def _result(self, problem: str | None) -> Result:
@@ -266,7 +276,11 @@ class PropertyCase(Case):
     returns: bool
 
     async def judge(self, trial: Trial) -> Result:
+        # NUL bytes keep the three apart: neither a test nor a program with one compiles, so no text can be shifted from
+        # one part to the next.
         text = f"{self.number}\0{self.source}\0{trial.program}".encode("utf-8", "surrogatepass")
+        # Keyed by the secret, so that a program that knows the task and itself cannot compute the input; of the
+        # program's text, so that it cannot learn the input by trying.
         digest = hmac.digest(_machine_secret(), text, "sha256").hex()
         made = f"holds({self.name}, __import__('random').Random({digest!r}))"
         return await trial.test(f"{self.source}\n{'assert ' if self.returns else ''}{made}\n", self.name)
@@ -292,31 +306,35 @@ class CheckerCase(Case):
         if outcome.ended is not Ended.DONE:
             return failed(outcome)
         output = outcome.stdout.decode(errors="replace")
+        # Other answers are judged between these steps.
         await asyncio.sleep(0)  # reading and writing a megabyte take 20 ms each, and the loop turns in between
-        given = {"input": self.input, "output": output, "expected": self.expected}
+        fields = {"input": self.input, "output": output, "expected": self.expected}
+        # At least 0.1 s, also where the program has used up `total_time`: its output is there, and is still judged.
         limits = replace(CHECKER_LIMITS, seconds=max(0.1, min(CHECKER_LIMITS.seconds, trial.seconds_left)))
         try:
-            job = self._job(given, limits, trial.packages)
+            job = self._job(fields, limits, trial.packages)
         except ValueError as error:
             return Result(0.0, f"the output is not for the checker: {error}")
         await asyncio.sleep(0)
-        said = await trial.other(job)
-        return self._verdict(said)
+        judgement = await trial.other(job)
+        return self._verdict(judgement)
 
-    def _job(self, given: dict[str, str], limits: Limits, packages: tuple[str, ...]) -> Job:
+    def _job(self, fields: dict[str, str], limits: Limits, packages: tuple[str, ...]) -> Job:
         """The run of the checker. ValueError for texts that are too large for a call."""
         job = Job(self.checker, limits=limits, packages=packages, sealed=True)
         if not self.parameters:
-            return replace(job, stdin=json.dumps(given).encode())
-        encoded = encode([list(given.values())[: self.parameters], {}])
+            return replace(job, stdin=json.dumps(fields).encode())
+        encoded = encode([list(fields.values())[: self.parameters], {}])
         return replace(job, call=Call("check", encoded=encoded))
 
-    def _verdict(self, said: Outcome) -> Result:
-        if said.ended is Ended.BROKEN:
-            return failed(said)
-        if said.ended is not Ended.DONE:
-            return Result(0.0, f"the checker refuses the output: {said.reason or said.ended.value}")
-        value = said.value if self.parameters else True
+    def _verdict(self, judgement: Outcome) -> Result:
+        if judgement.ended is Ended.BROKEN:
+            return failed(judgement)
+        if judgement.ended is not Ended.DONE:
+            return Result(0.0, f"the checker refuses the output: {judgement.reason or judgement.ended.value}")
+        # A script gives its verdict by ending with code 0.
+        value = judgement.value if self.parameters else True
+        # `type` and not `isinstance`, and NaN fails both comparisons.
         if type(value) in (bool, int, float) and 0 <= value <= 1:
             return Result(float(value), "" if value == 1 else f"the checker gives {value}")
         return Result(0.0, f"the checker returned {short(value)}, which is no bool and no share")

@@ -21,12 +21,14 @@ from rlvr.verifiers.code.cases import Trial
 from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.credit import Credit, scored, tried
 from rlvr.verifiers.code.extraction import NoProgramError, Which, find_program
-from rlvr.verifiers.code.layouts import Layout, LayoutError, read_layout
+from rlvr.verifiers.code.layout_fields import LayoutError
+from rlvr.verifiers.code.layouts import Layout, read_layout
 from rlvr.verifiers.code.programs import assembled
 from rlvr.verifiers.code.runner import Limits
 from rlvr.verifiers.code.shared import SandboxRequest, SharedRunner, missing_here, shared_runner
 from rlvr.verifiers.code.steady import is_steady
 
+# Arbitrary, above the tasks of a step. Tasks of EvalPlus may have megabytes, so not all tasks of a data set are kept.
 MAX_LAYOUTS = 1024
 """Tasks whose layout is kept read, those last used."""
 
@@ -87,6 +89,8 @@ class CodeVerifier(Verifier):
             raise ConfigError(f"code: {error}") from None
         self._wanted = SandboxRequest(self.tier, self.unsafe, self.workers)
         self._layouts: OrderedDict[int, tuple[Task, Layout]] = OrderedDict()
+        # Two locks: `_lock` is held for moments, around the table; `_reading` for as long as a task is parsed, which
+        # takes up to a second. `quick` runs on the rollout's loop and must never wait for the second.
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._solutions: dict[str, str | None] = {}
@@ -97,35 +101,36 @@ class CodeVerifier(Verifier):
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
         """The verdict where there is no program; None too while the task has not been read, which may take a second."""
-        if self._known(task) is None:
-            found = None
+        if self._cached_layout(task) is None:
+            reading = None
         else:
-            found = self._read(task, completion)
-        return found if isinstance(found, Verdict) else None
+            reading = self._read(task, completion)
+        return reading if isinstance(reading, Verdict) else None
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
         """The task and the program, where the same program surely does the same again."""
-        if self._known(task) is None:
-            found = None
+        if self._cached_layout(task) is None:
+            reading = None
         else:
-            found = self._read(task, completion)
-        if found is None or isinstance(found, Verdict):
+            reading = self._read(task, completion)
+        if reading is None or isinstance(reading, Verdict):
             return None
-        layout, program = found
+        layout, program = reading
+        # `is_steady` knows Python's words only, and a package may hold a source of randomness of its own.
         plain = layout.language == "python" and not layout.packages
         steady = plain and is_steady(program, (layout.prelude, layout.stub, layout.context))
         return (layout.digest, program) if steady else None
 
     async def verify(self, task: Task, completion: str) -> Verdict:
         """The verdict; many may wait at once, and the sandbox runs as many programs as it has workers."""
-        known = self._known(task) is not None
-        if known:
-            found = self._read(task, completion)
+        has_layout = self._cached_layout(task) is not None
+        if has_layout:
+            reading = self._read(task, completion)
         else:
-            found = await asyncio.to_thread(self._read, task, completion)
-        if isinstance(found, Verdict):
-            return found
-        layout, program = found
+            reading = await asyncio.to_thread(self._read, task, completion)
+        if isinstance(reading, Verdict):
+            return reading
+        layout, program = reading
         runner = self._runner()
         problem = self._missing(layout)
         if problem is None and self.validate:
@@ -153,22 +158,22 @@ class CodeVerifier(Verifier):
     def _runner(self) -> SharedRunner:
         return shared_runner(self._wanted)
 
-    def _known(self, task: Task) -> Layout | None:
+    def _cached_layout(self, task: Task) -> Layout | None:
         """The task's layout, if it has been read."""
         with self._lock:
-            known = self._layouts.get(id(task))
-            if known is None:
+            entry = self._layouts.get(id(task))
+            if entry is None:
                 return None
             self._layouts.move_to_end(id(task))
-            return known[1]
+            return entry[1]
 
     def _layout(self, task: Task) -> Layout:
         """The task's layout, which is read once. LayoutError."""
-        if (known := self._known(task)) is not None:
-            return known
+        if (layout_read := self._cached_layout(task)) is not None:
+            return layout_read
         with self._reading:  # the others of a group wait, and find it read
-            if (known := self._known(task)) is not None:
-                return known
+            if (layout_read := self._cached_layout(task)) is not None:
+                return layout_read
             layout = read_layout(task.info, self.language, self._how, task.prompt)
             with self._lock:
                 self._layouts[id(task)] = task, layout  # the task is kept along, so that its id stays its own
@@ -203,12 +208,12 @@ class CodeVerifier(Verifier):
 
     async def _solution_problem(self, task: Task, layout: Layout, runner: SharedRunner) -> str | None:
         """Return what is wrong with the task's own solution, or None; found once for a task."""
-        given = layout.solution or task.demonstration or (task.answer if isinstance(task.answer, str) else None)
-        if given is None:
+        solution = layout.solution or task.demonstration or (task.answer if isinstance(task.answer, str) else None)
+        if solution is None:
             return "it brings no solution to validate: give info['solution'], or set validate=false"
         try:
             program = find_program(
-                given, layout.language, self.block, max_length=self.max_length, wanted=layout.entry_point
+                solution, layout.language, self.block, max_length=self.max_length, wanted=layout.entry_point
             )
         except NoProgramError as error:
             return f"its solution: {error}"

@@ -24,13 +24,17 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+# Matches `-1`, `.5`, `2.`, `1e-7`; not `1,000`, `0x10`, `inf` or `1e99999` (ASCII: no other digits).
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
+# Matches `-12`; not `12.0`, which allows a tolerance.
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 GROWS_TO = 5e4
 """The expected number from which on the tolerance is what it is there: with 1e-6, 0.05, so that of the numbers of one
 decimal no other will do, and for a half neither of the integers beside it (floor division)."""
+# About 4,500 times the spacing of doubles near 1 (2.2e-16): the rounding of some thousands of additions.
 _DOUBLE_LOSS = 1e-12
 """What computing with doubles may lose of a number of any size, which is more than that from 5e10 on."""
+# A double written out has at most 309 digits before its point; longer tokens are compared as text.
 _LONGEST = 400
 """Characters of a token that may be a number that is compared by value."""
 
@@ -62,10 +66,10 @@ class Comparison:
             return default
         if not isinstance(written, Mapping):
             raise ValueError(f"'comparison' is a mapping such as {{tolerance: 1e-6}}, not {type(written).__name__}")
-        known = {field.name: field.type for field in dataclasses.fields(cls)}
+        fields = {field.name: field.type for field in dataclasses.fields(cls)}
         for name, value in written.items():
-            if name not in known:
-                raise ValueError(f"'comparison' has no {name!r}{nearest(str(name), known)}")
+            if name not in fields:
+                raise ValueError(f"'comparison' has no {name!r}{nearest(str(name), fields)}")
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if name == "tolerance" and not (number and math.isfinite(value) and value >= 0):
                 raise ValueError(f"comparison.tolerance is a number of 0 or more, not {value!r}")
@@ -85,10 +89,12 @@ def same_text(found: str, expected: str, how: Comparison) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
+    # Trailing blank lines go with the first `rstrip`, trailing spaces of lines with the second.
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 def _first_difference(found: list[str], expected: list[str], how: Comparison, unit: str, by_value: bool) -> str | None:
+    # Texts first: `_near` parses numbers, which is slow, and right answers are mostly equal.
     for number, (one, wanted) in enumerate(zip(found, expected, strict=False), start=1):
         if one != wanted and not (by_value and _near(one, wanted, how.tolerance)):
             return f"{unit} {number} is {short(one)} where {short(wanted)} is expected"
@@ -111,6 +117,7 @@ def _float(text: str) -> float | None:
     """The number that a token writes, or None where a float cannot hold it: 1e999 and 1e-999 are equal to themselves
     only."""
     value = float(text)
+    # `1e-999` underflows to 0.0, and would equal every other number that does.
     mantissa = text.casefold().partition("e")[0]
     lost = value == 0 and any(digit in mantissa for digit in "123456789")
     return None if lost or math.isinf(value) else value
@@ -128,7 +135,10 @@ def _close(found: float, expected: float, tolerance: float) -> bool:
     if size == 0:
         allowed = tolerance
     else:
+        # tolerance * |expected|, which grows to `GROWS_TO` only; past 5e10 the loss of doubles is larger than that and
+        # takes over.
         allowed = max(tolerance * min(size, GROWS_TO), min(tolerance, _DOUBLE_LOSS) * size)
+    # 0 is never close to a number that is not 0: it is what programs print that did not compute.
     return abs(found - expected) <= allowed and (found != 0 or size == 0)
 
 
@@ -136,6 +146,7 @@ def same_value(found: Any, expected: Any, how: Comparison) -> bool:
     """Return whether a returned value is the expected one. Both are made of exact builtin types."""
     try:
         return _same(found, expected, how)
+    # A value may be nested as deeply as typed JSON allows, and a checker's or test's own one deeper.
     except RecursionError:
         return False
 
@@ -148,6 +159,8 @@ def difference(found: Any, expected: Any, how: Comparison) -> str | None:
 
 
 def _same(found: Any, expected: Any, how: Comparison) -> bool:
+    # JSON has no tuples, so that a task in JSON cannot ask for one: both kinds equal each other unless
+    # `strict_sequences`.
     if isinstance(expected, (list, tuple)):
         if how.strict_sequences:
             kinds = type(found) is type(expected)
@@ -159,6 +172,7 @@ def _same(found: Any, expected: Any, how: Comparison) -> bool:
             and all(_same(f, e, how) for f, e in zip(found, expected, strict=True))
         )
     if isinstance(expected, dict):
+        # Keys exactly, values within the tolerance; the order of a dict does not count, as in Python.
         same_keys = isinstance(found, dict) and _same_members(found.keys(), expected.keys(), how)
         return same_keys and all(_same(found[k], v, how) for k, v in expected.items())
     if isinstance(expected, (set, frozenset)):
@@ -171,6 +185,7 @@ def _same(found: Any, expected: Any, how: Comparison) -> bool:
 def _same_members(found: Collection[Any], expected: Collection[Any], how: Comparison) -> bool:
     """Return whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them
     are exact."""
+    # Equality of sets first, since it is Python's own; types second: {1} == {True} == {1.0}.
     if len(found) != len(expected) or set(found) != set(expected):
         return False
     return not how.strict_numbers or {_typed(one) for one in found} == {_typed(one) for one in expected}
@@ -183,20 +198,23 @@ def _typed(value: Any) -> Any:
     return type(value), value
 
 
-def _same_number(found: Any, expected: bool | int | float, how: Comparison) -> bool:
-    if type(found) in (Decimal, Fraction) and type(expected) is float:
-        found = float(found)
-    if type(found) not in (bool, int, float):
+def _same_number(value: Any, expected: bool | int | float, how: Comparison) -> bool:
+    # A program may answer a float's value exactly.
+    if type(value) in (Decimal, Fraction) and type(expected) is float:
+        value = float(value)
+    if type(value) not in (bool, int, float):
         return False
     if how.strict_numbers:
-        if isinstance(expected, bool) or isinstance(found, bool):
-            return type(found) is type(expected) and found is expected
-        if isinstance(expected, int) and not isinstance(found, int):
+        if isinstance(expected, bool) or isinstance(value, bool):
+            # `is`: True and False are single objects.
+            return type(value) is type(expected) and value is expected
+        # 2.0 for an expected 2: the task asks for an integer. The other way round, 2 for 2.0, is accepted below.
+        if isinstance(expected, int) and not isinstance(value, int):
             return False
     if not isinstance(expected, float):
-        return bool(found == expected)
+        return bool(value == expected)
     try:
-        return _close(float(found), expected, how.tolerance)
+        return _close(float(value), expected, how.tolerance)
     except OverflowError:  # an int beyond every float
         return False
 
@@ -208,6 +226,7 @@ def short(value: Any, limit: int = 80) -> str:
         if len(value) <= limit:
             return text
         return f"{text}... ({len(value)} characters)"
+    # Writing an int in decimal takes quadratic time, and raises past 4,300 digits.
     if isinstance(value, int) and value.bit_length() > 1000:
         return f"an int of {value.bit_length()} bits"
     if isinstance(value, Iterator):  # its own words are an address

@@ -16,6 +16,8 @@ from rlvr.verifiers.code.runner import Ended
 
 Credit = Literal["all", "share", "first_failure"]
 
+# Arbitrary: enough to use the cores of a common machine for one answer, few enough that other answers are not kept
+# waiting.
 AT_ONCE = 8
 """Cases of one program under way at a time."""
 
@@ -28,13 +30,16 @@ async def tried(cases: Sequence[Case], trial: Trial, credit: Credit) -> list[Res
     results: list[Result] = []
     size = 1
     while len(results) < len(cases):
+        # Looked at between groups, so up to `AT_ONCE` cases may run past the limit; each has its own.
         if trial.seconds_left < 0:
             late = Result(0.0, f"all cases together took more than {trial.total_time:g} s", Ended.TIME)
             return results + [late] * (len(cases) - len(results))
         group = cases[len(results) : len(results) + size]
         results += await asyncio.gather(*(case.judge(trial) for case in group))
+        # The first failure decides `all` and `first_failure`; `share` needs every case.
         if credit != "share" and any(result.passed is not None and result.passed < 1 for result in results):
             break
+        # 1, 2, 4, 8: a program that fails its first case, as most do early in training, costs one run.
         size = min(2 * size, AT_ONCE)
     return results
 
@@ -50,10 +55,12 @@ def scored(cases: Sequence[Case], results: Sequence[Result], credit: Credit, pro
     counted: list[tuple[Case, Result]] = list(zip(cases, results, strict=False))
     bad = next((pair for pair in counted if pair[1].passed is not None and pair[1].passed < 1), None)
     open_cases = [result for _, result in counted if result.passed is None]
+    # Cases after the first failure do not count, whether they ran or not: how many ran depends on the growing groups.
     if credit == "first_failure" and bad is not None:
         before = counted[: next(i for i, pair in enumerate(counted) if pair is bad) + 1]
         open_cases = [result for _, result in before if result.passed is None]
         counted = before
+    # With `all`, one failed case makes the score 0 whatever the undecided ones would have been.
     if open_cases and not (credit == "all" and bad is not None):
         return Verdict.undecided(open_cases[0].reason, answer=program)
     share = sum(case.weight * (result.passed or 0.0) for case, result in counted) / total
@@ -70,6 +77,7 @@ def _status(score: float, result: Result) -> VerdictStatus:
         return VerdictStatus.CORRECT
     if score > 0:
         return VerdictStatus.PARTIAL
+    # The source is compiled in the sandbox only, so that a program which cannot be parsed is known by its exception.
     if result.reason.startswith(_UNREADABLE):
         return VerdictStatus.UNPARSABLE
     return {Ended.TIME: VerdictStatus.TIMEOUT, Ended.MEMORY: VerdictStatus.ERROR}.get(result.ended, VerdictStatus.WRONG)

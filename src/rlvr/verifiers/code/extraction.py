@@ -52,8 +52,11 @@ ALIASES = {
 }
 """What a fence may call a language, and what a task may, less its version: the runner's name of it."""
 
+# Matches "```python", "  ~~~"; not "``" or a fence behind text. CommonMark 4.5, but with any indent, as in lists.
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
+# The language of "```{.python .numberLines}" and "```c++ title=x" is `python` and `c++`.
 _MARK = re.compile(r"[{.]*([\w+#.]*)")
+# The end of `python3.11`, `c++17`, `cpp2a`.
 _VERSION = re.compile(r"\d[\d.]*[a-z]?")
 _PRINTS = {
     "python": re.compile(r"\b(?:print|write|writelines|exec)\b"),
@@ -63,8 +66,11 @@ _PRINTS = {
 }
 """What no program that prints does without, by language."""
 _WORD = re.compile(r"\w+")
+# `def f(x):`, `async def f():`, `class A(B):`, `from a import b as c`, at the start of a line; not `    def f(self):`,
+# which `_ANYWHERE` also takes.
 _AT_TOP = re.compile(r"^(?:async[ \t]+)?(def|class|import|from)[ \t]+([^\n]*)", re.MULTILINE)
 _ANYWHERE = re.compile(r"^[ \t]*(?:async[ \t]+)?(def|class|import|from)[ \t]+([^\n]*)", re.MULTILINE)
+# `x = 1`, and `x == 1` too, which makes a name count as defined that is not: a block less is added.
 _ASSIGNED = re.compile(r"^[ \t]*(\w+)[ \t]*=", re.MULTILINE)
 _DEEPER = 4
 """Columns by which a closing fence may not be deeper than the opening one (CommonMark 4.5)."""
@@ -74,14 +80,15 @@ def language_of(name: str) -> str | None:
     """The language that a mark or a task names, with its version (`python3.11`, `c++17`, `cpp2a`) or the name of a file
     (`main.py`); None for one that is unknown."""
     name = name.casefold().strip()
-    for known in (name, _without_version(name), name.rpartition(".")[2]):
-        if known in ALIASES:
-            return ALIASES[known]
+    # In this order, since `node.js` is a name itself while `main.js` is a file.
+    for candidate in (name, _without_version(name), name.rpartition(".")[2]):
+        if candidate in ALIASES:
+            return ALIASES[candidate]
     return None
 
 
 def _without_version(name: str) -> str:
-    version = next((found for found in _VERSION.finditer(name) if found.end() == len(name)), None)
+    version = next((match for match in _VERSION.finditer(name) if match.end() == len(name)), None)
     return name[: version.start()] if version else name
 
 
@@ -106,6 +113,7 @@ def find_program(
 ) -> str:
     """The program of a completion, as written. `wanted`: the function that it has to define, if any. NoProgramError
     says in words why there is none."""
+    # Programs in the reasoning are drafts, and a later turn is one that the model made up.
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     if text is None:
         raise NoProgramError("the reasoning never ended")
@@ -116,17 +124,20 @@ def find_program(
         raise NoProgramError("there is no program")
     if len(program) > max_length:
         raise NoProgramError(f"the program has {len(program)} characters, over the limit of {max_length}")
+    # `isascii` is a flag of the object, and spares the loop for nearly all programs.
     if not program.isascii() and any("\ud800" <= character <= "\udfff" for character in program):
         raise NoProgramError("the program holds a lone surrogate, which no file can")
     return program
 
 
 def _chosen(text: str, language: str, which: Which, wanted: str) -> str:
+    # An empty block without a mark shows nothing; an empty one with a mark is an empty program.
     blocks = [block for block in fenced_blocks(text) if block.text.strip() or block.mark]
     if not blocks:
         return text.strip("\r\n")
     marked = [block.text for block in blocks if block.mark and language_of(block.mark) == language]
     unmarked = [block.text for block in blocks if not block.mark]
+    # Marked blocks that are all empty give way to unmarked ones.
     if any(map(str.strip, marked)) or not unmarked:
         programs = marked
     else:
@@ -139,6 +150,7 @@ def _chosen(text: str, language: str, which: Which, wanted: str) -> str:
             raise NoProgramError(f"{len(programs)} fenced blocks where one is asked for")
         return programs[0]
     fitting = [one for one in programs if _fits(one, language, wanted)]
+    # The function may stand in an unmarked block beside a marked example.
     if wanted and not fitting:
         fitting = [one for one in unmarked if _fits(one, language, wanted)]
     chosen = (fitting or programs)[0 if which == "first" else -1]
@@ -154,11 +166,13 @@ def _with_earlier(chosen: str, programs: list[str], wanted: str) -> str:
     parts = [chosen]
     own = _defined(chosen, _ANYWHERE) | set(_ASSIGNED.findall(chosen))
     used = set(_WORD.findall(chosen))
+    # From the nearest backwards: a name that a later block defines hides an earlier one.
     for earlier in reversed(programs[:at]):
-        given = _defined(earlier, _AT_TOP)
-        if (given - own - {wanted}) & used:
+        definitions = _defined(earlier, _AT_TOP)
+        # A block that defines the wanted function is an earlier version of the answer, and is no helper by that name.
+        if (definitions - own - {wanted}) & used:
             parts.append(earlier)
-            own |= given
+            own |= definitions
             used |= set(_WORD.findall(earlier))
     if len(parts) > 1:
         return "\n".join(reversed(parts))
@@ -178,6 +192,7 @@ def _defined(program: str, where: re.Pattern[str]) -> set[str]:
                 names = rest.partition(" import ")[2]
             else:
                 names = rest
+            # The last word of `a as b` is the name that is bound.
             found |= {words[-1] for part in names.split(",") if (words := _WORD.findall(part))}
     return found
 
@@ -196,13 +211,14 @@ class _Fence(NamedTuple):
 
 
 def _fence(line: str) -> _Fence | None:
-    found = _FENCE.match(line)
-    if found is None:
+    match = _FENCE.match(line)
+    if match is None:
         return None
-    info = line[found.end() :].strip()
-    if "`" in info and found[1][0] == "`":
+    info = line[match.end() :].strip()
+    # "``` `x` ```" is inline code, not a fence (CommonMark 4.5).
+    if "`" in info and match[1][0] == "`":
         return None
-    return _Fence(line[: found.start(1)], found[1], info)
+    return _Fence(line[: match.start(1)], match[1], info)
 
 
 def fenced_blocks(text: str) -> list[CodeBlock]:
@@ -217,6 +233,7 @@ def fenced_blocks(text: str) -> list[CodeBlock]:
             if fence:
                 opened = fence
                 lines = []
+            # Kept for a completion whose prompt opened the block: the text before the first fence is then the program.
             elif not blocks:
                 before.append(line)
         elif fence and _closes(fence, opened):
@@ -240,6 +257,7 @@ def _closes(fence: _Fence, opened: _Fence) -> bool:
 
 def _block(opened: _Fence, lines: list[str]) -> CodeBlock:
     if opened.indent:
+        # A block within a list is indented as a whole.
         body = [line.removeprefix(opened.indent) for line in lines]
     else:
         body = lines

@@ -20,6 +20,8 @@ from rlvr.verifiers.code import values
 from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.runner import Ended, Job, Limits, Outcome
 
+# Decoding and comparing two values of 2.7 MB took 2.1 s of processor time; the rest is for a busy machine. The output
+# may be a call whose arguments are as large as a value.
 JUDGE_LIMITS = Limits(seconds=20.0, memory_mb=1024, output_bytes=values.MAX_SIZE + 2**16)
 """What judging one claim may spend."""
 
@@ -30,6 +32,8 @@ _CALL = "call "
 """The first words of an answer: the case passes; a call of the program is needed first. Any other answer says why it
 fails."""
 
+# The modules are compiled from their texts, since a sandbox (or a service) has no rlvr. `NeedsCall` is no Exception, so
+# that a test's own handling cannot swallow it.
 _PROGRAM = """
 import json, sys, types
 for place, text in json.loads({modules!r}):
@@ -98,8 +102,10 @@ def test_job(test: str, functions: Collection[str], claims: Sequence[bytes]) -> 
 
 def answer(outcome: Outcome) -> str | NeededCall | None:
     """Return what a judge says: None where the case passes, the reason why it fails, or the call that it needs."""
+    # A judge that ran out of time or memory did so on the program's claim, so the case fails.
     if outcome.ended is not Ended.DONE:
         return f"it cannot be judged: {outcome.reason or outcome.ended.value}"
+    # Values may hold lone surrogates, which `values` writes with surrogatepass, too.
     text = outcome.stdout.decode("utf-8", "surrogatepass").rstrip("\n")
     if text == _HOLDS:
         return None
@@ -110,6 +116,7 @@ def answer(outcome: Outcome) -> str | NeededCall | None:
 
 
 def _job(head: dict[str, object], parts: Sequence[bytes]) -> Job:
+    # A line of JSON with the sizes, then the raw parts: claims are not copied into another encoding.
     first = json.dumps({**head, "sizes": [len(part) for part in parts]}).encode()
     return Job(_program(), stdin=b"\n".join([first, b"".join(parts)]), limits=JUDGE_LIMITS)
 

@@ -13,7 +13,7 @@ All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `package
 has them. The first three lines of defence: what is expected stays in the cases here; `setup` is the tests' own, of
 which a program gets the imports only; a test that cannot be rewritten is run apart from the program.
 
-Invariant: the only error is LayoutError, which names the place and the mend.
+Invariant: the only error is LayoutError, which names the place and says how to correct it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,16 @@ from rlvr.verifiers.code.asserts import rewritten
 from rlvr.verifiers.code.cases import AssertCase, CallCase, Case, CheckerCase, PropertyCase, ProxiedCase, StdioCase
 from rlvr.verifiers.code.compare import Comparison, short
 from rlvr.verifiers.code.extraction import ALIASES, language_of
+from rlvr.verifiers.code.layout_fields import (
+    LayoutError,
+    canonical,
+    read_name,
+    read_number,
+    read_string,
+    read_text,
+    read_weight,
+    read_weights,
+)
 from rlvr.verifiers.code.names import (
     MEANT,
     always_true,
@@ -54,12 +64,10 @@ from rlvr.verifiers.code.programs import assembled, imports_of, without_function
 from rlvr.verifiers.code.runner import Call
 from rlvr.verifiers.code.values import encode
 
+# Ten minutes for one case: more is surely milliseconds taken for seconds.
 MAX_SECONDS = 600.0
+# Arbitrary: a property that fails on one input in ten is missed by 20 inputs in 12 % of cases (0.9**20).
 TRIALS = 20
-
-
-class LayoutError(ValueError):
-    """A task cannot be used; the text names the place and the mend."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class Layout:
 def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, prompt: Any = None) -> Layout:
     """The layout that `info` describes; `language` and `comparison` hold where it says nothing, `prompt` is the
     task's."""
+    # Rows of one table have the union of all columns, with null where a task has none.
     info = {name: value for name, value in info.items() if value is not None}
     kind = info.get("kind")
     if kind not in _READERS:
@@ -101,6 +110,7 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
     language = _language(info, language)
     if kind in _PYTHON_ONLY and language != "python":
         raise LayoutError(f"kind {kind!r} is for Python; for language {language!r} use kind 'stdio' or 'checker'")
+    # HumanEval's `prompt` is the stub of the function, which is often the task's prompt itself.
     if kind == "humaneval" and "prompt" not in info and isinstance(prompt, str):
         info["prompt"] = prompt
     try:
@@ -110,12 +120,13 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
     cases, more = _READERS[kind](info, how)
     if not cases:
         raise LayoutError("no test calls the program: every program would pass")
+    # The score divides by the sum of the weights.
     if not any(case.weight > 0 for case in cases):
         raise LayoutError("the weights of all cases are 0")
     if language == "python":
         prelude = _parsed(info, "prelude", "")
     else:
-        prelude = _text(info, "prelude", "")
+        prelude = read_text(info, "prelude", "")
     prelude = "\n".join(part for part in (more.pop("prelude", ""), prelude) if part)
     packages = _packages(info, language)
     return Layout(
@@ -123,12 +134,13 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
         language=language,
         cases=tuple(cases),
         prelude=prelude,
-        time_limit=_number(info, "time_limit", MAX_SECONDS),
-        memory_mb=None if (memory := _number(info, "memory_mb", 1 << 20)) is None else max(1, int(memory)),
+        time_limit=read_number(info, "time_limit", MAX_SECONDS),
+        memory_mb=None if (memory := read_number(info, "memory_mb", 1 << 20)) is None else max(1, int(memory)),
         packages=packages,
         lacks=_lacks(info, language, packages),
-        solution=_text(info, "solution", "") or None,
-        digest=hashlib.sha256("".join(_written([info, language, dataclasses.astuple(how)])).encode()).hexdigest(),
+        solution=read_text(info, "solution", "") or None,
+        # A key for remembered verdicts and validated solutions: two tasks with the same digest are judged the same.
+        digest=hashlib.sha256("".join(canonical([info, language, dataclasses.astuple(how)])).encode()).hexdigest(),
         **more,
     )
 
@@ -138,13 +150,13 @@ _Read = tuple[list[Case], dict[str, Any]]
 
 def _stdio(info: Mapping[str, Any], how: Comparison) -> _Read:
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
-        return StdioCase(place, weight, _string(row, "input", place, ""), _string(row, "output", place), how)
+        return StdioCase(place, weight, read_string(row, "input", place, ""), read_string(row, "output", place), how)
 
     return _cases(info, case), {"prelude": _harness(info)}
 
 
 def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
-    name = _name(info, "name")
+    name = read_name(info, "name")
     argument = info.get("result_argument")
     if argument is not None and (not isinstance(argument, int) or isinstance(argument, bool) or argument < 0):
         raise LayoutError(f"info['result_argument'] is the number of an argument, from 0 on, not {argument!r}")
@@ -152,6 +164,7 @@ def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
         args = row.get("args", [])
         kwargs = row.get("kwargs") or {}
+        # A mapping here would be `kwargs`; a text would be taken letter by letter.
         if not isinstance(args, (list, tuple)):
             raise LayoutError(f"{place}: 'args' is the list of the call's arguments, not {type(args).__name__}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -188,22 +201,25 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
     if not isinstance(tests, (list, tuple)) or not tests or not all(isinstance(test, str) for test in tests):
         raise LayoutError("'tests' is a list of Python tests, such as [\"assert f(1) == 2\"]; it needs one at least")
     parsed = [_statements(test, f"tests[{number}]") for number, test in enumerate(tests)]
-    known = bound(setup)
+    # What the setup defines is the tests' own and not the program's.
+    setup_names = bound(setup)
     if "entry_point" in info:
-        given = _name(info, "entry_point")
+        named_entry = read_name(info, "entry_point")
     else:
-        given = ""
+        named_entry = ""
     bodies = [*parsed, statements(setup)]
-    entry, functions = program_names(bodies, known, given)
+    entry, functions = program_names(bodies, setup_names, named_entry)
     if not entry:
         raise LayoutError("no test calls a function of the program; name it: entry_point")
     kinds = dict.fromkeys(functions, "function") | dict.fromkeys(classes(bodies, functions), "class")
     cases: list[Case] = []
-    for number, (test, body, weight) in enumerate(zip(tests, parsed, _weights(info, len(tests)), strict=True)):
+    for number, (test, body, weight) in enumerate(zip(tests, parsed, read_weights(info, len(tests)), strict=True)):
         place = f"tests[{number}]"
         if not uses(body, functions):
             continue  # `assert True` would pay any program
-        plain = len(body) == 1 and not known & MEANT and not passes_objects(body[0], functions)
+        # A rewritten test means Python's builtins by their names; where the setup binds `len` or `sorted` itself, the
+        # test runs as code.
+        plain = len(body) == 1 and not setup_names & MEANT and not passes_objects(body[0], functions)
         condition = rewritten(body[0], functions) if plain else None
         if condition is not None:
             cases.append(AssertCase(place, weight, condition, ast.unparse(body[0]), functions))
@@ -213,13 +229,14 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
-    entry = _name(info, "entry_point")
-    stub = _text(info, "prompt")
+    entry = read_name(info, "entry_point")
+    stub = read_text(info, "prompt")
     test = _parsed(info, "test")
     try:
         context = without_function(stub, entry)
     except SyntaxError as error:
         raise LayoutError(f"the prompt is no Python up to the body of {entry!r}: {error}") from None
+    # HumanEval's harness calls `check(candidate)` (human_eval/execution.py).
     checks = [node for node in statements(test) if isinstance(node, ast.FunctionDef) and node.name == "check"]
     if len(checks) != 1 or len(checks[0].args.args) != 1:
         raise LayoutError("'test' defines one function check(candidate)")
@@ -227,11 +244,12 @@ def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
     names = {entry, check.args.args[0].arg}
     body = [node for node in check.body if not isinstance(node, ast.Pass) and not _is_text(node)]
     body = [node for node in body if not isinstance(node, ast.Assert) or uses([node], names)]  # `assert True`
-    known = (bound(test) | bound(context)) - {"check"}
+    bound_names = (bound(test) | bound(context)) - {"check"}
     conditions = [rewritten(node, names) for node in body]
     more = {"stub": stub, "context": context, "entry_point": entry}
-    if body and all(conditions) and not known & MEANT and not _strays(test):
-        weights = _weights(info, len(body))
+    # All or nothing: assertions may depend on each other's statements.
+    if body and all(conditions) and not bound_names & MEANT and not _strays(test):
+        weights = read_weights(info, len(body))
         pairs = enumerate(zip(conditions, body, weights, strict=True))
         texts = [(number, condition, ast.unparse(node), weight) for number, (condition, node, weight) in pairs]
         cases: list[Case] = [
@@ -246,12 +264,12 @@ def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 def _checker(info: Mapping[str, Any], how: Comparison) -> _Read:
     checker = _parsed(info, "checker")
-    found = [node for node in statements(checker) if isinstance(node, ast.FunctionDef) and node.name == "check"]
-    parameters = _given_to_checker(found[0].args) if found else 0
+    checks = [node for node in statements(checker) if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    parameters = _given_to_checker(checks[0].args) if checks else 0
 
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
-        expected = _string(row, "output", place, "")
-        return CheckerCase(place, weight, checker, parameters, _string(row, "input", place, ""), expected)
+        expected = read_string(row, "output", place, "")
+        return CheckerCase(place, weight, checker, parameters, read_string(row, "input", place, ""), expected)
 
     return _cases(info, case), {}
 
@@ -273,21 +291,22 @@ def _given_to_checker(arguments: ast.arguments) -> int:
 
 
 def _property(info: Mapping[str, Any], how: Comparison) -> _Read:
-    entry = _name(info, "entry_point")
+    entry = read_name(info, "entry_point")
     text = _parsed(info, "property")
-    found = [node for node in statements(text) if isinstance(node, ast.FunctionDef) and node.name == "holds"]
-    if len(found) != 1 or len(found[0].args.args) != 2:
+    checks = [node for node in statements(text) if isinstance(node, ast.FunctionDef) and node.name == "holds"]
+    if len(checks) != 1 or len(checks[0].args.args) != 2:
         raise LayoutError(
             "'property' defines holds(f, random), which tries the function f on one input made with random, and raises "
             "or returns a false value where the property does not hold"
         )
     text = _apart(text, entry, "property", changes=False)
-    if yields(found[0]):
+    # A generator object is true, so that `assert holds(...)` would hold for any program.
+    if yields(checks[0]):
         raise LayoutError("'property': holds(f, random) is a generator, which is always true; return a bool")
     trials = info.get("trials", TRIALS)
     if not isinstance(trials, int) or isinstance(trials, bool) or trials < 1:
         raise LayoutError(f"'trials' is a whole number of 1 or more, not {trials!r}")
-    valued = returns_value(found[0])
+    valued = returns_value(checks[0])
     cases: list[Case] = [PropertyCase(f"trial {at + 1}", 1.0, text, entry, at, valued) for at in range(trials)]
     return cases, {"entry_point": entry}
 
@@ -334,16 +353,17 @@ def _lacks(info: Mapping[str, Any], language: str, packages: Sequence[str]) -> s
         tests = None
     texts += [(f"tests[{number}]", test.strip()) for number, test in enumerate(tests or ())]
     for place, text in texts:
+        # Parsing an EvalPlus test takes a second; most have no import.
         if "import" in text:
             module = missing_module(statements(text), packages)
         else:
             module = None
         if module is not None:
             if module.partition(".")[0] in PACKAGES:
-                mend = "add packages: [numpy]"
+                remedy = "add packages: [numpy]"
             else:
-                mend = "take the import out"
-            return f"{place} imports {module!r}, which is not in the sandbox: {mend}"
+                remedy = "take the import out"
+            return f"{place} imports {module!r}, which is not in the sandbox: {remedy}"
     return ""
 
 
@@ -361,94 +381,22 @@ def _cases(
         if not isinstance(row, Mapping):
             raise LayoutError(f"{place} is an object, not {type(row).__name__}")
         weight = row.get("weight")
+        # For printed texts null is as good as absent; for functions null is a value (`None` is expected).
         if not keep_null:
             row = {name: value for name, value in row.items() if value is not None}
-        cases.append(build(row, place, _weight(1.0 if weight is None else weight, place)))
+        cases.append(build(row, place, read_weight(1.0 if weight is None else weight, place)))
     return cases
 
 
-def _weights(info: Mapping[str, Any], count: int) -> list[float]:
-    weights = info.get("weights")
-    if weights is None:
-        return [1.0] * count
-    if not isinstance(weights, (list, tuple)) or len(weights) != count:
-        raise LayoutError(f"'weights' is a list of {count} numbers, one for each test")
-    return [_weight(weight, f"weights[{number}]") for number, weight in enumerate(weights)]
-
-
-def _weight(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise LayoutError(f"{place}: a weight is a number of 0 or more, not {value!r}")
-    return float(value)
-
-
-def _string(row: Mapping[str, Any], name: str, place: str, default: str | None = None) -> str:
-    value = row.get(name, default)
-    if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
-        value = "\n".join(value)
-    if not isinstance(value, str):
-        if value is None:
-            problem = f"there is no {name!r}"
-        else:
-            problem = f"{name!r} is {type(value).__name__}, not text"
-        raise LayoutError(f"{place}: {problem}; write {{'input': '...', 'output': '...'}}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise LayoutError(f"{place}: {name!r} holds a lone surrogate, which no program can read or write") from None
-    return value
-
-
-def _text(info: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = info.get(name, default)
-    if not isinstance(value, str):
-        raise LayoutError(
-            f"info[{name!r}] is a text, {'and it is missing' if value is None else 'not ' + type(value).__name__}"
-        )
-    return value
-
-
-def _name(info: Mapping[str, Any], field: str) -> str:
-    name = _text(info, field)
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise LayoutError(f"info[{field!r}] is the name of a function, not {name!r}")
-    return name
-
-
-def _number(info: Mapping[str, Any], name: str, most: float) -> float | None:
-    value = info.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
-        raise LayoutError(f"info[{name!r}] is a number above 0 and at most {most:g}, not {value!r}")
-    return float(value)
-
-
-def _written(value: Any) -> Iterator[str]:
-    """A value in words that no other has, in pieces. Integers in hexadecimal, since Python writes no 4,300 digits."""
-    if isinstance(value, Mapping):
-        yield f"{len(value)} pairs:"
-        for pair in value.items():
-            yield from _written(pair)
-    elif isinstance(value, (list, tuple)):
-        yield f"{type(value).__name__} of {len(value)}:"
-        for item in value:
-            yield from _written(item)
-    elif isinstance(value, (set, frozenset)):
-        yield f"{type(value).__name__} of {len(value)}:"
-        yield from sorted("".join(_written(item)) for item in value)
-    else:
-        yield f"{hex(value)};" if type(value) is int else f"{value!r};".encode("utf-8", "backslashreplace").decode()
-
-
 def _parsed(info: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    code = _text(info, name, default)
+    code = read_text(info, name, default)
     _statements(code, name)
     return code
 
 
 def _statements(code: str, place: str) -> list[ast.stmt]:
     try:
+        # Tests of MBPP and its relatives come with indents and line ends around them.
         body = statements(code.strip() if place.startswith("tests") else code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise LayoutError(f"{place} is no Python: {error}") from None
@@ -475,6 +423,7 @@ def _apart(source: str, entry: str, place: str, kinds: Mapping[str, str] | None 
     """A test as it runs apart from the program, of which it has the `entry`, and the names in `kinds`. LayoutError
     where it uses what nothing defines, or what cannot be had apart."""
     body = statements(source)
+    # Names that the test does not use get no proxy: each is a line in front of the test.
     used = {name: kind for name, kind in (kinds or {}).items() if uses(body, {name})}
     if kinds is not None:
         used |= {name: "exception" for name in exceptions(body) - bound(body) if missing(body, {*used, entry}) == name}
@@ -489,5 +438,7 @@ def _apart(source: str, entry: str, place: str, kinds: Mapping[str, str] | None 
             "returns, or use kind 'stdio'"
         )
     own = naming({name: kind for name, kind in used.items() if name != entry or kind != "function"})
+    # In front of the test: imports that the harnesses of the field give, then the proxies, which win where a name is
+    # both.
     before = "\n".join(part for part in (imports_for(body, {*used, entry}), own) if part)
     return assembled(with_changes(source) if changes else source, before)

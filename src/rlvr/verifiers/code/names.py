@@ -25,8 +25,11 @@ BUILTIN_METHODS = frozenset(
 )
 """Attributes of builtin values: what a program gives in place of one has none of them, or `f(x).count(3)` would tell
 the answer."""
+# Arbitrary: lines of code are shorter, and expected values of EvalPlus are longer.
 _LONG_LINE = 4096
 """Characters of an assignment of a literal from which it is data, and not parsed here."""
+# Matches `inputs = [[1, 'a'], (2.5, None)]` as a line of its own; not `f([1])` nor `x = [y]` (a name). Possessive
+# repetitions (`++`, `*+`): without them a line that does not match after all would be tried in every way.
 _DATA = re.compile(
     r"""^([ \t]*+\w++[ \t]*+=[ \t]*+)(?=[\[({])(?:
         [\[\](){},:.+\- \t]++ | \d[\w.]*+ | '(?:[^'\\\r\n]|\\.)*+' | "(?:[^"\\\r\n]|\\.)*+"
@@ -37,6 +40,8 @@ _DATA = re.compile(
 _IN_ITS_PLACE = "a literal that is not parsed here"
 
 
+# Eight: the codes of one task are asked for several times while it is read, and a syntax tree of megabytes should not
+# stay.
 @functools.lru_cache(maxsize=8)
 def statements(code: str) -> list[ast.stmt]:
     """The syntax tree of a task's code, not to be changed. In it a text stands for each long literal that is assigned
@@ -48,23 +53,26 @@ def statements(code: str) -> list[ast.stmt]:
         isinstance(node, ast.Constant) and _IN_ITS_PLACE in str(node.value) and node.value != _IN_ITS_PLACE
         for node in _nodes(body)
     )
+    # The replacement is found inside of a longer text: what looked like an assignment was a line of a triple-quoted
+    # string.
     return ast.parse(code).body if inside else body  # it was no assignment, but a line of a text
 
 
 def bound(body: str | Sequence[ast.stmt]) -> set[str]:
     """Names that code gives a meaning to, at any depth."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in _nodes(body):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                found.add(name)
+                names.add(name)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.add(name)
+                names.add(name)
             case ast.alias(name=name, asname=other):
-                found.add((other or name).partition(".")[0])
+                # `import os.path` binds `os`.
+                names.add((other or name).partition(".")[0])
             case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 def called(body: Sequence[ast.stmt]) -> list[str]:
@@ -89,6 +97,7 @@ def program_names(tests: Sequence[Sequence[ast.stmt]], known: set[str], entry: s
     where it is `entry`, or where the tests call nothing else. Empty where there is none."""
     calls = [[name for name in called(body) if name not in known] for body in tests]
     own = [name for names in calls for name in names if name not in meanings()]
+    # `isclose(mean(xs), 1.5)`: where all names are the library's, the innermost call is meant.
     inner = next((names[-1] for names in calls if names), "")  # `isclose(mean(xs), 1.5)`
     entry = entry or (own[0] if own else inner)
     return entry, frozenset({entry, *own} - known - {""})
@@ -98,8 +107,9 @@ def classes(bodies: Sequence[Sequence[ast.stmt]], names: Iterable[str]) -> set[s
     """Of the program's names those that tests use as classes, not as functions: `Stack`, where what it makes has a
     method that no builtin value has, or one that is called for what it does (`s.append(1)`), or where it is asked
     whether something is one."""
+    # By PEP 8, classes begin with a capital; a function in capitals is no class unless it is used as one.
     candidates = {name for name in names if name[:1].isupper()}
-    found: set[str] = set()
+    class_names: set[str] = set()
     for body in bodies:
         made: dict[str, str] = {}
         for node in _nodes(body):
@@ -112,35 +122,38 @@ def classes(bodies: Sequence[Sequence[ast.stmt]], names: Iterable[str]) -> set[s
         for node in _nodes(body):
             match node:
                 case ast.Attribute(value=ast.Call(func=ast.Name(id=name)), attr=attr) if attr not in BUILTIN_METHODS:
-                    found.add(name)
+                    class_names.add(name)
                 case ast.Attribute(value=ast.Name(id=name), attr=attr) if (
                     attr not in BUILTIN_METHODS or name in candidates
                 ):
-                    found.add(made.get(name, name))
+                    class_names.add(made.get(name, name))
+                # `s.append(1)` as a statement is called for its effect on the object, which a copy sent by value would
+                # not show.
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
-                    found.add(made.get(name, name))
+                    class_names.add(made.get(name, name))
                 case ast.Call(func=ast.Name(id="isinstance"), args=[_, ast.Name(id=name)]):
-                    found.add(name)
-    return found & candidates
+                    class_names.add(name)
+    return class_names & candidates
 
 
 def exceptions(body: Sequence[ast.stmt]) -> set[str]:
     """Names that code catches: in `except`, and in calls such as `assertRaises(Own)`."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in _nodes(body):
         match node:
             case ast.ExceptHandler(type=ast.expr() as caught):
-                found |= {inner.id for inner in ast.walk(caught) if isinstance(inner, ast.Name)}
+                names |= {inner.id for inner in ast.walk(caught) if isinstance(inner, ast.Name)}
             case ast.Call(func=ast.Attribute(attr="assertRaises" | "raises"), args=[ast.Name(id=name), *_]):
-                found.add(name)
+                names.add(name)
             case ast.Call(func=ast.Name(id="suppress"), args=[ast.Name(id=name), *_]):
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | None:
     """A module that code imports, and that neither Python's library nor `packages` have; None too for one that it tries
     to import."""
+    # `try: import numpy except ImportError: ...` works without numpy.
     tried = {inner for node in _nodes(body) if isinstance(node, ast.Try) for inner in ast.walk(node)}
     there = {*sys.stdlib_module_names, *packages}
     for node in _nodes(body):
@@ -212,6 +225,7 @@ def imports_for(body: Sequence[ast.stmt], known: Iterable[str]) -> str:
 
 
 def _lacking(body: Sequence[ast.stmt], known: Iterable[str]) -> set[str]:
+    # `from m import *` may define anything, so nothing is known to be lacking.
     if any(isinstance(node, ast.alias) and node.name == "*" for node in _nodes(body)):
         return set()
     used = {node.id for node in _nodes(body) if isinstance(node, ast.Name)}

@@ -16,10 +16,11 @@ PLACE = "/packages"
 @functools.cache
 def paths_of(package: str) -> tuple[Path, ...]:
     """The folders of a package: itself and its shared libraries. Empty where it is not installed."""
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         return ()
-    folder = Path(next(iter(found.submodule_search_locations))).resolve()
+    folder = Path(next(iter(spec.submodule_search_locations))).resolve()
+    # Wheels for Linux keep their shared libraries beside the package (`numpy.libs`, made by auditwheel).
     libraries = folder.parent / f"{package}.libs"
     if libraries.is_dir():
         return (folder, libraries)

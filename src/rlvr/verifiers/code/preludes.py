@@ -43,6 +43,7 @@ IMPORTS = "\n".join(
     [
         *(f"from {name} import *" for name in STARRED),
         *(f"import {name}" for name in _NAMED),
+        # As LiveCodeBench's `import_string` has it.
         "sys.setrecursionlimit(50000)",
     ]
 )
@@ -73,14 +74,16 @@ def meanings() -> dict[str, str]:
     A test that uses one means the library's: programs cannot give it another meaning, unless it is what the task asks
     for.
     """
-    found: dict[str, str] = {}
+    imports: dict[str, str] = {}
     for module in (*_BESIDE, *STARRED):
         names = importlib.import_module(module)
+        # What `from module import *` binds: `__all__`, else the names without an underscore; modules that a module
+        # imports are left out, since they are no meaning of its own.
         public = getattr(names, "__all__", None) or [
             name for name, value in vars(names).items() if not name.startswith("_") and not inspect.ismodule(value)
         ]
-        found |= {name: f"from {module} import {name}" for name in public}
-    return found | {name: f"import {name}" for name in (*_BESIDE, *_NAMED)}
+        imports |= {name: f"from {module} import {name}" for name in public}
+    return imports | {name: f"import {name}" for name in (*_BESIDE, *_NAMED)}
 
 
 HARNESSES = {"livecodebench": IMPORTS}

@@ -40,6 +40,7 @@ class Ended(Enum):
 class Limits:
     """Limits of one execution."""
 
+    # Programs of contests and functions of tests take milliseconds; tasks with a longer limit say so.
     seconds: float = 2.0
     """Wall clock."""
     memory_mb: int = 256

@@ -21,6 +21,7 @@ from rlvr.verifiers.pool.threads import LoopThread
 
 T = TypeVar("T")
 
+# Twice what a zygote gets to end (5 s), since several end one after the other.
 CLOSE_SECONDS = 10.0
 
 
@@ -72,6 +73,7 @@ class SharedRunner:
             self._thread.stop()
 
     async def _elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
+        # Waiting here for a future of the same loop would never end.
         if asyncio.get_running_loop() is self._thread.loop:
             return await work
         return await asyncio.wrap_future(self._thread.submit(work))
@@ -83,7 +85,10 @@ _open: dict[tuple[int, SandboxRequest], SharedRunner] = {}
 
 def shared_runner(wanted: SandboxRequest) -> SharedRunner:
     """The runner of that kind, opened if need be. ConfigError where there can be none."""
+    # By process: after a fork the parent's sockets and threads are not ours.
     key = os.getpid(), wanted
+    # Several verifiers may ask at once from threads: without the lock each would open a sandbox of its own, and its
+    # self-test.
     with _lock:
         if key not in _open:
             _open[key] = SharedRunner(wanted.open())
@@ -95,20 +100,21 @@ def missing_here(language: str, packages: Sequence[str], wanted: SandboxRequest)
     from rlvr.verifiers.code.packages import paths_of
     from rlvr.verifiers.code.sandbox import languages
 
-    known = languages()
+    available = languages()
     if wanted.tier.startswith("http"):
         return None
     for package in packages:
         if not paths_of(package):
             return f"its programs need the package {package}, which is not installed here: pip install {package}"
-    if language in known:
+    if language in available:
         return None
-    return f"programs in {language} cannot be run here, where there are {', '.join(known)}: install its compiler"
+    return f"programs in {language} cannot be run here, where there are {', '.join(available)}: install its compiler"
 
 
 @atexit.register
 def close_all() -> None:
     """Close what this process opened."""
+    # Taken out under the lock and stopped outside of it, since stopping waits for seconds.
     with _lock:
         mine = [key for key in _open if key[0] == os.getpid()]
         runners = [_open.pop(key) for key in mine]

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from rlvr.verifiers.code.names import bound
 from rlvr.verifiers.code.preludes import IMPORTS, NODES, STARRED
 
+# Words of comments and texts count too: a program is refused rather than looked at more closely.
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEADY_WORDS = """
     abs all any bin bool bytearray bytes chr complex dict divmod enumerate filter float hex input int
@@ -58,15 +59,20 @@ def is_steady(program: str, preludes: Iterable[str]) -> bool:
     """Tell whether a program does the same each time; `preludes` are the texts that the task puts before it."""
     if not program.isascii():  # identifiers are normalised: there are other ways to write `eval`
         return False
+    # `str` as an annotation in the head of a function does nothing, so it is blanked out before the words are counted.
     words = set(_WORD.findall(_ANNOTATED.sub(lambda head: re.sub(r"\bstr\b", " ", head[0]), program)))
+    # Underscored names lead from any object to all others (`().__class__.__base__.__subclasses__()`).
     if words & _UNSTEADY or any(word.startswith("_") and word != "_" for word in words):
         return False
+    # `{1, 2}` is a set, and `d.keys() & e.keys()` makes one.
     if _BRACE.search(program) or (words & _VIEWS and _SET_OPERATORS.intersection(program)):
         return False
+    # `f'{f}'` and `'%s' % f` write the address of a function.
     if _FORMATTED.search(program) or _may_format(program, words):
         return False
     risky = _builtins() - _STEADY
     for prelude in preludes:
+        # The prelude of harnesses is known word for word; only what a task adds is parsed.
         if prelude.startswith(IMPORTS):
             risky |= _imported() - _STEADY
             prelude = prelude.removeprefix(IMPORTS).replace(NODES, "")
@@ -81,6 +87,7 @@ def _may_format(program: str, words: set[str]) -> bool:
     """Tell whether a `%` in a program may format a text, and is not surely the remainder of a division."""
     if "%" not in program:
         return False
+    # By lines: a `%` on a line without a quote is a remainder, unless a text may be built in another way (below).
     in_text = any("%" in line and ("'" in line or '"' in line) for line in program.split("\n"))
     return in_text or bool(words & _PERCENT_MADE) or _LONG_TEXT.search(program) is not None
 

@@ -30,15 +30,20 @@ MAX_SIZE = 2**22
 MAX_ITEMS = 2**19
 """Members of all containers together: reading a million small lists would cost the trainer half a second."""
 
+# Below it every integer is exact as a double, which readers of JSON outside of Python make of it. Larger ones are
+# written in hexadecimal, since decimal digits take quadratic time to read.
 _SAFE_INT = 2**53
+# Arbitrary. Python's hashes of honest values collide by chance, or in small families such as -1 and -2.
 _ALIKE = 64
 """Members of a set or keys of a dict that may share their hash with another: more make its building quadratic."""
+# Arbitrary. A Decimal of 1e999999999 is a short text, but arithmetic with it, or its conversion to int, is not.
 _DIGITS = 1000
 """Digits of a Decimal, size of its exponent, and digits of the parts of a Fraction: arithmetic with them stays
 cheap."""
 _DTYPE = re.compile(r"[<>|=](?:b1|[iu][1248]|f[248]|c8|c16|[US]\d{1,7}|O)")
 """Types of an array's elements: bool, integers, floats, complex numbers, text, bytes and objects, as numpy writes
 them."""
+# numpy's own bound before version 2.
 _MOST_AXES = 32
 _EMPTY_ROWS = 1000
 """Rows of an array that has no elements; others have as many elements at least as rows."""
@@ -118,6 +123,8 @@ make_array: Callable[[str, tuple[int, ...], list[Any]], Any] = Array
 def encode(value: Any, max_size: int = MAX_SIZE) -> bytes:
     """The text of a value. ValueError for one that is not plain (`not a plain value: Decimal`), too deep, or too
     large."""
+    # ensure_ascii=False: lone surrogates stay characters, which surrogatepass encodes. One value has one text:
+    # `_with_changes` of the program's process compares texts.
     text = json.dumps(_Tree(max_size).of(value, MAX_DEPTH), ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "surrogatepass")
 
@@ -137,8 +144,10 @@ def measured(data: bytes, max_size: int) -> tuple[Any, int]:
         return None, len(data)
     try:
         tree = json.loads(data.decode("utf-8", "surrogatepass"), parse_constant=_no_constant)
+        # Before any value is built: `range(10**9)` is one short object, and `list` of it would fill the memory.
         size = len(data) + _size_of_ranges(tree)
         return (_value(tree, MAX_DEPTH) if size <= max_size else None), size
+    # `json.loads` recurses on nested lists, before the depth is looked at.
     except RecursionError:
         raise ValueError("a value that is nested too deeply") from None
     except (TypeError, OverflowError) as error:  # an unhashable member of a set, say
@@ -150,16 +159,17 @@ class _Tree:
     over."""
 
     def __init__(self, max_size: int) -> None:
-        self.left = max_size
+        self.bytes_left = max_size
         self.items = MAX_ITEMS
 
     def of(self, value: Any, depth: int) -> Any:
         kind = type(value)
         size = len(value) if kind is str else 2 * len(value) if kind is bytes else 0  # bytes are written in hexadecimal
+        # Four bits are one hexadecimal digit.
         size = value.bit_length() // 4 if kind is int else size
-        self.left -= size + 1
+        self.bytes_left -= size + 1
         self.items -= 1
-        if self.left < 0 or self.items < 0:
+        if self.bytes_left < 0 or self.items < 0:
             raise ValueError("a value that is too large")
         if value is None or kind is bool or kind is str:
             return value
@@ -175,6 +185,7 @@ class _Tree:
             return {"bytes": value.hex()}
         if kind is complex:
             return {"complex": [self.of(value.real, depth), self.of(value.imag, depth)]}
+        # Also ends a list that contains itself.
         if depth == 0:
             raise ValueError("a value that is nested too deeply")
         if kind is dict:
@@ -188,13 +199,14 @@ class _Tree:
 
     def _less_common(self, value: Any, kind: type, depth: int) -> Any:
         if kind is range:
-            self.left -= _range_size(value)
+            self.bytes_left -= _range_size(value)
         if kind in (bytearray, range, Decimal, Fraction):
             return {kind.__name__: self.of(_parts(value), depth - 1)}
         if kind is Source:
             return {"source": value.text}
         if kind in _TIMES and getattr(value, "tzinfo", None) is None:
             return {kind.__name__: [getattr(value, name) for name in _TIMES[kind]]}
+        # Before the general cases: a namedtuple, an IntEnum or a Counter is sent as the tuple, int or dict that it is.
         for base, read in _BASES.items():
             if issubclass(kind, base):
                 return self.of(read(value), depth)
@@ -206,12 +218,15 @@ class _Tree:
         if _name(kind, "__module__").startswith("numpy"):
             if _name(kind, "__name__") == "ndarray":
                 return self._array(value.dtype.str, value.shape, value.ravel().tolist(), depth)
+            # `np.float64` is also a float and was taken above; `np.int64` and `np.bool_` are not.
             plain = value.tolist() if hasattr(kind, "tolist") else value  # a scalar is its number
             if type(plain) is not kind:  # there is no other number for a longdouble
                 return self.of(plain, depth)
         if issubclass(kind, Iterator):
             return {"iterator": [self.of(item, depth - 1) for item in value]}
         if _name(kind, "__module__") == _OWN_MODULE and not issubclass(kind, type):
+            # `kind.__eq__ is not object.__eq__`: without an `__eq__` of its own, two objects of a class are equal only
+            # when they are one.
             fields = [[str(name), self.of(field, depth - 1)] for name, field in _fields(value, kind).items()]
             return {"object": [_name(kind, "__name__"), fields, kind.__eq__ is not object.__eq__]}
         raise ValueError(f"not a plain value: {_name(kind, '__name__')}")
@@ -224,11 +239,12 @@ class _Tree:
 
 def _name(kind: type, of: str) -> str:
     """The name of a class, or of its module, read past a metaclass that may define it anew."""
-    found = type.__dict__[of].__get__(kind)
-    return found if type(found) is str else ""
+    text = type.__dict__[of].__get__(kind)
+    return text if type(text) is str else ""
 
 
 def _fields(value: Any, kind: type) -> dict[str, Any]:
+    # `__slots__` of all bases; an object may have both slots and a `__dict__`.
     slots = [name for base in kind.__mro__ for name in _names(vars(base).get("__slots__", ()))]
     fields = {name: getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)}
     return fields | getattr(value, "__dict__", {})
@@ -269,12 +285,13 @@ _VIEWS: dict[type, str] = {deque: "deque", KeysView: "keys", ValuesView: "values
 def _size_of_ranges(tree: Any) -> int:
     """Bytes of the members of all ranges, written out. ValueError where containers have too many members."""
     size = 0
-    left = 2 * MAX_ITEMS  # the pairs of a dict are lists, too
+    members_left = 2 * MAX_ITEMS  # the pairs of a dict are lists, too
+    # A list instead of recursion, so that depth costs nothing before it is checked.
     containers = [tree] if isinstance(tree, (list, dict)) else []
     while containers:
         container = containers.pop()
-        left -= len(container)
-        if left < 0:
+        members_left -= len(container)
+        if members_left < 0:
             raise ValueError("a value with too many members")
         if isinstance(container, dict) and type(container.get("range")) is list:
             size += _range_size(_range(container["range"], 1))
@@ -292,6 +309,7 @@ def _value(tree: Any, depth: int) -> Any:
         return [_value(item, depth - 1) for item in tree]
     if len(tree) != 1:
         raise ValueError("not a typed value: an object without exactly one key")
+    # An object with exactly one key: the type's name and what it is made of.
     ((name, body),) = tree.items()
     if name not in _READ:
         raise ValueError(f"not a typed value: a type called {name[:40]!r}")
@@ -305,6 +323,7 @@ def _int(text: str, depth: int) -> int:
     digits = text.removeprefix("-")
     if not digits.startswith("0x"):
         raise ValueError("not a typed value: an int that is not hexadecimal")
+    # Base 16 is linear in the digits; base 10 is quadratic.
     return int(text, 16)
 
 
@@ -330,6 +349,7 @@ def _dict(pairs: list[Any], depth: int) -> dict[Any, Any]:
 
 def _hashable(items: list[Any]) -> list[Any]:
     """The items, where a set of them is built in linear time."""
+    # Hashing is linear even where building the set would not be, and equal hashes are one member of the set of hashes.
     if len(items) - len({hash(item) for item in items}) > _ALIKE:
         raise ValueError("too many members of a set, or keys of a dict, that share their hash")
     return items
@@ -342,6 +362,7 @@ def _decimal(text: str, depth: int) -> Decimal:
         number = Decimal(text)
     except ArithmeticError:
         raise ValueError("not a typed value: a Decimal that is no number") from None
+    # A signalling NaN raises on every comparison.
     if number.is_snan() or (number.is_finite() and abs(number.adjusted()) > _DIGITS):
         raise ValueError("a Decimal that is too large, too small or signals")
     return number
@@ -355,6 +376,7 @@ def _integers(parts: list[Any], depth: int, count: int) -> list[int]:
 
 
 def _fraction(parts: list[Any], depth: int) -> Fraction:
+    # A Fraction is reduced when it is made, which computes a gcd: quadratic in the digits.
     over, below = _integers(parts, depth, 2)
     if below <= 0 or max(over.bit_length(), below.bit_length()) > 4 * _DIGITS:
         raise ValueError("a Fraction that is too long")
@@ -401,6 +423,7 @@ def _array(parts: list[Any], depth: int) -> Any:
     if type(dtype) is not str or not _DTYPE.fullmatch(dtype) or type(shape) is not list or type(items) is not list:
         raise ValueError("not a typed value: an array without a type, a shape or elements")
     most = max(len(items), _EMPTY_ROWS)
+    # Each axis is bounded too: a shape such as (10**18, 0) has no elements, and would still be walked row by row.
     if len(shape) > _MOST_AXES or any(type(length) is not int or not 0 <= length <= most for length in shape):
         raise ValueError("an array of too many axes, or too long")
     if math.prod(shape) != len(items):

@@ -19,6 +19,7 @@ from rlvr.verifiers.grounding.geometry import Box, Point, best_matching, general
 
 Scale = Literal["same", "pixel", "unit", "thousand"]
 Layout = Literal["xyxy", "xywh", "cxcywh"]
+# Arbitrary, above the boxes of an image in the public sets; matching takes cubic time.
 MOST = 100
 """Boxes or intervals in one answer; one with more is unparsable."""
 
@@ -63,19 +64,22 @@ class BoxesVerifier(AnswerVerifier):
 
     def judge(self, task: Task, answer: str) -> Verdict:
         golds = cast(list[Box], _gold_tuples(task.answer, 4))
-        found = read_tuples(answer, 4, MOST)
-        if isinstance(found, str):
-            return unparsable(found, answer)
+        parsed = read_tuples(answer, 4, MOST)
+        if isinstance(parsed, str):
+            return unparsable(parsed, answer)
         scale = _scale(task, self.answer_scale, self.gold_scale)
         assert not isinstance(scale, str)
-        boxes = [_to_corners(cast(Box, box), self.layout, scale) for box in found]
+        boxes = [_to_corners(cast(Box, box), self.layout, scale) for box in parsed]
         if not all(map(_is_box, boxes)):
             return unparsable("a box without area", answer)
+        # With one gold the mean below would still pay a share of a right box among guesses.
         if len(golds) == 1 and len(boxes) > 1:
             return wrong(f"{len(boxes)} boxes where one is asked for", answer)
+        # (1 + GIoU) / 2 maps (-1, 1] onto (0, 1]: boxes that do not touch the gold are told apart by their distance.
         measure = iou if self.measure == "iou" else _unit_giou
         matched = [value for _, _, value in best_matching(golds, boxes, measure)]
         counted = [value if self.threshold is None else float(value >= self.threshold) for value in matched]
+        # Divided by the greater count: a box that is missing and a box too many cost the same.
         most = max(len(golds), len(boxes))
         return graded(sum(counted) / most, answer, measure=sum(matched) / most)
 
@@ -107,14 +111,14 @@ class IntervalVerifier(AnswerVerifier):
 
     def judge(self, task: Task, answer: str) -> Verdict:
         golds = _gold_tuples(task.answer, 2)
-        found = read_intervals(answer, MOST)
-        if isinstance(found, str):
-            return unparsable(found, answer)
-        if not all(start < end for start, end in found):
+        parsed = read_intervals(answer, MOST)
+        if isinstance(parsed, str):
+            return unparsable(parsed, answer)
+        if not all(start < end for start, end in parsed):
             return unparsable("an interval that ends before it starts", answer)
-        if len(golds) == 1 and len(found) > 1:
-            return wrong(f"{len(found)} intervals where one is asked for", answer)
-        return graded(interval_iou(cast(Any, golds), cast(Any, found)), answer, self.threshold)
+        if len(golds) == 1 and len(parsed) > 1:
+            return wrong(f"{len(parsed)} intervals where one is asked for", answer)
+        return graded(interval_iou(cast(Any, golds), cast(Any, parsed)), answer, self.threshold)
 
     def same_answer(self, first: str, second: str) -> bool:
         return read_intervals(first, MOST) == read_intervals(second, MOST)
@@ -144,10 +148,10 @@ class PointVerifier(AnswerVerifier):
         corners = _region(task.answer)
         scale = _scale(task, self.answer_scale, self.gold_scale)
         assert corners is not None and not isinstance(scale, str)
-        found = read_tuples(answer, 2, 1)
-        if isinstance(found, str):
-            return unparsable(found, answer)
-        point = (found[0][0] * scale[0], found[0][1] * scale[1])
+        parsed = read_tuples(answer, 2, 1)
+        if isinstance(parsed, str):
+            return unparsable(parsed, answer)
+        point = (parsed[0][0] * scale[0], parsed[0][1] * scale[1])
         return Verdict.from_score(in_polygon(point, corners), answer=answer)
 
     def same_answer(self, first: str, second: str) -> bool:
@@ -182,6 +186,7 @@ def _region(answer: Any) -> Sequence[Point] | None:
             return [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
         return None
     corners = _gold_tuples(answer, 2)
+    # Fewer than three different corners have no inside.
     if len(set(corners)) >= 3:
         return cast(list[Point], corners)
     return None
@@ -190,6 +195,7 @@ def _region(answer: Any) -> Sequence[Point] | None:
 def _is_box(box: Box) -> bool:
     width = box[2] - box[0]
     height = box[3] - box[1]
+    # The product may underflow to 0 although both sides are above it, and would be divided by.
     return width > 0 and height > 0 and width * height > 0
 
 
@@ -198,6 +204,7 @@ def _to_corners(box: Box, layout: Layout, scale: tuple[float, float]) -> Box:
     b = box[1] * scale[1]
     c = box[2] * scale[0]
     d = box[3] * scale[1]
+    # COCO's boxes: corner and size. `cxcywh` are DETR's and YOLO's: centre and size.
     if layout == "xywh":
         return (a, b, a + c, b + d)
     if layout == "cxcywh":
@@ -205,15 +212,16 @@ def _to_corners(box: Box, layout: Layout, scale: tuple[float, float]) -> Box:
     return (a, b, c, d)
 
 
-def _scale(task: Task, said: Scale, gold: str) -> tuple[float, float] | str:
+def _scale(task: Task, answer_scale: Scale, gold: str) -> tuple[float, float] | str:
     """Return what the answer's x and y are multiplied with to measure as the gold does; else in words what is
     missing."""
-    if said in ("same", gold):
+    if answer_scale in ("same", gold):
         return (1.0, 1.0)
+    # The length of the image's sides in each measure: `thousand` is that of Qwen-VL and of Gemini (0 to 1000).
     size = {"unit": (1.0, 1.0), "thousand": (1000.0, 1000.0)}
-    if "pixel" in (said, gold):
+    if "pixel" in (answer_scale, gold):
         width, height = (task.info.get(side, 0) for side in ("width", "height"))
         if not (is_coordinate(width) and is_coordinate(height) and width > 0 and height > 0):
             return 'info["width"] and info["height"] are needed to compare pixels with shares of the image'
         size["pixel"] = (width, height)
-    return (size[gold][0] / size[said][0], size[gold][1] / size[said][1])
+    return (size[gold][0] / size[answer_scale][0], size[gold][1] / size[answer_scale][1])

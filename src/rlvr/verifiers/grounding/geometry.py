@@ -20,6 +20,7 @@ def area(box: Box) -> float:
 
 def iou(a: Box, b: Box) -> float:
     """Intersection over union, in [0, 1]."""
+    # IoU = |A and B| / |A or B|, with |A or B| = |A| + |B| - |A and B|.
     shared = _shared(a, b)
     return shared / (area(a) + area(b) - shared)
 
@@ -30,6 +31,7 @@ def _shared(a: Box, b: Box) -> float:
 
 def generalised_iou(a: Box, b: Box) -> float:
     """IoU less the share of the enclosing box that neither fills, in (-1, 1] (Rezatofighi et al. 2019)."""
+    # GIoU = IoU - |C \ (A or B)| / |C|, C the smallest box around both (Rezatofighi et al. 2019, algorithm 1).
     hull = area((min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])))
     union = area(a) + area(b) - _shared(a, b)
     return iou(a, b) - (hull - union) / hull
@@ -40,6 +42,7 @@ def interval_iou(a: Sequence[Interval], b: Sequence[Interval]) -> float:
     covered = _length(a)
     both = _length(b)
     union = _length([*a, *b])
+    # |A and B| = |A| + |B| - |A or B|; rounding may leave it a little below 0.
     return max(covered + both - union, 0.0) / union
 
 
@@ -47,6 +50,7 @@ def _length(intervals: Sequence[Interval]) -> float:
     """The length that at least one of the intervals covers."""
     total = 0.0
     end = float("-inf")
+    # In order of their starts, so that only the end so far has to be kept.
     for start, stop in sorted(intervals):
         total += max(stop - max(start, end), 0.0)
         end = max(end, stop)
@@ -58,9 +62,13 @@ def in_polygon(point: Point, corners: Sequence[Point]) -> bool:
     x, y = point
     inside = False
     for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):
+        # The cross product of the edge with the point: 0 on its line, above 0 to its left.
         turn = (x2 - x1) * (y - y1) - (y2 - y1) * (x - x1)
         if turn == 0 and min(x1, x2) <= x <= max(x1, x2) and min(y1, y2) <= y <= max(y1, y2):
             return True
+        # A ray to the right crosses the edge where it goes from one side of y to the other and the point is to its
+        # left; an odd number of crossings means inside. One end of each edge counts (`>`), so that a corner is crossed
+        # once.
         if (y1 > y) != (y2 > y) and (turn > 0) == (y2 > y1):
             inside = not inside
     return inside

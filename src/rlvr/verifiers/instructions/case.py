@@ -7,7 +7,9 @@ import re
 from rlvr.verifiers.instructions.instruction_registry import Count, Relation, compared, constraint
 from rlvr.verifiers.instructions.language import detect, detector_problem
 
+# Matches `WELL-KNOWN`, `DON'T`, `U.S`; possessive, so that a long run of letters is not matched in every way.
 _WORD = re.compile(r"\w+(?:['\u2019.\-]\w+)*+")
+# Arabic, Chinese and Japanese (full and half width) and small commas.
 _COMMA = re.compile("[,\u060c\u3001\uff0c\uff64\ufe50]")
 
 

@@ -16,6 +16,7 @@ def two_responses(text: str) -> bool:
     Different in their words: the original is content with a full stop more in the second.
     """
     responses = text.split("******")
+    # Only the first and the last part may be empty: dividers that open or close the text.
     if not all(response.strip() for response in responses[1:-1]):
         return False
     words = [_WORD.findall(response.casefold()) for response in responses if response.strip()]

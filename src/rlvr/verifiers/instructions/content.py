@@ -6,6 +6,8 @@ import re
 
 from rlvr.verifiers.instructions.instruction_registry import Count, Phrase, constraint
 
+# Matches `[name]`; not `[a[b]` as a whole, nor one over several lines. The original's `\[.*?\]` is quadratic on a text
+# of `[`.
 _PLACEHOLDER = re.compile(r"\[[^\[\]\n]*\]")
 
 
@@ -27,6 +29,7 @@ def postscript(text: str, *, postscript_marker: Phrase) -> bool:
     or digit follows it.
     """
     if postscript_marker.upper() == "P.P.S":
+        # The patterns of the original (google-research/instruction_following_eval/instructions.py).
         marker = r"p\.\s?p\.\s?s"
     elif postscript_marker.upper() == "P.S.":
         marker = r"p\.\s?s\."

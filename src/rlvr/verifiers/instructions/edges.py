@@ -15,4 +15,5 @@ def end_checker(text: str, *, end_phrase: Phrase) -> bool:
 def quotation(text: str) -> bool:
     """The text is wrapped in double quotation marks, and they wrap something (the original lets `""` pass)."""
     text = text.strip()
+    # Something other than quotes and space in between.
     return len(text) > 2 and text[0] == text[-1] == '"' and bool(text.strip('" \t\r\n'))

@@ -47,6 +47,7 @@ def constraint(id: str, problem: Problem = lambda arguments: None) -> Callable[[
     """Decorator: make a check known as the constraint `id`. `problem` says what is wrong with a set of arguments."""
 
     def keep(check: F) -> F:
+        # The annotations are the schema of the data: pydantic checks a task's values by them.
         hints = typing.get_type_hints(check, include_extras=True)
         names = [p.name for p in inspect.signature(check).parameters.values() if p.kind is p.KEYWORD_ONLY]
         CONSTRAINTS[id] = Constraint(id, check, {name: TypeAdapter(hints[name]) for name in names}, problem)
@@ -90,13 +91,13 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _instruction(id: Any, given: Any) -> Instruction:
+def _instruction(id: Any, kwargs: Any) -> Instruction:
     if not isinstance(id, str) or id not in CONSTRAINTS:
         raise ValueError(f"there is no instruction {id!r}{nearest(str(id), CONSTRAINTS)}")
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"the kwargs of {id} are a mapping, not {type(given).__name__}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ValueError(f"the kwargs of {id} are a mapping, not {type(kwargs).__name__}")
     kind = CONSTRAINTS[id]
-    arguments = {name: value for name, value in (given or {}).items() if value is not None}
+    arguments = {name: value for name, value in (kwargs or {}).items() if value is not None}
     for name in arguments:
         if name not in kind.arguments:
             raise ValueError(f"{id} has no argument {name!r}{nearest(name, kind.arguments)}")

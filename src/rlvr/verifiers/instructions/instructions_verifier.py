@@ -51,6 +51,7 @@ class InstructionsVerifier(Verifier):
             texts = [text]
         else:
             texts = loose_variants(text)
+        # A text without a letter or digit follows nothing, or silence would earn "no comma".
         followed = self._followed(instructions, [variant for variant in texts if any(map(str.isalnum, variant))])
         share = sum(followed.values()) / len(followed)
         broken = [name for name, follows in followed.items() if not follows]
@@ -73,6 +74,7 @@ class InstructionsVerifier(Verifier):
         for instruction in instructions:
             name = instruction.id
             again = 1
+            # IFEval may ask for the same kind twice with other arguments.
             while name in followed:
                 again += 1
                 name = f"{instruction.id}#{again}"
@@ -83,5 +85,7 @@ class InstructionsVerifier(Verifier):
 def loose_variants(text: str) -> list[str]:
     """The 8 variants of IFEval's loose evaluation, without repetitions."""
     lines = text.split("\n")
+    # IFEval, section 2.2: the text, without its first line, without its last, without both; each also without
+    # asterisks.
     cuts = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
     return list(dict.fromkeys([*cuts, *(cut.replace("*", "") for cut in cuts)]))

@@ -29,10 +29,10 @@ def existence(text: str, *, keywords: Phrases) -> bool:
 def frequency(text: str, *, keyword: Phrase, frequency: Count, relation: Relation) -> bool:
     """The keyword occurs `less than` or `at least` so often, in any case, inside longer words too. Literal, as
     above."""
-    found = len(re.findall(re.escape(keyword), text, re.IGNORECASE))
+    count = len(re.findall(re.escape(keyword), text, re.IGNORECASE))
     if relation == "less than":  # letters that look alike must not hide one
-        found = max(found, len(re.findall(re.escape(folded(keyword)), folded(text), re.IGNORECASE)))
-    return compared(found, relation, frequency)
+        count = max(count, len(re.findall(re.escape(folded(keyword)), folded(text), re.IGNORECASE)))
+    return compared(count, relation, frequency)
 
 
 @constraint("keywords:forbidden_words")
@@ -53,7 +53,7 @@ def forbidden_words(text: str, *, forbidden_words: Phrases) -> bool:
 @constraint("keywords:letter_frequency")
 def letter_frequency(text: str, *, letter: Letter, let_frequency: Count, let_relation: Relation) -> bool:
     """The letter (or other sign) occurs `less than` or `at least` so often, in any case."""
-    found = text.lower().count(letter.lower())
+    count = text.lower().count(letter.lower())
     if let_relation == "less than":
-        found = max(found, folded(text).lower().count(folded(letter).lower()))
-    return compared(found, let_relation, let_frequency)
+        count = max(count, folded(text).lower().count(folded(letter).lower()))
+    return compared(count, let_relation, let_frequency)

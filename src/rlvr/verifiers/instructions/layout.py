@@ -7,8 +7,12 @@ import re
 from rlvr.verifiers.documents import DocumentError, read_json
 from rlvr.verifiers.instructions.instruction_registry import Count, Phrase, constraint
 
+# Matches `* item`, `  - item`; not `---`, `-5`, `* * *`.
 _BULLET = re.compile(r"^[ \t]*[*-][ \t]+(?=[^\s])(?![*\-_ \t]*$)", re.MULTILINE)
+# Matches `*a*`, `**a b**`; not `* item * more` (space inside) nor over two lines. The back-reference closes with as
+# many asterisks.
 _HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^*\n]*(?<![\s*])\1(?!\*)")
+# "```json" and "```", in any case, as the original strips them.
 _OPENING_FENCE = re.compile(r"```(?:json)?", re.IGNORECASE)
 _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
@@ -39,6 +43,7 @@ def multiple_sections(text: str, *, section_spliter: Phrase, num_sections: Count
     The original takes a mention inside a sentence ("see Section 2") for a section, and needs no content; here some
     letter or digit stands in every section that counts. The spelling of the word is exact, as in the original.
     """
+    # `## Section 2`, `**SECTION 1**` (the word as the task spells it); not `see Section 2`.
     mark = re.compile(rf"^[^\w\n]*{re.escape(section_spliter)}\s?\d+", re.MULTILINE)
     _, *sections = mark.split(text)
     return sum(any(map(str.isalnum, section)) for section in sections) >= num_sections
@@ -49,6 +54,7 @@ def title(text: str) -> bool:
     """Some line has a title in double angular brackets, `<<poem of joy>>`, with something inside."""
     for line in text.split("\n"):
         _, opened, rest = line.partition("<<")
+        # The last `>>` of the line: `<<a>> and <<b>>` has one title or two, and counts.
         content, closed, _ = rest.rpartition(">>")
         if opened and closed and content.strip("<> \t"):
             return True
@@ -63,6 +69,7 @@ def json_format(text: str) -> bool:
     """
     body = text.strip()
     if opening := _OPENING_FENCE.match(body):
+        # The closing fence must be another one than the opening.
         if not body.endswith("```") or len(body) < opening.end() + 3:
             return False
         body = body[opening.end() : -3].strip()

@@ -10,6 +10,7 @@ from rlvr.verifiers.instructions.instruction_registry import Count, Phrase, Posi
 from rlvr.verifiers.instructions.sentences import count_sentences
 
 _WORD = re.compile(r"\w+")
+# Space and quotes before the word, which ends at space or punctuation: `"Well, yes` gives `Well`.
 _FIRST_WORD = re.compile(r"[\s'\"]*([^\s.,?!'\"]*)")
 
 

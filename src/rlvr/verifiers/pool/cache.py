@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import Verifier
 
+# Arbitrary. A long run grew by 1.4 kB of remembered verdicts a step (docs/log.md, 2026-11-22).
 ENTRIES = 65_536
 
 Key = tuple[int, Hashable]
@@ -30,6 +31,7 @@ class VerdictCache:
     def key(verifier: Verifier, task: Task, completion: str) -> Key | None:
         """Under what the verdict is kept; None where the verifier does not say, or says nonsense."""
         try:
+            # By identity: two verifiers of one class may have other options.
             key = (id(verifier), verifier.cache_key(task, completion))
             hash(key)
         except Exception:  # the verifier's own code: its trouble costs the memory of this verdict only
@@ -46,6 +48,7 @@ class VerdictCache:
 
     def put(self, key: Key, verifier: Verifier, verdict: Verdict) -> None:
         """Keep a verdict, if it is one to keep. The verifier is kept along, so that its id stays its own."""
+        # A timeout or an error may be the machine's, and would be repeated for ever.
         failed = verdict.status in (VerdictStatus.TIMEOUT, VerdictStatus.ERROR)
         if failed or not verdict.decided or verdict.spans:
             return

@@ -31,7 +31,7 @@ class Courier:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._asked: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
+        self._unsent: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
         """What was not sent yet, by the caller's loop, whose thread alone touches its entry."""
         self._done: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
         """What ended in this turn of the other loop, by the caller's loop."""
@@ -41,7 +41,7 @@ class Courier:
         runs."""
         loop = asyncio.get_running_loop()
         call = _Call(coroutine, loop, loop.create_future())
-        calls = self._asked.setdefault(loop, [])
+        calls = self._unsent.setdefault(loop, [])
         calls.append(call)
         if len(calls) == 1:
             loop.call_soon(self._send, loop)
@@ -49,14 +49,17 @@ class Courier:
             result: T = await call.future
             return result
         except asyncio.CancelledError:
+            # Two cases: the coroutine has not begun (`_start` then closes it), or it runs as a task of the other loop,
+            # which alone may cancel it.
             call.given_up = True
             _tell(self.loop, lambda: call.task and call.task.cancel())
             raise
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
-        calls = self._asked.pop(loop)
+        calls = self._unsent.pop(loop)
         if not _tell(self.loop, lambda: self._start(calls)):
             for call in calls:
+                # A coroutine that is dropped without this warns that it was never awaited.
                 call.coroutine.close()
                 if not call.future.done():
                     call.future.set_exception(RuntimeError("the loop has ended"))
@@ -87,6 +90,7 @@ def _settle(calls: list[_Call]) -> None:
     for call in calls:
         task = call.task
         future = call.future
+        # The caller may have been cancelled in the meantime.
         if task is None or future.done():
             continue
         if task.cancelled():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+# Arbitrary: more parts notice shorter hold-ups, and cost a timer each.
 TICKS = 8
 """Parts of a limit. A part that took twice its time or more is not counted, so that one hold-up costs at most an eighth
 of the limit. As many parts are given again at most: an answer that hangs in a loop that is always late ends, too."""
@@ -45,6 +46,7 @@ class Deadline:
         self._timer = self._loop.call_later(self._tick, self._passed)
 
     def _passed(self) -> None:
+        # The timer fired a whole part late: the loop did not run, or the process was stopped.
         held_up = self._loop.time() - self._since >= 2 * self._tick
         if held_up and self._given_again < TICKS:
             self._given_again += 1

@@ -37,6 +37,7 @@ from rlvr.verifiers.pool.worker_groups import LoadError, WorkerGroup, WorkerGrou
 
 T = TypeVar("T")
 
+# Arbitrary: each such thread keeps its stack and whatever the call holds, and there is no way to end it.
 MAX_LOST = 256
 """Abandoned calls that never returned, beyond which no new thread is started."""
 SHOWN = 3
@@ -79,6 +80,8 @@ class VerifierPool:
         self._warned: set[str] = set()
         self._threads = Threads()
         self._worker_groups = WorkerGroups(memory_mb, most=workers)
+        # Three counts: processes that wait may outnumber the cores, those that compute may not, and calls on threads
+        # take no slot of a process.
         self._waiting_slots = asyncio.Semaphore(workers)
         self._computing_slots = asyncio.Semaphore(min(workers, cores()))
         self._thread_slots = asyncio.Semaphore(workers)
@@ -105,6 +108,7 @@ class VerifierPool:
             return Verdict.undecided(_CLOSED if self._closed else _no_text(completion))
         start = time.perf_counter()
         try:
+            # On the caller's loop, without a thread: most verdicts of short answers cost less than handing them over.
             verdict = verifier.quick(task, completion)
         except Exception as error:  # a verifier's trouble costs a verdict, not the run
             verdict = Verdict.raised(f"{display_name(verifier)}.quick raised", error)
@@ -115,6 +119,7 @@ class VerifierPool:
         if key is not None:
             verdict = self._cache.get(key)
         if verdict is not None:
+            # The time of this call, not that of the verdict when it was first given.
             return replace(verdict, seconds=time.perf_counter() - start)
         if rollout is not None:
             token_ids = sampled_ids(rollout)
@@ -128,17 +133,17 @@ class VerifierPool:
     ) -> list[Verdict]:
         """The verdicts on the completions of one task, in one call where the verifier has `verify_group`."""
         if rollouts is None:
-            known: Sequence[Rollout | None] = [None] * len(completions)
+            sources: Sequence[Rollout | None] = [None] * len(completions)
         else:
-            known = rollouts
+            sources = rollouts
         if verifier.verify_group is None:
-            ones = zip(completions, known, strict=True)
+            ones = zip(completions, sources, strict=True)
             return list(await asyncio.gather(*(self.verify(verifier, task, *one) for one in ones)))
         bad = [completion for completion in completions if not isinstance(completion, str)]
         if not completions or bad or self._closed:
             reason = _no_text(bad[0]) if bad else _CLOSED
             return [Verdict.undecided(reason)] * len(completions)
-        ids = [sampled_ids(rollout) for rollout in known]
+        ids = [sampled_ids(rollout) for rollout in sources]
         verdicts = await self._on_loop(self._run(verifier, VerifierJob(task, tuple(completions), ids, group=True)))
         return verdicts or [Verdict.undecided(_CLOSED)] * len(completions)
 
@@ -164,7 +169,9 @@ class VerifierPool:
         ):  # a fork of the program has neither our threads nor our processes
             return
         self._closed = True
+        # Otherwise `atexit` would keep the pool, and all that it holds, until the end of the program.
         atexit.unregister(self.close)
+        # Processes first, on the loop that owns them; the loops after that, since closing needs them.
         self._loop.submit(self._worker_groups.close()).result()
         self._coroutines.stop()
         self._loop.stop()
@@ -195,6 +202,7 @@ class VerifierPool:
 
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work` on the pool's own loop; None when the pool was closed meanwhile."""
+        # Verifications made of verifications (`compose`) already run there; a second hand-over would only cost time.
         if asyncio.get_running_loop() is self._loop.loop:
             return await work
         try:
@@ -202,6 +210,8 @@ class VerifierPool:
         except RuntimeError:  # closed since we looked
             return None
         except asyncio.CancelledError:
+            # Two cases look the same here: the pool was closed and its loop cancelled what ran, or the caller itself is
+            # cancelled, which has to be passed on.
             caller = asyncio.current_task()
             if self._closed and not (caller and caller.cancelling()):
                 return None
@@ -211,8 +221,11 @@ class VerifierPool:
         """The verdicts on one job, wherever its verifier runs."""
         limit = self._limit(verifier)
         try:
+            # It holds no slot itself: its parts take theirs, and could wait for ever for one that it kept.
             if (compose := verifier.compose) is not None:
                 return [await self._composed(verifier, compose, job)]
+            # None as the answer means that the verifier cannot be sent to a process: then it goes on below, on a
+            # thread.
             if verifier.needs.process or verifier.needs.sandbox:
                 verdicts = await self._in_process(verifier, job, limit)
                 if verdicts is not None:
@@ -222,6 +235,7 @@ class VerifierPool:
                     call = self._coroutines.submit(job.verdicts(verifier))
                     return await self._within(asyncio.wrap_future(call), limit, len(job.completions))
             async with self._thread_slots:
+                # Becomes an undecided verdict below, like every exception.
                 if self._threads.lost >= MAX_LOST:
                     raise RuntimeError(f"{self._threads.lost} earlier calls of verifiers never returned")
                 return await self._within(job.verdicts(verifier, self._threads.call), limit, len(job.completions))
@@ -245,6 +259,8 @@ class VerifierPool:
             except LoadError as error:
                 name = display_name(verifier)
                 needs = verifier.needs
+                # A verifier that crashed its process would crash the trainer, too. A function of the user's that merely
+                # cannot be imported elsewhere may run here.
                 if error.crashed or needs.sandbox or not isinstance(verifier, FunctionVerifier):
                     failed = Verdict.undecided(f"{name} cannot be loaded: {error}", traceback=error.traceback)
                     return [failed] * len(job.completions)
@@ -265,6 +281,7 @@ class VerifierPool:
         return self.time_limit
 
     def _slots(self, verifier: Verifier) -> asyncio.Semaphore:
+        # A plain function may do anything, and mostly calls a service.
         waits = isinstance(verifier, FunctionVerifier) or verifier.needs.remote
         if waits:
             return self._waiting_slots
@@ -301,6 +318,7 @@ class VerifierPool:
         if not finished:
             return [Verdict.undecided(f"no verdict after {limit:g} s", VerdictStatus.TIMEOUT, seconds=limit)] * count
         try:
+            # Cancelled by itself and not by the limit: `finished` was read before `task.cancel()`.
             return task.result()
         except asyncio.CancelledError:
             return [Verdict.undecided("the verifier cancelled itself")] * count
@@ -320,8 +338,8 @@ def _no_text(completion: Any) -> str:
 
 
 class Verification:
-    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a piece as written) checks all tasks; None:
-    each its own."""
+    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a component as configured) checks all tasks;
+    with None each task has its own."""
 
     def __init__(self, verifier: Any, pool: VerifierPool) -> None:
         self.pool = pool
@@ -331,10 +349,11 @@ class Verification:
 
     def of(self, task: Task) -> Verifier:
         """The verifier of a task. DataError when nothing says which."""
-        return self._found(task)[0]
+        return self._verifier_of(task)[0]
 
-    def _found(self, task: Task) -> tuple[Verifier, str]:
+    def _verifier_of(self, task: Task) -> tuple[Verifier, str]:
         """The verifier of a task, and the name that its verdicts have in a rollout."""
+        # The verifier of the config holds for all tasks, whatever they name.
         if self._default is not None:
             return self._default
         if task.verifier is None:
@@ -356,7 +375,7 @@ class Verification:
             shown = "\n".join(
                 f"  {task.id}: {problem}{f' ({task.place})' if task.place else ''}" for task, problem in bad[:SHOWN]
             )
-            raise DataError(f"{len(bad)} tasks cannot be verified; mend or remove them:\n{shown}")
+            raise DataError(f"{len(bad)} tasks cannot be verified; correct or remove them:\n{shown}")
 
     def by_group(self, task: Task) -> bool:
         """Return whether the verifier of a task wants the rollouts of a group together."""
@@ -368,7 +387,7 @@ class Verification:
 
     async def verify(self, rollout: Rollout) -> Rollout:
         """The rollout with its verdict."""
-        verifier, name = self._found(rollout.task)
+        verifier, name = self._verifier_of(rollout.task)
         return _with_verdict(rollout, name, await self.pool.verify(verifier, rollout.task, rollout.text, rollout))
 
     async def verify_group(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -376,13 +395,13 @@ class Verification:
         if not rollouts:
             return []
         task = rollouts[0].task
-        verifier, name = self._found(task)
+        verifier, name = self._verifier_of(task)
         verdicts = await self.pool.verify_group(verifier, task, [rollout.text for rollout in rollouts], rollouts)
         return [_with_verdict(rollout, name, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
 
 
-def _with_name(piece: Any) -> tuple[Verifier, str]:
-    verifier = as_verifier(piece)
+def _with_name(written: Any) -> tuple[Verifier, str]:
+    verifier = as_verifier(written)
     return verifier, display_name(verifier)
 
 
@@ -404,6 +423,7 @@ async def verify_again(
     groups: dict[str, list[Rollout]] = {}
     for number, rollout in enumerate(rollouts):
         rollout.verdicts.clear()
+        # A baseline rollout is compared with, not part of the group that is judged together.
         together = rollout.role != BASELINE and by_group(rollout.task)
         groups.setdefault(f"group {rollout.group}" if together else str(number), []).append(rollout)
     await asyncio.gather(*(verify_group(members) for members in groups.values()))

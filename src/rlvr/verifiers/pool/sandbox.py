@@ -17,6 +17,7 @@ from pathlib import Path
 from rlvr.verifiers.base import FunctionVerifier, Verifier
 from rlvr.verifiers.pool.worker_process import ONE_THREAD
 
+# Arbitrary: for temporary files of a verifier. It is memory of the host.
 TMP_BYTES = 64 * 2**20
 """What fits into the sandbox's only writable folder, /tmp."""
 
@@ -46,6 +47,7 @@ def sandboxed(files: Sequence[str]) -> Callable[[list[str]], list[str]]:
     """A function that puts a command into a sandbox which can read `files`."""
 
     def wrap(command: list[str]) -> list[str]:
+        # parents[2] is the folder of the package rlvr, parents[3] the one to import it from.
         package, source = (str(Path(__file__).resolve().parents[up]) for up in (2, 3))
         prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages(), package}
         reads = dict.fromkeys([*_SYSTEM, *sorted(prefixes), *files])
@@ -53,6 +55,8 @@ def sandboxed(files: Sequence[str]) -> Callable[[list[str]], list[str]]:
         return [
             *(
                 shutil.which("bwrap") or "bwrap",
+                # All namespaces: no network, no process of the host. --die-with-parent: the kernel kills all of it with
+                # the trainer. --new-session: no terminal to type into.
                 "--unshare-all",
                 "--die-with-parent",
                 "--new-session",
@@ -61,6 +65,7 @@ def sandboxed(files: Sequence[str]) -> Callable[[list[str]], list[str]]:
             ),
             *("--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
             *(option for path in reads if os.path.exists(path) for option in _read(path)),  # some may be below /tmp
+            # The environment of the trainer may hold keys; nothing of it goes in.
             *("--remount-ro", "/", "--clearenv", "--setenv", "PYTHONPATH", os.pathsep.join(imports)),
             *(option for name, value in ONE_THREAD.items() for option in ("--setenv", name, value)),
             *command,

@@ -33,6 +33,7 @@ from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load, receive, send
 from rlvr.verifiers.pool.worker import work
 
+# PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h.
 _SET_DEATH_SIGNAL = 1
 _SET_SUBREAPER = 36
 
@@ -43,6 +44,8 @@ Run = Callable[[socket.socket], None]
 def main() -> None:
     """The server: `python -c "..." CONTROL_FD TRAINER_PID MEMORY_MB`; a trainer of 0 is not looked for."""
     control_fd, trainer, memory_mb = (int(argument) for argument in sys.argv[1:4])
+    # Standard input is nothing, so that a verifier which reads it gets the end; what it prints goes where errors go,
+    # since nobody reads its output.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
@@ -74,6 +77,7 @@ def template(control: socket.socket, memory_mb: int) -> None:
     except BaseException as error:  # the user's code: SystemExit too costs its verdicts only
         problem = cut(f"{type(error).__name__}: {error}")
         trace = cut(user_traceback(error))
+    # JSON, not a pickle: this process has run the user's code.
     send(control, json.dumps({"problem": problem, "traceback": trace, "forks": _threads() == 1}).encode())
     if verifier is not None:
         gc.freeze()
@@ -101,6 +105,7 @@ class Family:
         """Do what the trainer asks for until it closes the socket; `run` is what a forked child does."""
         try:
             while True:
+                # A request and its descriptor come in one message; a short read is the end of the stream.
                 request, fds, _, _ = socket.recv_fds(control, REQUEST.size, 1)
                 if len(request) < REQUEST.size:
                     return
@@ -129,9 +134,13 @@ class Family:
             return 0
         if pid == 0:
             try:
+                # The child must not read its parent's requests.
                 control.close()
+                # The server's handler ends the server's children, which are not this process's.
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                # A session of its own, so that `killpg` reaches what the verifier starts.
                 os.setsid()
+                # After fork and before the user's code, which could not be trusted to end.
                 die_with(parent, signal.SIGKILL)
                 run(socket.socket(fileno=fd))
             finally:
@@ -144,11 +153,15 @@ class Family:
         """Kill a child, its session and what it left behind, and reap them; its exit code, negative for a signal."""
         if pid not in self.pids:
             return 0
+        # Both: the child itself, which may not lead a group yet, and everything that is in its group.
         for kill in (os.kill, os.killpg):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(pid, signal.SIGKILL)
+        # Reaped only now: before, its number stays its own, so the kills above cannot hit another process.
         _, status = os.waitpid(pid, 0)
         self.pids.discard(pid)
+        # Processes that left their group become children of this one when their parent ends (subreaper). Until there
+        # are none, since killing one may hand over its children.
         while strays := _children() - self.pids:
             for stray in strays:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

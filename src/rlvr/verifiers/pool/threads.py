@@ -22,6 +22,7 @@ def cores() -> int:
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1
+    # LOCAL_WORLD_SIZE is set by torchrun and accelerate: so many trainers share this machine's cores.
     return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
@@ -45,17 +46,19 @@ class LoopThread:
         """Cancel what runs and end the thread; a loop blocked for longer than `seconds` is left behind."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.loop.stop)
+        # Bounded: a coroutine that blocks the loop (a call that hangs) would keep the program from ending.
         self._thread.join(seconds)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
-            left = asyncio.all_tasks(self.loop)
-            for task in left:
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
                 task.cancel()
-            if left:
-                self.loop.run_until_complete(asyncio.wait(left, timeout=1.0))
+            if tasks:
+                # A second for cleaning up in `finally` clauses; then the loop is closed over what is left.
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
         finally:
             self.loop.close()
 
@@ -81,8 +84,10 @@ class Threads:
             elif error is None:
                 future.set_result(result)
             else:
-                known = isinstance(error, Exception) and not isinstance(error, StopIteration)
-                future.set_exception(error if known else RuntimeError(repr(error)))
+                # A future takes no StopIteration (asyncio refuses it), and SystemExit or KeyboardInterrupt would end
+                # the loop's thread.
+                passable = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                future.set_exception(error if passable else RuntimeError(repr(error)))
 
         def work() -> None:
             result = None
@@ -98,4 +103,5 @@ class Threads:
         try:
             return await future
         finally:
+            # Counted where the caller gives up, taken back in `finish` when the call returns after all.
             self.lost += future.cancelled()

@@ -20,14 +20,19 @@ from rlvr.verifiers.pool.wire import VerifierJob
 
 log = logging.getLogger(__name__)
 
+# Ten times what a message to a worker and back costs (0.17 to 0.2 ms, docs/performance.md): slower verifiers gain
+# little from going together.
 QUICK = 0.002
 """Mean seconds for a verdict up to which a verifier is quick."""
+# Weight of an exponential mean: about the last twenty verdicts. Arbitrary.
 SHARE = 0.1
 """What the newest verdict counts in that mean."""
+# Bundles of 16, 32 and 64 were within 1 ms of each other (docs/log.md).
 MOST = 32
 """Jobs of one worker at a time."""
 WORTH = 0.001
 """Seconds of work that are worth another worker."""
+# Two full bundles.
 ENOUGH = 64
 """Jobs that are not held any longer."""
 
@@ -55,6 +60,7 @@ class LatencyAverage:
 
     def workers(self, jobs: int) -> int:
         """Return how many workers so many jobs are worth: up to the cores, or more where those would have too much."""
+        # Expected seconds of all jobs in units of WORTH.
         worth = int(jobs * (self._mean or 0.0) / WORTH)
         return max(-(-jobs // MOST), min(worth, jobs, cores()))
 
@@ -74,6 +80,7 @@ class Together:
         waiting = self._waiting.setdefault((loop, id(verifier)), [])
         future: asyncio.Future[Found] = loop.create_future()
         waiting.append((job, future))
+        # `call_soon` and not a call: jobs of the same turn of the loop still join.
         if not batch_delay or len(waiting) == ENOUGH:
             loop.call_soon(self._go, loop, verifier)
         elif len(waiting) == 1:
@@ -82,18 +89,20 @@ class Together:
 
     def _go(self, loop: asyncio.AbstractEventLoop, verifier: Verifier) -> None:
         waiting = [one for one in self._waiting.pop((loop, id(verifier)), []) if not one[1].done()]
+        # Those that were cancelled while they waited are left out.
         if waiting:
             task = loop.create_task(self._answer(verifier, waiting))
+            # The loop keeps only weak references to tasks.
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
     async def _answer(self, verifier: Verifier, waiting: Sequence[tuple[VerifierJob, asyncio.Future[Found]]]) -> None:
-        found: Sequence[Found] = [None] * len(waiting)
+        results: Sequence[Found] = [None] * len(waiting)
         try:
-            found = await self._send(verifier, [job for job, _ in waiting])
+            results = await self._send(verifier, [job for job, _ in waiting])
         except Exception as error:
             log.debug("%d jobs are done alone: %r", len(waiting), error)
         finally:
-            for (_, future), verdicts in zip(waiting, found, strict=True):
+            for (_, future), verdicts in zip(waiting, results, strict=True):
                 if not future.done():
                     future.set_result(verdicts)

@@ -12,6 +12,7 @@ import resource
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 """Bytes of a page."""
+# Arbitrary, as HALF and GROWN: what is left has to suffice for one more answer.
 FULL = 0.8
 """Share of a limit from which a worker is full, whatever it started with."""
 HALF = 0.5
@@ -34,6 +35,7 @@ class Usage:
         with contextlib.suppress(OSError, ValueError):  # no /proc; a lower limit is set already
             self._base = _address_space()
             limit = self._base + self._more
+            # Address space, not memory in use: RLIMIT_RSS has no effect on Linux.
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     @property

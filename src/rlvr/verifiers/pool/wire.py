@@ -19,10 +19,12 @@ from rlvr.records import Task, Verdict, cut
 from rlvr.verifiers.base import Caller, Verifier, judged, judged_group
 
 LENGTH = struct.Struct("!I")
+# Bytes asked for in a read; arbitrary, above the size of nearly all replies.
 CHUNK = 2**18
 MAX_FRAME = 64 * 2**20
 """Bytes of a reply; a process that announces more talks nonsense."""
 
+# Network byte order without padding: 5 bytes.
 REQUEST = struct.Struct("!ci")
 """What is asked for, and of which process."""
 FORK = b"F"
@@ -67,6 +69,7 @@ class Several:
 
 def verdicts_to_json(verdicts: Sequence[Verdict]) -> bytes:
     """The body of a reply. Raises for a verdict that holds something other than JSON types and numbers."""
+    # `default=float`: numpy's numbers in the scores of a user's verdict.
     return json.dumps([verdict.to_json() for verdict in verdicts], default=float).encode()
 
 
@@ -89,6 +92,7 @@ def verdicts_from_json(body: bytes, count: int) -> list[Verdict]:
     """The verdicts of a reply. ExhaustedError where it says so, ValueError for anything else."""
     try:
         rows = json.loads(body)
+        # A list holds verdicts; an object says that a resource was used up.
         if isinstance(rows, dict):
             raise ExhaustedError(str(rows["exhausted"]), bool(rows["memory"]), str(rows["traceback"]))
         verdicts = [Verdict.from_json(row) for row in rows]
@@ -117,6 +121,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
     while len(data) < count:
         try:
             part = sock.recv(min(count - len(data), CHUNK))
+        # The other end was killed with data unread: an end like any other.
         except ConnectionResetError:
             part = b""
         if not part:
@@ -155,6 +160,7 @@ class Stream:
 
     async def receive(self) -> bytes:
         """The next frame's body; nothing else may be on its way."""
+        # One read takes the length and, mostly, all of the body: each read costs a turn of the loop.
         data = bytearray(await self.read(CHUNK))
         while len(data) < LENGTH.size:
             data += await self.read(CHUNK)
@@ -163,6 +169,7 @@ class Stream:
             raise EOFError(f"a reply of {length} bytes is announced")
         while len(data) < LENGTH.size + length:
             data += await self.read(CHUNK)
+        # A worker that answers more than it was asked would shift all later replies to other answers.
         if len(data) > LENGTH.size + length:
             raise EOFError("more came than one reply")
         return bytes(data[LENGTH.size :])

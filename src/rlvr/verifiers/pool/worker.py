@@ -41,6 +41,7 @@ class Exhausted(BaseException):
 def work(sock: socket.socket, verifier: Verifier, memory_mb: int) -> None:
     """Serve jobs until the socket closes."""
     usage = Usage(memory_mb)
+    # A crashed verifier must not write gigabytes of core.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with asyncio.Runner() as runner:
         while (body := receive(sock)) is not None:
@@ -50,6 +51,7 @@ def work(sock: socket.socket, verifier: Verifier, memory_mb: int) -> None:
 
 def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage) -> bytes:
     """The reply to one job, or to several."""
+    # Before the job is even read: the answer goes to a fresh worker instead.
     if usage.full:
         return exhausted_to_json(str(usage), memory=False)
     try:
@@ -64,11 +66,13 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage
         memory = error.memory if isinstance(error, Exhausted) else True
         return exhausted_to_json(str(error) or "MemoryError", memory, user_traceback(error.__cause__ or error))
     usage.measure()
+    # A score above 0 is kept: want of memory makes checks fail, not pass.
     if usage.full and not all(paid for _, paid in replies):  # it may have hidden that it ran out
         return exhausted_to_json(str(usage), memory=False)
     parts = [part for part, _ in replies]
     if isinstance(job, VerifierJob):
         return parts[0]
+    # Each part is a JSON list of one verdict: without its brackets they make one list, without decoding.
     return b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
 
 
@@ -110,17 +114,18 @@ async def bounded(verify: Callable[[], Any]) -> Any:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """An exception and all that led to it: libraries wrap what the system says in errors of their own."""
-    found: list[BaseException] = []
-    left: list[BaseException | None] = [error]
-    while left:
-        one = left.pop()
-        if one is None or any(one is known for known in found):
+    causes: list[BaseException] = []
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        # Causes may form a cycle.
+        if one is None or any(one is cause for cause in causes):
             continue
-        found.append(one)
-        left += [one.__cause__, one.__context__]
+        causes.append(one)
+        pending += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
-            left += one.exceptions
-    return found
+            pending += one.exceptions
+    return causes
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlvr.records import Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, display_name
-from rlvr.verifiers.pool import worker_process as process
+from rlvr.verifiers.pool import worker_process
 from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
 from rlvr.verifiers.pool.sending import packed
@@ -30,14 +30,18 @@ from rlvr.verifiers.pool.worker_process import Background, DeadlineExceededError
 
 log = logging.getLogger(__name__)
 
+# Arbitrary: what is kept is the verifier and its pickle.
 MAX_SENT = 1024
 """Verifiers that are not pickled again when they are asked for again."""
+# Arbitrary: each keeps a process with its imports in memory.
 MAX_GROUPS = 32
 """Verifiers that are kept loaded; the one longest unused gives way."""
+# Arbitrary: a bound for a host on which every process is killed.
 MAX_TRIES = 5
 """Attempts at a job when the server or the template that should give it a worker has died."""
-PATIENCE = 1.0
+BUNDLE_SECONDS = 1.0
 """Seconds for several jobs, after which each is tried alone."""
+# Loading may take seconds or fail at once: without the pause every answer would pay for it.
 RETRY_SECONDS = 60.0
 """A verifier that could not be loaded is not tried again for so long."""
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
@@ -55,7 +59,7 @@ class LoadError(Exception):
 
 
 class WorkerGroups:
-    """The crews of a pool, and the server that they come from. For one event loop."""
+    """The worker groups of a pool, and the servers that fork them. For one event loop."""
 
     def __init__(self, memory_mb: int, most: int) -> None:
         self.memory_mb = memory_mb
@@ -67,9 +71,10 @@ class WorkerGroups:
         self._worker_groups: OrderedDict[Load, WorkerGroup] = OrderedDict()
 
     def of(self, verifier: Verifier) -> WorkerGroup | str:
-        """The crew of a verifier, or why it can have none. A verifier is sent as it is when first asked for; those that
-        are the same when sent share a crew."""
+        """The worker group of a verifier, or why it can have none. A verifier is pickled when it is first used; those
+        with the same pickle share a group."""
         owner = _owner(verifier)
+        # The owner is kept beside its pickle, so that its id stays its own.
         if id(owner) not in self._sent:
             self._sent[id(owner)] = owner, packed(verifier)
             if len(self._sent) > MAX_SENT:
@@ -80,7 +85,7 @@ class WorkerGroups:
             return load
         if load not in self._worker_groups:
             self._worker_groups[load] = WorkerGroup(self, verifier, load)
-            self._make_room()
+            self._drop_unused()
         self._worker_groups.move_to_end(load)
         return self._worker_groups[load]
 
@@ -94,7 +99,7 @@ class WorkerGroups:
         return worker_group is not None and worker_group.latency.quick
 
     def refuse(self, verifier: Verifier, reason: str) -> None:
-        """From now on the verifier can have no crew."""
+        """From now on the verifier can have no worker group."""
         for key, (owner, _) in self._sent.items():
             if owner is _owner(verifier):
                 self._sent[key] = owner, reason
@@ -115,7 +120,8 @@ class WorkerGroups:
         return sum(worker_group.alive for worker_group in list(self._worker_groups.values()))
 
     def trim(self, keep: WorkerGroup) -> None:
-        """End idle workers of other crews until one more worker is within bounds."""
+        """End idle workers of other groups until one more worker is within bounds."""
+        # An idle worker of another verifier gives way; busy ones do not, so `most` may be passed for a while.
         over = self.alive + 1 - self.most
         for worker_group in self._worker_groups.values():
             while over > 0 and worker_group is not keep and worker_group.idle:
@@ -130,7 +136,7 @@ class WorkerGroups:
         for worker_group in self._worker_groups.values():
             worker_group.forget()
 
-    def _make_room(self) -> None:
+    def _drop_unused(self) -> None:
         for load, worker_group in list(self._worker_groups.items())[:-1]:
             if len(self._worker_groups) > MAX_GROUPS and not worker_group.busy:
                 self.background.start(self._worker_groups.pop(load).disband())
@@ -182,6 +188,8 @@ class WorkerGroup:
         tries = 0
         self.busy += 1
         try:
+            # At most two workers are given the job, since the answer may be what ends them. Tries that failed before
+            # there was a worker (a dead server or template) are counted apart.
             while deaths < 2 and tries < MAX_TRIES and not self.groups.closed:
                 tries += 1
                 try:
@@ -193,6 +201,7 @@ class WorkerGroup:
                 except DeadlineExceededError as error:
                     return [self._too_late(error, limit, job.group)] * count
                 except ExhaustedError as error:
+                    # The second time, in a fresh worker: earlier answers cannot be the cause.
                     if exhausted is not None:
                         return [self._too_much(error, job.group)] * count
                     exhausted = error
@@ -207,10 +216,11 @@ class WorkerGroup:
         """The verdicts of quick jobs of one completion each, dealt to as many workers as they are worth."""
         shares = self.latency.workers(len(jobs))
         parts = await asyncio.gather(*(self._at_once(jobs[number::shares], limit, slots) for number in range(shares)))
-        found: list[Found] = [None] * len(jobs)
+        results: list[Found] = [None] * len(jobs)
         for number, part in enumerate(parts):
-            found[number::shares] = part
-        return found
+            # Jobs were dealt like cards (`number::shares`), so that a run of slow answers is spread over the workers.
+            results[number::shares] = part
+        return results
 
     async def _at_once(self, jobs: Sequence[VerifierJob], limit: float, slots: asyncio.Semaphore) -> Sequence[Found]:
         """The verdicts of one message to a worker, tried once; one job alone is left to `run`."""
@@ -221,11 +231,11 @@ class WorkerGroup:
             async with slots:
                 start = time.perf_counter()
                 body = pickle.dumps(Several(jobs))
-                verdicts = await self._on(await self._take(), body, min(limit, PATIENCE), len(jobs))
+                verdicts = await self._on(await self._take(), body, min(limit, BUNDLE_SECONDS), len(jobs))
                 self.latency.note((time.perf_counter() - start) / len(jobs))
                 return [[verdict] for verdict in verdicts]
         except Exception:  # late, broken off, not to be sent: whose fault it is shows when each is done alone
-            self.latency.note(PATIENCE)
+            self.latency.note(BUNDLE_SECONDS)
             return [None] * len(jobs)
         finally:
             self.busy -= 1
@@ -235,6 +245,8 @@ class WorkerGroup:
             verdicts = await worker.run(body, limit, count)
             self._has_decided = self._has_decided or any(verdict.decided for verdict in verdicts)
         except WorkerError as error:
+            # Waited for, since the exit code decides whether the answer crashed the verifier; shielded, since a
+            # dismissal that is cut off would leave the process.
             error.code = await asyncio.shield(self.dismiss(worker))
             raise
         except BaseException:  # too late, or cancelled
@@ -250,10 +262,10 @@ class WorkerGroup:
         return self.groups.background.start(worker.end())
 
     async def disband(self) -> None:
-        """End all processes of the crew."""
+        """End all processes of the group."""
         self.forget()
         if self._template is not None:
-            template = await asyncio.wait_for(asyncio.shield(self._template), process.START_SECONDS)
+            template = await asyncio.wait_for(asyncio.shield(self._template), worker_process.START_SECONDS)
             template.forker.stream.close()
             await template.parent.end(template.pid)
 
@@ -267,6 +279,7 @@ class WorkerGroup:
 
     async def _take(self, fresh: bool = False) -> Worker:
         """A worker for one job, `fresh` from its template or one that has waited."""
+        # From the end of the list: the worker used last has its pages in the caches.
         while self.idle and not fresh:
             worker = self.idle.pop()
             if worker.stream.quiet:
@@ -275,11 +288,13 @@ class WorkerGroup:
         self.groups.trim(self)
         background = self.groups.background
         while True:
+            # One task starts the template, and all that come meanwhile wait for it.
             if self._template is None:
                 self._check_failure()
                 self._template = background.start(self._start())
             starting = self._template
             try:
+                # Shielded: the start belongs to all who wait, not to the one that is cancelled.
                 template = await asyncio.shield(starting)
                 if not template.forks:
                     if self._template is not starting:
@@ -288,6 +303,7 @@ class WorkerGroup:
                     worker = Worker(template.parent, template.pid, template.forker.stream)
                     worker.promote()
                 else:
+                    # Whole: a fork that was asked for and not taken would leave a process that nobody knows.
                     worker = await background.whole(self._hire(template), self._return)
                 self.alive += 1
                 return worker
@@ -314,19 +330,20 @@ class WorkerGroup:
         pid, stream = await server.fork()
         try:
             try:
-                async with Deadline(process.START_SECONDS):
+                async with Deadline(worker_process.START_SECONDS):
                     await stream.send(pickle.dumps(self.load))
-                    said = json.loads(await stream.receive())
+                    reply = json.loads(await stream.receive())
             except TimeoutError:
-                raise LoadError(f"it did not load within {process.START_SECONDS:g} s", crashed=True) from None
+                raise LoadError(f"it did not load within {worker_process.START_SECONDS:g} s", crashed=True) from None
             except (OSError, EOFError):
                 code = await server.end(pid)
                 raise LoadError(f"its process ended with code {code} while loading it", crashed=True) from None
-            if said["problem"] is not None:
-                raise LoadError(said["problem"], crashed=False, traceback=said["traceback"])
-            return WorkerTemplate(server, pid, Forker(stream), said["forks"])
+            if reply["problem"] is not None:
+                raise LoadError(reply["problem"], crashed=False, traceback=reply["traceback"])
+            return WorkerTemplate(server, pid, Forker(stream), reply["forks"])
         except BaseException as error:
             stream.close()
+            # Remembered for RETRY_SECONDS; a server that died is not the verifier's fault and is not.
             if isinstance(error, LoadError):
                 self._failure = error
                 self._failed_at = time.monotonic()
@@ -342,7 +359,7 @@ class WorkerGroup:
                 "checked once more. An answer that runs out of memory there, too, scores 0 if another answer did "
                 "not, and is undecided otherwise; without another resource it is undecided. The address space is "
                 "limited by verification.memory_mb=%d; a verifier that keeps what it allocates or opens gets a new "
-                "process whenever that is used up (said once)",
+                "process whenever that is used up (logged once)",
                 display_name(self.verifier),
                 error,
                 self.groups.memory_mb,
@@ -376,6 +393,7 @@ class WorkerGroup:
     def _broken(self, error: WorkerError, group: bool) -> Verdict:
         if self.groups.closed:
             return Verdict.undecided("the verifier pool is closed")
+        # Twice the same signal with the same answer: the answer is to blame. In a group nobody knows which one.
         if error.code is not None and -error.code in CRASHES and not group:
             name = signal.Signals(-error.code).name
             return Verdict(VerdictStatus.ERROR, 0.0, f"the answer made the verifier crash ({name}), twice")

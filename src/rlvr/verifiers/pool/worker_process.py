@@ -56,6 +56,7 @@ class Forker:
     def __init__(self, stream: Stream, timeout: float = FORK_SECONDS) -> None:
         self.stream = stream
         self.timeout = timeout
+        # One request at a time: an answer has no number, and is that of the request before it.
         self._turn = asyncio.Lock()
 
     async def fork(self) -> tuple[int, Stream]:
@@ -82,6 +83,7 @@ class Forker:
                 async with Deadline(self.timeout):
                     socket.send_fds(self.stream.sock, [REQUEST.pack(what, pid)], fds)
                     (answer,) = REPLY.unpack(await self.stream.read(REPLY.size))
+                    # The first answer waits for the imports of the server; from then on a fork takes milliseconds.
                     self.timeout = FORK_SECONDS
                     return answer
             except TimeoutError:
@@ -100,8 +102,10 @@ class Server(Forker):
         ours, theirs = socket.socketpair()
         trainer = os.getpid() if wrap is None else 0
         code = "from rlvr.verifiers.pool.server import main; main()"
+        # -P: the working folder is not searched for modules before the standard library.
         command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(trainer), str(memory_mb)]
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        # No GPU: a verifier that used one would take memory that the trainer has planned with.
         own = {**ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
         prints = forwarded()
         try:
@@ -129,6 +133,7 @@ class Server(Forker):
         self.stream.close()
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)  # a stopped process would not see that its socket is closed
+        # Polled, since `Popen.wait` would block the loop.
         until = time.monotonic() + seconds
         while self.process.poll() is None:
             if time.monotonic() > until:
@@ -194,6 +199,7 @@ class Background:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            # The caller has gone, the task goes on: what it makes (a worker) has to be put somewhere.
             if not task.cancelled():
                 task.add_done_callback(
                     lambda t: self.start(undo(t.result())) if not t.cancelled() and not t.exception() else None
@@ -208,6 +214,7 @@ class Background:
 
 def _is_computing(pid: int) -> bool:
     try:
+        # The state of a process is the first field behind its name: R for running or ready to run (proc(5)).
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
     except (OSError, IndexError):
         return True

@@ -1,4 +1,4 @@
-"""Countdown, the 24 game and their kin: an expression over the given numbers that reaches a target."""
+"""Countdown, the 24 game and similar puzzles: an expression over the given numbers that reaches a target."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ class CountdownVerifier(AnswerVerifier):
     def judge(self, task: Task, answer: str) -> Verdict:
         target = self._target(task)
         assert target is not None
+        # `6 * 7 = 42`: the expression, and what it claims to be.
         text, equals, right = bare(answer).strip(" .").partition("=")
         expression = read_expression(text)
         if isinstance(expression, str):
             return unparsable(expression, answer)
         claimed = read_expression(right) if equals else None
+        # `6 * 7 = 40 + 2` is refused: the right side would be a second answer.
         if equals and not (isinstance(claimed, Expression) and not claimed.operators):
             return unparsable("what follows the = is not one number", answer)
         reason = self._broken_rule(expression, task.info["numbers"])
@@ -86,9 +88,10 @@ class CountdownVerifier(AnswerVerifier):
                 return _number(value)
         return None
 
-    def _broken_rule(self, expression: Expression, given: Sequence[int]) -> str:
+    def _broken_rule(self, expression: Expression, available: Sequence[int]) -> str:
+        # Multisets: each given number may be used as often as it is given.
         used = Counter(expression.numbers)
-        have = Counter(given)
+        have = Counter(available)
         if used - have:
             return f"{_listed(used - have)} not among the numbers left"
         if self.use == "all" and used != have:
@@ -103,6 +106,7 @@ def _number(value: Any) -> Fraction | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
+        # `Fraction("1e999999999")` would compute ten to that power.
         if len(str(value)) <= 40:
             return Fraction(value)
         return None

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+# Arbitrary: countdown gives 3 to 6 numbers.
 MAX_NUMBERS = 100
 """Numbers in one expression; a longer one is refused, since its exact value may have as many digits as the text."""
 
@@ -19,7 +20,9 @@ _SPELLINGS = {
     "\\times": "*", "\\cdot": "*", "\\ast": "*", "\\div": "/", "[": "(", "]": ")", "\\{": "(", "\\}": ")",
 }  # fmt: skip
 _SPELLING = re.compile("|".join(re.escape(written) for written in sorted(_SPELLINGS, key=len, reverse=True)))
+# Matches `\frac{1}{2}`, `\dfrac{a}{b}` without braces inside.
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+# A whole number without leading zeros and of at most 18 digits, or an operator: `007` and `1.5` are refused.
 _TOKEN = re.compile(r"\s*(?:(0|[1-9][0-9]{0,17})(?![0-9])|([-+*/()]))")
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 
@@ -51,9 +54,10 @@ def read_expression(text: str) -> Expression | str:
 
 
 def _tokens(text: str) -> list[int | str] | str:
+    # Fractions in fractions, from the inside out, to a depth of three.
     for _ in range(3):
-        text, found = _FRACTION.subn(r"((\1)/(\2))", text)
-        if not found:
+        text, replaced = _FRACTION.subn(r"((\1)/(\2))", text)
+        if not replaced:
             break
     text = _SPELLING.sub(lambda match: f" {_SPELLINGS[match[0]]} ", text).rstrip()
     tokens: list[int | str] = []
@@ -84,6 +88,7 @@ def _value(tokens: list[int | str]) -> Fraction | None:
             continue
         if operand_next:
             return None
+        # Operators that bind as strongly or more are computed first, so that `8 - 3 - 2` is 3.
         while waiting and waiting[-1] != "(" and (token == ")" or _RANK[waiting[-1]] >= _RANK[token]):
             _apply(waiting.pop(), values)
         if token != ")":

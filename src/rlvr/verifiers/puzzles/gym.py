@@ -22,6 +22,7 @@ from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, check_threshold, graded, require, unparsable, wrong
 from rlvr.verifiers.base import Needs
 
+# An empty text, words, two lines of words, empty JSON, and a number that is unlikely to be the answer of anything.
 _NONSENSE = ("", "zqx", "zqx zqx\nzqx", "[]", "{}", "7919.5")
 """Texts that answer no question; what a scorer pays for them it pays for nothing."""
 _EVALUATING = frozenset(
@@ -112,10 +113,13 @@ class ReasoningGymVerifier(AnswerVerifier):
             return Verdict.undecided(f"bad gold: {name}: {type(error).__name__}: {error}")
         if gold < 1.0:
             return Verdict.undecided(f"bad gold: {name} scores its own answer {gold:g}")
+        # The gold has just earned 1; some scorers would evaluate it again.
         if answer == task.answer:
             return Verdict.from_score(1.0, answer=answer)
+        # Before the scorer sees it: `eval` of a model's text would run in the worker with the trainer's rights.
         if name in _EVALUATING and not harmless(answer):
             return unparsable("the scorer evaluates the answer, and this one is more than arithmetic", answer)
+        # Asked for each task: what nonsense earns depends on the entry.
         floor = max(_score_or_zero(score, text, entry) for text in _NONSENSE)
         if floor >= 1.0:
             return wrong(f"{name} pays 1 for nonsense, so the answer is compared as text", answer)
@@ -129,8 +133,11 @@ def harmless(text: str) -> bool:
     """Return whether evaluating `text` can only do arithmetic: no string, no attribute, no name but letters and
     functions, one power at a time."""
     words = _WORD.findall(text)
+    # Single letters are variables of a polynomial; every other word would be a name of Python.
     plain = all(len(word) == 1 or word in _FUNCTIONS for word in words)
     attribute = re.search(r"\.\s*[^\W\d]", text)
+    # 15 digits and 8 powers, one at a time: `9**9**9` has two powers, whose value has 370 million digits, so a worker's
+    # time limit and memory stand behind this.
     digits = max((len(run) for run in re.findall(r"[0-9]+", text)), default=0)
     quoted = any(mark in text for mark in "'\"\\`@:;=!")
     return (

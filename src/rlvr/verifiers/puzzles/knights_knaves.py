@@ -10,6 +10,8 @@ from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, bare, unparsable
 
+# Words and signs that only join: `Zoey is a knight, and Jack -> knave`. `not` is none of them, so that a negation
+# cannot be read.
 _FILLER = re.compile(
     r"(?:is|are|was|an?|the|and|both|all|while|but|whereas|so|therefore|thus|[0-9]+|[-=:;,.()*\u2013\u2014\u2192>])",
     re.IGNORECASE,
@@ -43,14 +45,16 @@ class KnightsAndKnavesVerifier(AnswerVerifier):
 
     def judge(self, task: Task, answer: str) -> Verdict:
         solutions = _solutions(task)
-        said = read_assignment(bare(answer), [*solutions[0]], self._roles(task))
-        if isinstance(said, str):
-            return unparsable(said, answer)
-        missing = [name for name in solutions[0] if name.casefold() not in said]
+        assignment = read_assignment(bare(answer), [*solutions[0]], self._roles(task))
+        if isinstance(assignment, str):
+            return unparsable(assignment, answer)
+        missing = [name for name in solutions[0] if name.casefold() not in assignment]
         if missing:
             return unparsable(f"no role for {', '.join(missing)}", answer)
-        right = max(sum(said[name.casefold()] == role.casefold() for name, role in one.items()) for one in solutions)
-        share = right / len(said)
+        right = max(
+            sum(assignment[name.casefold()] == role.casefold() for name, role in one.items()) for one in solutions
+        )
+        share = right / len(assignment)
         return Verdict.from_score(share if self.partial_credit else share == 1.0, answer=answer)
 
     def same_answer(self, first: str, second: str) -> bool:
@@ -58,8 +62,8 @@ class KnightsAndKnavesVerifier(AnswerVerifier):
 
     def _roles(self, task: Task) -> dict[str, str]:
         """Spelling -> role, in small letters, plurals included."""
-        given = task.info.get("roles") or ("knight", "knave")
-        roles = {str(role).casefold() for role in (*given, *(r for one in _solutions(task) for r in one.values()))}
+        role_names = task.info.get("roles") or ("knight", "knave")
+        roles = {str(role).casefold() for role in (*role_names, *(r for one in _solutions(task) for r in one.values()))}
         return {spelling: role for role in roles for spelling in (role, f"{role}s")}
 
 
@@ -76,11 +80,13 @@ def read_assignment(text: str, names: Sequence[str], roles: Mapping[str, str]) -
 
     Case does not matter, except in a name that is also a joining word (A).
     """
+    # A person may be called A, which is also an article: such a name is matched in its own case only.
     exact = {name for name in names if _FILLER.fullmatch(name)}
+    # Longest first: of `Ann` and `Ann Lee` the second must be tried first.
     ordered = sorted([*names, *roles], key=len, reverse=True)
     words = "|".join(f"(?-i:{re.escape(word)})" if word in exact else re.escape(word) for word in ordered)
     token = re.compile(rf"\s*(?:({words})(?!\w)|{_FILLER.pattern}(?:(?<=\W)|(?!\w)))", re.IGNORECASE)
-    said: dict[str, str] = {}
+    assignment: dict[str, str] = {}
     waiting: list[str] = []
     end = 0
     text = text.strip()
@@ -93,7 +99,8 @@ def read_assignment(text: str, names: Sequence[str], roles: Mapping[str, str]) -
             if not waiting:
                 return "a role without a name"
             for name in waiting:
-                if said.setdefault(name, roles[word]) != roles[word]:
+                # The same role twice is a repetition, another one a contradiction.
+                if assignment.setdefault(name, roles[word]) != roles[word]:
                     return f"two roles for {name}"
             waiting = []
         elif word:
@@ -101,4 +108,4 @@ def read_assignment(text: str, names: Sequence[str], roles: Mapping[str, str]) -
         end = match.end()
     if waiting:
         return f"no role for {', '.join(waiting)}"
-    return said
+    return assignment

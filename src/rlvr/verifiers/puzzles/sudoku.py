@@ -16,7 +16,9 @@ from rlvr.verifiers.answers import AnswerVerifier, unparsable, wrong
 
 _BLANK = ("", "0", ".", "_", "*", "?", "None")
 _CELL = re.compile(r"[0-9]+")
+# Lines such as `------+-------` and those of box-drawing characters.
 _RULER = re.compile(r"[-+|=\s\u2500-\u257f]*")
+# Letters or other signs beside digits, separators and rules: then the text is more than a grid.
 _BESIDE = re.compile(r"[^0-9\s|,;\[\]\u2500-\u257f]")
 
 
@@ -41,8 +43,8 @@ class SudokuVerifier(AnswerVerifier):
         if height * width != size:
             return f'info["box"]={task.info.get("box")!r} does not fit a grid of {size} rows'
         for unit in _units(size, height, width):
-            given = [puzzle[r][c] for r, c in unit if puzzle[r][c]]
-            if len(set(given)) < len(given):
+            clues = [puzzle[r][c] for r, c in unit if puzzle[r][c]]
+            if len(set(clues)) < len(clues):
                 return "a given symbol stands twice in a row, column or box of the puzzle"
         return None
 
@@ -68,6 +70,7 @@ class SudokuVerifier(AnswerVerifier):
 
 def _box(task: Task, size: int) -> tuple[int, int]:
     if "box" not in task.info:
+        # The most square: 3 x 3 for 9, 2 x 3 for 6.
         height = max(h for h in range(1, math.isqrt(size) + 1) if size % h == 0)
         return height, size // height
     box = task.info["box"]
@@ -91,6 +94,7 @@ def read_puzzle(puzzle: Any) -> list[list[int]] | str:
     """The given cells, 0 where empty; else in words what is wrong."""
     if isinstance(puzzle, str):
         puzzle = [line.split() if " " in line.strip() else list(line.strip()) for line in puzzle.strip().splitlines()]
+        # One line of 81 characters, as sudoku collections write a puzzle.
         if len(puzzle) == 1 and math.isqrt(len(puzzle[0])) ** 2 == len(puzzle[0]):
             size = math.isqrt(len(puzzle[0]))
             puzzle = [puzzle[0][i : i + size] for i in range(0, size * size, size)]
@@ -123,6 +127,7 @@ def read_grid(text: str, size: int) -> list[list[int]] | str:
         if any(_BESIDE.search(line) for line in lines):
             return "there is more than a grid"
         rows = [_CELL.findall(line) for line in lines]
+        # One digit is one symbol, so that `123 456 789` and `1 2 3 ...` are the same row.
         if size < 10:
             rows = [list("".join(row)) for row in rows]
     if [len(row) for row in rows] != [size] * size:

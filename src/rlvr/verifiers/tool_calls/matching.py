@@ -21,7 +21,10 @@ from rlvr.verifiers.tool_calls.reading import ToolCall
 
 TextMatch = Literal["exact", "bfcl"]
 
+# Matches `-3`, `2.5`, `1e5`; not `1_000`, `0x1`, `nan`. The bounded digits keep `float` cheap.
 _NUMBER = re.compile(r"[+-]?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?")
+# `standardize_string` of BFCL (`bfcl_eval/eval_checker/ast_eval/ast_checker.py`), which also lowers the case and makes
+# quotes alike.
 _BFCL_IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
@@ -35,6 +38,7 @@ class Equality:
 
     def same(self, found: Any, wanted: Any) -> bool:
         """Return whether two JSON values are the same, item by item."""
+        # First, since `True == 1` in Python.
         if isinstance(found, bool) or isinstance(wanted, bool):
             return found is wanted
         if isinstance(found, dict) and isinstance(wanted, dict):
@@ -65,6 +69,7 @@ def _as_number(value: Any) -> float | None:
         if isinstance(value, (int, float)):
             return float(value)
         return None
+    # An int beyond every float.
     except OverflowError:
         return None
 
@@ -86,9 +91,11 @@ class Argument:
 
 def _acceptable(found: Any, wanted: Any, equality: Equality, nested: bool) -> bool:
     if nested and isinstance(wanted, dict):
+        # An entry that the gold does not name is too much.
         if not isinstance(found, dict) or not found.keys() <= wanted.keys():
             return False
         return all(
+            # "" among the choices: the entry may be left out (BFCL's `possible_answer`).
             any(_acceptable(found[key], value, equality, True) for value in choices) if key in found else "" in choices
             for key, choices in wanted.items()
         )
@@ -126,15 +133,19 @@ def compare(wanted: Wanted, call: ToolCall, equality: Equality) -> Pair:
     An optional argument that is left out counts as given right; an argument that only repeats its default is not
     counted.
     """
-    given = {
+    counted = {
         key: value
         for key, value in call.arguments.items()
         if key in wanted.arguments or key not in wanted.defaults or not equality.same(value, wanted.defaults[key])
     }
-    omitted = {key for key, argument in wanted.arguments.items() if argument.optional and key not in given}
-    keys = given.keys() | omitted
-    union = given.keys() | wanted.arguments.keys()
-    right = sum(argument.accepts(given[key], equality) for key, argument in wanted.arguments.items() if key in given)
+    omitted = {key for key, argument in wanted.arguments.items() if argument.optional and key not in counted}
+    # Jaccard index of the parameter names, ToolRL's r_param: |keys and wanted| / |keys or wanted|; 1 where neither has
+    # any.
+    keys = counted.keys() | omitted
+    union = counted.keys() | wanted.arguments.keys()
+    right = sum(
+        argument.accepts(counted[key], equality) for key, argument in wanted.arguments.items() if key in counted
+    )
     return Pair(len(keys & wanted.arguments.keys()) / len(union) if union else 1.0, right + len(omitted))
 
 
@@ -165,9 +176,12 @@ def match_calls(
     part of the denominator that belongs to calls grows with their number beyond the number wanted; without, it is the
     paper's.
     """
+    # Without calls on either side the formula divides by zero: no calls where none are wanted is full agreement.
     if not wanted or not calls:
         part = float(len(wanted) == len(calls))
         return Match(part, part, part, part)
+    # Rows are wanted calls, columns the calls that were made; None where the names differ, which cannot be paired with
+    # a gain.
     table = [[compare(w, c, equality) if w.name == c.name else None for c in calls] for w in wanted]
     scores = [[pair.score if pair else 0.0 for pair in row] for row in table]
     pairs = [table[i][j] for i, j in (align if ordered else assign)(scores)]
@@ -176,15 +190,18 @@ def match_calls(
     values = sum(pair.values for pair in pairs if pair)
     parameter_count = sum(len(w.arguments) for w in wanted)
     if extra_calls_cost:
+        # Not below 1: too few calls are charged already, by what they lack.
         stretch = max(1.0, len(calls) / len(wanted))
     else:
         stretch = 1.0
     if ordered and [w.name for w in wanted] != [c.name for c in calls]:
+        # Jaccard ignores order; with `ordered` no more names count than can be paired in order.
         names = min(names, _in_order(wanted, calls) / max(len(wanted), len(calls)))
     return Match(
         names,
         parameters / len(wanted),
         values / parameter_count if parameter_count else parameters / len(wanted),
+        # R_max / S_max of ToolRL: S_max = 1 + calls wanted + parameters wanted, the first 1 for the names.
         (names + parameters + values) / (1 + (len(wanted) + parameter_count) * stretch),
     )
 

@@ -4,7 +4,7 @@ A format is a policy: it says where calls stand and how they are written, as the
 Text that attempts a call and fails is an error, not "no call". Nothing is ever evaluated: Python-like calls are parsed,
 and their arguments go through `ast.literal_eval`.
 
-Invariants: the only error is CallError (or DocumentError, its kin from reading JSON); time is linear in the text.
+Invariants: the only error is CallError (or DocumentError, which reading JSON raises); time is linear in the text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from rlvr.verifiers.documents import DocumentError, find_document, read_json
 
 Format = Literal["hermes", "json", "openai", "python"]
 
+# Arbitrary, far above the calls of a task: pairing takes cubic time.
 MAX_CALLS = 64
 MAX_PYTHON = 20_000
 """Characters of Python-like calls: its parser is slower and less guarded than that of JSON."""
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
+# Matches `[get_weather(`, `math.sqrt(`; not `The answer is`.
 _PYTHON_CALL = re.compile(r"\s*\[?\s*[A-Za-z_][\w.]*\s*\(")
 
 
@@ -110,9 +112,11 @@ def _read_document(text: str, format: Format) -> Reading:
         document = find_document(text)
     except DocumentError as error:
         raise CallError(str(error)) from None
+    # Prose: no call was attempted.
     if document[0] not in "[{":
         return Reading([], False)
     value = read_json(document)
+    # A whole message of the assistant; `"tool_calls": null` stands for none.
     if format == "openai" and isinstance(value, dict) and "tool_calls" in value:
         value = value["tool_calls"] or []
     shape: Shape = "wrapped" if format == "openai" else "flat or keyed"
@@ -138,6 +142,7 @@ def as_call(value: Any, shape: Shape = "any") -> ToolCall:
         return _call(inner.get("name"), arguments)
     if shape == "wrapped":
         raise CallError("an OpenAI call has a function")
+    # BFCL's golds: `{"get_weather": {"city": ["Oslo"]}}`.
     if "name" not in value and shape != "flat" and len(value) == 1:
         return _call(*next(iter(value.items())))
     if "arguments" in value and "parameters" in value:
@@ -187,6 +192,7 @@ def _python_call(node: ast.expr, tools: Mapping[str, ToolSchema]) -> ToolCall:
         raise CallError("an expression that is no call")
     name = _dotted(node.func)
     parameters = tools[name].parameters if name in tools else ()
+    # Positional arguments can be named only by the tool's schema.
     if len(node.args) > len(parameters):
         raise CallError(f"{name[:80]} has arguments without a name")
     pairs = [*zip(parameters, node.args, strict=False), *((keyword.arg, keyword.value) for keyword in node.keywords)]
@@ -200,6 +206,7 @@ def _python_call(node: ast.expr, tools: Mapping[str, ToolSchema]) -> ToolCall:
 
 def _dotted(node: ast.expr) -> str:
     parts: list[str] = []
+    # `a.b.c(...)` from its end; a loop, so that depth costs no recursion.
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value

@@ -86,6 +86,8 @@ class ToolCallVerifier(Verifier):
             return self._unparsable(str(error)[:200])
         equality = Equality(self.int_is_float, self.number_is_text, self.text)
         match = match_calls(wanted, reading.calls, equality, self.ordered, self.extra_calls_cost)
+        # ToolRL's format reward: one `<think>` block at the start, then nothing but the calls, or prose where no call
+        # is made.
         layout = self._thinks_once(completion) and (reading.bare or not reading.calls)
         return self._verdict(match, layout, f"{len(reading.calls)} calls, {len(wanted)} wanted")
 
@@ -113,11 +115,13 @@ class ToolCallVerifier(Verifier):
             else:
                 status = VerdictStatus.WRONG
         if self.credit == "toolrl":
+            # ToolRL (section 3.3): R_correct = 6 R_max / S_max - 3, in [-3, 3], plus R_format, 0 or 1.
             score = 6 * match.total - 3 + layout
         parts = {"names": match.names, "parameters": match.parameters, "values": match.values, "total": match.total}
         return Verdict(status, score, reason=reason, scores={**parts, "format": float(layout)})
 
     def _unparsable(self, reason: str) -> Verdict:
+        # The lowest score of an answer that can be read, so that an unreadable one is never better.
         least = -3.0 if self.credit == "toolrl" else 0.0
         parts = {"names": 0.0, "parameters": 0.0, "values": 0.0, "total": 0.0, "format": 0.0}
         return Verdict(VerdictStatus.UNPARSABLE, least, reason=reason, scores=parts)
@@ -161,6 +165,7 @@ class ToolCallVerifier(Verifier):
             if self.acceptable_values:
                 _check_choices(value, f"{call.name}.{key}")
             values = value if self.acceptable_values else [value]
+            # An argument whose wanted value is the default may be left out: the tool does the same.
             by_default = key in defaults and any(equality.same(defaults[key], one) for one in values)
             optional = by_default or (self.acceptable_values and "" in values)
             arguments[key] = Argument(values, optional, nested=self.acceptable_values)

@@ -31,10 +31,14 @@ _BESIDE_BYTES = 128 * 2**20
 """Memory of a zygote (60 MB with numpy) and its supervisors, beside the programs."""
 _PROCESSES_BESIDE = 16
 """A zygote, bubblewrap's own process and supervisors."""
+# cgroup-v2.rst, "No Internal Process Constraint".
 _INITIAL = "rlvr-initial"
 """The leaf for the processes of a cgroup of version 2 that is divided: it may not have processes of its own."""
+# Arbitrary; what stays is removed by the next trainer (`remove_left_over`).
 _EMPTY_SECONDS = 2.0
 """Time for the processes of a closed zygote to leave its leaf."""
+# The shell writes its own number into each leaf, then becomes the zygote: entering before `exec` means that no process
+# has to be moved later. A leaf that refuses is left out (`|| :`).
 _ENTER = 'for leaf in $LEAVES; do echo $$ > "$leaf/cgroup.procs" || :; done; unset LEAVES; exec "$@"'
 _numbers = itertools.count()
 
@@ -52,6 +56,7 @@ class Hierarchy:
         if "cpu" not in self.controllers:
             return []
         if self.version == 1:
+            # Version 1 names its files otherwise; the default of cpu.shares is 1024, that of cpu.weight 100.
             return [("cpu.shares", str(_SHARES))]
         return [("cpu.weight", str(_WEIGHT))]
 
@@ -64,6 +69,7 @@ class Hierarchy:
             if self.version == 2:
                 swap = "memory.swap.max"
                 most = "memory.max"
+            # No swap: paged-out memory would not count against the limit of version 1.
             writes += [(swap, "0"), (most, str(memory))]
         if "pids" in self.controllers:
             writes.append(("pids.max", str(processes)))
@@ -83,23 +89,27 @@ class Hierarchy:
 
 def usable(membership: str, mounts: str) -> list[Hierarchy]:
     """The hierarchies to use, by the texts of /proc/self/cgroup and /proc/self/mountinfo."""
-    found = []
+    hierarchies = []
+    # A line of mountinfo (proc(5)): `36 35 0:31 / /sys/fs/cgroup rw,... - cgroup2 cgroup rw,...`. Fields 4 and 5 are
+    # the root within the file system and the place where it is mounted.
     for line in mounts.splitlines():
         fields, _, source = line.partition(" - ")
         kind, _, options = source.split()[:3]
         root, place = fields.split()[3:5]
         names = tuple(name for name in CONTROLLERS if name in options.split(","))
+        # Hierarchies of version 1 without a controller that is used here, such as `name=systemd`, are passed over.
         if kind == "cgroup2" or (kind == "cgroup" and names):
             version = 2 if kind == "cgroup2" else 1
             hierarchy = _own(version, names, membership, root, Path(place))
             if hierarchy is not None:
-                found.append(hierarchy)
-    return found
+                hierarchies.append(hierarchy)
+    return hierarchies
 
 
 def _own(version: int, names: tuple[str, ...], membership: str, root: str, place: Path) -> Hierarchy | None:
     """Our own cgroup of a mounted hierarchy, where it is ours to divide."""
     for line in membership.splitlines():
+        # `0::/user.slice` for version 2, `4:cpu,cpuacct:/docker/...` for version 1 (cgroups(7)).
         _, members, path = line.split(":", 2)
         if version == 2:
             ours = members == ""
@@ -107,9 +117,11 @@ def _own(version: int, names: tuple[str, ...], membership: str, root: str, place
             ours = names[0] in members.split(",")
         if not ours:
             continue
+        # A trainer that divided its cgroup before is in `rlvr-initial` itself; the cgroup to divide is the one above.
         path = path.removesuffix(f"/{_INITIAL}") or "/"
         folder = place / os.path.relpath(path, root)
         if version == 1:
+            # Version 1 has no delegation: only the top of what a container sees is surely nobody else's.
             if path == root and os.access(folder, os.W_OK):
                 return Hierarchy(1, folder, names)
             return None
@@ -144,6 +156,7 @@ class Leaf:
         for hierarchy in _ready() if hierarchies is None else hierarchies:
             folder = hierarchy.folder / name
             with contextlib.suppress(OSError):
+                # A hierarchy that refuses is passed over; the others still hold.
                 folder.mkdir()
                 self._folders[folder] = hierarchy
                 _write(folder, hierarchy.shared_out())
@@ -152,11 +165,13 @@ class Leaf:
         """A command that enters the leaf before it becomes `command`, and the environment that it needs."""
         if not self._folders:
             return list(command), {}
+        # The folders go through the environment, so that no path is read as shell code.
         return ["/bin/sh", "-c", _ENTER, "sh", *command], {"LEAVES": " ".join(map(str, self._folders))}
 
     def limit(self, memory: int, processes: int) -> None:
         """Allow what the programs that run next may use, in bytes and by number. Limits only grow: what an earlier
         program used is freed late, and below what is in use the kernel would kill the zygote."""
+        # Called before each run: most find the limit large enough and write nothing.
         limits = max(memory, self._limits[0]), max(processes, self._limits[1])
         if limits == self._limits:
             return
@@ -168,6 +183,8 @@ class Leaf:
         """Remove the leaf, once its processes have ended."""
         until = time.monotonic() + _EMPTY_SECONDS
         for folder in self._folders:
+            # A folder of a cgroup cannot be removed while a process is in it, and killed processes take a moment to
+            # leave.
             while not _removed(folder) and time.monotonic() < until:
                 await asyncio.sleep(0.002)
         self._folders = {}
@@ -176,6 +193,7 @@ class Leaf:
 @functools.cache
 def _ready() -> tuple[Hierarchy, ...]:
     """The hierarchies of this process, divided where need be, without the leaves of trainers that have ended."""
+    # Cached for the process: divided once, and the leaves of earlier trainers are looked for once.
     try:
         hierarchies = usable(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     except (OSError, ValueError):
@@ -202,6 +220,8 @@ def remove_left_over(folder: Path) -> None:
     processes."""
     for path in folder.glob(f"{_prefix()}*-*-*"):
         numbers = path.name.removeprefix(_prefix()).split("-")
+        # PID, start and number. A process number alone may have been given again; with its start time it is unique
+        # since boot.
         if len(numbers) == 3 and all(map(str.isdigit, numbers)) and _started(int(numbers[0])) != numbers[1]:
             _removed(path)
 
@@ -215,6 +235,7 @@ def _started(pid: int) -> str:
     """The start of a process in ticks since boot, which tells it from a later one with its number; '' when there is
     none."""
     try:
+        # Field 22 of stat, the 20th behind the name in brackets (proc(5)).
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return ""

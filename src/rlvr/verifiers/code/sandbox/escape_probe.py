@@ -13,9 +13,13 @@ from rlvr.verifiers.code.runner import Ended, Job, Limits
 from rlvr.verifiers.code.sandbox.local import LocalRunner
 from rlvr.verifiers.code.sandbox.tiers import Tier
 
+# Small, so that an escape past a limit costs the host little: 16 MB of files, 320 MB of memory, 200 processes.
 _LIMITS = Limits(seconds=20.0, memory_mb=256, processes=16, file_mb=8)
 _DONE = "tried"
 
+# Each function is one escape, by its name in `ESCAPES`, and returns a true value where it succeeded. The tier `none`
+# stops only `memory`, so nothing here may do harm: the canary is a file of its own, signal 0 does nothing, the listener
+# is ours.
 _SOURCE = """
 import ctypes, os, socket
 import colorsys, csv  # not loaded before: the standard library can be read
@@ -35,8 +39,8 @@ def ptrace():
         os._exit(0 if libc.ptrace(0, 0, 0, 0) == 0 else 1)
     return os.waitpid(pid, 0)[1] == 0
 def disk():
-    left = {file_mb} + 8
-    for number in range(left):
+    megabytes = {file_mb} + 8
+    for number in range(megabytes):
         with open(f"/tmp/{{number}}" if os.getcwd() == "/tmp" else str(number), "wb") as file:
             file.write(bytes(1 << 20))
     return True
@@ -80,6 +84,7 @@ print({done!r})
 async def weakness(tier: Tier) -> str | None:
     """Return what speaks against a tier here, in words, or None: it does not start, or something works that it should
     stop."""
+    # Read back from the program's own words: `files` worked only where it saw this.
     secret = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-probe-"))
@@ -87,19 +92,22 @@ async def weakness(tier: Tier) -> str | None:
         canary.write_text(secret)
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listener.setblocking(False)
-        known = {"canary": str(canary), "secret": secret, "trainer": os.getpid(), "port": listener.getsockname()[1]}
+        values = {"canary": str(canary), "secret": secret, "trainer": os.getpid(), "port": listener.getsockname()[1]}
         limits = {"file_mb": _LIMITS.file_mb, "memory_mb": _LIMITS.memory_mb, "done": _DONE}
         runner = LocalRunner(tier, workers=1)
         try:
-            outcome = await runner.run(Job(_SOURCE.format(**known, **limits), limits=_LIMITS))
+            outcome = await runner.run(Job(_SOURCE.format(**values, **limits), limits=_LIMITS))
         finally:
             await runner.close()
         worked = set(outcome.stdout.decode(errors="replace").split())
+        # Looked at from outside, too: a program that wrote and then failed would not say so.
         if canary.read_text() != secret:
             worked.add("writes")
+        # The same for the network: a connection that was made counts although the program did not report it.
         with contextlib.suppress(BlockingIOError):
             listener.accept()[0].close()
             worked.add("network")
+    # The last word shows that every attempt was made: a program that was killed half way proves nothing.
     if outcome.ended is Ended.BROKEN or _DONE not in worked:
         return outcome.reason or f"the self-test ended early: {outcome.ended.value}"
     wrong = sorted(worked - {_DONE} - set(tier.not_stopped))

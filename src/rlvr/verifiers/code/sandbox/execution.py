@@ -1,4 +1,4 @@
-"""One execution on a zygote: what its processes are told, and the outcome made of what they claim."""
+"""One execution on a zygote: the messages to its processes, and the outcome made of their claims."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from rlvr.verifiers.code.sandbox.inside.supervisor import STARTED
 from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 from rlvr.verifiers.pool.deadline import Deadline
 
+# Arbitrary and long: a busy machine schedules the supervisor late. It is waited for only where a supervisor hangs.
 GRACE_SECONDS = 20.0
 """Beyond a program's own limit, before its supervisor is given up."""
+# Bytes of the head of an outcome, of which its reason, escaped as JSON, has at most 6,000.
 _HEAD = 2**16
 _REPORT = values.MAX_SIZE + 1
 _LATE_SECONDS = 2.0
@@ -79,9 +81,10 @@ class Execution:
         self._channel.close()
 
     async def tell(self) -> None:
-        """Send the program. What its process does not read any more is no matter: its outcome says why."""
+        """Send the program. A process that reads no more of it has ended, and its outcome says why."""
         program = self._program
         head = {**vars(program.limits), "address_space": program.address_space}
+        # The process may have ended already (a limit, a failed start).
         with contextlib.suppress(OSError):
             await self._job.send(json.dumps(head).encode() + b"\n" + program.stdin)
             await self._channel.send(json.dumps(program.order).encode(), program.source)
@@ -105,45 +108,52 @@ class Execution:
         return await self._channel.receive(_REPORT)
 
     async def outcome(self, answer: Answer | None = None) -> Outcome:
-        """Return how it ended; `answer` answers a test's calls. SandboxError when nobody says so."""
-        talk = asyncio.ensure_future(self._talk(answer))
+        """Return how it ended; `answer` answers a test's calls. SandboxError when no outcome arrives."""
+        # Reading the channel and the supervisor go on side by side: a program that fills the channel would block, and
+        # one that ends closes it.
+        exchange = asyncio.ensure_future(self._exchange(answer))
         try:
             async with Deadline(self._program.limits.seconds + GRACE_SECONDS):
                 end = asyncio.ensure_future(self._end())
                 try:
-                    await asyncio.wait({talk, end}, return_when=asyncio.FIRST_COMPLETED)
-                    if talk.done():
-                        talk.result()
+                    await asyncio.wait({exchange, end}, return_when=asyncio.FIRST_COMPLETED)
+                    # `answer` may have raised (the candidate ended): that is the outcome of a test, and is raised here
+                    # at once.
+                    if exchange.done():
+                        exchange.result()
                     head, out, err = await end
                 finally:
                     end.cancel()
+            # The process has ended, but a child of it may hold the channel open for ever: what it might say is waited
+            # for briefly.
             with contextlib.suppress(TimeoutError):
                 async with Deadline(_LATE_SECONDS):
-                    await asyncio.wait({talk})
+                    await asyncio.wait({exchange})
             return self._as_outcome(head, out, err)
         except TimeoutError:
             raise await self._given_up() from None
         finally:
-            talk.cancel()
+            exchange.cancel()
 
     async def _given_up(self) -> SandboxError:
-        """The error for a supervisor that says nothing; its zygote is closed, since nothing else ends what it
+        """The error for a supervisor that sends nothing; its zygote is closed, since nothing else ends what it
         started."""
         await self._zygote.close()
-        return SandboxError("the sandbox does not say how the program ended", self.started)
+        return SandboxError("the sandbox returned no outcome of the program", self.started)
 
     async def _start(self) -> None:
         """Wait until the program runs. OSError or EOFError when its supervisor is gone."""
         if not self.started:
             self.started = await self._job.byte() == STARTED
 
-    async def _talk(self, answer: Answer | None) -> None:
-        """Everything that is said over the private channel."""
+    async def _exchange(self, answer: Answer | None) -> None:
+        """Exchange all messages over the private channel."""
         try:
             if self._program.call is not None:
                 self._report = await self._channel.receive(_REPORT)
                 if self._report == LOADED:
                     await self._channel.send(self._program.call)
+            # The first value or exception counts; a program cannot take it back by a second one.
             while self._report[:1] not in (VALUE, RAISED):
                 self._report = await self._channel.receive(_REPORT)
                 if self._report[:1] == CALL and answer is not None:
@@ -158,12 +168,16 @@ class Execution:
             return
 
     async def _end(self) -> tuple[dict[str, Any], bytes, bytes]:
-        """The supervisor's last words: its head, and the program's output."""
+        """The report of the supervisor: its head, and the program's output."""
         try:
             await self._start()
             body = await self._job.receive(_HEAD + 2 * self._program.limits.output_bytes)
         except (OSError, EOFError) as error:
+            # A zygote whose supervisor ended with it may be found dead only a moment later. Arbitrary: some scheduler
+            # turns of a busy machine.
             await asyncio.sleep(0.05)
+            # The supervisor alone was killed, and only the program can have done that: it counts as the program's
+            # crash.
             if self.started and self._zygote.alive:
                 return _KILLED, b"", b""
             raise SandboxError(f"the sandbox ended before the program did ({error})", self.started) from error
@@ -179,6 +193,7 @@ class Execution:
         how = head["how"]
         why = str(head["why"])[:_WORDS_LENGTH]
         seconds = head["seconds"]
+        # The head is a claim like all else: `json` reads NaN and 1e999.
         if type(seconds) is not float or not math.isfinite(seconds):
             seconds = 0.0
         if how == "broken":
@@ -191,12 +206,18 @@ class Execution:
             kind, value, size, words = _claim(self._report)
         if isinstance(how, str) and how in _ENDED:
             return Outcome(_ENDED[how], out, err, None, _WORDS.get(how, "{}").format(why), seconds)
+        # A program that sets a lower soft limit of processor time for itself gets SIGXCPU; at the sandbox's own limit
+        # it gets SIGKILL, which the supervisor reports as "time".
         if how == "signal" and why == str(int(signal.SIGXCPU)):
             return Outcome(Ended.TIME, out, err, None, "it used all of its processor time", seconds)
+        # Scripts need exit code 0 only, all others also a value on the channel: `os._exit(0)` in a function is no
+        # answer.
         if how == "exit" and why == "0" and (kind == "value" or not self._program.answers):
             claim = self._report[1:] if kind == "value" else b""
             return Outcome(Ended.DONE, out, err, value, "", seconds, claim, size)
         if how == "exit" and kind == "raised":
+            # RLIMIT_AS makes an allocation fail, which Python raises as an exception: the same limit as a kill by the
+            # watch.
             if words.startswith("MemoryError"):
                 ended = Ended.MEMORY
             else:
@@ -222,6 +243,7 @@ def _claim(report: bytes) -> tuple[str, Any, int, str]:
         value = values.decode(body, DECODED_SIZE)
     except (ValueError, TypeError) as error:
         return "", None, 0, f"it reported nonsense: {error}"
+    # What `crossing.described` writes, checked since any program can write to its channel.
     if type(value) is not list or len(value) != 4 or any(type(part) is not str for part in value):
         return "", None, 0, "it reported nonsense: an exception that is not described by four texts"
     name = value[0][:_WORDS_LENGTH]

@@ -36,13 +36,16 @@ class Language:
     def path(self) -> str | None:
         """Return where the compiler or interpreter is, within what a sandbox can read."""
         for name in self.programs:
-            found = shutil.which(name, path="/usr/bin:/bin:/usr/local/bin")
-            if found and os.path.realpath(found).startswith(SYSTEM):
-                return found
+            # Only what a sandbox can read: a compiler of conda or nix, elsewhere in PATH, could not be executed there.
+            executable = shutil.which(name, path="/usr/bin:/bin:/usr/local/bin")
+            if executable and os.path.realpath(executable).startswith(SYSTEM):
+                return executable
         return None
 
 
 NATIVE = {
+    # -O2 as contests compile; -w, since warnings would fill the reason of a failure; libm after the source, where the
+    # linker looks for it.
     "c": Language("program.c", ("gcc", "cc", "clang"), ("-O2", "-w", "-o", PROGRAM), after=("-lm",)),
     # C++20 with GNU's extensions, as contests have it; compilers from before 2020 know it by this name only.
     "cpp": Language("program.cpp", ("g++", "c++", "clang++"), ("-std=gnu++2a", "-O2", "-w", "-o", PROGRAM)),
@@ -50,25 +53,26 @@ NATIVE = {
 }
 
 
+# Looked up once: `which` reads folders, and this is asked for each job.
 @functools.cache
-def _found() -> dict[str, str]:
+def _installed() -> dict[str, str]:
     return {name: language.path for name, language in NATIVE.items() if language.path}
 
 
 def languages() -> dict[str, str]:
     """The languages that can be run here, each with the program that compiles or interprets it."""
-    return {"python": "the trainer's own", **_found()}
+    return {"python": "the trainer's own", **_installed()}
 
 
 def check_language(job: Job) -> None:
     """ConfigError for a job in a language that is not here, or for a call in another language than Python."""
-    known = languages()
-    if job.language not in known:
+    available = languages()
+    if job.language not in available:
         lacking = NATIVE.get(job.language)
         if lacking:
-            mend = f": install {' or '.join(lacking.programs)} below /usr"
+            remedy = f": install {' or '.join(lacking.programs)} below /usr"
         else:
-            mend = nearest(job.language, known)
-        raise ConfigError(f"programs in {job.language!r} cannot be run here{mend}")
+            remedy = nearest(job.language, available)
+        raise ConfigError(f"programs in {job.language!r} cannot be run here{remedy}")
     if job.call is not None and job.language != "python":
         raise ConfigError(f"functions are called in python only, not in {job.language}")

@@ -8,6 +8,7 @@ import socket
 
 from rlvr.verifiers.code.sandbox.inside.frames import LENGTH
 
+# Bytes read at a time. Arbitrary: between the loop's fairness and the number of system calls for a megabyte.
 _CHUNK = 2**18
 
 
@@ -33,6 +34,7 @@ class Link:
         if len(self._data) >= LENGTH.size:  # else reading turns it
             await asyncio.sleep(0)
         (length,) = LENGTH.unpack(await self._take(LENGTH.size))
+        # Before anything is allocated: the length is a claim, too.
         if length > most:
             raise EOFError(f"{length} bytes are announced, over the limit of {most}")
         return await self._take(length)

@@ -25,6 +25,7 @@ from rlvr.verifiers.code.sandbox.languages import COMPILING, NATIVE, PROGRAM, ch
 from rlvr.verifiers.code.sandbox.tiers import Tier
 from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 
+# Arbitrary, above the programs that are judged at a time; each is at most `LARGEST_PROGRAM` bytes (4 MiB).
 _COMPILED = 64
 """Compiled programs that are kept."""
 _STEP = 2**24
@@ -62,6 +63,8 @@ class LocalRunner:
         language = NATIVE[job.language]
         tool = languages()[job.language]
         if not language.compiled:
+            # V8 sizes its heap by the machine's memory unless it is told; past the limit it ends itself instead of
+            # being killed.
             argv = [tool, f"--max-old-space-size={job.limits.memory_mb}", language.source]
             order = {"kind": "execute", "file": language.source, "argv": argv}
             return await self._twice(Program(order, source, job.limits, job.stdin, address_space=False))
@@ -80,6 +83,7 @@ class LocalRunner:
             raise ConfigError("a test with a candidate is for programs in python")
         if job.packages:
             return await self._having(job.packages).test(replace(job, packages=()), candidate, name, token)
+        # The candidate waits for the test, so its own clock would end it while the test computes.
         limits = replace(candidate.limits, seconds=job.limits.seconds)
         called = candidate.call.name if candidate.call is not None else name
         order = {"kind": "serve", "once": False, "name": called, "sealed": False, "argument": None}
@@ -108,7 +112,10 @@ class LocalRunner:
     @contextlib.asynccontextmanager
     async def _zygote(self) -> AsyncIterator[Zygote]:
         """A zygote of one's own for a while. SandboxError when none can be started."""
+        # Made on first use, since a queue belongs to the loop on which it is waited for.
         if self._free is None:
+            # Last in, first out: under light load the same zygotes serve, and the others are never started (None stands
+            # for one that is not).
             self._free = asyncio.LifoQueue()
             for _ in range(self._slots):
                 self._free.put_nowait(None)
@@ -126,6 +133,8 @@ class LocalRunner:
             yield zygote
         finally:
             kept = zygote if zygote is not None and self._tier.lasting and zygote.alive else None
+            # Shielded: a cancelled caller would otherwise leave the processes of its zygote behind. The slot goes back
+            # in every case.
             if zygote is not kept and zygote is not None:
                 await asyncio.shield(self._end(zygote))
             free.put_nowait(kept)
@@ -140,6 +149,8 @@ class LocalRunner:
     async def _again(self, attempt: Callable[[Zygote], Awaitable[Outcome]]) -> Outcome:
         """The outcome of an attempt on a zygote, of a second one where the first failed."""
         failure = SandboxError("the sandbox did not run")
+        # Twice: one failure may be the host's (memory, a killed zygote). A second one while the program ran is the
+        # program's doing.
         for _ in range(2):
             try:
                 async with self._zygote() as zygote:
@@ -152,11 +163,13 @@ class LocalRunner:
         """The compiled program as the outcome's claim; one that another task compiles already is waited for."""
         key = language, source
         task = self._compiled.get(key)
+        # A compilation that the sandbox failed is tried anew; one that the compiler refused stays refused.
         if task is None or task.cancelled() or (task.done() and task.result().ended is Ended.BROKEN):
             task = self._compiled[key] = asyncio.ensure_future(self._compiling(language, source))
         self._compiled.move_to_end(key)
         while len(self._compiled) > _COMPILED:
             self._compiled.popitem(last=False)
+        # Others wait for the same task, so the cancellation of one caller must not end it.
         return await asyncio.shield(task)
 
     async def _compiling(self, language: str, source: bytes) -> Outcome:
@@ -169,12 +182,14 @@ class LocalRunner:
                 return outcome
             return replace(outcome, ended=Ended.RAISED, claim=b"", reason="the compiler made no program")
         errors = outcome.stderr.decode(errors="replace").splitlines()
+        # The first line that names an error; before it stand notes of the files that include it.
         first = next((line for line in errors if "error" in line), outcome.reason)
         return replace(outcome, reason=f"it does not compile: {first}")
 
 
 def _allow(zygote: Zygote, *programs: Program) -> None:
     """Have the zygote's cgroup leaf allow what these programs may use together."""
+    # `file_mb` counts as memory, since the files are in a tmpfs.
     memory = sum((one.limits.memory_mb + one.limits.file_mb) * 2**20 for one in programs)
     texts = sum(2 * one.limits.output_bytes + len(one.stdin) + len(one.source) for one in programs)
     # What is read and written is in several buffers at once: the trainer's side of a socket, a pipe, the supervisor's
@@ -185,11 +200,12 @@ def _allow(zygote: Zygote, *programs: Program) -> None:
 async def _once(zygote: Zygote, program: Program) -> Outcome:
     _allow(zygote, program)
     with Execution(zygote, program) as execution:
-        told = asyncio.ensure_future(execution.tell())
+        # Sending and waiting go on side by side: a program that ends without reading its input would block the sender.
+        sending = asyncio.ensure_future(execution.tell())
         try:
             return await execution.outcome()
         finally:
-            told.cancel()
+            sending.cancel()
 
 
 class _CandidateEndedError(Exception):

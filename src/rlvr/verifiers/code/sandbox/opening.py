@@ -27,10 +27,10 @@ def open_runner(tier: str = "auto", unsafe: bool = False, workers: int | None = 
     """
     if tier.startswith(("http://", "https://")):
         return RemoteRunner(tier, workers)
-    known = {one.name: one for one in TIERS}
-    if tier != "auto" and tier not in known:
-        raise ConfigError(f"there is no sandbox {tier!r}{nearest(tier, ['auto', *known])}")
-    wanted = TIERS if tier == "auto" else (known[tier],)
+    tiers = {one.name: one for one in TIERS}
+    if tier != "auto" and tier not in tiers:
+        raise ConfigError(f"there is no sandbox {tier!r}{nearest(tier, ['auto', *tiers])}")
+    wanted = TIERS if tier == "auto" else (tiers[tier],)
     chosen = _strongest(wanted if unsafe else [one for one in wanted if not one.not_stopped])
     _announce(chosen.name)
     return LocalRunner(chosen, workers)
@@ -45,10 +45,10 @@ def _strongest(tiers: Sequence[Tier]) -> Tier:
         problems.append(f"{tier.name}: {problem}")
     weaker = "; ".join(f"{one.name} does not stop {in_words(one)}" for one in TIERS if one.not_stopped)
     if problems:
-        said = f"programs cannot be isolated here as asked ({'; '.join(problems)}). "
+        failures = f"programs cannot be isolated here as asked ({'; '.join(problems)}). "
     else:
-        said = ""
-    raise ConfigError(f"{said}A tier below 'full' needs unsafe: true. {weaker}")
+        failures = ""
+    raise ConfigError(f"{failures}A tier below 'full' needs unsafe: true. {weaker}")
 
 
 def in_words(tier: Tier) -> str:
@@ -62,19 +62,20 @@ def problem_of(tier: Tier) -> str | None:
     lacking = missing(tier)
     if lacking is not None:
         return lacking
-    found: list[str | None] = []
+    results: list[str | None] = []
 
     def tried() -> None:
         try:
-            found.append(asyncio.run(weakness(tier)))
+            results.append(asyncio.run(weakness(tier)))
+        # The self-test itself may fail in ways of the host; whatever it is, the tier is not opened.
         except Exception as error:  # whatever goes wrong, the tier is not to be trusted
-            found.append(f"the self-test failed: {type(error).__name__}: {error}")
+            results.append(f"the self-test failed: {type(error).__name__}: {error}")
 
     thread = threading.Thread(target=tried, name="rlvr-sandbox-self-test")  # the caller may have a loop of its own
     thread.start()
     thread.join()
-    if found:
-        return found[0]
+    if results:
+        return results[0]
     return "the self-test was cut off"
 
 

@@ -29,11 +29,15 @@ from rlvr.verifiers.code.sandbox.inside import nodes, sealing
 WORKERS = 32
 """Requests at once, where nothing else is asked for."""
 COMPILE_SECONDS = 20.0
-_PATIENCE_SECONDS = 60.0
+# A service has a queue of its own; arbitrary.
+_QUEUE_SECONDS = 60.0
 """How long a service may let wait beyond the program's own limits."""
 _LANGUAGES = {"python": "python", "cpp": "cpp", "javascript": "nodejs"}
+# As in the local runner: one failure may be chance (a restarted service). Each attempt may cost the whole wait.
 _ATTEMPTS = 2
 
+# Runs at the service, where no module of this package is: the two that are needed go along as texts. `print` of the
+# marker begins a new line, whatever the program printed before.
 _AROUND = """
 import sys, types
 values = types.ModuleType("values")
@@ -48,12 +52,12 @@ if "(" in name:
     result = eval(name, program.__dict__)
 else:
     first, *rest = name.split(".")
-    found = getattr(program, first)
+    function = getattr(program, first)
     for part in rest:
-        found = getattr(found(), part)
+        function = getattr(function(), part)
     made = lambda one: eval(one.text, program.__dict__) if type(one) is values.Source else one
     args, kwargs = [made(one) for one in args], dict((key, made(one)) for key, one in kwargs.items())
-    result = nodes.with_nodes(found, program.__dict__, {argument!r})(*args, **kwargs)
+    result = nodes.with_nodes(function, program.__dict__, {argument!r})(*args, **kwargs)
 print("\\n" + {marker!r} + values.encode(result).hex(), flush=True)
 """
 
@@ -85,6 +89,8 @@ class RemoteRunner:
             raise ConfigError(f"programs in {job.language!r} cannot be run remotely{nearest(job.language, _LANGUAGES)}")
         if job.call is not None and job.language != "python":
             raise ConfigError(f"functions are called in python only, not in {job.language}")
+        # New for each run, so that the program cannot print a value itself before its function returned. It can read it
+        # from its own frames, like every claim.
         marker = secrets.token_hex(16) if job.call else ""
         body = {
             "code": _code(job, marker),
@@ -118,17 +124,18 @@ class RemoteRunner:
         the service, in words."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(self._address, data, {"Content-Type": "application/json"})
-        patience = job.limits.seconds + COMPILE_SECONDS + _PATIENCE_SECONDS
+        deadline = job.limits.seconds + COMPILE_SECONDS + _QUEUE_SECONDS
         # JSON writes two to three bytes of most texts as six, and a value comes as hexadecimal digits.
         most = 4 * job.limits.output_bytes + (2 * values.MAX_SIZE if job.call else 0) + 2**16
         try:
-            with urllib.request.urlopen(request, timeout=patience) as response:
+            with urllib.request.urlopen(request, timeout=deadline) as response:
                 data = response.read(most + 1)
             if len(data) > most:
                 return Outcome(Ended.OUTPUT, reason=f"it wrote more than {job.limits.output_bytes} bytes")
             reply = json.loads(data)
         except (OSError, HTTPException, ValueError, RecursionError) as error:
             return str(error) or type(error).__name__
+        # "SandboxError" is the API's third status; only the other two say something of the program.
         if not isinstance(reply, dict) or reply.get("status") not in ("Success", "Failed"):
             return str(reply.get("message") or reply.get("status") if isinstance(reply, dict) else "no object")[:1000]
         return _outcome(reply, job, marker)
@@ -158,9 +165,12 @@ def _text_of(module: ModuleType) -> str:
 def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
     compiled = _part(reply, "compile_result")
     ran = _part(reply, "run_result")
+    # Without a `run_result` the compiler refused the program.
     if not ran and compiled:
-        said = str(compiled.get("stderr") or "")
-        return Outcome(Ended.RAISED, stderr=said.encode(errors="replace"), reason=f"it does not compile: {said[:300]}")
+        messages = str(compiled.get("stderr") or "")
+        return Outcome(
+            Ended.RAISED, stderr=messages.encode(errors="replace"), reason=f"it does not compile: {messages[:300]}"
+        )
     status = ran.get("status")
     code = ran.get("return_code")
     out, err = (str(ran.get(name) or "").encode("utf-8", "surrogatepass") for name in ("stdout", "stderr"))
@@ -179,7 +189,8 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
             Ended.TIME, out[:most], err[:most], None, f"it took longer than {job.limits.seconds:g} s", seconds
         )
     if status not in ("Finished", "Error"):
-        return Outcome(Ended.BROKEN, reason=f"the remote sandbox says {status!r} of the run")
+        return Outcome(Ended.BROKEN, reason=f"the remote sandbox gives the run the status {status!r}")
+    # The API has no option for a limit of output, so it is kept here, after the fact.
     if max(len(out), len(err)) > most:
         return Outcome(Ended.OUTPUT, out[:most], err[:most], None, f"it wrote more than {most} bytes", seconds)
     if code != 0:

@@ -69,8 +69,10 @@ ESCAPES = {
     "memory": "more memory than its limit",
     "processes": "more processes than its limit",
 }
-"""What the self-test tries (`probe.py`), in words."""
+"""What the self-test tries (`escape_probe.py`), in words."""
 
+# Arguments: name, bubblewrap, namespaces, landlock, seccomp, what is not stopped. `docs/code.md` says what each one
+# does.
 TIERS = (
     Tier("full", True, True, True, True, ()),
     Tier("bubblewrap", True, False, False, False, ("sockets", "uncounted", "ptrace", "namespaces", "disk")),
@@ -94,18 +96,20 @@ def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]
     python = os.path.realpath(sys.executable)
     prefix = os.path.realpath(sys.base_prefix)
     hidden = packages(prefix)
-    given = [path for package in tier.packages for path in paths_of(package)]
+    package_paths = [path for package in tier.packages for path in paths_of(package)]
     if not tier.bubblewrap:
         shown = (part for path in (*SYSTEM, prefix) for part in _without(path, hidden))
-        readable = (*dict.fromkeys(shown), *_DEVICES, str(_CODE), *map(str, given))
+        readable = (*dict.fromkeys(shown), *_DEVICES, str(_CODE), *map(str, package_paths))
         setting = Setting(
             *(None, False, tier.landlock, tier.seccomp, tmp, readable),
             processes_beside=None,
             packages=tier.packages,
-            place=str(given[0].parent) if given else "",
+            place=str(package_paths[0].parent) if package_paths else "",
         )
         return _python(python, str(_CODE), control, trainer_pidfd, setting)
     root = os.geteuid() == 0
+    # Processes of the user nobody that are not the program's: its supervisor, or without namespaces for each run those
+    # of other runs, of which 64 are reckoned with.
     beside = 1 if tier.namespaces else 64
     user = NOBODY if root else None
     folder = _writable(prefix)
@@ -119,18 +123,27 @@ def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]
     streams = STREAMS if tier.namespaces else "/proc/self/fd"
     return [
         *(shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+        # --as-pid-1: the zygote is process 1, so that its end kills all that is left. --new-session: no terminal, into
+        # which TIOCSTI could type. Without --cap-drop a trainer that is root would keep its capabilities inside.
         *("--unshare-cgroup-try", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
+        # As root the zygote becomes nobody itself and gives both capabilities up; else bubblewrap makes a user
+        # namespace and maps nobody.
         *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else _nobody()),
+        # /proc of the new process namespace. --size bounds the next tmpfs; without it half of the host's memory could
+        # be filled.
         *("--proc", "/proc", "--size", str(SANDBOX_MB * 2**20), "--perms", "1777", "--tmpfs", folder),
         *(option for path in (prefix, "/dev/null", "/etc/ld.so.cache") for option in _folders_to(path)),
         *(option for path in (*SYSTEM, prefix) if os.path.exists(path) for option in _read(path)),
+        # An empty read-only tmpfs over each folder of packages: they may hold data sets with answers.
         *(option for path in hidden for option in ("--perms", "0755", "--tmpfs", path, "--remount-ro", path)),
+        # Four harmless devices instead of the host's /dev, which has shared memory and terminals.
         *(option for path in _DEVICES for option in ("--dev-bind", path, path)),
         *(option for name, path in _streams(streams) for option in ("--symlink", path, f"/dev/{name}")),
         *_folders_to("/code/sandbox/inside"),
         *_folders_to(f"{PLACE}/package"),
-        *(option for path in given for option in ("--ro-bind", str(path), f"{PLACE}/{path.name}")),
+        *(option for path in package_paths for option in ("--ro-bind", str(path), f"{PLACE}/{path.name}")),
         *("--symlink", folder, "/dev/shm", "--ro-bind", str(_CODE / "values.py"), "/code/values.py"),
+        # Options take effect in their order: everything is mounted by now, and the root becomes read-only.
         *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", folder),
         *_python(python, "/code", control, trainer_pidfd, setting),
     ]
@@ -140,8 +153,8 @@ def packages(prefix: str) -> list[str]:
     """Return where packages are installed for the interpreters of this system: they may hold data sets, and with them
     answers."""
     patterns = [f"lib*/python3*/{kind}-packages" for kind in ("site", "dist")]
-    found = [path for base in (prefix, "/usr", "/usr/local") for glob in patterns for path in Path(base).glob(glob)]
-    return sorted({os.path.realpath(path) for path in found})
+    folders = [path for base in (prefix, "/usr", "/usr/local") for glob in patterns for path in Path(base).glob(glob)]
+    return sorted({os.path.realpath(path) for path in folders})
 
 
 def _without(path: str, hidden: Sequence[str]) -> list[str]:
@@ -191,4 +204,6 @@ def _folders_to(path: str) -> list[str]:
 
 
 def _python(python: str, code: str, control: int, trainer_pidfd: int, setting: Setting) -> list[str]:
+    # -I and -S: no variables of the environment, no user's folder, no site packages. -B: nothing is written beside the
+    # sources.
     return [python, "-I", "-S", "-B", "-c", _START, code, str(control), str(trainer_pidfd), json.dumps(asdict(setting))]

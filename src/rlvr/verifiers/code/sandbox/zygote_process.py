@@ -18,8 +18,11 @@ from rlvr.verifiers.code.sandbox.link import Link
 from rlvr.verifiers.code.sandbox.tiers import Tier, command
 from rlvr.verifiers.pool.deadline import Deadline
 
+# numpy alone takes seconds to import from a cold disk.
 START_SECONDS = 60.0
 """Wall clock for a zygote to start, on a machine that is busy."""
+# Arbitrary: a zygote ends within milliseconds when its socket closes. One that does not (it was stopped, say) is
+# killed.
 _CLOSE_SECONDS = 5.0
 
 
@@ -45,7 +48,9 @@ class Zygote:
 
     @classmethod
     async def start(cls, tier: Tier) -> Zygote:
-        """A zygote that is ready. SandboxError, with what it said, when it is not."""
+        """A zygote that is ready. SandboxError, with its output, when it does not start."""
+        # SEQPACKET keeps messages apart: one `recvmsg` of a supervisor takes one job with its two descriptors. In a
+        # stream the bytes of two jobs could come together.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if tier.bubblewrap:
             tmp = ""
@@ -54,17 +59,18 @@ class Zygote:
         trainer_pidfd = os.pidfd_open(os.getpid())
         leaf = Leaf()
         try:
-            with tempfile.TemporaryFile() as said:
+            with tempfile.TemporaryFile() as output:
                 process = _start(
-                    command(tier, theirs.fileno(), trainer_pidfd, tmp), [theirs.fileno(), trainer_pidfd], leaf, said
+                    command(tier, theirs.fileno(), trainer_pidfd, tmp), [theirs.fileno(), trainer_pidfd], leaf, output
                 )
                 zygote = cls(tier, process, ours, tmp, leaf)
                 theirs.close()
                 if not await zygote._ready():
                     await zygote.close()
-                    said.seek(0)
-                    words = said.read(2000).decode(errors="replace").strip()
-                    raise SandboxError(f"the sandbox {tier.name!r} did not start: {words or 'it says nothing'}")
+                    output.seek(0)
+                    # What bubblewrap or Python printed, such as "No permissions to create new namespace".
+                    words = output.read(2000).decode(errors="replace").strip()
+                    raise SandboxError(f"the sandbox {tier.name!r} did not start: {words or 'it printed nothing'}")
                 return zygote
         except OSError as error:
             ours.close()
@@ -89,6 +95,8 @@ class Zygote:
         if self._control.fileno() < 0 or self._process.poll() is not None:
             return False
         try:
+            # The zygote sends nothing after READY: an empty read is its end, and nothing to read (BlockingIOError) is
+            # life.
             return bool(self._control.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return True
@@ -106,6 +114,8 @@ class Zygote:
             channel.close()
             raise SandboxError(f"the sandbox has ended ({error})") from error
         finally:
+            # Only the copies in the sandbox stay open, so that the end of the supervisor is seen as the end of the
+            # stream.
             their_job.close()
             their_channel.close()
         return Link(job), Link(channel)
@@ -123,13 +133,14 @@ class Zygote:
             shutil.rmtree(self._tmp, ignore_errors=True)
 
 
-def _start(argv: list[str], passed: list[int], leaf: Leaf, said: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(argv: list[str], passed: list[int], leaf: Leaf, output: IO[bytes]) -> subprocess.Popen[bytes]:
     entering, environment = leaf.entering(argv)
     return subprocess.Popen(
         entering,
         stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=said,
+        stdout=output,
+        stderr=output,
+        # Nothing of the trainer's environment, which may hold keys.
         env={LINKED_AT_ONCE: "1", **environment},
         pass_fds=passed,
         start_new_session=True,  # Ctrl-C is the trainer's to handle

@@ -9,6 +9,7 @@ import numpy as np
 
 def made(dtype: str, shape: tuple[int, ...], items: list[Any]) -> Any:
     """The array of these elements in C order. ValueError for elements that its type cannot hold."""
+    # The second character of a dtype such as `<f8` or `|O` is the kind.
     kind = dtype[1]
     if kind == "O":  # filled one by one: numpy would take elements that are lists for another axis
         array = np.empty(len(items), object)

@@ -16,6 +16,8 @@ from typing import Any
 
 from rlvr.verifiers.code import values
 
+# Arbitrary, enough for messages with a few values. Longer arguments are left out, not cut, since half a value is
+# another value.
 _ARGUMENTS_SIZE = 4000
 """Bytes of an exception's arguments; longer ones are left out."""
 _NAME_LENGTH = 200
@@ -46,9 +48,12 @@ def described(error: BaseException) -> list[str]:
     from, and its arguments as typed JSON; nothing in place of arguments that are not plain."""
     kind = type(error)
     try:
+        # `str(error)` runs `__str__` of the program, which may return a subclass of str: `str.__str__` makes an exact
+        # one of it.
         message = str.__str__(str(error))[:_MESSAGE_LENGTH]
     except BaseException:
         message = ""
+    # The first of Python's own classes in the method resolution order: what an `except` of the test can catch.
     own = [_NAME(base) for base in _BASES(kind) if base in _BUILTIN]
     try:
         arguments = values.encode(list(_ARGUMENTS(error)), _ARGUMENTS_SIZE).decode()
@@ -60,6 +65,7 @@ def described(error: BaseException) -> list[str]:
 def raised_again(claim: Any, known: Mapping[str, type[Exception]] | None = None) -> Exception:
     """The exception that a test gets for a claim of `described`: of the class that the test means by that name
     (`known`), else of Python's own. CandidateEndedError for what no test handles."""
+    # The program writes to the channel itself if it likes, so the shape is checked as of any claim.
     if type(claim) is not list or len(claim) != 4 or any(type(part) is not str for part in claim):
         raise CandidateEndedError("the candidate reported nonsense in place of an exception")
     name, message, own, arguments = claim
@@ -67,6 +73,7 @@ def raised_again(claim: Any, known: Mapping[str, type[Exception]] | None = None)
     words = f"{name}: {message}"
     if known and name in known:
         return known[name](message)
+    # SystemExit and KeyboardInterrupt are no `Exception`: no test handles them, so the test ends here and fails.
     if kind not in _BUILTIN or not issubclass(kind, Exception):
         raise CandidateEndedError(f"the candidate raised {words}")
     if issubclass(kind, _STEERS):
@@ -75,6 +82,7 @@ def raised_again(claim: Any, known: Mapping[str, type[Exception]] | None = None)
         error: Exception = kind(*_given(arguments, message))
     except TypeError:  # an error of decoding is made of five values, an ExceptionGroup holds others
         if issubclass(kind, UnicodeError):
+            # Made past `__init__`, which wants five arguments; the class is what a test looks at.
             error = kind.__new__(kind, message)
         else:
             error = RuntimeError(words)
@@ -85,6 +93,7 @@ def in_method(error: Exception, frame: FrameType | None, file: str) -> Exception
     """The exception where a test, the code of `file`, calls the candidate: a RuntimeError for one that would end a
     lookup of its own class."""
     while frame is not None:
+        # Only frames of the test count: the proxies themselves have a `__getattr__`, too.
         own = frame.f_code.co_filename == file
         if own and isinstance(error, _ENDS_LOOKUP.get(frame.f_code.co_name, ())):
             return RuntimeError(f"{type(error).__name__}: {error}")
@@ -95,10 +104,10 @@ def in_method(error: Exception, frame: FrameType | None, file: str) -> Exception
 def _given(arguments: str, message: str) -> list[Any]:
     """Return what the exception was made of, or its message: `KeyError('a')` has the message `'a'` in quotes."""
     try:
-        given = values.decode(arguments.encode(), _ARGUMENTS_SIZE)
+        decoded = values.decode(arguments.encode(), _ARGUMENTS_SIZE)
     except ValueError:
         return [message]
-    return given if type(given) is list else [message]
+    return decoded if type(decoded) is list else [message]
 
 
 _BUILTIN = frozenset(

@@ -11,15 +11,17 @@ import struct
 from typing import Any
 
 LENGTH = struct.Struct("!I")
+# Bytes asked for at a time: `os.read` allocates what it is asked for, and a forged length could ask for 4 GB.
 _PART = 2**18
 _DECODE = json.JSONDecoder().raw_decode
 
 
 def send(fd: int, body: bytes) -> None:
     """Write one frame."""
-    left = LENGTH.pack(len(body)) + body
-    while left:
-        left = left[os.write(fd, left) :]
+    unwritten = LENGTH.pack(len(body)) + body
+    # A write to a socket may take a part only.
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
 
 
 def receive(fd: int) -> bytes | None:
@@ -32,6 +34,7 @@ def receive(fd: int) -> bytes | None:
 
 def _exactly(fd: int, count: int) -> bytes | None:
     data = os.read(fd, min(count, _PART))
+    # The usual case of small frames, without a second buffer.
     if len(data) == count:
         return data
     parts = bytearray(data)

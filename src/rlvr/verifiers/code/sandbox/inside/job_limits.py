@@ -51,5 +51,7 @@ class Order(NamedTuple):
         """Whole seconds of processor time; by default more than the wall clock, so that only several threads get there
         first."""
         if self.cpu_seconds is None:
+            # RLIMIT_CPU counts whole seconds. One more than the wall clock, so that a single busy thread is ended by
+            # the clock, with its own reason.
             return math.ceil(self.seconds) + 1
         return math.ceil(self.cpu_seconds)

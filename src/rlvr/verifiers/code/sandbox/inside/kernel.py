@@ -89,9 +89,11 @@ def set_dumpable(on: bool) -> None:
 
 def drop_capabilities() -> None:
     """Give up every capability, for this process and what it executes."""
+    # Capabilities are bits of a 64-bit set (41 are in use in Linux 6).
     for capability in range(64):
         if _prctl(_DROP_BOUND, capability, 0, 0, 0) < 0:  # past the last one, or not ours to drop
             break
+    # PR_CAP_AMBIENT_CLEAR_ALL: ambient capabilities would survive an execve.
     _prctl(_AMBIENT, 4, 0, 0, 0)
     check(call(_CAPSET, *_NO_CAPABILITIES), "capset")
 
@@ -104,6 +106,7 @@ def no_new_privileges() -> None:
 def mapped(proc: int) -> int:
     """Bytes that this process has mapped, by a descriptor of /proc."""
     fd = os.open("self/statm", os.O_RDONLY, dir_fd=proc)
+    # The first field of statm is the total size in pages (proc(5)).
     pages = os.read(fd, 256).split()[0]
     os.close(fd)
     return int(pages) * _PAGE
@@ -116,12 +119,15 @@ def used(proc: int, process: str = "self") -> int:
         lines = _read(proc, f"{process}/status").splitlines()
     except OSError:
         return 0
+    # Lines such as `VmRSS:     1234 kB`, in KiB.
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith((b"VmRSS:", b"VmSwap:", b"VmPTE:")))
 
 
 def unix_sockets(proc: int) -> tuple[int, int]:
     """The sockets of our network namespace, those of streams and those of datagrams, open or not yet accepted."""
     try:
+        # The fifth column is the type, in hexadecimal: 0001 for streams, 0002 for datagrams, 0005 for sequences of
+        # packets, which are counted with the streams.
         types = [line.split()[4] for line in _read(proc, "self/net/unix").splitlines()[1:]]
     except OSError:
         return 0, 0

@@ -14,6 +14,7 @@ from typing import Any
 
 LIST = "ListNode"
 TREE = "TreeNode"
+# The most items that typed JSON takes (`values.MAX_ITEMS`): longer lists could not be sent anyway.
 MOST = 2**19
 """Nodes of one list or tree; a list that never ends has more."""
 
@@ -23,24 +24,29 @@ def with_nodes(
 ) -> Callable[..., Any]:
     """The function, between lists where it is annotated with nodes; with `argument`, what that one holds after the call
     is its result."""
+    # As texts: an annotation may be a string already (`from __future__ import annotations`) or a type, and
+    # `Optional[ListNode]` holds the name in both.
     notes = {name: str(note) for name, note in getattr(function, "__annotations__", {}).items()}
     if not any(kind in note for kind in (LIST, TREE) for note in notes.values()):
         if argument is None:
             return function
         return _changing(function, argument)
     code = getattr(function, "__code__", None)
+    # The first `co_argcount` names of the local variables are the positional parameters.
     parameters = code.co_varnames[: code.co_argcount] if code else ()
     if hasattr(function, "__self__"):  # a method's own object is no argument of the call
         parameters = parameters[1:]
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        given = [_built(notes.get(name, ""), arg, names) for name, arg in zip(parameters, args, strict=False)]
+        positional = [_built(notes.get(name, ""), arg, names) for name, arg in zip(parameters, args, strict=False)]
         named = {name: _built(notes.get(name, ""), arg, names) for name, arg in kwargs.items()}
-        result = function(*given, *args[len(given) :], **named)
+        result = function(*positional, *args[len(positional) :], **named)
+        # A function that changes its argument in place (`result_argument`), such as LeetCode's `reorderList`.
         if argument is not None:
-            after = [*given, *args[len(given) :]][argument]
+            after = [*positional, *args[len(positional) :]][argument]
             return [] if after is None else _listed(after)
         returned = notes.get("return", "")
+        # LeetCode writes an empty list or tree as []; a list of nodes that is None stays None.
         if result is None and not _of_several(returned) and (LIST in returned or TREE in returned):
             return []
         return _listed(result)
@@ -73,6 +79,7 @@ def _built(note: str, value: Any, names: Mapping[str, Any]) -> Any:
 
 def _linked(values: Sequence[Any], node: Callable[[Any], Any]) -> Any:
     head = None
+    # From the end, so that each node is made after the one that it points to.
     for value in reversed(values):
         one = node(value)
         one.next = head
@@ -84,6 +91,8 @@ def _tree(values: Sequence[Any], node: Callable[[Any], Any]) -> Any:
     if not values or values[0] is None:
         return None
     root = node(values[0])
+    # LeetCode's order: children of each node that exists, from left to right, level by level; nodes that are None have
+    # no children in the list.
     parents = deque([root])
     rest = deque(values[1:])
     while rest and parents:
@@ -109,25 +118,27 @@ def _listed(value: Any) -> Any:
 
 
 def _values(node: Any) -> list[Any]:
-    found: list[Any] = []
+    items: list[Any] = []
     while node is not None:
-        if len(found) == MOST:
+        # A list may end in a cycle, which has no end.
+        if len(items) == MOST:
             raise ValueError(f"a linked list of more than {MOST} nodes, or one that never ends")
-        found.append(node.val)
+        items.append(node.val)
         node = node.next
-    return found
+    return items
 
 
 def _levels(root: Any) -> list[Any]:
-    found: list[Any] = []
+    items: list[Any] = []
     queue = deque([root])
     while queue:
         node = queue.popleft()
-        if len(found) > MOST:
+        if len(items) > MOST:
             raise ValueError(f"a tree of more than {MOST} nodes, or one that never ends")
-        found.append(None if node is None else node.val)
+        items.append(None if node is None else node.val)
         if node is not None:
             queue += (node.left, node.right)
-    while found and found[-1] is None:
-        found.pop()
-    return found
+    # LeetCode leaves out the missing children at the end.
+    while items and items[-1] is None:
+        items.pop()
+    return items

@@ -96,9 +96,11 @@ class Kept:
     def report(self, value: Any) -> bytes | None:
         """The report of an object that stays here; None for a value that is sent."""
         kind = type(value)
+        # Read past a metaclass of the program, which could define `__module__` as a property.
         own = type.__dict__["__module__"].__get__(kind) == "program" and not issubclass(kind, _SENT)
         if not own and kind not in _FUNCTIONS:
             return None
+        # By identity: an object that comes back twice has one number, by which `Held.__eq__` knows it again.
         number = self._numbers.setdefault(id(value), len(self._objects))
         if number == len(self._objects):
             self._objects.append(value)  # it lives from now on, so that its id stays its own
@@ -125,6 +127,8 @@ class Held:
     """It has the methods, too, that builtin values have."""
 
     def __getattr__(self, name: str) -> Any:
+        # Python looks for dunders on the way (copy, pickle, iteration): asking the program for each would let it answer
+        # for the protocol.
         if name.startswith("__") or (name in _BUILTIN_METHODS and not self._whole):
             raise AttributeError(f"the test's process has no {name!r} of this object")
         return self._ask(f"#{self._number}?{name}", (), {})
@@ -135,9 +139,12 @@ class Held:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Held) and other._number == self._number:
             return True
+        # Both as plain values (`values.Instance`): their comparison runs here, on data, and not in the program's
+        # `__eq__`.
         mine, others = (one._ask("@plain", (one,), {}) if isinstance(one, Held) else one for one in (self, other))
         return bool(mine == others)
 
+    # Equal objects must have equal hashes, and equality looks at fields that may change: one hash for all of a class.
     def __hash__(self) -> int:
         return hash(type(self))
 
@@ -151,6 +158,7 @@ class Held:
         return self._ask(f"#{self._number}.__enter__", (), {})
 
     def __exit__(self, *error: object) -> bool:
+        # The exception itself stays in the test: its text may hold expected values.
         return bool(self._ask(f"#{self._number}.__exit__", (None, None, None), {}))
 
 
@@ -162,6 +170,7 @@ def _binary(name: str) -> Callable[..., Any]:
     def operate(self: Held, other: object) -> Any:
         if isinstance(other, Held):
             return self._ask(f"@{name}", (self, other), {})
+        # Python then raises TypeError, or asks the other side: `held < 3` does not reach the program with the test's 3.
         return NotImplemented
 
     return operate
@@ -195,7 +204,7 @@ class Proxies:
     """Stand-ins in a test's process for the functions, classes and objects of its program."""
 
     def __init__(self, ask: Callable[[str, Any, Any, bool], Any]) -> None:
-        self._asked = ask
+        self._call_program = ask
         self._paths: dict[Any, str] = {}
         self._classes: dict[str, type] = {}
         self.exceptions: dict[str, type[Exception]] = {}
@@ -226,11 +235,11 @@ class Proxies:
         if type(function) is not types.FunctionType or function not in self._paths:
             return function
         path = self._paths[function]
-        return lambda *args, **kwargs: self._asked(path, args, kwargs, True)
+        return lambda *args, **kwargs: self._call_program(path, args, kwargs, True)
 
     def ask(self, path: str, args: Any, kwargs: Any) -> Any:
         """Return what the program answers."""
-        return self._asked(path, args, kwargs, False)
+        return self._call_program(path, args, kwargs, False)
 
     def held(self, number: int, name: str) -> Any:
         """Return what stands for an object of that number and class, or for a function where there is no class."""

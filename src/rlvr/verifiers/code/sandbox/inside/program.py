@@ -7,28 +7,34 @@ is a claim.
 
 from __future__ import annotations
 
-import _io
-import _thread
 import atexit
 import builtins
-import contextlib
 import functools
 import gc
 import linecache
 import os
 import resource
 import signal
-import site
 import sys
 import threading
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CoroutineType, FrameType, ModuleType
-from typing import Any, BinaryIO, NoReturn, TextIO
+from types import CoroutineType, ModuleType
+from typing import Any, NoReturn
 
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, nodes, objects, sealing, seccomp
+from rlvr.verifiers.code.sandbox.inside import (
+    crossing,
+    frames,
+    interpreter,
+    kernel,
+    landlock,
+    nodes,
+    objects,
+    sealing,
+    seccomp,
+)
 from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, Order, Setting
 
 VALUE = b"v"
@@ -47,25 +53,22 @@ LARGEST_PROGRAM = values.MAX_SIZE - SIZE_BYTES
 """Bytes of a compiled program, packed."""
 _PART = 2**20
 """Bytes of a compiled program that are packed or unpacked at a time."""
+# Arbitrary, above what contest programs and multiprocessing need. It also bounds pipes and sockets, whose buffers no
+# memory limit counts.
 _OPEN_FILES = 64
+# More descriptors than a zygote ever opens; `pass_fds` hands it two, beside its standard streams.
 _CLOSED_UP_TO = 1024
 _STACK = 64 * 2**20
 """Bytes of stack of a first thread. Python's other threads map 8 MB each, which the C library took from the limit when
 the zygote started."""
-_SMALL_STACK = 2**20
-"""Bytes of a thread's stack that are not made less."""
-_LARGEST_LIMIT = 2**31 - 1
-"""What the interpreter takes as a recursion limit: a C int."""
 _RESERVED = 32 * 2**30
 """Bytes that V8, and what it starts, may map: it reserves 10 GB for one WebAssembly memory, and uses next to none of
 them. The bound keeps the page tables of one process below 64 MB."""
-_STANDARD: list[TextIO] = []
-"""The text layers of a program's standard streams, see `prepare`; ..."""
-_BELOW: list[BinaryIO] = []
-"""... and the buffers below them, which a program may take out."""
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
+    # Node ends at its start with "OpenSSL configuration error" where /etc/ssl/openssl.cnf exists and cannot be read, as
+    # under Landlock.
     "OPENSSL_CONF": "/dev/null",
 }
 
@@ -74,6 +77,8 @@ def run_program(channel: int, standard: Sequence[int], proc: int, setting: Setti
     """Never returns: the process ends as the program does."""
     code = 1
     try:
+        # A session and process group of its own: no signal to the zygote's group reaches the program, and the
+        # scheduler's autogroup counts all of its processes as one.
         os.setsid()
         what = frames.decoded(frames.receive(channel) or b"{}")
         if what["kind"] != "test" and not what.get("sealed"):
@@ -95,18 +100,26 @@ def run_program(channel: int, standard: Sequence[int], proc: int, setting: Setti
 
 def _lock(channel: int, standard: Sequence[int], proc: int, setting: Setting, order: Order, native: bool) -> None:
     """Give up everything that the program does not need; the order matters."""
+    # First, since it needs `proc`, a descriptor of the real /proc, which `closerange` below closes.
     _make_killable(proc)
     mapped = 0 if native else kernel.mapped(proc)
     for target, fd in enumerate((*standard, channel)):  # none of them is below 3, so that none is overwritten
         os.dup2(fd, target)
+    # What stays open would be the program's, such as the descriptor of the real /proc, through which it would see
+    # processes of other runs.
     os.closerange(_CHANNEL + 1, _CLOSED_UP_TO)
+    # A process that the program executes must not get the channel; forks of Python itself keep it.
     os.set_inheritable(_CHANNEL, False)
     os.chdir(setting.tmp)
     os.umask(0o077)
     if native:
+        # A signal that is ignored stays ignored across execve: `yes | head` would never end, and a C program past its
+        # file size would go on with an error instead of being killed.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
             signal.signal(number, signal.SIG_DFL)
     _limit(order, setting, mapped, native)
+    # The order of the rest: rights are given up before no_new_privs, which Landlock and seccomp need; Landlock's system
+    # calls (444 to 446) are refused by the filter, so the filter comes last.
     kernel.drop_capabilities()
     kernel.no_new_privileges()
     if setting.landlock:
@@ -119,21 +132,31 @@ def _lock(channel: int, standard: Sequence[int], proc: int, setting: Setting, or
 def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
     size = order.file_mb * 2**20
     limits = {
+        # Per process, in whole seconds. Soft and hard limits are equal, so the kernel sends SIGKILL without a SIGXCPU
+        # before; the supervisor reads from the processor time that it was this limit.
         resource.RLIMIT_CPU: order.cpu_limit,
+        # The largest single file. All files together are bounded by the size of the tmpfs, which the tiers landlock and
+        # none lack.
         resource.RLIMIT_FSIZE: size,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
+        # A core dump would be written to the program's folder, or piped to a program of the host (core_pattern).
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_STACK: _STACK,
+        # Locked memory cannot be paged out, so it would press on the rest of the host.
         resource.RLIMIT_MEMLOCK: 0,
     }
+    # RLIMIT_NPROC counts all processes of a user (since Linux 5.14: of a user in its user namespace). In the tiers
+    # landlock and none these are all of the trainer's user, so no number would be right.
     if setting.processes_beside is not None:
         limits[resource.RLIMIT_NPROC] = order.processes + setting.processes_beside
+    # Beyond what is mapped already: a zygote with numpy maps hundreds of megabytes that the program did not ask for.
     if order.address_space:
         limits[resource.RLIMIT_AS] = mapped + order.memory_mb * 2**20
     else:
         limits[resource.RLIMIT_AS] = _RESERVED
     for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
+        # A hard limit of the host that is lower already cannot be raised without CAP_SYS_RESOURCE.
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
         # A stack takes memory only as it grows, which has its own limit: a program may ask for more, as contest
@@ -144,6 +167,8 @@ def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
 def _make_killable(proc: int) -> None:
     """Let it be this process that ends where the host runs out of memory."""
     try:
+        # 1000 is the maximum: the kernel's out-of-memory killer takes this process before any other. Without it the
+        # trainer is likely to be killed, as the largest process.
         fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
     except OSError:
         return
@@ -154,24 +179,29 @@ def _make_killable(proc: int) -> None:
 def _execute(what: dict[str, Any], source: bytes) -> NoReturn:
     """Write the source, or the compiled program that it packs, and become the command."""
     unpack = zlib.decompressobj()
+    # O_EXCL: the folder is fresh, so a file of that name means that the sandbox is not what it should be.
     fd = os.open(what["file"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
     while source:
-        left = memoryview(unpack.decompress(source, _PART) if what.get("packed") else source)
+        unwritten = memoryview(unpack.decompress(source, _PART) if what.get("packed") else source)
         source = unpack.unconsumed_tail
-        while left:
-            left = left[os.write(fd, left) :]
+        while unwritten:
+            unwritten = unwritten[os.write(fd, unwritten) :]
     os.close(fd)
     folder = os.getcwd()
+    # The environment is a new one: the trainer's may hold keys of services.
     os.execve(what["argv"][0], what["argv"], {**_ENVIRONMENT, "HOME": folder, "TMPDIR": folder})
 
 
 def _compile(what: dict[str, Any], source: bytes) -> int:
     """Run a compiler and report the file that it made; its exit code."""
+    # The compiler runs in a child, since something has to pack the file that it made and report it.
     pid = os.fork()
     if pid == 0:
         try:
             _execute(what, source)
         finally:
+            # 127 is what a shell says of a command that cannot be run; without `_exit` the child would go on as a
+            # second parent.
             os._exit(127)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 0:
@@ -185,6 +215,7 @@ def _compile(what: dict[str, Any], source: bytes) -> int:
 
 def _packed(path: str) -> bytes:
     """A file, compressed: large arrays with initial values make programs of megabytes, nearly all of them zeros."""
+    # Level 1: zeros pack to nearly nothing at any level, and packing counts against the compiler's time.
     pack = zlib.compressobj(1)
     with open(path, "rb") as file:
         parts = [pack.compress(part) for part in iter(lambda: file.read(_PART), b"")]
@@ -195,6 +226,7 @@ def _python(what: dict[str, Any], source: bytes) -> int:
     """Run a Python program; the exit code."""
     kernel.handle(signal.SIGINT, signal.default_int_handler)  # the zygote gave it up
     sys.argv = [_FILE]
+    # Given back on a MemoryError, so that describing the error does not fail for want of memory, too.
     reserve = bytes(2**20)  # mapped and not touched, so that it costs no memory
     code = 0
     try:
@@ -210,87 +242,12 @@ def _python(what: dict[str, Any], source: bytes) -> int:
         code = 1
         _report(error)
         _print(error)
+    # The order of Py_FinalizeEx (Python/pylifecycle.c): non-daemon threads are joined, `atexit` runs, files are
+    # flushed. `os._exit` follows in the caller, without the zygote's own finalizers.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    _flush_files()
+    interpreter.flush_files()
     return code
-
-
-def prepare() -> None:
-    """Do once, in the zygote, what is the same for every program: each page that a fork writes to is copied for it.
-
-    Give what an interpreter with `site` has (`exit`, `quit`), to threads the largest stack that there is memory for,
-    and text layers for the standard streams.
-    """
-    site.setquit()
-    threading._start_new_thread = _start_with_what_there_is  # type: ignore[attr-defined]
-    _STANDARD[:] = _text_layers()
-    sys.stdin, sys.stdout, sys.stderr = _STANDARD
-    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
-    _BELOW[:] = [layer.buffer for layer in _STANDARD]
-
-
-def _start_with_what_there_is(*args: Any) -> int:
-    """Start a thread. Its stack is mapped whole and counts against the memory, touched or not."""
-    asked = size = threading.stack_size()
-    try:
-        while size > _SMALL_STACK:
-            with contextlib.suppress(RuntimeError):
-                return _thread.start_new_thread(*args)
-            size //= 4
-            threading.stack_size(size)
-        return _thread.start_new_thread(*args)
-    finally:
-        threading.stack_size(asked)
-
-
-def _text_layers() -> list[TextIO]:
-    """Text layers for the descriptors 0 to 2, to be used when those are a program's. What a layer asks its descriptor
-    once, such as whether it can seek, it asks of stand-ins of the same kinds: a file to read and pipes to write to."""
-    own = [os.dup(fd) for fd in range(3)]
-    given = os.open("/dev/null", os.O_RDONLY)
-    (read, write) = os.pipe()
-    for target, fd in enumerate((given, write, write)):
-        os.dup2(fd, target)
-    text = functools.partial(open, encoding="utf-8", closefd=False)
-    layers: list[TextIO] = [
-        text(0, errors="surrogateescape"),
-        text(1, "w", errors="surrogateescape"),
-        text(2, "w", errors="backslashreplace", buffering=1),
-    ]
-    for target, fd in enumerate(own):
-        os.dup2(fd, target)
-    for fd in (*own, given, read, write):
-        os.close(fd)
-    return layers
-
-
-def _flush_files() -> None:
-    """Write what files hold back, as the end of an interpreter does. Layers over others first, then the bytes below
-    them."""
-    files: list[Any] = [*_STANDARD, *_BELOW]
-    with contextlib.suppress(MemoryError):  # the list of all objects does not fit any more
-        files += [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
-    for buffers in (False, True):
-        for file in [sys.stdout, sys.stderr, *files]:
-            if isinstance(file, _io.BufferedWriter) is buffers:
-                with contextlib.suppress(Exception):  # closed, or a program's own that fails
-                    file.flush()
-
-
-def _hide_own_frames() -> None:
-    """Have the recursion limit count the frames of the program only."""
-    frame: FrameType | None = sys._getframe(1)
-    depth = 0
-    while frame is not None:
-        frame = frame.f_back
-        depth = depth + 1
-    depth += sys.version_info < (3, 12)  # until then a call of a C function, here `exec`, counts too
-    set_limit = sys.setrecursionlimit
-    get_limit = sys.getrecursionlimit
-    set_limit(get_limit() + depth)
-    sys.setrecursionlimit = lambda limit: set_limit(min(limit + depth, _LARGEST_LIMIT))
-    sys.getrecursionlimit = lambda: get_limit() - depth
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -302,15 +259,21 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _load(source: str, name: str, sealed: bool = False, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _load(source: str, name: str, sealed: bool = False, extra_names: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The names that a program defines; `sealed`: it runs nothing but itself."""
     module = sys.modules[name] = ModuleType(name)
-    module.__dict__.update(__builtins__=builtins, __file__=f"{os.getcwd()}/{_FILE}", **(given or {}))
+    module.__dict__.update(__builtins__=builtins, __file__=f"{os.getcwd()}/{_FILE}", **(extra_names or {}))
+    # The source is in no file: tracebacks and `inspect.getsource` find its lines here.
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
     code = compile(source, _FILE, "exec", dont_inherit=True)
-    _hide_own_frames()
+    # As late as possible, since the frames are counted from here: `exec` is called in this frame.
+    interpreter.hide_own_frames()
     if sealed:
+        # After `compile`, before `exec`: the source's own code objects are trusted by their file name, and nothing that
+        # arrives on standard input is.
         sealing.seal(_FILE)
+    # Frozen objects are in no generation, so no collection writes to their pages, which the program shares with its
+    # zygote until then.
     gc.freeze()  # what is here by now lives until the end
     gc.enable()
     exec(code, module.__dict__)
@@ -326,8 +289,11 @@ def _serve(what: dict[str, Any], source: str) -> None:
     names = _load(source, "program")
     if what["sealed"]:
         sealing.seal(_FILE)
+    # Before LOADED: a missing function is reported as the failure of the load, not of a call.
     _find(names, what["name"].partition(".")[0])
     frames.send(_CHANNEL, LOADED)
+    # `once` is a case with one call, whose result is sent by value. A test makes many calls, and may hold objects
+    # between them.
     kept = None if what["once"] else objects.Kept(names)
     while (body := frames.receive(_CHANNEL)) is not None:
         name, args, kwargs = values.decode(body)
@@ -340,6 +306,8 @@ def _serve(what: dict[str, Any], source: str) -> None:
             else:
                 frames.send(_CHANNEL, _answer(kept, names, body, name, args, kwargs))
         except Exception as error:
+            # With one call the exception ends the process as it would end a script; with several, a test may expect it
+            # (`pytest.raises`).
             if what["once"]:
                 raise
             _report(error)
@@ -349,18 +317,23 @@ def _serve(what: dict[str, Any], source: str) -> None:
 
 def _answer(kept: objects.Kept, names: dict[str, Any], call: bytes, path: str, args: Any, kwargs: Any) -> bytes:
     """The report of a call that a test asked for."""
+    # A search in the bytes: calls without functions or objects, which are nearly all, skip the walk through the
+    # arguments.
     sources = b'{"source"' in call
     if sources:
-        args, kwargs = (kept.resolved(given, lambda text: eval(text, names)) for given in (args, kwargs))
+        args, kwargs = (kept.resolved(argument, lambda text: eval(text, names)) for argument in (args, kwargs))
     if path == "@plain":
         return VALUE + values.encode(args[0])
+    # `#3.push` is a method of object 3, `@len` an operation, `#3?x` a field: see `objects.Kept.find`.
     if path[0] in "#@" or "?" in path:
-        found = kept.find(path)
+        function = kept.find(path)
     else:
-        found = nodes.with_nodes(_find(names, path), names)
-    value = found(*args, **kwargs)
+        function = nodes.with_nodes(_find(names, path), names)
+    value = function(*args, **kwargs)
     report = VALUE
     if type(value) is CoroutineType:
+        # Imported here and not in the zygote: hardly any program needs it, and each module that is loaded makes every
+        # fork larger.
         import asyncio
 
         value = asyncio.run(value)
@@ -386,6 +359,8 @@ def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
         after = values.encode([args, kwargs])[1:-1]
     except ValueError:  # what is in them now cannot be sent, and is not seen by the test
         return report
+    # The call is `[name,args,kwargs]` as typed JSON, and the same values are written as the same bytes, so unchanged
+    # arguments are found without decoding.
     if call.endswith(b"," + after + b"]"):
         return report
     return CHANGED + b"[" + report[1:] + b"," + after + b"]"
@@ -394,15 +369,17 @@ def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
 def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
     """`f`, or `Solution.f`: the method of a fresh object; of an expression such as `f(3)(4)` a function that computes
     it."""
+    # An expression of the test's author, such as `f(3)(4)`, which `asserts` has parsed and written again; it holds
+    # literals only.
     if "(" in path:
         return functools.partial(eval, path, names)
     first, *rest = path.split(".")
     if first not in names:
         raise NameError(f"name {first!r} is not defined")
-    found = names[first]
+    target = names[first]
     for name in rest:
-        found = getattr(found(), name)
-    return found
+        target = getattr(target(), name)
+    return target
 
 
 def _test(what: dict[str, Any], source: str) -> None:
@@ -418,6 +395,7 @@ def _test(what: dict[str, Any], source: str) -> None:
         try:
             frames.send(_CHANNEL, CALL + values.encode([path, *proxies.referenced([args, kwargs])]))
             answer = frames.receive(_CHANNEL)
+            # The trainer closed the channel: the candidate has ended, and its outcome is what counts.
             if answer is None:
                 os._exit(1)
             report = answer[:1]
@@ -437,6 +415,7 @@ def _test(what: dict[str, Any], source: str) -> None:
             # It is ours: the test must not take it for the candidate's.
             _report(trouble)
             os._exit(1)
+        # Raised outside of the `try` above, which would take the candidate's exception for a failure of this process.
         if error is not None:
             raise crossing.in_method(error, sys._getframe(), _FILE)
         if report == objects.AWAITED:
@@ -446,9 +425,10 @@ def _test(what: dict[str, Any], source: str) -> None:
     ended: list[bool] = []
     proxies = objects.Proxies(ask)
     token = what["token"]
-    given = {what["in_place"]: proxies.changing, what["of_program"]: proxies.named}
+    # `__in_place__` and `__of_program__`: the names that `apart` writes into a test's source.
+    helpers = {what["in_place"]: proxies.changing, what["of_program"]: proxies.named}
     try:
-        _load(source, "__main__", given={what["name"]: proxies.function(what["name"], what["called"]), **given})
+        _load(source, "__main__", extra_names={what["name"]: proxies.function(what["name"], what["called"]), **helpers})
     finally:
         ended.append(True)  # a failure's message may hold an object, whose text nobody can be asked for
     frames.send(_CHANNEL, VALUE + values.encode(token))
@@ -461,6 +441,8 @@ async def _awaited(value: Any) -> Any:
 def _change(args: Any, kwargs: Any, args_after: list[Any], kwargs_after: dict[str, Any]) -> None:
     """Have a call's arguments, at every depth where they keep their types, hold what they hold after it."""
     for one, after in zip([*args, *kwargs.values()], [*args_after, *kwargs_after.values()], strict=True):
+        # An argument that was an iterator or an object of the test's own arrives as another type; nothing sensible can
+        # be changed in it.
         if type(one) is not type(after):
             continue
         if type(one) in (list, bytearray):
@@ -485,6 +467,7 @@ def _changed(one: Any, after: Any) -> Any:
 def _print(error: BaseException) -> None:
     """The traceback as the program's own interpreter would print it."""
     trace = error.__traceback__
+    # Frames of this module come first in the traceback; the program's own interpreter would not have them.
     while trace is not None and trace.tb_frame.f_code.co_filename != _FILE:
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)

@@ -19,6 +19,8 @@ LIBRARIES = [os.path.dirname(os.__file__) + os.sep]
 """Folders whose code may run at any time: the standard library's, and those of the packages that the task's programs
 have."""
 _FROZEN = "<frozen "
+# `namedtuple` evaluates the text of `__new__` and `dataclass` that of `__init__`: without the exception a sealed
+# checker could define neither.
 _GENERATING = tuple(LIBRARIES[0] + name for name in ("collections/__init__.py", "dataclasses.py"))
 """Modules of the standard library that write code for the classes that they make, of names that they have checked."""
 
@@ -30,16 +32,23 @@ def seal(own: str) -> None:
     trusted = (own, _FROZEN, *LIBRARIES)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        # `exec` is raised for exec, eval and imports; `function.__new__` for `types.FunctionType(code, ...)`;
+        # `object.__setattr__` for `f.__code__ = ...` (the audit events table of Python's documentation).
         if event in ("exec", "function.__new__", "object.__setattr__"):
             if event == "object.__setattr__":
                 code = arguments[-1]
             else:
                 code = arguments[0]
-            known = not isinstance(code, CodeType) or code.co_filename.startswith(trusted)
-            refused = not known and sys._getframe(1).f_code.co_filename not in _GENERATING
+            # Of `object.__setattr__` other events than that of `__code__` come here, too, such as `__defaults__`, whose
+            # value is no code.
+            trusted_code = not isinstance(code, CodeType) or code.co_filename.startswith(trusted)
+            refused = not trusted_code and sys._getframe(1).f_code.co_filename not in _GENERATING
         elif event in ("marshal.loads", "marshal.load"):  # how Python itself reads compiled modules
+            # Frame 1 is the caller of `marshal.loads`: only the frozen importlib may read compiled modules.
             refused = not sys._getframe(1).f_code.co_filename.startswith(_FROZEN)
         else:
+            # A pickle calls what `find_class` returns; `os.exec` would replace this process by one that no hook
+            # watches.
             refused = event in ("pickle.find_class", "os.exec")
         if refused:
             raise PermissionError(f"what came with the input is not run here ({event}): read it with a parser")

@@ -42,6 +42,8 @@ _REFUSED: dict[str, tuple[int, int | None]] = {  # name: (x86_64, aarch64)
     "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266), "vhangup": (153, 58),
 }
 # fmt: on
+# pidfd_send_signal. From 424 on the numbers are the same on all machines; what comes later is refused unless it is in
+# `_NEWER`.
 _LAST_KNOWN = 424
 _NEWER = (434, 436, 437, 439, 441, 449, 452, 454, 455, 456, 462)
 """pidfd_open, close_range, openat2, faccessat2, epoll_pwait2, futex_waitv, fchmodat2, futex_*, mseal."""
@@ -60,10 +62,15 @@ _SEND_BUFFER = 7
 _PEER = 77
 """SO_SNDBUF; SO_PEERPIDFD, a handle of the process at the other end, which is the trainer."""
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# __X32_SYSCALL_BIT: the same calls of x86_64 by other numbers, which would pass a filter that knows only the ordinary
+# ones.
 _X32 = 0x40000000
 _UNIX_SOCKET = 1
+# TIOCSTI: puts characters into the input of the terminal, where the trainer's shell would run them.
 _TYPE_INTO_TERMINAL = 0x5412
 
+# Classic BPF (linux/filter.h): BPF_LD|BPF_W|BPF_ABS, BPF_ALU|BPF_AND|BPF_K, and BPF_JMP with JEQ, JGT, JGE and JSET;
+# BPF_RET|BPF_K.
 _LOAD = 0x20
 _AND = 0x54
 _EQUAL = 0x15
@@ -71,25 +78,34 @@ _GREATER = 0x25
 _AT_LEAST = 0x35
 _ANY_BIT = 0x45
 _RETURN = 0x06
+# SECCOMP_RET_ALLOW and SECCOMP_RET_KILL_PROCESS of linux/seccomp.h.
 _ALLOW = 0x7FFF0000
 _KILL = 0x80000000
+# struct seccomp_data: `nr` at byte 0, `arch` at 4, the instruction pointer at 8, six arguments of 8 bytes from 16 on.
 _NUMBER = 0
 _MACHINE = 4
 """Places in the data that a filter sees."""
+# Arbitrary: for four numbers a list is as short as a tree. A list of all 100 took 0.5 ms to install, the tree 0.18
+# (docs/log.md, 2026-11-22).
 _FEW = 4
 """System calls that are looked for one after the other."""
 
 
 def install() -> None:
     """Filter this process and all that it starts. Needs no_new_privs."""
+    # PR_SET_SECCOMP with SECCOMP_MODE_FILTER. It is for this thread and what it starts; the process has one thread
+    # here.
     check(libc.prctl(22, 2, _HEADER, 0, 0), "seccomp")
 
 
 def _instruction(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    # struct sock_filter: code, jump if true, jump if false, value; 8 bytes. A jump counts instructions behind this one.
     return struct.pack("=HBBI", code, yes, no, value)
 
 
 def _argument(index: int) -> int:
+    # The low half of an argument: both machines are little-endian, and no value that is looked for has bits in the high
+    # half.
     return 16 + 8 * index
 
 
@@ -98,6 +114,7 @@ def _give(value: int) -> bytes:
 
 
 def _refuse(code: int) -> bytes:
+    # SECCOMP_RET_ERRNO with the number of the error; 0 makes the call a success that does nothing.
     return _give(0x00050000 | code)
 
 
@@ -123,6 +140,7 @@ def _among(returns: dict[int, bytes], other: bytes) -> bytes:
     numbers = sorted(returns)
     if len(numbers) <= _FEW:
         return b"".join(_when(number, returns[number]) for number in numbers) + other
+    # A jump is one byte, at most 255 instructions: `_instruction` fails at import if a half gets longer.
     middle = numbers[len(numbers) // 2]
     below = _among({number: then for number, then in returns.items() if number < middle}, other)
     above = _among({number: then for number, then in returns.items() if number >= middle}, other)
@@ -140,21 +158,31 @@ def _program() -> bytes:
     nothing = _refuse(0)
     shared = _instruction(_LOAD, _argument(3)) + _instruction(_AND, _SHARED_ANONYMOUS)
     locks = dict.fromkeys(_LOCKS, nothing) | dict.fromkeys(_OF_OTHERS, _refuse(errno.EINVAL))
+    # ENOSYS, as of an older kernel: the C library then falls back to an older call, such as clone3 to clone.
     newer = _among(dict.fromkeys(_NEWER, allow), _refuse(errno.ENOSYS))
-    known = {number: no for numbers in _REFUSED.values() if (number := numbers[column]) is not None} | {
+    actions = {number: no for numbers in _REFUSED.values() if (number := numbers[column]) is not None} | {
+        # prlimit64(pid, ...): only for pid 0, itself; for another process it would change that one's limits.
         prlimit: _looking(0, _EQUAL, 0, allow, no),
+        # socket(domain, ...): Unix sockets only, which multiprocessing and asyncio need. Others would reach a network
+        # that a tier without namespaces shares with the host.
         socket: _looking(0, _EQUAL, _UNIX_SOCKET, allow, _refuse(errno.EAFNOSUPPORT)),
+        # clone(flags, ...): a new user namespace would give back all capabilities within it, and with them mounts.
         clone: _looking(0, _ANY_BIT, NAMESPACES, no, allow),
         ioctl: _looking(1, _EQUAL, _TYPE_INTO_TERMINAL, no, allow),
+        # mmap(addr, length, prot, flags): MAP_SHARED|MAP_ANONYMOUS stays allocated when it is in no process, so no
+        # limit counts it.
         mmap: shared + _when(_SHARED_ANONYMOUS, no) + allow,
+        # fcntl(fd, command, ...).
         fcntl: _by_value(1, locks),
         flock: nothing,
         setsid: nothing,
+        # setsockopt(fd, level, option, ...): a larger send buffer would hold more than the watch reckons for a socket.
         setsockopt: _by_value(2, {_SEND_BUFFER: nothing}),
         getsockopt: _by_value(2, {_PEER: _refuse(errno.ENOPROTOOPT)}),
     }
     return b"".join(
         [
+            # The architecture first: on x86_64 a program can make 32-bit calls, whose numbers mean other things.
             _instruction(_LOAD, _MACHINE),
             _instruction(_EQUAL, _AUDIT[machine], 1, 0),
             _give(_KILL),
@@ -163,12 +191,14 @@ def _program() -> bytes:
             _refuse(errno.ENOSYS),
             _instruction(_GREATER, _LAST_KNOWN, 0, len(newer) // 8),
             newer,
-            _among(known, allow),
+            _among(actions, allow),
         ]
     )
 
 
 PROGRAM = _program()
 """The filter; empty on a machine that it is not written for."""
+# Kept at module level: the kernel reads the program through the pointer in `_HEADER`, and a collected buffer would be
+# read as a filter.
 _IN_MEMORY = ctypes.create_string_buffer(PROGRAM, len(PROGRAM))
 _HEADER = struct.pack("@HP", len(PROGRAM) // 8, ctypes.addressof(_IN_MEMORY))

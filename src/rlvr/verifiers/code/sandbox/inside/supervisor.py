@@ -24,6 +24,8 @@ from rlvr.verifiers.code.sandbox.inside.program import run_program
 
 STARTED = b"F"
 """The first byte to the trainer: from here on, the program is to blame for an end without an outcome."""
+# A compromise: one look reads a file of /proc for each process. Between two looks a program can pass `memory_mb` by
+# what RLIMIT_AS allows its `processes` together (docs/code.md, "Memory of the host").
 _WATCH_SECONDS = 0.03
 """Between two looks at the memory of all processes together."""
 _STREAM_BUFFERS = 1.5
@@ -31,7 +33,10 @@ _DATAGRAM_BUFFERS = 11
 """What a Unix socket may hold, in buffers of a socket: a sender goes past its own by half; eleven datagrams of a buffer
 each may wait at a receiver (net.unix.max_dgram_qlen is 10 in a new namespace), and stay when their senders have
 closed."""
+# The capacity of a pipe (pipe(7)): one read empties a full one.
 _MOST = 2**16
+# Arbitrary. A fork bomb may make children as fast as they are killed; then this gives up, and the tier says that it
+# does not stop processes.
 _SWEEPS = 50
 _TWO = struct.Struct("2i")
 """The descriptors that come with a job."""
@@ -43,12 +48,21 @@ def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoRetur
     taken."""
     job = -1
     try:
+        # The zygote ignores SIGCHLD, so that the kernel reaps its children. Here the exit status of the program is
+        # needed.
         kernel.handle(signal.SIGCHLD, kernel.DEFAULT)
         kernel.die_with_parent(signal.SIGKILL)
+        # A program may fork twice and let the parent end. Its orphans become children of this process, where `_sweep`
+        # finds them.
         kernel.be_subreaper()
+        # Before a job is there, so that no job waits for it. An error is kept for the next job: without one there is
+        # nobody to report it to.
         trouble = _prepared(setting)
         job, channel = _taken(control)
+        # This process and the program must not reach the zygote's socket, over which the next job's descriptors come.
         os.close(control.detach())
+        # The zygote polls the other end of this pipe: its end says that the job was taken, and the next supervisor is
+        # forked.
         os.close(waiting)
         body = frames.receive(job)
         if trouble is not None:
@@ -56,6 +70,8 @@ def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoRetur
         if body is not None:
             head, _, stdin = body.partition(b"\n")
             _run(job, channel, setting, Order(**frames.decoded(head)), stdin)
+    # Whatever failed here is the sandbox's own trouble: "broken" makes the trainer run the job once more in another
+    # zygote, and gives it the reason.
     except BaseException as error:
         if job >= 0:
             with contextlib.suppress(OSError):
@@ -84,29 +100,35 @@ def _prepared(setting: Setting) -> OSError | None:
 
 
 def _run(job: int, channel: int, setting: Setting, order: Order, stdin: bytes) -> None:
+    # Opened before /proc is covered below: the watch reads processes through it, and the program has it closed.
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     if setting.namespaces:
+        # One inode for each 4 kB: empty files take memory of the kernel that the size of a tmpfs does not count.
         files = order.file_mb * 256
         kernel.mount_memory(setting.tmp, f"size={order.file_mb}m,nr_inodes={files},mode=0700")
-        given, ends = _streams_with_paths(stdin)
+        stdin_fd, ends = _streams_with_paths(stdin)
     else:
-        given = _file_of(stdin)
+        stdin_fd = _file_of(stdin)
         ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
         for read, _ in ends:
+            # The watch polls and reads each end once; a read that waited would hold up the deadline.
             os.set_blocking(read, False)
     # Before the fork: after it, each page that either process writes to is copied for it.
     watch = _Watch(job, [read for read, _ in ends], order, proc, setting)
+    # Not `subprocess`: the program runs in this warmed interpreter.
     pid = os.fork()
     if pid == 0:
         os.write(
             job, STARTED
         )  # from here and not from the supervisor, which the program might end before it has said so
         os.close(job)
-        run_program(channel, [given, *(write for _, write in ends)], proc, setting, order)
+        run_program(channel, [stdin_fd, *(write for _, write in ends)], proc, setting, order)
     start = time.monotonic()
-    for fd in (channel, given, *(write for _, write in ends)):
+    # The ends that are the program's: as long as one is open here, the end of its output would never be seen.
+    for fd in (channel, stdin_fd, *(write for _, write in ends)):
         os.close(fd)
     how, why, outputs = watch.through(pid)
+    # With namespaces the end of this process, number 1 of its process namespace, kills the rest.
     if not setting.namespaces:
         _sweep(proc)
     _say(job, how, why, time.monotonic() - start, *outputs)
@@ -116,6 +138,8 @@ def _own_user() -> None:
     """Inside of new namespaces: a user map."""
     user = os.geteuid()
     group = os.getegid()
+    # setgroups first: an unprivileged process may write gid_map only when it is denied (user_namespaces(7)). One id is
+    # mapped, so no other user exists inside.
     for name, text in (("setgroups", "deny"), ("gid_map", f"{group} {group} 1"), ("uid_map", f"{user} {user} 1")):
         fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
         os.write(fd, text.encode())
@@ -128,7 +152,9 @@ def _streams_with_paths(stdin: bytes) -> tuple[int, list[tuple[int, int]]]:
 
     A descriptor to read `stdin` from, and for output and errors the two ends of a named pipe each.
     """
+    # The input and 64 kB for the folder, two pipes and rounding; the program cannot write here.
     size = len(stdin) // 1024 + 64
+    # Over /proc: the program sees no process list, no `/proc/self/maps`, and no descriptors of others.
     kernel.mount_memory("/proc", f"size={size}k,nr_inodes=8,mode=0555", _NO_PROGRAMS)
     os.mkdir(STREAMS, 0o555)
     path = f"{STREAMS}/0"
@@ -136,24 +162,28 @@ def _streams_with_paths(stdin: bytes) -> tuple[int, list[tuple[int, int]]]:
     while stdin:
         stdin = stdin[os.write(fd, stdin) :]
     os.close(fd)
-    given = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    stdin_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     ends = []
     for number in (1, 2):
         path = f"{STREAMS}/{number}"
         os.mkfifo(path, 0o600)
+        # The read end first: opening a named pipe to write without a reader waits for one.
         read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it would wait for a writer else
         ends.append((read, os.open(path, os.O_WRONLY | os.O_CLOEXEC)))
+    # After this nothing can be created, removed or renamed there; reading and the pipes still work.
     kernel.make_read_only("/proc", _NO_PROGRAMS)
-    return given, ends
+    return stdin_fd, ends
 
 
 def _file_of(data: bytes) -> int:
     """A file in memory that nobody can change, open at its start."""
     fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
     os.lseek(fd, 0, os.SEEK_SET)
+    # F_SEAL_SEAL: no seal can be changed later. The descriptor is open for writing, and the program has it as its
+    # standard input.
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return fd
 
@@ -186,6 +216,7 @@ class _Watch:
         self.pid = pid
         how, why = self._until_end()
         if how:
+            # It may have ended between the look and this line.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -196,12 +227,16 @@ class _Watch:
             else:
                 how, why = ("signal", str(-code))
             used = os.times()  # of all that has been waited for: the program and what it has waited for
+            # `os.times` counts in ticks of 10 ms, so what it says may be a little below the limit at which the kernel
+            # killed.
             if used.children_user + used.children_system > self.order.cpu_limit - 0.1:
                 how = "time"
                 why = f"{self.order.cpu_limit} s of processor time"
         return how, why, [bytes(data[: self.order.output_bytes]) for data in self.outputs.values()]
 
     def _until_end(self) -> tuple[str, str]:
+        # A pidfd becomes readable when the process ends, so one `poll` waits for output, end, cancellation and
+        # deadline.
         end = os.pidfd_open(self.pid)
         self.poll.register(end, select.POLLIN)
         now = time.monotonic()
@@ -214,6 +249,7 @@ class _Watch:
                 if self._memory() > self.memory:
                     return "memory", f"{self.order.memory_mb} MB, all processes together"
                 look = time.monotonic() + _WATCH_SECONDS
+            # At least 1 ms: `poll` counts in milliseconds, and a rest below one would make this loop spin.
             ready = [fd for fd, _ in self.poll.poll(max(1.0, 1000 * (min(deadline, look) - now)))]
             if self.job in ready:  # nothing is said to us but the end
                 os._exit(0)
@@ -231,6 +267,7 @@ class _Watch:
         """Read once; whether what was written in all is within the limit."""
         data = os.read(fd, _MOST)
         if not data:
+            # A closed end is always ready, so that the loop would spin.
             self.poll.unregister(fd)
             self.open.remove(fd)
         self.outputs[fd] += data
@@ -249,11 +286,14 @@ class _Watch:
         """Bytes in use by the processes of our namespace, each beyond what a fresh one uses, and by its sockets at
         their fullest: the kernel does not say how full they are."""
         base = kernel.used(self.proc)
+        # Without a process namespace of its own, other processes of the same user are not the program's; only its first
+        # process is known.
         if not self.alone:
             return max(0, kernel.used(self.proc, str(self.pid)) - base)
         streams, datagrams = kernel.unix_sockets(self.proc)
         used = int(self.socket_bytes * (_STREAM_BUFFERS * streams + _DATAGRAM_BUFFERS * datagrams))
         for name in filter(str.isdigit, os.listdir(self.proc)):
+            # A fresh process takes `base` already, which is the interpreter's and shared: each is counted beyond that.
             if self._is_ours(name):
                 used += max(0, kernel.used(self.proc, name) - base)
         return used
@@ -272,6 +312,8 @@ class _Watch:
 def _sweep(proc: int) -> None:
     """Kill what the program left behind, where there is no namespace whose end does it."""
     for _ in range(_SWEEPS):
+        # Children only, whose numbers cannot be given to others before they are reaped here. Grandchildren become
+        # children when their parent is killed (subreaper), hence the rounds.
         ours = [pid for pid in map(int, filter(str.isdigit, os.listdir(proc))) if _parent(pid, proc) == os.getpid()]
         for pid in ours:
             with contextlib.suppress(OSError):
@@ -284,6 +326,8 @@ def _sweep(proc: int) -> None:
 def _parent(pid: int, proc: int) -> int:
     try:
         with open(os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=proc)) as file:
+            # The second field of /proc/PID/stat is the program's name in brackets, which may hold spaces and brackets
+            # itself; the parent is the second field behind it (proc(5)).
             return int(file.read().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):  # it has ended meanwhile
         return 0
