@@ -15,8 +15,6 @@ gold that cannot be used is undecided, whatever the completion says; a completio
 too long, scores 0 before anything that takes more than linear time sees it.
 """
 
-# ruff: noqa: RUF001 - words of other scripts are part of what is read here
-
 from __future__ import annotations
 
 import importlib.util
@@ -24,7 +22,7 @@ import math
 import re
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +30,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Verifier
+from rlvr.verifiers.math_in_text import CJK, last_math
 
 Method = Literal["boxed", "hash", "tag", "phrase"]
 Fallback = Literal["none", "last_formula", "last_number", "whole"]
@@ -96,36 +95,8 @@ _NEXT_RETRACTS = re.compile(rf"[.\s]*(?:{RETRACTION.pattern})(?:(?:it|that|the a
 _PROSE = re.compile(r"(?:[A-Za-z]{3,} |A (?!is\b|are\b)|An )[^\n]*?\b(?:is|are)\b", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z{\d])[A-Za-z]{3,}(?![A-Za-z])")
 _PLAIN_WORD = re.compile(r"\b(?:an|as|at|be|by|he|if|in|is|it|my|no|of|on|so|to|up|we)\b", re.IGNORECASE)
-_FORMULA_MARK = re.compile(r"\\\\|\\[\[\]()]|\\.|\$\$?|\n", re.DOTALL)
-_CLOSES = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
-_CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
-"""Letters of scripts that put no space between a word and a number."""
-_OTHER_SCRIPT = re.compile(rf"[{_CJK}]|[^\W\d_A-Za-z\u0370-\u03ff]{{2,}}")
+_OTHER_SCRIPT = re.compile(rf"[{CJK}]|[^\W\d_A-Za-z\u0370-\u03ff]{{2,}}")
 """Words that are not Latin; a few Greek letters are mathematics."""
-_GLUED = rf"[^\W{_CJK}]"
-"""A letter, digit or underscore of the other scripts: a digit behind one belongs to a name (`x2`)."""
-_COMMA = r"[,\u066c]|\uff0c(?=\d{3}(?!\d))"
-_POINT = "[.\u066b\uff0e]"
-_THIN = "[ \u00a0\u2009\u202f]"
-_MINUS = "负|負|零下|マイナス|마이너스|영하|минус|minus|negative|ناقص|سالب|ऋण|माइनस"
-"""Words for the sign of the number behind them."""
-_SCALE = (
-    "percent|pct|million|billion|trillion|thousand|hundred|dozen|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?"
-    "|триллион(?:а|ов)?|млн|млрд|трлн"
-    "|процент(?:а|ов)?|ألف|آلاف|الف|مليون|ملايين|مليار|هزار|میلیون|میلیارد|हज़ार|हजार|लाख|करोड़|करोड़"
-)
-"""Words that multiply the number before them, as units.SCALES knows them."""
-_LETTERS = "A-Za-z\u0400-\u04ff\u0600-\u06ff\u0900-\u097f"
-_NUMBER = re.compile(
-    rf"(?:(?<!\d)(?<!\d )(?<![{_LETTERS}])(?P<minus>{_MINUS})\s*(?:\\?[$€£¥₹]\s?)?"
-    rf"|(?:(?<!{_GLUED})(?<!\))[-+\u2212\uff0d\uff0b](?:\\?[$€£¥₹]\s?)?)?(?<!{_GLUED})(?<![\\^.\u066b\uff0e])"
-    r"(?<!(?<![是为為はが:：])第))"  # `第7题` is the seventh; `答案是第7` still answers
-    r"(?P<number>(?P<below>\d+)\s*(?:分之|分の|분의)\s*(?P<above>\d+)|(?:百分之|백분의)\s*(?P<percent>\d+(?:\.\d+)?)"
-    rf"|(?:\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)|\d(?:{_COMMA}|\d)*(?:{_POINT}\d+)?|{_POINT}\d+)(?:[/\u2044]\d+)?"
-    rf"(?:\s*(?:\\?[%\uff05\u066a]|{_SCALE})(?![{_LETTERS}])"
-    r"|\s*[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]+)?)",
-    re.IGNORECASE,
-)
 
 
 def extract_answer(
@@ -265,53 +236,6 @@ def after_phrase(text: str) -> str | None:
     if prose and sentence[0][prose.end() :].strip():
         return sentence[0][prose.end() :]
     return sentence[0]
-
-
-def formulas(text: str) -> Iterator[tuple[int, int, int]]:
-    """Yield where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in
-    order."""
-    # An opening delimiter that nothing closes is text: it hides no formula behind it, and costs no search to the end.
-    last = {mark: text.rfind(closing) for mark, closing in _CLOSES.items()}
-    opened = ""
-    start = 0
-    for token in _FORMULA_MARK.finditer(text):
-        mark = token[0]
-        if opened and mark == _CLOSES[opened]:
-            if text[start : token.start()].strip():
-                yield start, token.start(), token.end()
-            opened = ""
-        elif mark == "\n":
-            opened = "" if opened in ("$", "\\(") else opened  # a formula in a line does not go on in the next
-        elif mark in _CLOSES and (not opened or opened == "$") and last[mark] > token.start():
-            opened = mark
-            start = token.end()
-
-
-def last_math(text: str, numbers: bool) -> str | None:
-    """The last formula between math delimiters; with `numbers` the last number, where that comes later."""
-    found = list(formulas(text))
-    start, stop, end = found[-1] if found else (0, 0, 0)
-    number = None
-    for match in _NUMBER.finditer(text, end) if numbers else ():
-        number = _as_written(match)
-    if number is not None:
-        return number.strip().rstrip(",")
-    return text[start:stop].strip() if found else None
-
-
-def _as_written(number: re.Match[str]) -> str:
-    """A number in the text, with digits and signs for the words that say a sign, a fraction or a percentage."""
-    if number["below"]:
-        value = f"{number['above']}/{number['below']}"
-    elif number["percent"]:
-        value = f"{number['percent']}%"
-    else:
-        value = number["number"]
-    if number["minus"]:
-        sign = "-"
-    else:
-        sign = number[0][: number.start("number") - number.start()].strip("\\ ")
-    return sign + value
 
 
 def _is_bare(text: str) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import Number, is_literal, symbols
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.latex import spelling
 from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
 from rlvr.verifiers.math.math_answers import Judge

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.point_sampling import PointSampler
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 
-from rlvr.verifiers import answers
+from rlvr.verifiers import math_in_text
 from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Quantity, Relation, symbols, walk
 from rlvr.verifiers.math.latex import balanced, clean
 from rlvr.verifiers.math.math_tokens import LONGEST_SYMBOL, UnreadableError
@@ -137,7 +137,7 @@ def is_product_of_letters(text: str, variables: frozenset[str], nouns: frozenset
 def formulas(prompt: str) -> tuple[str, ...]:
     """The texts between math delimiters in a prompt, in order."""
     text = prompt[-PROMPT_LENGTH:]
-    return tuple(text[start:stop] for start, stop, _ in answers.formulas(text))
+    return tuple(text[start:stop] for start, stop, _ in math_in_text.formulas(text))
 
 
 @functools.lru_cache(maxsize=256)
@@ -184,7 +184,7 @@ def _prose(prompt: str) -> str:
     text = prompt[-PROMPT_LENGTH:]
     parts = []
     end = 0
-    for start, _, after in answers.formulas(text):
+    for start, _, after in math_in_text.formulas(text):
         parts.append(text[end:start])
         end = after
     return " ".join([*parts, text[end:]])

@@ -29,16 +29,15 @@ from rlvr.verifiers.math.expression import (
 )
 from rlvr.verifiers.math.math_values import Values, all_of, head_of
 from rlvr.verifiers.math.parameters import Parameters, Substitution, replaced
+from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.rules import MathComparison
 from rlvr.verifiers.math.statements import (
-    RefusedError,
     Statement,
     StatementEntry,
     alphabetical,
     is_set,
     permuted,
-    plain,
     read_entry,
     read_statement,
     with_residues,

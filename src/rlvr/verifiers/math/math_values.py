@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Binder,
@@ -30,11 +29,13 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.parameters import Parameters, Substitution
+from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.realsets import RealSets
 from rlvr.verifiers.math.rules import Rules
-from rlvr.verifiers.math.statements import StatementEntry, plain, read_entry
+from rlvr.verifiers.math.statements import StatementEntry, read_entry
 from rlvr.verifiers.math.units import conversion
 
 _COMPOSED = frozenset(["pmod", "cases", ":", "time", "cup", "cap", "minus"])

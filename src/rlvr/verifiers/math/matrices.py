@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import Fuel, NumericEvaluator, UnknownValueError
+from rlvr.verifiers.math.evaluation import NumericEvaluator
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
+from rlvr.verifiers.math.guarded_arithmetic import Fuel, UnknownValueError
 from rlvr.verifiers.math.operators import is_constant
 
 SIDE = 3

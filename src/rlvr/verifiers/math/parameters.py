@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import Declared
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -39,6 +38,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.points import coordinates
 

@@ -11,14 +11,12 @@ import contextlib
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM, Commands
-from rlvr.verifiers.math.declarations import is_number_set
+from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
     Builder,
     Listing,
-    Matrix,
     Node,
     Number,
     Quantity,
@@ -30,10 +28,9 @@ from rlvr.verifiers.math.expression import (
 from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
 from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError, tokenize
 from rlvr.verifiers.math.matrices import is_vector, settled
+from rlvr.verifiers.math.postfixes import MAX_DEPTH, Postfixes
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
-MAX_DEPTH = 40
-"""Levels of brackets, fractions, roots and powers in each other."""
 MAX_CHAIN = 24
 """Operations of one level that nest in the tree (`a/b/c`, `x!!!`)."""
 
@@ -42,7 +39,6 @@ MAX_BARS = 12
 
 _SETS = 20
 _SIGN = 45
-_POWER = 60
 _INFIX = {
     "cup": _SETS,
     "cap": _SETS,
@@ -110,7 +106,7 @@ def _opens_condition(words: str) -> bool:
     return words.lower() in CONDITIONS or _INTEGERS.fullmatch(words) is not None
 
 
-class _Parser(Commands):
+class _Parser(Postfixes):
     opening_bar = -1
     """The place of a bar that opens an absolute value within another one."""
 
@@ -289,85 +285,6 @@ class _Parser(Commands):
         if token.text == ":":
             return ratio(left, right, self.peek(-1))
         return Apply(head, (left, right))
-
-    def _postfix(self, left: Node, token: Token, power: int) -> Node | None:
-        if token.text == "!":
-            self.next()
-            if self.peek() == ("operator", "!", False):
-                self.next()
-                if self.peek() != ("operator", "!", False):
-                    return Apply("factorial2", (left,))
-                return self._threefold(left)
-            return Apply("factorial", (left,))
-        if token.text == "%":
-            self.next()
-            return Apply("percent", (left,))
-        if token.text in ("'", "prime") and isinstance(left, Symbol):
-            self.next()
-            return self._call_or(Symbol(left.name + "'"))
-        if token.text == "circ" and power <= 65:
-            self.next()
-            return self._composition(left) or self._degrees(left)
-        if token.text == "^" and power <= _POWER:
-            return self._raised(left)
-        return None
-
-    def _threefold(self, left: Node) -> Node:
-        self.next()
-        return Apply("factorial", (Apply("factorial", (Apply("factorial", (left,)),)),))
-
-    def _raised(self, left: Node) -> Node:
-        self.next()
-        if self.peek().text == "circ" or (
-            self.peek().text == "group" and self.peek(1).text == "circ" and self.peek(2).text == "group"
-        ):
-            self.at += 1 if self.peek().text == "circ" else 3
-            return self._degrees(left)
-        if self.peek().text in ("prime", "'") and isinstance(left, Symbol):
-            self.next()
-            return self._call_or(Symbol(left.name + "'"))
-        if self.peek().text == "group" and self.peek(1).text in ("prime", "'") and isinstance(left, Symbol):
-            self.next()
-            primes = ""
-            while self.peek().text in ("prime", "'"):
-                self.next()
-                primes += "'"
-            self.expect("close", "group")
-            return self._call_or(Symbol(left.name + primes))
-        if self.peek().text == "top" or (self.peek().text in ("T", "bold T") and isinstance(left, (Matrix, Bracket))):
-            self.next()
-            return Apply("transpose", (left,))
-        if is_number_set(left) and (signed := self._signed_set(left)) is not None:
-            return signed
-        return Apply("^", (left, self.exponent()))
-
-    def _signed_set(self, numbers: Node) -> Node | None:
-        r"""The numbers of one sign: `\mathbb{Z}^+`, `\mathbb{R}^{-}`, `\mathbb{N}^*`; None where a power follows."""
-        assert isinstance(numbers, Symbol)
-        braced = self.peek().text == "group"
-        sign = self.peek(int(braced)).text
-        if sign not in ("+", "-", "*", "times") or (braced and self.peek(2) != ("close", "group", False)):
-            return None
-        self.at += 3 if braced else 1
-        return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
-
-    def exponent(self) -> Node:
-        r"""Return what `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read
-        whole."""
-        if self.accept("operator", "-"):
-            return Apply("neg", (self.exponent(),))
-        if self.accept("operator", "+"):
-            return self.exponent()
-        if self.peek().kind == "number":
-            return Number(Fraction(self.next().text))
-        self.level += 1
-        if self.level > MAX_DEPTH:
-            raise UnreadableError("nested too deep")
-        node = self.atom()
-        self.level -= 1
-        if self.peek().text == "^":
-            return self._raised(node)
-        return node
 
     def _unit(self) -> str:
         """Words after a value, with powers and further words: `cm^2`, `miles per hour`, `m / s`."""

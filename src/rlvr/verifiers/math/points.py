@@ -18,8 +18,15 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import MAX_BITS, Complex, Coordinate, TooLargeError, UnknownValueError, exact_root
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
+from rlvr.verifiers.math.guarded_arithmetic import (
+    MAX_BITS,
+    Complex,
+    Coordinate,
+    TooLargeError,
+    UnknownValueError,
+    exact_root,
+)
 
 Point = dict[str, Coordinate]
 Valued = Callable[[Node, Point], Any]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -24,8 +23,9 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
-from rlvr.verifiers.math.statements import plain
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _ORDER = frozenset(_FLIP)

@@ -14,7 +14,6 @@ import functools
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -29,12 +28,14 @@ from rlvr.verifiers.math.expression import (
     is_literal,
     symbols,
 )
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
 from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.numeric import read_number
+from rlvr.verifiers.math.plain_form import RefusedError
 from rlvr.verifiers.math.point_sampling import PointSampler
-from rlvr.verifiers.math.statements import RefusedError, is_label, read_statement
+from rlvr.verifiers.math.statements import is_label, read_statement
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _ZERO = Number(Fraction(0))

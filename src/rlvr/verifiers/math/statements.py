@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from rlvr.verifiers.math.approximations import is_rounded, is_rounding_pair
 from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
@@ -19,56 +18,27 @@ from rlvr.verifiers.math.expression import (
     Bracket,
     Builder,
     Listing,
-    Matrix,
     Node,
     Number,
     Quantity,
     Relation,
     Symbol,
     Words,
-    children,
     is_integer_literal,
-    is_literal,
     rebuild,
     symbols,
     walk,
 )
+from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
-from rlvr.verifiers.math.units import SCALES, changes_meaning, conversion
+from rlvr.verifiers.math.units import conversion
 
-MAX_SIDE = 6
-"""Rows of a matrix that is multiplied."""
 MAX_SIGNS = 3
 """Independent plus-minus signs in one value."""
-
-_SPOKEN = {
-    **dict.fromkeys(
-        [
-            "all real numbers",
-            "all reals",
-            "real numbers",
-            "all real",
-            "the real numbers",
-            "the set of all real numbers",
-            "all real x",
-        ],
-        "Reals",
-    ),
-    **dict.fromkeys(
-        ["no solution", "no solutions", "empty set", "the empty set", "no real solutions", "no real solution", "none"],
-        "emptyset",
-    ),
-    **dict.fromkeys(["dne", "does not exist", "undefined"], "undefined"),
-    "infinity": "infinity",
-}
 
 
 _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 _LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
-
-
-class RefusedError(Exception):
-    """The answer states something that cannot be right: a false equality, a hedge."""
 
 
 @dataclass(frozen=True)
@@ -402,106 +372,6 @@ def is_label(node: Node) -> bool:
             return is_label(value)
         case _:
             return False
-
-
-def plain(node: Node) -> Node:
-    """`node` without brackets round the whole, prose after it, or a unit that is a factor."""
-    match node:
-        case Bracket("(", ")", (item,)) if not isinstance(item, Builder):
-            return plain(item)
-        case Bracket("[", "]", (item,)) if not is_literal(item):  # `[7]` is a list
-            return plain(item)
-        case Bracket("{", "}", ()):
-            return Symbol("emptyset")
-        case Quantity(value, unit):
-            return _quantity(plain(value), unit)
-        case Apply("neg", (Apply("percent" | "degree" as head, (arg,)),)):
-            return Apply(head, (Apply("neg", (arg,)),))
-        case Apply("neg", (Quantity(value, unit),)):
-            return plain(Quantity(Apply("neg", (value,)), unit))
-        case Words(text) if meaning := _SPOKEN.get(" ".join(text.lower().split()).strip(". ")):
-            return Symbol(meaning)
-        case Apply("*", (Symbol(name), Bracket("(", ")", (_, _, *_)) as point)) if name[:1].isupper():
-            return point
-        case Apply("transpose", (inner,)):
-            return _transposed(plain(inner))
-        case Apply("*" | "+" | "neg" | "/") if any(
-            isinstance(below, Matrix) or _is_vector(below) for below in children(node)
-        ):
-            return _matrix(node)
-        case _:
-            return node
-
-
-def _quantity(value: Node, unit: str) -> Node:
-    words = unit.split()
-    while words and words[0].lower() in SCALES:
-        scale = SCALES[words.pop(0).lower()]
-        if scale < 1:
-            value = Apply("percent", (value,))
-        else:
-            value = Apply("mixed", (Apply("*", (value, Number(scale))), Number(Fraction(0))))
-    unit = " ".join(words)
-    if unit.lower() in ("degrees", "degree", "deg"):
-        return Apply("degree", (value,))
-    if changes_meaning(unit):
-        raise RefusedError(f"{unit!r} after the value")
-    return Quantity(value, unit) if unit else value
-
-
-def _transposed(node: Node) -> Node:
-    if isinstance(node, Matrix):
-        return Matrix(tuple(zip(*node.rows, strict=True)))
-    if isinstance(node, Bracket):
-        return node
-    return Apply("transpose", (node,))
-
-
-def _is_vector(node: Node) -> bool:
-    return isinstance(node, Bracket) and node.opening in "(<" and len(node.items) > 1
-
-
-def _rows(node: Node) -> tuple[tuple[Node, ...], ...] | None:
-    if isinstance(node, Matrix):
-        return node.rows
-    if isinstance(node, Bracket) and _is_vector(node):
-        return tuple((item,) for item in node.items)
-    return None
-
-
-def _matrix(node: Apply) -> Node:
-    """A scalar times a matrix, a sum of matrices or a product of two, as one matrix; anything else stays."""
-    args = [plain(arg) if not _is_vector(arg) else arg for arg in node.args]
-    rows = [_rows(arg) for arg in args]
-    known = [one for one in rows if one is not None]
-    if node.head == "neg" and known:
-        return Matrix(tuple(tuple(Apply("neg", (entry,)) for entry in row) for row in known[0]))
-    if node.head == "/" and rows[0] is not None and rows[1] is None:
-        return Matrix(tuple(tuple(Apply("/", (entry, args[1])) for entry in row) for row in rows[0]))
-    if node.head == "*" and len(known) == 1:
-        scalars = tuple(arg for arg, one in zip(args, rows, strict=True) if one is None)
-        return Matrix(tuple(tuple(Apply("*", (*scalars, entry)) for entry in row) for row in known[0]))
-    if node.head == "*" and all(isinstance(arg, Matrix) for arg in node.args) and len(known) == 2:
-        left = known[0]
-        columns = tuple(zip(*known[1], strict=True))
-        if len(left[0]) == len(known[1]) <= MAX_SIDE:
-            return Matrix(
-                tuple(
-                    tuple(
-                        Apply("+", tuple(Apply("*", pair) for pair in zip(row, column, strict=True)))
-                        for column in columns
-                    )
-                    for row in left
-                )
-            )
-    if node.head == "+" and len(known) == len(rows) and len({(len(one), len(one[0])) for one in known}) == 1:
-        return Matrix(
-            tuple(
-                tuple(Apply("+", entries) for entries in zip(*stacked, strict=True))
-                for stacked in zip(*known, strict=True)
-            )
-        )
-    return node
 
 
 def expand_signs(node: Node) -> list[Node]:
