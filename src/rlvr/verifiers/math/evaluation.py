@@ -74,16 +74,19 @@ class NumericEvaluator(GuardedArithmetic):
             return self._mean(node.args[0])
         if head.startswith("call "):
             return self._scrambled(head, [self(arg) for arg in node.args])
+        # exp(x) at the full precision, rather than a power of a rounded e.
         if head == "^" and node.args[0] == Symbol("e"):
             return self._exp(self(node.args[1]))
         return self.operate(head, [self(arg) for arg in node.args])
 
     def _determinant(self, matrix: Matrix) -> Value:
+        # Elimination takes n^3 steps; six rows are more than answers have.
         if len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 6:
             raise UnknownValueError("a determinant of no small square matrix")
         rows = [[self(entry) for entry in row] for row in matrix.rows]
         result: Value = Fraction(1)
         for column in range(len(rows)):
+            # Partial pivoting: the largest entry, since a division by a small one would lose digits.
             pivot = max(range(column, len(rows)), key=lambda row: abs(rows[row][column]))
             if rows[pivot][column] == 0:
                 return Fraction(0)
@@ -101,12 +104,14 @@ class NumericEvaluator(GuardedArithmetic):
 
     def _scrambled(self, name: str, args: Sequence[Value]) -> Value:
         """A smooth stand-in for an unknown function: different names or arguments give different values."""
+        # crc32 and not `hash`: the hash of a text differs from process to process, and verdicts must not.
         seed = zlib.crc32(name.encode())
         total = self.mp.mpf(seed % 9973) / 997
         for place, arg in enumerate(args):
             self._moderate(arg)
             total += self.inexact(arg) * (self.mp.mpf(1 + (seed >> 8) % 101) / 89 + place)
         self.fuel.spend(8)
+        # Between 1 and 3: never zero, so that quotients of unknown functions have a value.
         return self.mp.cos(total) + 2
 
     def _mean(self, body: Node) -> Value:
@@ -116,6 +121,7 @@ class NumericEvaluator(GuardedArithmetic):
         random = {name for name in names if name[0].isupper()} or names
         total: Value = Fraction(0)
         outer = self.point
+        # Weights of a distribution sum to 1, so that `E[3] = 3` and `E[aX + b] = a E[X] + b` hold exactly.
         for number, weight in enumerate((Fraction(1, 2), Fraction(1, 3), Fraction(1, 6))):
             values = {name: Fraction(1 + zlib.crc32(f"{name} {number}".encode()) % 97, 14) for name in random}
             self.point = {**outer, **values}
@@ -129,6 +135,7 @@ class NumericEvaluator(GuardedArithmetic):
         """A short sum or product is computed; any other operator is a linear functional of its body, see
         operators.py."""
         limits = [self._limit(limit) for limit in (node.lower, node.upper) if limit is not None]
+        # A sum with numbers for limits, and short: worked out exactly, so that `\sum_{k=1}^{4} k` is 10.
         if node.kind in ("sum", "prod") and all(isinstance(v, Fraction) and v.denominator == 1 for v in limits):
             first, last = (int(value) for value in limits)
             if last - first < MAX_TERMS:
@@ -136,7 +143,10 @@ class NumericEvaluator(GuardedArithmetic):
                 if node.kind == "prod":
                     return self.multiply(Fraction(1), *terms)
                 return self.add(Fraction(0), *terms)
+        # Three arbitrary places: linear in the body, so that constants may stand in front of an integral or behind it,
+        # while the limits choose the weights.
         places = [Fraction(3, 7), Fraction(13, 11), Fraction(29, 13)]
+        # A derivative and an antiderivative depend on their variable by name: d/dx is not d/dy.
         if binds(node):
             kind = node.kind
         else:
@@ -148,6 +158,7 @@ class NumericEvaluator(GuardedArithmetic):
         return total
 
     def _limit(self, node: Node) -> Value:
+        # A limit at infinity has no value: a fixed number stands for it, by its name.
         if isinstance(node, Symbol) and (node.name == "infinity" or node.name.startswith("order ")):
             return Fraction(zlib.crc32(node.name.encode()) % 1009, 97)
         if isinstance(node, Apply) and node.head == "neg":

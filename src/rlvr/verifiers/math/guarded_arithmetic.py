@@ -29,6 +29,7 @@ DIGITS = (50, 100, 400, 1300)
 apart fractions of MAX_BITS bits; it is used only where the others do not show all parts of an expression."""
 MARGIN = 10
 """Digits that rounding may cost: what is smaller than the rest of them is lost."""
+# log2(10), rounded down: a bound on bits that is never above what the digits hold.
 BITS_OF_A_DIGIT = 3.3219
 
 Value = Any
@@ -53,6 +54,7 @@ class TooLargeError(UnknownValueError):
     """The value, or the work for it, is over the bounds."""
 
 
+# An mpmath context holds its precision as mutable state, and verifiers run on several threads of a worker.
 _LOCAL = threading.local()
 
 
@@ -60,6 +62,7 @@ def context(digits: int) -> Any:
     """An mpmath context of this precision, one for each thread."""
     contexts = _LOCAL.__dict__.setdefault("contexts", {})
     if digits not in contexts:
+        # Imported on first use: plain numbers, most answers, need no mpmath.
         import mpmath
 
         contexts[digits] = mpmath.MPContext()
@@ -111,6 +114,7 @@ class GuardedArithmetic:
             value = Fraction(value)
         if isinstance(value, Fraction):
             bits = value.numerator.bit_length() + value.denominator.bit_length()
+            # One unit for each 512 bits: the time of a product of large fractions grows with them.
             self.fuel.spend(bits >> 9)
             if bits > (MAX_BITS if self.point else MAX_CONSTANT_BITS):
                 if not self.point:
@@ -130,6 +134,7 @@ class GuardedArithmetic:
     def inexact(self, value: Value) -> Value:
         """The value as mpf or mpc; a fraction of too many digits for the precision is lost."""
         if isinstance(value, Fraction):
+            # A fraction of more bits than this is rounded so far that two different ones could agree.
             self.lost = self.lost or max(value.numerator.bit_length(), value.denominator.bit_length()) > self.bits
             return self.mp.mpf(value.numerator) / value.denominator
         return value
@@ -141,6 +146,7 @@ class GuardedArithmetic:
         total = functools.reduce(operator.add, inexact)
         sizes = [abs(term) for term in inexact]
         largest = max(sizes)
+        # `10^{30} + 1 - 10^{30}` in floats: the difference has no correct digit left at the lowest precision.
         if largest > 1e20 and abs(total) < largest * 1e-20:
             raise TooLargeError("what is left after huge terms cancel is rounding")
         self.lost = self.lost or any(0 < size < largest * self.tiny for size in sizes)
@@ -150,6 +156,7 @@ class GuardedArithmetic:
         product = factors[0]
         self.fuel.spend(len(factors) // 2)
         for factor in factors[1:]:
+            # Two fractions stay exact; a fraction and a float become floats.
             if type(product) is type(factor):
                 product = product * factor
             else:
@@ -184,11 +191,14 @@ class GuardedArithmetic:
                     return base ** int(exponent)
                 if not self.point:
                     raise TooLargeError("an exact power of too many digits")
+            # `(-1)^n` for any size of n, without working the power out.
             if base == -1:
                 return Fraction(-1 if exponent % 2 else 1)
+        # A real odd root: `(-8)^{1/3}` is -2, as textbooks have it, not the principal complex root.
         elif not self._is_complex(base) and base < 0 and exponent.denominator % 2:
             root = self.power(-base, exponent)
             return -root if exponent.numerator % 2 else root
+        # `4^{3/2}` is exactly 8, so that answers are compared as fractions, not as floats.
         elif isinstance(base, Fraction) and (exact := exact_root(base, exponent.denominator)) is not None:
             return self._rational_power(exact, Fraction(exponent.numerator))
         log = self.mp.log(self.inexact(base))
@@ -216,6 +226,7 @@ class GuardedArithmetic:
 
     def log(self, value: Value, base: Value | None = None) -> Value:
         self.fuel.spend(4)
+        # log_b(x) = ln(x) / ln(b) has no value there.
         if value == 0 or base in (0, 1):
             raise UnknownValueError("a logarithm of zero, or to the base one")
         return self.mp.log(self.inexact(value)) / (1 if base is None else self.mp.log(self.inexact(base)))
@@ -232,6 +243,7 @@ class GuardedArithmetic:
             found = getattr(self.mp, name)(argument)
             self.lost = self.lost or (value != 0 and self._is_flat(name, abs(argument), found))
             return found
+        # A pole (`cot 0`), a value outside of the domain, or a series of mpmath that does not converge.
         except (ZeroDivisionError, ValueError, OverflowError, self.mp.NoConvergence) as error:
             raise UnknownValueError(str(error)) from None
 
@@ -247,6 +259,7 @@ class GuardedArithmetic:
         self.fuel.spend(8)
         if self._is_complex(value) or abs(value) > MAX_FACTORIAL:
             raise TooLargeError("a factorial too large")
+        # Up to 200 the factorial is exact (1,246 bits); above it is a float by the gamma function.
         if isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= 200:
             return _factorial(int(value))
         if value < 0 and value == int(value):
@@ -259,6 +272,7 @@ class GuardedArithmetic:
         return functools.reduce(lambda a, b: a * b, range(int(value), 0, -2), 1)
 
     def binomial(self, n: Value, k: Value) -> Value:
+        # The product n(n-1)...(n-k+1)/k! holds for any n, fractions and complex numbers too, and costs k steps.
         if isinstance(k, Fraction) and k.denominator == 1 and 0 <= k <= 60:
             product: Value = Fraction(1)
             for j in range(int(k)):
@@ -302,6 +316,7 @@ def _factorial(n: int) -> Fraction:
 
 def exact_root(value: Fraction, degree: int) -> Fraction | None:
     """The exact positive root of a positive fraction, or None."""
+    # `root**degree` below would be as large as the number; no answer has a 64th root.
     if value < 0 or degree > 64:
         return None
     roots = []
@@ -309,6 +324,7 @@ def exact_root(value: Fraction, degree: int) -> Fraction | None:
         if degree == 2:
             root = isqrt(part)
         else:
+            # A float holds no number of more than 1,024 bits; above that the root is given up, and mpmath takes over.
             if part.bit_length() < 900:
                 root = round(part ** (1 / degree))
             else:

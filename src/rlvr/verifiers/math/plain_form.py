@@ -22,6 +22,7 @@ from rlvr.verifiers.math.expression import (
 )
 from rlvr.verifiers.math.units import SCALES, changes_meaning
 
+# A product has one sum for each entry; larger matrices are not worked out.
 MAX_SIDE = 6
 """Rows of a matrix that is multiplied."""
 
@@ -54,22 +55,28 @@ class RefusedError(Exception):
 def plain(node: Node) -> Node:
     """`node` without brackets round the whole, prose after it, or a unit that is a factor."""
     match node:
+        # `(5)` is 5; a set-builder in brackets is a value with a condition.
         case Bracket("(", ")", (item,)) if not isinstance(item, Builder):
             return plain(item)
         case Bracket("[", "]", (item,)) if not is_literal(item):  # `[7]` is a list
             return plain(item)
         case Bracket("{", "}", ()):
             return Symbol("emptyset")
+        # `5 million dollars` is a scaled value with a unit.
         case Quantity(value, unit):
             return _quantity(plain(value), unit)
+        # `-5\%` is the percentage of -5, so that the sign stands inside the mark that may be left out.
         case Apply("neg", (Apply("percent" | "degree" as head, (arg,)),)):
             return Apply(head, (Apply("neg", (arg,)),))
+        # `-\$5`: the sign belongs to the value, and the unit stands outside of it.
         case Apply("neg", (Quantity(value, unit),)):
             return plain(Quantity(Apply("neg", (value,)), unit))
         case Words(text) if meaning := _SPOKEN.get(" ".join(text.lower().split()).strip(". ")):
             return Symbol(meaning)
+        # `P(1, 2)`: a point with its name is the point.
         case Apply("*", (Symbol(name), Bracket("(", ")", (_, _, *_)) as point)) if name[:1].isupper():
             return point
+        # `(1, 2)^T`.
         case Apply("transpose", (inner,)):
             return _transposed(plain(inner))
         case Apply("*" | "+" | "neg" | "/") if any(
@@ -91,6 +98,7 @@ def _quantity(value: Node, unit: str) -> Node:
     unit = " ".join(words)
     if unit.lower() in ("degrees", "degree", "deg"):
         return Apply("degree", (value,))
+    # `5 or more`, `5 times`: what stands behind the number is no unit.
     if changes_meaning(unit):
         raise RefusedError(f"{unit!r} after the value")
     return Quantity(value, unit) if unit else value
@@ -121,10 +129,13 @@ def _matrix(node: Apply) -> Node:
     args = [plain(arg) if not _is_vector(arg) else arg for arg in node.args]
     rows = [_rows(arg) for arg in args]
     known = [one for one in rows if one is not None]
+    # `-\begin{pmatrix}...`: a sign goes into each entry.
     if node.head == "neg" and known:
         return Matrix(tuple(tuple(Apply("neg", (entry,)) for entry in row) for row in known[0]))
+    # A matrix over a scalar.
     if node.head == "/" and rows[0] is not None and rows[1] is None:
         return Matrix(tuple(tuple(Apply("/", (entry, args[1])) for entry in row) for row in rows[0]))
+    # `\frac{1}{2}` times a matrix: the scalar goes into each entry.
     if node.head == "*" and len(known) == 1:
         scalars = tuple(arg for arg, one in zip(args, rows, strict=True) if one is None)
         return Matrix(tuple(tuple(Apply("*", (*scalars, entry)) for entry in row) for row in known[0]))
@@ -141,6 +152,7 @@ def _matrix(node: Apply) -> Node:
                     for row in left
                 )
             )
+    # A sum of matrices of one shape.
     if node.head == "+" and len(known) == len(rows) and len({(len(one), len(one[0])) for one in known}) == 1:
         return Matrix(
             tuple(

@@ -33,11 +33,13 @@ from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.units import conversion
 
+# Each sign doubles the values: three make eight.
 MAX_SIGNS = 3
 """Independent plus-minus signs in one value."""
 
 
 _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
+# Matches `x`, `a_12`; not `xy`, `x_n`.
 _LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
 
 
@@ -74,6 +76,7 @@ def read_statement(node: Node, sampler: PointSampler) -> Statement:
         if found is None:
             items.append(part)
         declared |= found or frozenset()
+    # `p = 5, q = 2; p = 7, q = 3`: groups, each of which is one tuple.
     if isinstance(node, Listing) and node.separator == ";":
         items = [_grouped(part, sampler) for part in items]
     else:
@@ -88,6 +91,7 @@ def read_statement(node: Node, sampler: PointSampler) -> Statement:
         value, said, inner = _without_conditions(entry.value)
         declared |= said
         entry = replace(entry, value=value, conditions=general + outer + inner)
+        # `x = 2, 3`: the label of the first value is that of the next ones.
         if entry.label is None and label is not None and not isinstance(entry.value, (Relation, Words)):
             entry = replace(entry, label=label)
         label = entry.label
@@ -138,6 +142,7 @@ def _cycled(entries: list[StatementEntry]) -> list[StatementEntry]:
     """`x=1, y=2 or x=2, y=1` as two tuples: labels that come round in the same order."""
     labels = [entry.label for entry in entries]
     period = next((k for k in range(1, len(labels)) if labels[k] == labels[0]), 0)
+    # `x = 1 or x = 2` has period 1: two values of one label, no tuples.
     if period < 2 or None in labels or len(labels) % period or labels != labels[:period] * (len(labels) // period):
         return entries
     label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
@@ -212,6 +217,7 @@ def with_residues(node: Node) -> Node:
     In a list the last modulus is that of all congruences before it: `n \equiv 1, 2 \pmod 4`.
     """
     match node:
+        # `2 mod 3` beside a residue class is meant as one; alone it is the number 2.
         case Apply("mod", args):
             return Apply("pmod", args)
         case Bracket("(", ")", (item,)):
@@ -250,6 +256,7 @@ def is_set(node: Node) -> bool:
 def _members(node: Node) -> tuple[Node, ...] | None:
     """The members of a finite set that are no sets themselves: a set of sets is one value."""
     if isinstance(node, Bracket) and node.opening == "{" and node.items and not isinstance(node.items[0], Builder):
+        # `\{\{1\}, \{2\}\}` is one answer, not two.
         if any(map(is_set, node.items)):
             return None
         return node.items
@@ -265,8 +272,10 @@ def read_entry(node: Node, sampler: PointSampler) -> StatementEntry:
     node = plain(node)
     if not isinstance(node, Relation):
         return StatementEntry(node)
+    # `x \in \{1, 2\}`.
     if node.operators == ("in",) and (is_label(node.sides[0]) or isinstance(node.sides[0], Bracket)):
         return StatementEntry(plain(node.sides[1]), node.sides[0])
+    # `n \equiv 2 \pmod 3`.
     if node.operators == ("equiv",) and is_label(node.sides[0]):
         return StatementEntry(plain(node.sides[1]), node.sides[0])
     if not set(node.operators) <= {"=", "~", "to"} or node.operators[0] == "to":
@@ -280,10 +289,12 @@ def read_entry(node: Node, sampler: PointSampler) -> StatementEntry:
         label = sides[0]
         sides = sides[1:]
         operators = operators[1:]
+    # `5 = x`: the label on the right.
     elif len(sides) == 2 and is_label(sides[1]) and not symbols(sides[0]):
         label = sides[1]
         sides = sides[:1]
         operators = []
+    # `2x + y = 3` names nothing: the equation itself is the value.
     elif symbols(node) and len(sides) == 2 and operators == ["="]:
         return StatementEntry(node)
     return _chain(label, [plain(side) for side in sides], operators, sampler)
@@ -294,6 +305,7 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
 
     An equation that is true by itself (`1 = 1`) gives nothing.
     """
+    # `1 = 1`: true, and no answer.
     if label is None and len(sides) > 1 and len(set(sides)) == 1:
         raise RefusedError("both sides of the equation are the same")
     value = sides[0]
@@ -301,6 +313,7 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
     for operator, side in zip(operators, sides[1:], strict=True):
         if operator == "=":
             last = value if rounded is None else rounded
+            # `f(x) = y = 5`: both sides name what was asked, so that the chain goes on with the last.
             if rounded is None and is_label(side) and is_label(value):
                 value = side
                 continue
@@ -351,6 +364,7 @@ def is_label(node: Node) -> bool:
             return bool(symbols(node))
         case Words():
             return True
+        # `f^{-1}(x)`.
         case Apply("*", (Apply("^", (Symbol(), Apply("neg", (Number(),)))), Bracket("(", ")", (Symbol(),)))):
             return True
         case Apply("*", args) if len(args) == 2 and isinstance(args[1], Bracket):
@@ -362,12 +376,14 @@ def is_label(node: Node) -> bool:
             )
         case Apply("/" | ":" | "abs" | "sin" | "cos" | "tan" | "cot" | "degree" | "log" | "ln" | "det", args):
             return all(is_label(arg) for arg in args)
+        # `\sin^2 x`.
         case Apply("^", (Apply("sin" | "cos" | "tan") as function, Number())):
             return is_label(function)
         case Apply(head):
             return head.startswith("call ") or head == "mean"
         case Bracket("(", ")" | "]", items) | Bracket("[", "]", items):
             return bool(items) and all(is_label(item) for item in items)
+        # `x \text{ apples} = 5`.
         case Quantity(value=value):
             return is_label(value)
         case _:
@@ -381,6 +397,7 @@ def expand_signs(node: Node) -> list[Node]:
         return [node]
     if len(signs) > MAX_SIGNS:
         raise RefusedError("too many plus-minus signs")
+    # `\pm a \mp b`: upper signs together, lower signs together, two values.
     if any(sign.head == "mp" for sign in signs):
         return [_signed(node, iter([plus if s.head == "pm" else not plus for s in signs])) for plus in (True, False)]
     choices = [[bool(number >> place & 1) for place in range(len(signs))] for number in range(2 ** len(signs))]
@@ -393,6 +410,7 @@ def _signed(node: Node, choice) -> Node:  # type: ignore[no-untyped-def]
         *first, last = [_signed(arg, choice) for arg in node.args]
         last = last if positive else Apply("neg", (last,))
         return Apply("+", (*first, last)) if first else last
+    # An integral or a sum with plus-minus inside is one value: its body is not split.
     if isinstance(node, Binder):
         return node
     return rebuild(node, lambda child: _signed(child, choice))
