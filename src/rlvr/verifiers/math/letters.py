@@ -19,15 +19,20 @@ from rlvr.verifiers.math.parser import parse
 from rlvr.verifiers.math.statements import is_label
 from rlvr.verifiers.math.units import dimension, singular
 
+# Matches `5 m`, `2x`; not `x2`. Without a letter behind a digit there is one reading only.
 _MAY_BE_UNIT = re.compile(r"\d\s*[A-Za-z]")
+# Matches `f(s) = 2s`, `g(x, y) =`; not `f(2) = 3`.
 _DEFINED = re.compile(r"[A-Za-z]\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])*)\s*\)\s*=")
 """The variables of a definition, `f(s) = 2s`."""
+# Matches `x + 1`; not `cm`, `\x`.
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+# Matches `the side s is`; not `a side`, `(b)`, `5 m`, `in m/s`, `x's`.
 _LONE_LETTER = re.compile(
     r"(?<![^\W_])(?<!\d )(?<![\\/('\u2019])(?<!\bin )(?<!\bper )(?![AaI])[A-Za-z](?![A-Za-z0-9'\u2019])"
 )
 """A letter that stands alone in prose: a variable (`the side s`), unless it is a word, a mark (`(b)`) or a unit (`5 m`,
 `in m/s`)."""
+# Matches `\sqrt{m}`, `\pi`; not `m`.
 _STYLED = re.compile(r"\\[A-Za-z]+\s*(?:\{([^{}\\]*)\})?")
 _WORD = re.compile("[A-Za-z]{2}")
 _VOWEL = re.compile("[aeiouyAEIOUY]")
@@ -40,7 +45,9 @@ _SPELLS = frozenset(
 """Words of a problem whose answer may be letters in their order."""
 MAX_FACTORS = 5
 """Letters of a product that is written as one word."""
+# Matches `How many apples are left?`; not `many apples`.
 _HOW_MANY = re.compile(r"\bhow (?:many|much)\s([^.?!\n]{1,120})", re.IGNORECASE)
+# Matches `84 \text{ times}`, `84 times`; not `84`, `times`.
 _COUNTED = re.compile(
     r"([^A-Za-z]*\d)\s*(?:\\(?:text|textbf|textrm|mathrm)\s*\{\s*([A-Za-z' ]+?)\s*\}|\s([A-Za-z' ]+))", re.ASCII
 )

@@ -45,12 +45,16 @@ from rlvr.verifiers.math.numeric import NumberRules, Percent, PlainNumber, Units
 from rlvr.verifiers.math.restatement import restates
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
+# Below time_limit (1 s), which also covers the stages before: the pool kills a worker that is over it, which costs a
+# restart.
 SYMBOLIC_SECONDS = 0.6
 """Seconds of math-verify for one answer, over all golds; the pool's own limit is the second line."""
 FLOAT_DIGITS = 12
 """Significant digits of a gold that is a float: 0.1 + 0.2 is meant to be 0.3."""
 
+# Matches `no solution`, `blue`; not `x`, `cats and dogs`, `5 cats`.
 _WORDS = re.compile(r"(?=[A-Za-z' ]*[A-Za-z]{3})(?!.*\b(?:and|or)\b)[A-Za-z]+(?: [A-Za-z']+)*")
+# Matches `infinity`, `theta`, `all reals`; not `blue`.
 _MATHEMATICAL = re.compile(
     r"inf(?:inity|ty)?|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|sin|cos|tan|log|exp|sqrt|none"
     r"|empty(?: set)?|undefined"
@@ -59,16 +63,22 @@ _MATHEMATICAL = re.compile(
 )
 """Words that are mathematics too, or a product of letters: they are compared as such."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+# Matches `, `, ` meters and `; not `. Hence `.
 _LOOSE_JOINT = re.compile(r"[^A-Za-z]*|[^.!?\n]*?\b(?:and|or)\b[^.!?\n]*")
+# Matches `1,22`; not `1,234,567`.
 _COMMA_OF_GOLD = re.compile(r"(?<![\d.,])(\d+),(\d+)(?![\d.,])")
+# Matches `\boxed{5`; not `\boxed 5`.
 _UNCLOSED_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(?!.*\\(?:boxed|fbox))", re.DOTALL)
 _HEDGE = re.compile(
     r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|isn't|wrong|incorrect)\b", re.IGNORECASE
 )
 _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)")
+# Matches `x \in [0, 1]`, `(0, 1)`; not `x > 1`.
 _SET = re.compile(r"\\in(?![A-Za-z])|[\[(].*,.*[\])]")
+# Matches `x < 2`, `x \leq 2`; not `\left(x`.
 _INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
+# Matches `a b c`, `a \cdot b`; not `abc`.
 _SPELLED = re.compile(r"[A-Za-z](?:\s*(?:\\cdot|\\times|\*|\s)\s*[A-Za-z])+")
 """Single letters with spaces or signs between them: a product, whatever word they spell."""
 _NO_SOLUTION = re.compile(r"no (?:real )?solutions?", re.IGNORECASE)
@@ -143,6 +153,7 @@ class MathVerifier(Verifier):
     def prepare(self) -> None:
         if self.math_verify:
             symbolic.load()
+        # Imports mpmath and fills the caches before the time limit of the first answer starts.
         compare("x^2-1", "(x-1)(x+1)")
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
@@ -163,6 +174,7 @@ class MathVerifier(Verifier):
             if reason == "":
                 return _correct(found)
             wrong.append(reason)
+        # One gold that only the later stages can decide keeps the question open, whatever the others said.
         if None in wrong:
             return None
         return _zero(VerdictStatus.WRONG, wrong[0] or "", found)
@@ -246,6 +258,7 @@ class MathVerifier(Verifier):
         if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
             bare = without_asked_noun(answer, _last_message(task.prompt))
             number = number if bare == answer else read_number(bare)
+        # `5m` is read as a number with a unit only where the gold has one: alone it may be a product.
         if gold.number is not None and number is None and gold.number.unit:
             number = read_number(answer, letters=True)
         if gold.number is not None and number is not None:
@@ -277,10 +290,12 @@ class MathVerifier(Verifier):
             return "other words"
         if gold.number is not None:
             comma = _DECIMAL_COMMA.fullmatch(answer)
+            # A gold with decimals, and an answer that writes them with a comma: `1,22` for 1.22.
             if comma and (decimal := read_number(f"{comma[1]}.{comma[2]}")) and gold.number.places:
                 if gold.number.equals(decimal, self._number_rules):
                     return ""
                 return "another number"
+            # `42 or 41`: two guesses.
             if _OR.search(answer):
                 return "several alternatives where the gold has one answer"
         if (

@@ -9,6 +9,8 @@ from rlvr.verifiers.math.declarations import is_number_set
 from rlvr.verifiers.math.expression import Apply, Bracket, Matrix, Node, Number, Symbol
 from rlvr.verifiers.math.math_tokens import Token, UnreadableError
 
+# Deeper than any answer; the parser recurses a few Python frames for each level, far below the interpreter's limit of
+# 1,000.
 MAX_DEPTH = 40
 """Levels of brackets, fractions, roots and powers in each other."""
 _POWER = 60
@@ -20,6 +22,7 @@ class Postfixes(Commands):
     def _postfix(self, left: Node, token: Token, power: int) -> Node | None:
         if token.text == "!":
             self.next()
+            # `5!!` is the double factorial; with a space, `5! !`, the factorial of one.
             if self.peek() == ("operator", "!", False):
                 self.next()
                 if self.peek() != ("operator", "!", False):
@@ -32,6 +35,7 @@ class Postfixes(Commands):
         if token.text in ("'", "prime") and isinstance(left, Symbol):
             self.next()
             return self._call_or(Symbol(left.name + "'"))
+        # `f \circ g`, or `30 \circ` for degrees. Tighter than a power (60).
         if token.text == "circ" and power <= 65:
             self.next()
             return self._composition(left) or self._degrees(left)
@@ -53,6 +57,7 @@ class Postfixes(Commands):
         if self.peek().text in ("prime", "'") and isinstance(left, Symbol):
             self.next()
             return self._call_or(Symbol(left.name + "'"))
+        # `f^{\prime\prime}`.
         if self.peek().text == "group" and self.peek(1).text in ("prime", "'") and isinstance(left, Symbol):
             self.next()
             primes = ""
@@ -61,6 +66,7 @@ class Postfixes(Commands):
                 primes += "'"
             self.expect("close", "group")
             return self._call_or(Symbol(left.name + primes))
+        # `A^\top` always; `M^T` only of a matrix as written, since of a letter it may be a power.
         if self.peek().text == "top" or (self.peek().text in ("T", "bold T") and isinstance(left, (Matrix, Bracket))):
             self.next()
             return Apply("transpose", (left,))
@@ -81,6 +87,7 @@ class Postfixes(Commands):
     def exponent(self) -> Node:
         r"""Return what `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read
         whole."""
+        # `2^-3`, without braces.
         if self.accept("operator", "-"):
             return Apply("neg", (self.exponent(),))
         if self.accept("operator", "+"):

@@ -42,6 +42,7 @@ _ZERO = Number(Fraction(0))
 _ONE = Number(Fraction(1))
 _HALF = Apply("/", (_ONE, Number(Fraction(2))))
 _COMPARED = frozenset({"=", "<", ">", "<=", ">=", "!="})
+# Matches `Solve `, `, `, `. `; not `x + 1`.
 _BETWEEN_FORMULAS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}|[,;:?\n]|\.(?:\s|\Z)")
 """Words and punctuation, in a prompt without math delimiters."""
 _OPERATOR = re.compile(r"[-+*/^=<>]")
@@ -63,6 +64,7 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
         return True
     if _same_form(wanted, given):
         return False
+    # `2x = 6` where the gold is `x = 3`.
     if _unsolved(wanted, given):
         return True
     return _is_quoted(prompt, gold, answer) or any(_rearranged(given, one) for one in said)
@@ -115,6 +117,7 @@ def _is_quoted(prompt: str, gold: str, answer: str) -> bool:
     """Return whether the prompt has the answer letter by letter, and not the gold."""
     quoted = spelling(answer)
     asked = _spelled(prompt)
+    # Fewer characters occur in nearly every prompt by chance.
     if len(quoted) < 3 or quoted not in asked or spelling(gold) in asked:
         return False
     at = asked.find(quoted)
@@ -236,8 +239,10 @@ def _canonical(node: Node) -> Node:
             terms = _flattened("+", tuple(_canonical(arg) for arg in args))
             left = _sorted(_with_one_constant(terms)) or (_ZERO,)
             return left[0] if len(left) == 1 else Apply("+", left)
+        # `x^1`, `x/1`.
         case Apply("^" | "/", (inner, over)) if _canonical(over) == _ONE:
             return _canonical(inner)
+        # `\sqrt{x}` and `x^{1/2}` are one form.
         case Apply("root", (inner,)) | Apply("root", (inner, Number(Fraction(numerator=2, denominator=1)))):
             return Apply("^", (_canonical(inner), _HALF))
         case Apply("/", (Apply("+") | Bracket("(", ")", (Apply("+"),)) as top, Number(whole, 0))) if whole > 0:
