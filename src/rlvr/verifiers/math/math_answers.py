@@ -62,6 +62,7 @@ class Judge(Values):
             answer = with_residues(answer)
         gold, answer = _without_hats(gold, answer), _without_hats(answer, gold)
         answer = with_variables_of(gold, answer)
+        # `1, 2, 3, \ldots` is an infinite list and `1, 2, 3` is not.
         if _has_ellipsis(gold) != _has_ellipsis(answer):
             return MathComparison(False, "an ellipsis where the other has none")
         nested = _is_set_of_sets(gold) or _is_set_of_sets(answer)
@@ -206,6 +207,7 @@ class Judge(Values):
                 other = answer[place]
                 if self._apart(one, other):
                     continue
+                # Quadratic in the items: the fuel bounds the pairs that are compared exactly.
                 self.sampler.fuel.spend(30)
                 same = self.entries(one, other)
                 if same:
@@ -268,6 +270,7 @@ class Judge(Values):
         other = _as_relation(answer)
         if one is None or other is None:
             return False
+        # `2x + y = 3`: equations up to a constant factor.
         if one.operators == other.operators == ("=",):
             return self._equations(one, other)
         if one.operators == other.operators or one.operators == _flipped(other.operators):
