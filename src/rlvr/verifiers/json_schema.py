@@ -34,6 +34,8 @@ from rlvr.verifiers.schema_keywords import BOUNDED, PATTERN_SECONDS, references_
 
 Compare = Literal["none", "equal", "fields"]
 
+# A value of each JSON type, so that the keywords of each type are run once before training: a bad pattern or a dead
+# reference shows there.
 _PROBES: tuple[Any, ...] = (None, True, 0, "", [], {}, [0], {"": 0})
 _DYNAMIC = ('"$dynamicRef"', '"$dynamicAnchor"', '"$recursiveRef"')
 """Keywords by which a schema means something else where it is reached by another way."""
@@ -201,6 +203,7 @@ def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
         with references_followed_once(), warnings.catch_warnings():
             # Python warns of odd regular expressions that a document holds (format: regex)
             warnings.simplefilter("ignore")
+            # The first error is enough; a hostile document may have many.
             error = next(_validator(json.dumps(schema), formats).iter_errors(document), None)
     except (Unresolvable, TimeoutError, MemoryError):  # the schema's fault, a slow pattern; the pool judges the last
         raise
@@ -222,6 +225,7 @@ def _validator(schema: str, formats: bool) -> Any:
     known = {keyword: check for keyword, check in BOUNDED.items() if keyword in draft.VALIDATORS}
     if draft is not jsonschema.Draft202012Validator:  # which items count as evaluated is another rule in 2019-09
         known.pop("unevaluatedItems", None)
+    # A target then depends on the way that leads to it, so that one result for each target and value would be wrong.
     if any(keyword in schema for keyword in _DYNAMIC):
         known.pop("$ref", None)
     draft = jsonschema.validators.extend(draft, known)

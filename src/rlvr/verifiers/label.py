@@ -17,13 +17,16 @@ from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, bare, check_not_negative, graded, unparsable, wrong
 from rlvr.verifiers.text import read_one_number
 
+# Matches `A or B`, `not A`, `isn't A`, `A?`; not `A wins`.
 _DOUBT = re.compile(
     r"\b(?:not|no "
     r"longer|never|neither|nor|or|either|both|maybe|perhaps|possibly|unsure|uncertain|cannot|wrong|false|incorrect"
     r"|mistaken)\b|n't\b|n\u2019t\b|\?",
     re.IGNORECASE,
 )
+# `A` and `I` are labels only where no noun follows: `A is better`, not `A better answer`.
 _NOT_ARTICLE = r"(?!\s+(?!(?:is|was|has|wins|won|performs|seems|beats|over|and|or|because|since)\b)[a-z])"
+# Matches `7/10`, `7 out of 10 points`; not `7 of 10`, `out of order`.
 _OUT_OF = re.compile(r"\s*(?:/|\bout of\b)\s*([0-9]+(?:\.[0-9]+)?)\s*(?:points?)?\s*\Z", re.IGNORECASE)
 
 Labels = dict[str, tuple[str, ...]]
@@ -75,6 +78,7 @@ class LabelVerifier(AnswerVerifier):
 
 
 def _gold(answer: Any, labels: Labels) -> str | None:
+    # str() of an integer of over 4,300 digits raises; 80 digits are more than any label has.
     if isinstance(answer, bool) or (isinstance(answer, int) and abs(answer) >= 10**80):
         return None
     text = str(answer).strip()
@@ -114,6 +118,7 @@ def _key(spelling: str) -> str:
 def last_label(answer: str, labels: Labels) -> str | None:
     """The label that the last line with a label names; None where no line has one, or that line has two or a doubt."""
     pattern, meaning = _pattern(tuple(sorted((spelling, label) for label, said in labels.items() for spelling in said)))
+    # From the end: a judge argues first and decides last.
     for line in reversed(answer.splitlines()):
         text = bare(line)
         found = {meaning[_key(match[0])] for match in pattern.finditer(text)}
@@ -179,6 +184,7 @@ class RatingVerifier(AnswerVerifier):
         if said is None:
             return unparsable(f"not one number from {self.low:g} to {self.high:g}", answer)
         distance = abs(said - gold)
+        # 1e-9 for the rounding of decimals: 8.3 - 8 is 0.3000000000000007.
         if distance <= self.tolerance + 1e-9:
             return Verdict.from_score(1.0, answer=answer)
         if self.partial_credit:

@@ -58,6 +58,7 @@ class RaisedVerdicts:
 
     def refuse_all(self, which: str) -> None:
         """Raise UserCodeError with the first traceback where every verdict is missing. `which` answers, in words."""
+        # Not one verdict: also where several verifiers share the failures.
         if 0 < self.verdicts == self.missing:
             self._refuse(max(self.raised, key=lambda judge: self.raised[judge]), which)
 
@@ -122,6 +123,7 @@ class Raised:
         self._verdicts.add(rollouts)
         self._first_verdicts = self._first_verdicts or step.verdicts
         self._first_rollouts = self._first_rollouts or len(rollouts)
+        # Before the warnings, so that a run that ends says so once.
         self._refuse_broken()
         for rollout in rollouts:
             for name, verdict in rollout.verdicts.items():
@@ -146,6 +148,8 @@ class Raised:
                 raise UserCodeError(problem, function.traceback)
 
     def _warn(self, who: str, raised: int, asked: int, traceback: str) -> None:
+        # The last line of a traceback is `KeyError: ...`; one warning for each type, since messages often hold the
+        # answer.
         kind = traceback.rpartition("\n")[2].partition(":")[0]
         if self._speaks and (who, kind) not in self._said:
             self._said.add((who, kind))

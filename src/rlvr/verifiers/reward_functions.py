@@ -264,6 +264,7 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 
 def _pool() -> VerifierPool:
     """The pool of this process, made at the first call."""
+    # Two threads that make the first call together would start two pools.
     with _making:
         pool = _pools.get(os.getpid())
         if pool is None:

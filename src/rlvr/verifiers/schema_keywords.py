@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
+# Matches `$`, `\$`, `[$]`; not `a`. Escapes and classes are consumed, so that only a bare dollar is replaced.
 _DOLLAR = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
 """A dollar sign that is no text; what is escaped or in a class is passed over."""
 PATTERN_SECONDS = 0.2
@@ -175,6 +176,8 @@ def _ref(validator: Any, reference: str, instance: Any, schema: Any) -> Iterator
     """The keyword `$ref`. Two references of an `anyOf` that lead back to it would double the work at each level of a
     document."""
     followed = _FOLLOWED.get()
+    # Identity, since values need not be hashable; the document stays alive for the whole check, so that no id is used
+    # twice.
     key = id(validator._resolver.lookup(reference).contents), id(instance)
     if followed is not None and key in followed:
         if not followed[key]:
@@ -199,6 +202,7 @@ def _multiple_of(validator: Any, divisor: float, instance: Any, schema: Any) -> 
 def _exact(number: float) -> Fraction:
     if isinstance(number, int):
         return Fraction(number)
+    # repr gives the shortest decimal that reads back as the float: 0.07, as the document wrote it.
     return Fraction(repr(number))
 
 

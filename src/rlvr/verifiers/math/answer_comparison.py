@@ -22,13 +22,19 @@ from rlvr.verifiers.math.rules import MathComparison, Rules
 
 __all__ = ["MathComparison", "Rules", "compare"]
 
+# Matches `\log_{10} x`, `\lg x`, `log_10 x`; not `\log x`. Where one side names the base 10, `\log` on the other side
+# means it too; else it is natural.
 _COMMON_LOG = re.compile(r"\\log_\{?10\b|\\lg\b|\blog_?10\b")
+# Matches `abc`; not `ab`, `a b c`.
 _LETTERS = re.compile(r"[A-Za-z]{3,}")
 """A word, or an order of letters: no product, so that an anagram is another answer."""
+# Matches `H_2O`, `H2O`, `NaCl`; not `h2o`.
 _CHEMICAL = re.compile(r"(?:[A-Z][a-z]?(?:_\d|_\{\d+\}|\d+)?)+")
 """A formula of elements and their numbers: `H_2O`, `H2O`."""
 _INDEX = re.compile("[_{}]")
+# Matches `\text{a}`, `a, b`; not `ab`.
 _BETWEEN_LETTERS = re.compile(r"\\(?:text|quad|cdot|mathrm|textbf)(?![A-Za-z])|[\s{}(),*]")
+# Matches `maybe 5`, `5?`, `5 or else 6`; not `5`, `x = 5`.
 _HEDGE = re.compile(
     r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|guess|wrong|incorrect|unless|instead|otherwise"
     r"|else|wait)\b|\?",

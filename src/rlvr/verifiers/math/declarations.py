@@ -19,10 +19,12 @@ from rlvr.verifiers.math.expression import Bracket, Builder, Node, Quantity, Rel
 
 NUMBER_SETS = frozenset({"Integers", "Naturals", "Rationals", "Complexes", "Reals"})
 
+# Matches `is an integer`, `any positive integer`; not `real`.
 _INTEGER = re.compile(
     r"(?:is |are )?(?:(?:an|any|some|all) )?(?:arbitrary )?(positive |non-?negative )?integers?", re.I
 )
 
+# Matches `is a real number`, `arbitrary constant`; not `is prime`.
 _FREE = re.compile(
     r"(?:(?:is|are) )?(?:(?:an?|any|some|all|the) )?(?:arbitrary )?"
     r"(?:(?:real|complex) numbers?|reals?|(?:real )?constants?(?: of integration)?|parameters?)",

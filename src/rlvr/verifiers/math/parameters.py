@@ -52,7 +52,9 @@ MAX_PARTS = 8
 _LETTERS = frozenset("kKnNmMlLjtsrpqcCaAbBdD")
 _CONSTANTS = frozenset("cCkK")
 _PERIODS = frozenset("knmlj")
+# Matches `C`, `C_1`; not `c`, `Cx`.
 _ARBITRARY = re.compile(r"[CK](_\d+)?")
+# Matches `A`, `k_2`; not `x`.
 _OTHER_NAMES = re.compile(r"[ABCDKabcdk](_\d+)?")
 _PLACES = (4, 6, 7, 8)
 """Sample points, of positive variables, at which a constant is read off."""
@@ -225,6 +227,7 @@ def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: Poin
                 continue
             sign = step / other_step
             turns = (start - other_start) / other_step
+            # Quotients of doubles that are +-1 and an integer up to rounding.
             if abs(sign - round(sign.real)) < 1e-10 and abs(turns - round(turns.real)) < 1e-10:
                 found[round(sign.real), round(turns.real)] = None
     return list(found)
@@ -238,6 +241,7 @@ def _as_line(part: Node, name: str, sampler: PointSampler) -> tuple[complex, com
         zero, one, two = (complex(sampler.at(part, {name: Fraction(k)})) for k in range(3))
     except (UnknownValueError, OverflowError):
         return None
+    # The second difference of a line is 0; 1e-12 is for the doubles that the values become.
     if abs(two - 2 * one + zero) > 1e-12 * (1 + abs(two)) or one == zero:
         return None
     return zero, one - zero

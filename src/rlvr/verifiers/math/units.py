@@ -176,6 +176,7 @@ SCALES = {
     "十": Fraction(10), **dict.fromkeys("百백", Fraction(100)), **dict.fromkeys("千천", Fraction(10**3)),
     **dict.fromkeys("万萬만", Fraction(10**4)), **dict.fromkeys("亿億억", Fraction(10**8)), "兆": Fraction(10**12),
 }  # fmt: skip
+# Matches `or 3`, `more than`, `times`; not `apples`, `cm`.
 _MEANINGFUL = re.compile(
     r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong"
     r"|incorrect|approximately|about|minus|plus"
@@ -186,7 +187,9 @@ _MEANINGFUL = re.compile(
     r"|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
     re.IGNORECASE,
 )
+# Matches `cm^2`, `degrees C`, `/`; not `5`.
 _WORD = re.compile(r"((?:[^\W\d_]|\.)+(?: [CF]\b)?|[€₹])(?:\^\{?(-?\d))?|/|\*")
+# Matches `cm long`, `liters of milk`, `the`; not `kg`.
 _FILLING = re.compile(
     r"\b(?:the|(?-i:an?)|old|long|wide|tall|high|deep|away|exactly|(?:in )?total|altogether|overall|in all)\b|\bof\b.*",
     re.IGNORECASE,
@@ -206,6 +209,7 @@ _COUNTER_WORDS = (
 _COUNTERS = frozenset(_COUNTER_WORDS.split())
 """Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`,
 `2以上`)."""
+# Matches `is extraneous`, `in base`, `rejected`; not `apples`.
 _SAYS_MORE = re.compile(
     r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?"
     r"|holds?|satisf(?:y|ies)"
