@@ -201,7 +201,7 @@ def boxes(text: str) -> list[tuple[int, int, int]]:
     first = _BOX.search(text)
     if first is None:
         return []
-    found: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int, int]] = []
     open_braces: list[tuple[int, int]] = []  # of each open brace: where a box and its content begin, or -1
     for token in _BRACE.finditer(text, first.start()):
         if token[1] or token[0] == "{":
@@ -211,23 +211,23 @@ def boxes(text: str) -> list[tuple[int, int, int]]:
             if start >= 0:
                 # Boxes end before the box around them: those that began inside the one that ends now are part of its
                 # content.
-                while found and found[-1][0] > start:
-                    found.pop()
-                found.append((start, content, token.start()))
-    return found
+                while spans and spans[-1][0] > start:
+                    spans.pop()
+                spans.append((start, content, token.start()))
+    return spans
 
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last balanced `\boxed{}` or `\fbox{}`; of boxes joined to it too, as a list."""
-    found = boxes(text)
-    if not found:
+    spans = boxes(text)
+    if not spans:
         # Only where no box balances: a balanced box before a damaged one is the answer that the model completed.
         badly = _BOX_CLOSED_BADLY.search(text)
         return badly[1] if badly else None
-    next_start, content, end = found[-1]
+    next_start, content, end = spans[-1]
     parts = [text[content:end]]
     # From the last box backwards, as long as nothing but a separator stands between a box and the next one.
-    for start, content, end in found[-2::-1]:
+    for start, content, end in spans[-2::-1]:
         if next_start - end <= _JOINT_LENGTH:
             joint = _JOINT.fullmatch(text, end + 1, next_start)
         else:
@@ -351,20 +351,20 @@ class AnswerVerifier(Verifier):
         """The verdict on an extracted answer to a task that `check_task` has passed."""
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
-        found = self._find(task, completion)
-        if isinstance(found, Verdict):
-            return found
+        answer = self._find(task, completion)
+        if isinstance(answer, Verdict):
+            return answer
         # The rule of a subclass with `needs` may take long or crash, so that only the extraction may run in the
         # caller's thread.
         if self.needs.process:
             return None
-        return self.judge(task, found)
+        return self.judge(task, answer)
 
     def verify(self, task: Task, completion: str) -> Verdict:
-        found = self._find(task, completion)
-        if isinstance(found, Verdict):
-            return found
-        return self.judge(task, found)
+        answer = self._find(task, completion)
+        if isinstance(answer, Verdict):
+            return answer
+        return self.judge(task, answer)
 
     def _find(self, task: Task, completion: str) -> str | Verdict:
         """The extracted answer, or the verdict where there is nothing to judge."""
@@ -437,8 +437,8 @@ def bare(text: str) -> str:
     text = unicodedata.normalize("NFKC", text)
     # Bounded: each pass takes linear time, and hundreds of nested commands would make the whole quadratic.
     for _ in range(3):
-        text, found = _WRAPPER.subn(r"\1", text)
-        if not found:
+        text, count = _WRAPPER.subn(r"\1", text)
+        if not count:
             break
     return " ".join(_DELIMITER.sub(" ", text).split())
 

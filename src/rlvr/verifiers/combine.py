@@ -156,8 +156,8 @@ class CombineVerifier(Verifier):
         return None
 
     def _lost(self, task: Task) -> str:
-        known = ", ".join(self.verifiers)
-        return f"combine has no part for the source {task.source!r} (it has {known}); add it, or a part `{DEFAULT}`"
+        sources = ", ".join(self.verifiers)
+        return f"combine has no part for the source {task.source!r} (it has {sources}); add it, or a part `{DEFAULT}`"
 
 
 Decision = tuple[VerdictStatus, float | None]
@@ -272,19 +272,19 @@ def _unused(label: str, taken: Mapping[str, Verifier]) -> str:
 
 def _filled(weights: Sequence[float | None], how: How) -> list[float]:
     """The weights, an equal share each where none is given."""
-    given = [weight is not None for weight in weights]
+    is_weighted = [weight is not None for weight in weights]
     if how in ("all", "any", "routed"):
-        if any(given):
+        if any(is_weighted):
             raise ConfigError(f"combine: how={how} takes no weights; they belong to weighted and gated")
         return [1.0] * len(weights)
     if how == "gated":
-        if given[0]:
+        if is_weighted[0]:
             raise ConfigError("combine: the gate (the first part of how=gated) takes no weight")
         return [0.0, *_filled(weights[1:], "weighted")]
-    if any(given) and not all(given):
+    if any(is_weighted) and not all(is_weighted):
         raise ConfigError(
             "combine: some parts have a weight and some do not; give one to each, or to none (equal shares)"
         )
-    if all(given) and not any(weight and weight > 0 for weight in weights):
+    if all(is_weighted) and not any(weight and weight > 0 for weight in weights):
         raise ConfigError("combine: no part has a weight above 0, so nothing could ever be paid")
     return [1 / len(weights) if weight is None else float(weight) for weight in weights]

@@ -139,12 +139,12 @@ def _depth(text: str, limit: int) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise DocumentError(f"the key {twice[:80]!r} is given twice")
-    return found
+    return members
 
 
 def _refuse(constant: str) -> Any:

@@ -68,15 +68,15 @@ def formulas(text: str) -> Iterator[tuple[int, int, int]]:
 
 def last_math(text: str, numbers: bool) -> str | None:
     """The last formula between math delimiters; with `numbers` the last number, where that comes later."""
-    found = list(formulas(text))
-    start, stop, end = found[-1] if found else (0, 0, 0)
+    spans = list(formulas(text))
+    start, stop, end = spans[-1] if spans else (0, 0, 0)
     number = None
     # From the end of the last formula on, so that a number inside a formula does not win over the formula.
     for match in _NUMBER.finditer(text, end) if numbers else ():
         number = _as_written(match)
     if number is not None:
         return number.strip().rstrip(",")
-    return text[start:stop].strip() if found else None
+    return text[start:stop].strip() if spans else None
 
 
 def _as_written(number: re.Match[str]) -> str:

@@ -61,10 +61,10 @@ class RankingVerifier(AnswerVerifier):
             return None
         if not isinstance(candidates, (list, tuple)):
             return f'info["candidates"] is {type(candidates).__name__}, not a list'
-        known = [str(candidate) for candidate in candidates]
-        if len(set(known)) < len(known):
+        candidate_ids = [str(candidate) for candidate in candidates]
+        if len(set(candidate_ids)) < len(candidate_ids):
             return 'info["candidates"] has an id twice'
-        strange = [identity for identity, grade in grades.items() if grade > 0 and identity not in known]
+        strange = [identity for identity, grade in grades.items() if grade > 0 and identity not in candidate_ids]
         if strange:
             return f'the relevant id {strange[0]!r} is not among info["candidates"]'
         return None

@@ -87,10 +87,10 @@ class RegexVerifier(AnswerVerifier):
     def judge(self, task: Task, answer: str) -> Verdict:
         compiled = re.compile(self._pattern(task), self._flags)
         if self.match == "full":
-            found = compiled.fullmatch(answer)
+            matched = compiled.fullmatch(answer)
         else:
-            found = compiled.search(answer)
-        return Verdict.from_score(found is not None, answer=answer)
+            matched = compiled.search(answer)
+        return Verdict.from_score(matched is not None, answer=answer)
 
     @property
     def _flags(self) -> re.RegexFlag:
@@ -143,11 +143,11 @@ class NumericVerifier(AnswerVerifier):
         return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        found = read_one_number(answer)
-        if found is None:
+        number = read_one_number(answer)
+        if number is None:
             return unparsable("not one number", answer)
         golds = [read_one_number(gold) for gold in read_texts(task.answer)]
-        if any(gold is not None and self._equal(found, gold) for gold in golds):
+        if any(gold is not None and self._equal(number, gold) for gold in golds):
             return Verdict.from_score(1.0, answer=answer)
         return wrong("", answer)
 
@@ -158,8 +158,8 @@ class NumericVerifier(AnswerVerifier):
             return self._equal(one, other)
         return first.strip() == second.strip()
 
-    def _equal(self, found: tuple[float, bool], gold: tuple[float, bool]) -> bool:
-        (value, percent) = found
+    def _equal(self, answer: tuple[float, bool], gold: tuple[float, bool]) -> bool:
+        (value, percent) = answer
         (wanted, wanted_percent) = gold
         # With a percent sign on one side both readings count: 50% is 50, where the unit is understood, and 0.5.
         pairs = [(value, wanted)]
@@ -220,9 +220,9 @@ class TokenF1Verifier(AnswerVerifier):
         return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        said = squad_words(answer)
+        words = squad_words(answer)
         return graded(
-            max(token_f1(said, squad_words(gold)) for gold in read_texts(task.answer)), answer, self.threshold
+            max(token_f1(words, squad_words(gold)) for gold in read_texts(task.answer)), answer, self.threshold
         )
 
     def same_answer(self, first: str, second: str) -> bool:

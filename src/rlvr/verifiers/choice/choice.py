@@ -102,7 +102,7 @@ def read_gold(answer: Any, options: Options) -> frozenset[int] | str:
         return f"the answer {answer!r} is not a label, an index or a text of the options"
     if answer.strip() in options.labels:
         return frozenset({options.labels.index(answer.strip())})
-    found = options.stored.named_by(last_boxed(answer) or answer)
-    if isinstance(found, str):
-        return f"the answer {answer!r}: {found}; options: {', '.join(options.labels)}"
-    return found
+    chosen = options.stored.named_by(last_boxed(answer) or answer)
+    if isinstance(chosen, str):
+        return f"the answer {answer!r}: {chosen}; options: {', '.join(options.labels)}"
+    return chosen

@@ -184,15 +184,15 @@ class Options:
         text = text.strip(_EDGES)
         if not text or (self.texts and squash(text) == squash(self.texts[index])) or self._number(text) == index:
             return frozenset({index})
-        found, denied = self._said(text)
-        if isinstance(found, str) and found != NOTHING:
-            return found
+        named, denied = self._read_sentence(text)
+        if isinstance(named, str) and named != NOTHING:
+            return named
         # `B: not blue`: the text behind the letter denies the option itself.
         if index in denied:
             return NEGATES
-        if found == frozenset({index}):
+        if named == frozenset({index}):
             return frozenset({index})
-        if found == NOTHING and (denied or not self.texts or _EXPLAINS.match(text)):
+        if named == NOTHING and (denied or not self.texts or _EXPLAINS.match(text)):
             return frozenset({index})
         return DISAGREE
 
@@ -208,12 +208,12 @@ class Options:
 
     def _mentioned(self, text: str) -> frozenset[int] | str:
         """The options named somewhere in a sentence, by text or by label."""
-        named, denied = self._said(text)
+        named, denied = self._read_sentence(text)
         if named == NOTHING and denied:
             return NEGATES
         return named
 
-    def _said(self, text: str) -> tuple[frozenset[int] | str, frozenset[int]]:
+    def _read_sentence(self, text: str) -> tuple[frozenset[int] | str, frozenset[int]]:
         """The options that a sentence names, or in words why it names none; and those that it denies."""
         mentions: list[tuple[int, bool, str]] = []  # (option, by its text, as written)
 
@@ -237,16 +237,18 @@ class Options:
         )
         if not mentions:
             return NOTHING, frozenset()
-        said = read_statement(marked)
-        denied = frozenset(mentions[place][0] for place in said.denied)
-        named = [mentions[place] for place in said.affirmed]
+        statement = read_statement(marked)
+        denied = frozenset(mentions[place][0] for place in statement.denied)
+        named = [mentions[place] for place in statement.affirmed]
         # `blue, or maybe red`.
-        if said.doubted or denied & {index for index, *_ in named}:
+        if statement.doubted or denied & {index for index, *_ in named}:
             return NEGATES, denied
         # `not blue`: something is denied and nothing is affirmed.
         if not named:
             return NOTHING, denied
-        if _FORMULA.search(said.rest) and not all(_WORDY.search(written) for _, by_text, written in named if by_text):
+        if _FORMULA.search(statement.rest) and not all(
+            _WORDY.search(written) for _, by_text, written in named if by_text
+        ):
             return "a formula around an option", denied
         texts, labels = ([index for index, by_text, _ in named if by_text is kind] for kind in (True, False))
         # `Option B, which is red`: the letter and the text name different options.

@@ -99,7 +99,7 @@ class ChoiceStatement:
 
 def read_statement(marked: str) -> ChoiceStatement:
     """A sentence in which each mention of an option is `MARK number MARK`."""
-    said = ChoiceStatement()
+    statement = ChoiceStatement()
     overcome = True  # nothing has been doubted that the next affirmation has to overcome
     kept = []
     joined = _ENUMERATED.sub(" ", _NOT_ONLY.sub(r"\1 and ", _EMPHASIS.sub(" ", marked)))
@@ -110,30 +110,30 @@ def read_statement(marked: str) -> ChoiceStatement:
         doubtful = _DOUBT.search(words) is not None
         # Rule 5: a hypothesis; what was affirmed before it depends on it.
         if mentions and opener in _SUPPOSES:
-            said.doubted |= bool(said.affirmed)
+            statement.doubted |= bool(statement.affirmed)
             overcome = False
         # Rule 5: options behind "because" are spoken of in passing.
         elif mentions and opener in _EXPLAINS and not denies and not _claims(opener, clause):
             continue
         # Rule 1.
         elif mentions and denies:
-            said.denied += mentions
+            statement.denied += mentions
         elif mentions:
-            said.affirmed += mentions
-            said.doubted |= doubtful or not (overcome or opener in _OVERCOMES)
+            statement.affirmed += mentions
+            statement.doubted |= doubtful or not (overcome or opener in _OVERCOMES)
             overcome = True
             kept.append(words)
         elif opener in _EXPLAINS:
             continue
         # Rule 4: `B. Maybe.` makes B doubtful; before any option the next one has to overcome it.
         elif denies or doubtful:
-            said.doubted |= bool(said.affirmed)
+            statement.doubted |= bool(statement.affirmed)
             overcome = False
         else:
             kept.append(words)
-    said.doubted |= not overcome
-    said.rest = " ".join(kept)
-    return said
+    statement.doubted |= not overcome
+    statement.rest = " ".join(kept)
+    return statement
 
 
 def doubts(text: str) -> bool:

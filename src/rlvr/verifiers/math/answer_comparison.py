@@ -62,7 +62,7 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> MathComparison:  
     except (UnreadableError, RecursionError) as error:
         return MathComparison(None, f"the gold answer cannot be read here: {error}")
     try:
-        found = read(answer, (rules.variables | symbols(expected)) - units_of(expected))
+        tree = read(answer, (rules.variables | symbols(expected)) - units_of(expected))
     except (UnreadableError, RecursionError) as error:
         if rules.require_simplified and (is_literal(expected) or isinstance(expected, Number)):
             return MathComparison(False, f"not a plain number, and the gold is one: {error}")
@@ -72,6 +72,6 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> MathComparison:  
     else:
         log_base = 0
     try:
-        return Judge(rules, PointSampler(log_base)).compare(*alike(expected, found))
+        return Judge(rules, PointSampler(log_base)).compare(*alike(expected, tree))
     except (UnknownValueError, RecursionError) as error:
         return MathComparison(None, f"no decision: {error}")

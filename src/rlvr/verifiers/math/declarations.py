@@ -65,9 +65,9 @@ def without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
     restrictions: list[Node] = []
     while isinstance(node, Builder):
         for condition in node.conditions:
-            found = declared_by(condition)
-            declared |= found or frozenset()
-            if found is None and not _says_nothing(condition):
+            declaration = declared_by(condition)
+            declared |= declaration or frozenset()
+            if declaration is None and not _says_nothing(condition):
                 restrictions.append(condition)
         node = node.subject
     return node, declared, tuple(restrictions)
@@ -98,5 +98,5 @@ def disagree(
     if all(renamed) and renamed[0] - {"Reals"} != renamed[1] - {"Reals"}:
         return True
     about = frozenset(in_inequalities)
-    said = [{pair for pair in side if pair[0] in about and pair[1] != "Reals"} for side in (gold, answer)]
-    return said[0] != said[1]
+    domains = [{pair for pair in side if pair[0] in about and pair[1] != "Reals"} for side in (gold, answer)]
+    return domains[0] != domains[1]

@@ -240,18 +240,18 @@ class GuardedArithmetic:
         self._moderate(value)
         argument = self.inexact(value)
         try:
-            found = getattr(self.mp, name)(argument)
-            self.lost = self.lost or (value != 0 and self._is_flat(name, abs(argument), found))
-            return found
+            value_there = getattr(self.mp, name)(argument)
+            self.lost = self.lost or (value != 0 and self._is_flat(name, abs(argument), value_there))
+            return value_there
         # A pole (`cot 0`), a value outside of the domain, or a series of mpmath that does not converge.
         except (ZeroDivisionError, ValueError, OverflowError, self.mp.NoConvergence) as error:
             raise UnknownValueError(str(error)) from None
 
-    def _is_flat(self, name: str, size: Value, found: Value) -> bool:
+    def _is_flat(self, name: str, size: Value, result: Value) -> bool:
         """Return whether a function hardly depends on its argument there: at its tails, or at the top of a cosine."""
         if name in ("cos", "sec", "cosh", "sech", "acos", "asec") and size * size < self.tiny:
             return True
-        if name in ("tanh", "coth") and abs(abs(found) - 1) < self.tiny:
+        if name in ("tanh", "coth") and abs(abs(result) - 1) < self.tiny:
             return True
         return name in ("atan", "acot", "asec", "acsc", "atanh", "acoth") and size > 1 / self.tiny
 

@@ -150,11 +150,11 @@ def formulas(prompt: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=256)
 def variables_of(prompt: str) -> frozenset[str]:
     """The letters that a prompt uses as variables, in its formulas or alone in its prose."""
-    found: set[str] = set()
+    variables: set[str] = set()
     texts = formulas(prompt)
     for place, formula in enumerate(texts):
-        found |= _letters_of(formula, is_read=len(texts) - place <= MAX_FORMULAS)
-    return frozenset(found.union(_LONE_LETTER.findall(_prose(prompt))))
+        variables |= _letters_of(formula, is_read=len(texts) - place <= MAX_FORMULAS)
+    return frozenset(variables.union(_LONE_LETTER.findall(_prose(prompt))))
 
 
 @functools.lru_cache(maxsize=256)
@@ -170,14 +170,14 @@ def without_asked_noun(answer: str, prompt: str) -> str:
     if counted is None:
         return answer
     words = _words(counted[2] or counted[3])
-    asked = any(phrase[: len(words)] == words for phrase in _asked(prompt))
-    if words and asked and not _NO_NOUNS.intersection(words):
+    is_asked_for = any(phrase[: len(words)] == words for phrase in _counted_phrases(prompt))
+    if words and is_asked_for and not _NO_NOUNS.intersection(words):
         return counted[1]
     return answer
 
 
 @functools.lru_cache(maxsize=256)
-def _asked(prompt: str) -> tuple[list[str], ...]:
+def _counted_phrases(prompt: str) -> tuple[list[str], ...]:
     """The words behind each "How many" of a prompt."""
     return tuple(_words(phrase) for phrase in _HOW_MANY.findall(prompt[-PROMPT_LENGTH:]))
 

@@ -384,7 +384,7 @@ def _word(run: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("words", run, spaced))
 
 
-def _known(text: str, spaced: bool) -> Token | None:
+def _from_tables(text: str, spaced: bool) -> Token | None:
     """A relation, an operator or a bracket, which commands and single signs write alike."""
     for kind, table in (("relation", RELATIONS), ("operator", OPERATORS), ("open", BRACKETS), ("close", CLOSING)):
         if text in table:
@@ -396,8 +396,8 @@ def _command(text: str, spaced: bool, tokens: list[Token]) -> None:
     name = text[1:]
     if text == "\\\\":
         tokens.append(Token("separator", "\\\\", spaced))
-    elif (known := _known(text, spaced)) is not None:
-        tokens.append(known)
+    elif (token := _from_tables(text, spaced)) is not None:
+        tokens.append(token)
     elif name in COMMANDS:
         tokens.append(Token("command", name, spaced))
     elif name in NAMES and name != "R":
@@ -417,8 +417,8 @@ def _sign(text: str, spaced: bool, tokens: list[Token]) -> None:
     # Kept as separators: `_thousands` decides below which commas belong to a number.
     if text in ",;":
         tokens.append(Token("separator", text, spaced))
-    elif (known := _known(text, spaced)) is not None:
-        tokens.append(known)
+    elif (token := _from_tables(text, spaced)) is not None:
+        tokens.append(token)
     elif text in "€£¥₹$":
         tokens.append(Token("currency", text, spaced))
     elif text != "~":

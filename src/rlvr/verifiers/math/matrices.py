@@ -131,9 +131,9 @@ def _side_by_side(node: Node) -> bool:
 def alike(gold: Node, answer: Node) -> tuple[Node, Node]:
     """Both trees with a letter that is a vector or a matrix on one side named so on the other, which writes it
     plainly."""
-    wanted, found = ({below.name for below in walk(side) if isinstance(below, Symbol)} for side in (gold, answer))
+    wanted, theirs = ({below.name for below in walk(side) if isinstance(below, Symbol)} for side in (gold, answer))
     sides = []
-    for side, own, others in ((gold, wanted, found), (answer, found, wanted)):
+    for side, own, others in ((gold, wanted, theirs), (answer, theirs, wanted)):
         new = {
             name.partition(" ")[2]: name
             for name in others - own

@@ -138,13 +138,13 @@ class PlainNumber:
             "either": (self.value, self.value / 100), "number": (self.value,), "fraction": (self.value / 100,)
         }[percent]  # fmt: skip
 
-    def _near(self, answer: PlainNumber, gold: Fraction, given: Fraction, tolerance: float) -> bool:
-        if gold == given:
+    def _near(self, answer: PlainNumber, gold: Fraction, value: Fraction, tolerance: float) -> bool:
+        if gold == value:
             return True
         # Relative to the gold, so that the answer cannot widen its own margin.
-        if tolerance > 0 and abs(gold - given) <= Fraction(tolerance) * abs(gold):
+        if tolerance > 0 and abs(gold - value) <= Fraction(tolerance) * abs(gold):
             return True
-        return _rounds(self, answer, gold, given) or _rounds(answer, self, given, gold)
+        return _rounds(self, answer, gold, value) or _rounds(answer, self, value, gold)
 
 
 def _rounds(exact: PlainNumber, rounded: PlainNumber, exact_value: Fraction, rounded_value: Fraction) -> bool:
@@ -211,11 +211,11 @@ def read_number(text: str, letters: bool = False) -> PlainNumber | None:
     for pattern, read in _FORMS:
         match = pattern.match(text, sign.end())
         if match is not None:
-            found = read(match)
+            number = read(match)
             rest = text[match.end() :]
-            measure = _measure(rest, sign[2], letters) if found is not None else None
-            if found is not None and measure is not None:
-                value = -found if "-" in (sign[1], sign[3]) else found
+            measure = _measure(rest, sign[2], letters) if number is not None else None
+            if number is not None and measure is not None:
+                value = -number if "-" in (sign[1], sign[3]) else number
                 places = _places(match) if pattern in (_DECIMAL, _POWER_OF_TEN) else None
                 return PlainNumber(
                     value, measure[0], pattern is _FRACTION, places, measure[1], label[1].strip() if label else ""

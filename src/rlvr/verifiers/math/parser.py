@@ -135,10 +135,10 @@ class _Parser(Postfixes):
                 self.tokens[self.at] = Token("separator", CONNECTIVES[self.peek().text])
             if self.peek().kind != "separator":
                 break
-            found = self._separators()
+            kinds = self._separators()
             if self.ends():
                 break
-            kind = next((word for word in ("or", "and", ";") if word in found), ",")
+            kind = next((word for word in ("or", "and", ";") if word in kinds), ",")
             separators.add(kind)
             if kind == ";":
                 groups.append([])
@@ -157,11 +157,11 @@ class _Parser(Postfixes):
         return Listing(min(loose) if len(loose) == 1 else ",", tuple(groups[0]))
 
     def _separators(self) -> set[str]:
-        found = set()
+        kinds = set()
         while self.peek().kind == "separator":
             text = self.next().text
-            found.add(";" if text == "\\\\" else text)
-        return found
+            kinds.add(";" if text == "\\\\" else text)
+        return kinds
 
     def statement(self) -> Node:
         """An optional label in words, a chain of relations."""
@@ -212,15 +212,15 @@ class _Parser(Postfixes):
         node = self.prefix()
         chain = 0
         while True:
-            found = self.infix(node, power)
-            if found is None:
+            longer = self.infix(node, power)
+            if longer is None:
                 break
             # Sums and products are flat in the tree, however long; all other operations nest once more.
-            if not (isinstance(found, Apply) and found.head in "+*"):
+            if not (isinstance(longer, Apply) and longer.head in "+*"):
                 chain += 1
             if chain > MAX_CHAIN:
                 raise UnreadableError("a chain of too many operations")
-            node = found
+            node = longer
         self.level -= 1
         return node
 
@@ -425,9 +425,9 @@ class _Parser(Postfixes):
 
     def _builder(self, subject: Node) -> Node:
         self.next()
-        found = self.listing()
+        listed = self.listing()
         self.expect("close", "}")
-        conditions = found.items if isinstance(found, Listing) and found.separator != "or" else (found,)
+        conditions = listed.items if isinstance(listed, Listing) and listed.separator != "or" else (listed,)
         return Bracket("{", "}", (Builder(subject, conditions),))
 
     def _bar_closes(self) -> bool:

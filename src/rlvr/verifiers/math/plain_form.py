@@ -128,21 +128,21 @@ def _matrix(node: Apply) -> Node:
     """A scalar times a matrix, a sum of matrices or a product of two, as one matrix; anything else stays."""
     args = [plain(arg) if not _is_vector(arg) else arg for arg in node.args]
     rows = [_rows(arg) for arg in args]
-    known = [one for one in rows if one is not None]
+    matrices = [one for one in rows if one is not None]
     # `-\begin{pmatrix}...`: a sign goes into each entry.
-    if node.head == "neg" and known:
-        return Matrix(tuple(tuple(Apply("neg", (entry,)) for entry in row) for row in known[0]))
+    if node.head == "neg" and matrices:
+        return Matrix(tuple(tuple(Apply("neg", (entry,)) for entry in row) for row in matrices[0]))
     # A matrix over a scalar.
     if node.head == "/" and rows[0] is not None and rows[1] is None:
         return Matrix(tuple(tuple(Apply("/", (entry, args[1])) for entry in row) for row in rows[0]))
     # `\frac{1}{2}` times a matrix: the scalar goes into each entry.
-    if node.head == "*" and len(known) == 1:
+    if node.head == "*" and len(matrices) == 1:
         scalars = tuple(arg for arg, one in zip(args, rows, strict=True) if one is None)
-        return Matrix(tuple(tuple(Apply("*", (*scalars, entry)) for entry in row) for row in known[0]))
-    if node.head == "*" and all(isinstance(arg, Matrix) for arg in node.args) and len(known) == 2:
-        left = known[0]
-        columns = tuple(zip(*known[1], strict=True))
-        if len(left[0]) == len(known[1]) <= MAX_SIDE:
+        return Matrix(tuple(tuple(Apply("*", (*scalars, entry)) for entry in row) for row in matrices[0]))
+    if node.head == "*" and all(isinstance(arg, Matrix) for arg in node.args) and len(matrices) == 2:
+        left = matrices[0]
+        columns = tuple(zip(*matrices[1], strict=True))
+        if len(left[0]) == len(matrices[1]) <= MAX_SIDE:
             return Matrix(
                 tuple(
                     tuple(
@@ -153,11 +153,11 @@ def _matrix(node: Apply) -> Node:
                 )
             )
     # A sum of matrices of one shape.
-    if node.head == "+" and len(known) == len(rows) and len({(len(one), len(one[0])) for one in known}) == 1:
+    if node.head == "+" and len(matrices) == len(rows) and len({(len(one), len(one[0])) for one in matrices}) == 1:
         return Matrix(
             tuple(
                 tuple(Apply("+", entries) for entries in zip(*stacked, strict=True))
-                for stacked in zip(*known, strict=True)
+                for stacked in zip(*matrices, strict=True)
             )
         )
     return node

@@ -116,17 +116,17 @@ def is_positive_point(point: Point) -> bool:
 def complex_variables(*nodes: Node) -> frozenset[str]:
     """The variables that stand for complex numbers: those in a real or imaginary part or an argument, and z and w in a
     modulus or with a bar."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
         for below in walk(node):
             match below:
                 case Apply(head) if head in _COMPLEX_PARTS:
-                    found |= {_base(name) for name in symbols(below)}
+                    names |= {_base(name) for name in symbols(below)}
                 case Apply("abs"):
-                    found |= {_base(name) for name in symbols(below) if _base(name)[0] in "zw"}
+                    names |= {_base(name) for name in symbols(below) if _base(name)[0] in "zw"}
                 case Symbol(name) if name.startswith(_CONJUGATES) and _base(name)[0] in "zw":
-                    found.add(_base(name))
-    return frozenset(found)
+                    names.add(_base(name))
+    return frozenset(names)
 
 
 def points(gold: Node, answer: Node, value: Valued) -> Iterator[tuple[object, Point]]:
@@ -208,17 +208,17 @@ def _mixed(complex_names: Sequence[str], real_names: Sequence[str], number: int)
 
 def _constants(*nodes: Node) -> list[int]:
     """The integers above 1 that occur, and their least common multiple."""
-    found = {
+    integers = {
         int(abs(below.value))
         for node in nodes
         for below in walk(node)
         if isinstance(below, Number) and below.value.denominator == 1 and 1 < abs(below.value) < MAX_CONSTANT
     }
     # Functions with several moduli (`\gcd(n, 12)`, `n \bmod 18`) meet again at the multiples of all.
-    common = lcm(*found) if found else 1
+    common = lcm(*integers) if integers else 1
     if common < MAX_CONSTANT:
-        return sorted(found | {common} - {1})
-    return sorted(found)
+        return sorted(integers | {common} - {1})
+    return sorted(integers)
 
 
 def _integers(names: Sequence[str], constants: Sequence[int]) -> Iterator[tuple[object, Point]]:
@@ -253,11 +253,11 @@ def _corners(
     # them only.
     for place in (0, 4) if len(names) > 1 else (0,):
         for name in names:
-            found: set[Fraction] = set()
+            zeros: set[Fraction] = set()
             for argument in arguments:
-                if name in symbols(argument) and len(found) < MAX_CORNERS:
-                    found |= _zeros(argument, name, basic[place], value)
-            corners = sorted(found)
+                if name in symbols(argument) and len(zeros) < MAX_CORNERS:
+                    zeros |= _zeros(argument, name, basic[place], value)
+            corners = sorted(zeros)
             between = [(low + high) / 2 for low, high in itertools.pairwise(corners)]
             # Beyond all corners on both sides, where one formula holds to infinity.
             size = max([Fraction(10**6), *map(abs, corners)])
@@ -365,22 +365,22 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
 
     def at(x: Fraction) -> Any:
         try:
-            found = value(node, {**point, name: x})
+            result = value(node, {**point, name: x})
         except TooLargeError:
             raise
         except UnknownValueError:
             return None
-        if isinstance(found, Fraction) or not found.imag:
-            return found
+        if isinstance(result, Fraction) or not result.imag:
+            return result
         return None
 
     try:
         # Three values fix a polynomial of degree 2, the other two confirm it: f(x) = square x^2 + slope x + a.
         values = [at(Fraction(x)) for x in (0, 1, 2, 3, 7)]
-        exact = [_as_fraction(found) for found in values if found is not None]
-        fractions = [found for found in exact if found is not None]
+        exact = [_as_fraction(number) for number in values if number is not None]
+        fractions = [number for number in exact if number is not None]
         if len(fractions) == len(values):
-            rounded = any(not isinstance(found, Fraction) for found in values)
+            rounded = any(not isinstance(number, Fraction) for number in values)
             if rounded:
                 noise = NOISE * max(map(abs, fractions))
             else:
@@ -390,7 +390,7 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
             slope = b - a
             square = square if abs(square) > noise else Fraction(0)
             slope -= square
-            if all(abs(square * x * x + slope * x + a - found) <= noise for x, found in ((3, d), (7, e))):
+            if all(abs(square * x * x + slope * x + a - number) <= noise for x, number in ((3, d), (7, e))):
                 return _roots(square, slope, a)
         return _crossings(at)
     except TooLargeError:
@@ -424,12 +424,12 @@ def _roots(square: Fraction, slope: Fraction, constant: Fraction) -> set[Fractio
 
 def _crossings(at: Callable[[Fraction], Any]) -> set[Fraction]:
     """Places near which a function changes its sign."""
-    found = set()
+    places = set()
     grid = sorted((*_GRID, Fraction(0)))
     signs = [at(x) for x in grid]
     for (low, before), (high, after) in itertools.pairwise(zip(grid, signs, strict=True)):
         if before is None or after is None or before == 0 or (before > 0) == (after > 0):
-            found |= {low} if before is not None and before == 0 else set()
+            places |= {low} if before is not None and before == 0 else set()
             continue
         # Bisection: 30 halvings of an interval of the grid; the sides of a corner are compared midway to its
         # neighbours, so that its exact place is not needed.
@@ -442,5 +442,5 @@ def _crossings(at: Callable[[Fraction], Any]) -> set[Fraction]:
                 low, high = (middle, high)
             else:
                 low, high = (low, middle)
-        found.add(low)
-    return found
+        places.add(low)
+    return places

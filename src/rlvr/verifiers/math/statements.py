@@ -72,10 +72,10 @@ def read_statement(node: Node, sampler: PointSampler) -> Statement:
     node, declared, general = _without_conditions(plain(node))
     items = []
     for part in node.items if isinstance(node, Listing) else (node,):
-        found = declared_by(part)
-        if found is None:
+        declaration = declared_by(part)
+        if declaration is None:
             items.append(part)
-        declared |= found or frozenset()
+        declared |= declaration or frozenset()
     # `p = 5, q = 2; p = 7, q = 3`: groups, each of which is one tuple.
     if isinstance(node, Listing) and node.separator == ";":
         items = [_grouped(part, sampler) for part in items]
@@ -85,11 +85,11 @@ def read_statement(node: Node, sampler: PointSampler) -> Statement:
     is_set = False
     label = None
     for item in items or [node]:
-        item, said, outer = _without_conditions(item)
-        declared |= said
+        item, declarations, outer = _without_conditions(item)
+        declared |= declarations
         entry = read_entry(item, sampler)
-        value, said, inner = _without_conditions(entry.value)
-        declared |= said
+        value, declarations, inner = _without_conditions(entry.value)
+        declared |= declarations
         entry = replace(entry, value=value, conditions=general + outer + inner)
         # `x = 2, 3`: the label of the first value is that of the next ones.
         if entry.label is None and label is not None and not isinstance(entry.value, (Relation, Words)):
@@ -115,13 +115,13 @@ def _without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
 def _with_conditions(items: list[Node]) -> list[Node]:
     r"""Items with the inequalities behind them that are about letters of their values: `2^k, k \ge 1` is `2^k` where
     `k \ge 1`."""
-    found: list[Node] = []
+    merged: list[Node] = []
     for item in items:
-        if found and _restricts(item, found[-1]):
-            found[-1] = Builder(found[-1], (item,))
+        if merged and _restricts(item, merged[-1]):
+            merged[-1] = Builder(merged[-1], (item,))
         else:
-            found.append(item)
-    return found
+            merged.append(item)
+    return merged
 
 
 def _restricts(condition: Node, subject: Node) -> bool:
@@ -205,7 +205,7 @@ def _alphabet(labels: Sequence[Node | None]) -> list[Node | None] | None:
     letters = [_LETTER.fullmatch(label.name) if isinstance(label, Symbol) else None for label in labels]
     if len(set(labels)) != len(labels):
         return None
-    keys = [(found[1].casefold(), int(found[2] or 0)) for found in letters if found is not None]
+    keys = [(letter[1].casefold(), int(letter[2] or 0)) for letter in letters if letter is not None]
     if len(keys) != len(labels):
         return None
     return [label for _, label in sorted(zip(keys, labels, strict=True), key=lambda pair: pair[0])]

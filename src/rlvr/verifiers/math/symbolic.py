@@ -53,7 +53,7 @@ def fit(latex: str) -> bool:
 
 def readable(latex: str) -> bool:
     """Return whether `latex` is a mathematical object, not only a text."""
-    return any(not isinstance(found, str) for found in _parse(latex))
+    return any(not isinstance(item, str) for item in _parse(latex))
 
 
 def equal(gold: str, answer: str, seconds: float) -> bool:

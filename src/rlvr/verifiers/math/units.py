@@ -264,9 +264,9 @@ def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> F
 def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
     """The dimension of a unit, in which a letter that is no unit alone is a degree beside degrees, else a farad, a
     coulomb ..."""
-    found = dimension(unit)
-    if found is not None:
-        return found
+    own = dimension(unit)
+    if own is not None:
+        return own
     beside = dimension(other)
     if beside is None:
         degrees = []
@@ -343,13 +343,13 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
             wanted = 2 if word == "square" else 3
             continue
         small = word.rstrip(".").lower() if len(word) > 1 else word  # H is no hour
-        found = (
+        entry = (
             _UNITS.get(word) or _UNITS.get(small.removesuffix("s")) or _UNITS.get(small) or _UNITS.get(singular(small))
         )
-        if found is None:
+        if entry is None:
             return None
         power = sign * wanted * int(match[2] or 1)
-        quantity, factor = found
+        quantity, factor = entry
         for name, exponent in _DERIVED.get(quantity, {quantity: 1}).items():
             powers[name] = powers.get(name, 0) + exponent * power
         size *= (factor * _SIZES.get(quantity, 1)) ** power
