@@ -15,8 +15,6 @@ gold that cannot be used is undecided, whatever the completion says; a completio
 too long, scores 0 before anything that takes more than linear time sees it.
 """
 
-# ruff: noqa: RUF001 - words of other scripts are part of what is read here
-
 from __future__ import annotations
 
 import importlib.util
@@ -24,7 +22,7 @@ import math
 import re
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +30,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Verifier
+from rlvr.verifiers.math_in_text import CJK, last_math
 
 Method = Literal["boxed", "hash", "tag", "phrase"]
 Fallback = Literal["none", "last_formula", "last_number", "whole"]
@@ -39,12 +38,17 @@ Fallback = Literal["none", "last_formula", "last_number", "whole"]
 METHODS: tuple[Method, ...] = ("boxed", "hash", "tag", "phrase")
 """`\\boxed{}` or `\\fbox{}`, then a `####` line (GSM8K), then `<answer>...</answer>`, then "the answer is ..."."""
 
+# A cheap test of substrings before the regular expressions below: nearly no completion has any of these.
 _TURN_MARKS = ("<|", "<\uff5c", "</s>", "_of_turn>", "INST]")
+# Matches `<|im_end|>`, `</s>`, `<end_of_turn>`; not `<|tool|>`, `<start>`. The tokens of ChatML, Llama 3, DeepSeek,
+# Mistral, Gemma and Harmony.
 _TURN = re.compile(
     r"<[|\uff5c](?:im_(?:start|end)|endoftext|end_of_text|begin_of_text|eo[tm]_id|start_header_id|end|return"
     r"|user|assistant|system|User|Assistant|end\u2581of\u2581sentence)[|\uff5c]>"
     r"|</s>|<(?:start|end)_of_turn>|\[/?INST\]"
 )
+# Matches `<|im_start|>assistant`, `<start_of_turn>model`; not `<|im_start|>user`. A completion that repeats its own
+# header has not ended with it.
 _HEADER = re.compile(
     r"\s*(?:<\|im_start\|>\s*assistant\b|<\|start_header_id\|>\s*assistant\s*<\|end_header_id\|>"
     r"|<start_of_turn>\s*model\b|<[|\uff5c][Aa]ssistant[|\uff5c]>|\[/INST\])"
@@ -53,23 +57,39 @@ _REASONING = (
     *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "thought", "reasoning")),
     ("[THINK]", "[/THINK]"),
 )
+# The bound keeps the search cheap where a completion is a megabyte of repetitions. It is arbitrary: a final answer of a
+# real completion is near its end.
 TAIL = 200_000
 """Characters at the end of a completion in which its answer is looked for."""
 
+# Matches `\boxed{1}`, `\fbox {1}`; not `\boxed 1`.
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# Matches `\boxed{`, `{`, `\{`; not `\frac`. An escaped brace is consumed as one token, so that it neither opens nor
+# closes.
 _BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\(?:[^A-Za-z\\]|\\(?!boxed|fbox))|[{}]", re.DOTALL)
+# Matches `\boxed{5\}$.`; not `\boxed{5}`, `\boxed{5\} is the answer`. Models sometimes escape the brace that closes the
+# box. Only at the very end, where nothing else can follow.
 _BOX_CLOSED_BADLY = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\\\}[\s$.]*\Z")
+# Matches `$ and $`, `, `, `$, $y = `; not ` so `, `. Then `. Begins behind the brace of one box and ends before the
+# next box.
 _JOINT = re.compile(
     r"(?:[\s$~&]|\\[\s\[\]();,!:]|\\q?quad)*"
     r"(?:(?:\\text\s*\{)?\s*(?:for part \(?\w\)?)?\s*(?P<word>,|;|,?\s*\band\b|,?\s*\bor\b)\s*\}?)"
     r"(?:[\s$~&]|\\[\s\[\]();,!:]|\\q?quad)*(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\(\w\))?\s*=\s*)?"
 )
+# Characters between two boxes of one answer. It bounds the backtracking of _JOINT, in which three groups may each take
+# the same spaces.
 _JOINT_LENGTH = 80
+# Matches ` Step 2: add`, ` **Answer**`, ` 3. Check`; not ` 72`, ` 3.5`.
 _HEADING = re.compile(
     r"[\s*]*(?:\d+\.\s|(?:step|part|case|final|answer|solution|conclusion|explanation|verification|summary)\b)",
     re.IGNORECASE,
 )
+# Matches `The answer is: 5`, `Final answer: 5`; not `The answer is correct`. The possessive `*+` gives no space back,
+# so that the lookahead cannot be evaded by backtracking.
 _PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*+(?!(?:in)?correct\b|right\b|wrong\b)|:[\s*]*)", re.IGNORECASE)
+# Matches `5. So it is`, `$$a. b$$ is it`. A full stop ends a sentence before white space only: `3.5` and `...` go on,
+# and so does a display formula.
 _SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=(?<!\.)\.\s|\.?\Z|\.?\n)", re.DOTALL)
 LEAST = (
     r"(?:least|less) "
@@ -77,6 +97,8 @@ LEAST = (
     r"|second[- ]best"
 )
 """Words that name what is not the answer, unless the prompt asks for it."""
+# Matches `a tempting `, `It is false that the `, `If the `; not `Thus the `, `I think the final `. Searched in the 80
+# characters before the phrase: enough for the longest alternative.
 _NOT_SAID = re.compile(
     rf"(?:\b(?:{LEAST}|tempting|na[i\u00ef]ve|mistaken|erroneous)"
     r"|\b(?:false|untrue|wrong|incorrect|not true|not the case|doubt(?:s|ful)?|unlikely|impossible|(?:do "
@@ -86,46 +108,25 @@ _NOT_SAID = re.compile(
     re.IGNORECASE,
 )
 """What makes "the answer is" behind it no claim: a denial, a hypothesis, what others say."""
+# Matches `No, wait, 5`, `scratch that: 5`, `actually 5`; not `5 is no prime`.
 RETRACTION = re.compile(
     r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch "
     r"that|correction|sorry|actually)\b[\s,.:;!-]*",
     re.IGNORECASE,
 )
 """Words that take back what was said before them."""
+# Matches `. Wait, it is 7`, `. Sorry, the answer is 7`; not `. It is 7`.
 _NEXT_RETRACTS = re.compile(rf"[.\s]*(?:{RETRACTION.pattern})(?:(?:it|that|the answer) is\b\s*)?", re.IGNORECASE)
+# Matches `the largest n is 5`, `An upper bound is 5`; not `5 is it`, `x is 5`. The words between "the answer is" and
+# the value, which are no part of the value.
 _PROSE = re.compile(r"(?:[A-Za-z]{3,} |A (?!is\b|are\b)|An )[^\n]*?\b(?:is|are)\b", re.IGNORECASE)
+# Matches `apples`, `5 apples`; not `\frac12`, `\text{apples}`, `xy`. Three letters or more outside of a command: prose.
 _WORD = re.compile(r"(?<![\\A-Za-z{\d])[A-Za-z]{3,}(?![A-Za-z])")
+# Matches `it is 5`; not `xy = 5`.
 _PLAIN_WORD = re.compile(r"\b(?:an|as|at|be|by|he|if|in|is|it|my|no|of|on|so|to|up|we)\b", re.IGNORECASE)
-_FORMULA_MARK = re.compile(r"\\\\|\\[\[\]()]|\\.|\$\$?|\n", re.DOTALL)
-_CLOSES = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
-_CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
-"""Letters of scripts that put no space between a word and a number."""
-_OTHER_SCRIPT = re.compile(rf"[{_CJK}]|[^\W\d_A-Za-z\u0370-\u03ff]{{2,}}")
+# Matches `答案5`, `да 5`; not `α + β`.
+_OTHER_SCRIPT = re.compile(rf"[{CJK}]|[^\W\d_A-Za-z\u0370-\u03ff]{{2,}}")
 """Words that are not Latin; a few Greek letters are mathematics."""
-_GLUED = rf"[^\W{_CJK}]"
-"""A letter, digit or underscore of the other scripts: a digit behind one belongs to a name (`x2`)."""
-_COMMA = r"[,\u066c]|\uff0c(?=\d{3}(?!\d))"
-_POINT = "[.\u066b\uff0e]"
-_THIN = "[ \u00a0\u2009\u202f]"
-_MINUS = "负|負|零下|マイナス|마이너스|영하|минус|minus|negative|ناقص|سالب|ऋण|माइनस"
-"""Words for the sign of the number behind them."""
-_SCALE = (
-    "percent|pct|million|billion|trillion|thousand|hundred|dozen|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?"
-    "|триллион(?:а|ов)?|млн|млрд|трлн"
-    "|процент(?:а|ов)?|ألف|آلاف|الف|مليون|ملايين|مليار|هزار|میلیون|میلیارد|हज़ार|हजार|लाख|करोड़|करोड़"
-)
-"""Words that multiply the number before them, as units.SCALES knows them."""
-_LETTERS = "A-Za-z\u0400-\u04ff\u0600-\u06ff\u0900-\u097f"
-_NUMBER = re.compile(
-    rf"(?:(?<!\d)(?<!\d )(?<![{_LETTERS}])(?P<minus>{_MINUS})\s*(?:\\?[$€£¥₹]\s?)?"
-    rf"|(?:(?<!{_GLUED})(?<!\))[-+\u2212\uff0d\uff0b](?:\\?[$€£¥₹]\s?)?)?(?<!{_GLUED})(?<![\\^.\u066b\uff0e])"
-    r"(?<!(?<![是为為はが:：])第))"  # `第7题` is the seventh; `答案是第7` still answers
-    r"(?P<number>(?P<below>\d+)\s*(?:分之|分の|분의)\s*(?P<above>\d+)|(?:百分之|백분의)\s*(?P<percent>\d+(?:\.\d+)?)"
-    rf"|(?:\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)|\d(?:{_COMMA}|\d)*(?:{_POINT}\d+)?|{_POINT}\d+)(?:[/\u2044]\d+)?"
-    rf"(?:\s*(?:\\?[%\uff05\u066a]|{_SCALE})(?![{_LETTERS}])"
-    r"|\s*[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]+)?)",
-    re.IGNORECASE,
-)
 
 
 def extract_answer(
@@ -151,6 +152,8 @@ def find_answer(text: str, methods: Sequence[Method] = METHODS, fallback: Fallba
     for method in methods:
         answer = _FINDERS[method](text)
         if answer and (answer := answer.strip()):
+            # "the answer is probably about 12 apples": a sentence of prose behind the phrase is reduced to its last
+            # formula or number where the fallback allows that.
             if method == "phrase" and fallback.startswith("last") and _WORD.match(answer):
                 return last_math(answer, numbers=True) or answer
             return answer
@@ -184,6 +187,7 @@ def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> st
     """Return what comes after the last closed reasoning block; None where the completion is still thinking."""
     opened = max(completion.rfind(mark) for mark, _ in _REASONING)
     closed, end = max((completion.rfind(mark), len(mark)) for _, mark in _REASONING)
+    # The second case: the prompt wrote `<think>`, so that the completion is reasoning from its first character.
     if opened > closed or (think_opened_by_prompt and closed < 0):
         return None
     if closed >= 0:
@@ -197,7 +201,7 @@ def boxes(text: str) -> list[tuple[int, int, int]]:
     first = _BOX.search(text)
     if first is None:
         return []
-    found: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int, int]] = []
     open_braces: list[tuple[int, int]] = []  # of each open brace: where a box and its content begin, or -1
     for token in _BRACE.finditer(text, first.start()):
         if token[1] or token[0] == "{":
@@ -205,21 +209,25 @@ def boxes(text: str) -> list[tuple[int, int, int]]:
         elif token[0] == "}" and open_braces:
             start, content = open_braces.pop()
             if start >= 0:
-                while found and found[-1][0] > start:
-                    found.pop()
-                found.append((start, content, token.start()))
-    return found
+                # Boxes end before the box around them: those that began inside the one that ends now are part of its
+                # content.
+                while spans and spans[-1][0] > start:
+                    spans.pop()
+                spans.append((start, content, token.start()))
+    return spans
 
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last balanced `\boxed{}` or `\fbox{}`; of boxes joined to it too, as a list."""
-    found = boxes(text)
-    if not found:
+    spans = boxes(text)
+    if not spans:
+        # Only where no box balances: a balanced box before a damaged one is the answer that the model completed.
         badly = _BOX_CLOSED_BADLY.search(text)
         return badly[1] if badly else None
-    next_start, content, end = found[-1]
+    next_start, content, end = spans[-1]
     parts = [text[content:end]]
-    for start, content, end in found[-2::-1]:
+    # From the last box backwards, as long as nothing but a separator stands between a box and the next one.
+    for start, content, end in spans[-2::-1]:
         if next_start - end <= _JOINT_LENGTH:
             joint = _JOINT.fullmatch(text, end + 1, next_start)
         else:
@@ -267,53 +275,6 @@ def after_phrase(text: str) -> str | None:
     return sentence[0]
 
 
-def formulas(text: str) -> Iterator[tuple[int, int, int]]:
-    """Yield where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in
-    order."""
-    # An opening delimiter that nothing closes is text: it hides no formula behind it, and costs no search to the end.
-    last = {mark: text.rfind(closing) for mark, closing in _CLOSES.items()}
-    opened = ""
-    start = 0
-    for token in _FORMULA_MARK.finditer(text):
-        mark = token[0]
-        if opened and mark == _CLOSES[opened]:
-            if text[start : token.start()].strip():
-                yield start, token.start(), token.end()
-            opened = ""
-        elif mark == "\n":
-            opened = "" if opened in ("$", "\\(") else opened  # a formula in a line does not go on in the next
-        elif mark in _CLOSES and (not opened or opened == "$") and last[mark] > token.start():
-            opened = mark
-            start = token.end()
-
-
-def last_math(text: str, numbers: bool) -> str | None:
-    """The last formula between math delimiters; with `numbers` the last number, where that comes later."""
-    found = list(formulas(text))
-    start, stop, end = found[-1] if found else (0, 0, 0)
-    number = None
-    for match in _NUMBER.finditer(text, end) if numbers else ():
-        number = _as_written(match)
-    if number is not None:
-        return number.strip().rstrip(",")
-    return text[start:stop].strip() if found else None
-
-
-def _as_written(number: re.Match[str]) -> str:
-    """A number in the text, with digits and signs for the words that say a sign, a fraction or a percentage."""
-    if number["below"]:
-        value = f"{number['above']}/{number['below']}"
-    elif number["percent"]:
-        value = f"{number['percent']}%"
-    else:
-        value = number["number"]
-    if number["minus"]:
-        sign = "-"
-    else:
-        sign = number[0][: number.start("number") - number.start()].strip("\\ ")
-    return sign + value
-
-
 def _is_bare(text: str) -> bool:
     """Return whether the text is a formula or a number without delimiters: one short line without words."""
     delimited = "$" in text.strip("$") or "\\[" in text or "\\(" in text
@@ -342,10 +303,14 @@ def read_texts(answer: Any) -> tuple[str, ...] | str:
     if not texts:
         return "the list of answers is empty"
     for text in texts:
+        # A bool is an int, but as a gold it is a mistake of the data: `True` as text equals nothing that a model
+        # writes.
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             if text is None:
                 return "the task has no answer"
             return f"the answer {text!r} is not a text or a number"
+        # Python refuses to convert integers of more than 4,300 digits to text (sys.set_int_max_str_digits), and `str`
+        # below would raise.
         if isinstance(text, int) and abs(text) >= 10**1000:
             return "the answer has too many digits"
         if not str(text).strip():
@@ -353,11 +318,16 @@ def read_texts(answer: Any) -> tuple[str, ...] | str:
     return tuple(str(text) for text in texts)
 
 
+# Matches `\text{yes}`, `\mathrm{ B }`; not `\frac{1}{2}`, `\text{a{b}}`.
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathsf|mathit|mbox|emph|operatorname)\s*\{([^{}]*)\}"
 )
+# Matches `\ne 5`, `x != 5`, `≠ 5`, `~5`; not `\nu`, `5!`. An answer that says what it is not would otherwise be read as
+# the value behind the sign.
 _NEGATES = re.compile(r"\\n(?:eq|e|eg|ot)(?![A-Za-z])|\\lnot(?![A-Za-z])|[\u2260\u00ac\u0338]|!=|\A[\s$({\[]*[~!]")
+# Matches `4²`, `xⁿ`; not `42`.
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
+# Matches `\(5\)`, `$5$`, `**B**`, `\left(`; not `\frac{1}{2}`.
 _DELIMITER = re.compile(r"\\[()\[\]]|\\(?:left|right)\b|\\[ ,;:!]|\*\*|__|[$`~]")
 
 
@@ -381,18 +351,20 @@ class AnswerVerifier(Verifier):
         """The verdict on an extracted answer to a task that `check_task` has passed."""
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
-        found = self._find(task, completion)
-        if isinstance(found, Verdict):
-            return found
+        answer = self._find(task, completion)
+        if isinstance(answer, Verdict):
+            return answer
+        # The rule of a subclass with `needs` may take long or crash, so that only the extraction may run in the
+        # caller's thread.
         if self.needs.process:
             return None
-        return self.judge(task, found)
+        return self.judge(task, answer)
 
     def verify(self, task: Task, completion: str) -> Verdict:
-        found = self._find(task, completion)
-        if isinstance(found, Verdict):
-            return found
-        return self.judge(task, found)
+        answer = self._find(task, completion)
+        if isinstance(answer, Verdict):
+            return answer
+        return self.judge(task, answer)
 
     def _find(self, task: Task, completion: str) -> str | Verdict:
         """The extracted answer, or the verdict where there is nothing to judge."""
@@ -405,6 +377,7 @@ class AnswerVerifier(Verifier):
         if len(answer) > self.max_length:
             reason = f"the answer has {len(answer)} characters, over the limit of {self.max_length}"
             return unparsable(reason, answer[: self.max_length])
+        # A gold that negates itself (`x \ne 1`) expects the sign, so that the answer is judged by the rule.
         if _NEGATES.search(answer) and not _NEGATES.search(str(task.answer)):
             return wrong("the answer says what it is not", answer)
         return answer
@@ -462,9 +435,10 @@ def bare(text: str) -> str:
     """
     text = _RAISED.sub(lambda run: f"^{{{run[0]}}}", text)
     text = unicodedata.normalize("NFKC", text)
+    # Bounded: each pass takes linear time, and hundreds of nested commands would make the whole quadratic.
     for _ in range(3):
-        text, found = _WRAPPER.subn(r"\1", text)
-        if not found:
+        text, count = _WRAPPER.subn(r"\1", text)
+        if not count:
             break
     return " ".join(_DELIMITER.sub(" ", text).split())
 

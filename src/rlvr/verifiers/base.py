@@ -188,6 +188,7 @@ def is_coroutine(function: Any) -> bool:
 
 def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
     """Return whether a callable carries something that a copy of it in another process would not share."""
+    # The ids of the callers end the recursion of a function that refers to itself.
     if value is None or isinstance(value, _CONSTANT) or id(value) in within:
         return False
     parts: Sequence[Any]
@@ -219,6 +220,7 @@ def as_verdict(result: Any, name: str) -> Verdict:
     if result is None or isinstance(result, (bool, int, float)):
         return Verdict.from_score(result)
     try:
+        # float("1e3") would succeed: a verifier that returns text is a mistake, not a score.
         if isinstance(result, (str, bytes)):
             raise TypeError("a text is no score, even when it reads like one")
         return Verdict.from_score(float(result))

@@ -26,6 +26,7 @@ Verify = Callable[[Verifier], Awaitable[Verdict]]
 DEFAULT = "default"
 """The key of a routed combination's part for sources that have none of their own."""
 
+# Weights like 1/3 do not add up to 1 exactly; scores that differ by less are one.
 _CLOSE = 1e-9
 _FAILURES = (VerdictStatus.TIMEOUT, VerdictStatus.ERROR, VerdictStatus.UNPARSABLE)
 """What a combination that scores 0 is called, the first of these that a part was; else it is wrong."""
@@ -70,6 +71,7 @@ class CombineVerifier(Verifier):
             weights.append(weight)
         self.weights = dict(zip(self.verifiers, _filled(weights, self.how), strict=True))
         self.needs = Needs(sandbox=any(part.needs.sandbox for part in self.verifiers.values()))  # type: ignore[misc]
+        # Enough for parts that run one after the other.
         self.time_limit = sum(part.time_limit for part in self.verifiers.values())
 
     async def verify(self, task: Task, completion: str) -> Verdict:
@@ -123,6 +125,7 @@ class CombineVerifier(Verifier):
         return any(part.same_answer(first, second) for part in self.verifiers.values())
 
     async def _judge(self, labels: Sequence[str], verify: Verify) -> dict[str, Verdict]:
+        # A pool judges the parts in parallel, so that the slowest one decides how long the whole takes.
         verdicts = await asyncio.gather(*(verify(self.verifiers[label]) for label in labels))
         return dict(zip(labels, verdicts, strict=True))
 
@@ -153,8 +156,8 @@ class CombineVerifier(Verifier):
         return None
 
     def _lost(self, task: Task) -> str:
-        known = ", ".join(self.verifiers)
-        return f"combine has no part for the source {task.source!r} (it has {known}); add it, or a part `{DEFAULT}`"
+        sources = ", ".join(self.verifiers)
+        return f"combine has no part for the source {task.source!r} (it has {sources}); add it, or a part `{DEFAULT}`"
 
 
 Decision = tuple[VerdictStatus, float | None]
@@ -164,6 +167,7 @@ Rule = Callable[[Mapping[str, Verdict], Mapping[str, float]], Decision]
 def weighted(verdicts: Mapping[str, Verdict], weights: Mapping[str, float]) -> Decision:
     """The sum of weight x score over the parts that weigh something; undecided where one of them is."""
     counted = {label: verdict for label, verdict in verdicts.items() if weights[label]}
+    # math.fsum is exact up to one rounding: the order of the parts does not change the score.
     total = math.fsum(weights[label] * _score(verdict) for label, verdict in counted.items())
     return _decided(counted, total, math.fsum(weight for weight in weights.values() if weight > 0))
 
@@ -171,6 +175,7 @@ def weighted(verdicts: Mapping[str, Verdict], weights: Mapping[str, float]) -> D
 def least(verdicts: Mapping[str, Verdict], weights: Mapping[str, float]) -> Decision:
     """The least score; 0 as soon as a part scores 0."""
     lowest = min((verdict.score for verdict in verdicts.values() if verdict.score is not None), default=math.nan)
+    # Once a part scores 0 no undecided part can change the least score, so that none is needed.
     return _decided({} if lowest <= 0 else verdicts, lowest, 1.0, verdicts)
 
 
@@ -267,19 +272,19 @@ def _unused(label: str, taken: Mapping[str, Verifier]) -> str:
 
 def _filled(weights: Sequence[float | None], how: How) -> list[float]:
     """The weights, an equal share each where none is given."""
-    given = [weight is not None for weight in weights]
+    is_weighted = [weight is not None for weight in weights]
     if how in ("all", "any", "routed"):
-        if any(given):
+        if any(is_weighted):
             raise ConfigError(f"combine: how={how} takes no weights; they belong to weighted and gated")
         return [1.0] * len(weights)
     if how == "gated":
-        if given[0]:
+        if is_weighted[0]:
             raise ConfigError("combine: the gate (the first part of how=gated) takes no weight")
         return [0.0, *_filled(weights[1:], "weighted")]
-    if any(given) and not all(given):
+    if any(is_weighted) and not all(is_weighted):
         raise ConfigError(
             "combine: some parts have a weight and some do not; give one to each, or to none (equal shares)"
         )
-    if all(given) and not any(weight and weight > 0 for weight in weights):
+    if all(is_weighted) and not any(weight and weight > 0 for weight in weights):
         raise ConfigError("combine: no part has a weight above 0, so nothing could ever be paid")
     return [1 / len(weights) if weight is None else float(weight) for weight in weights]

@@ -18,9 +18,14 @@ from typing import Any, Literal
 Where = Literal["whole", "fenced", "either"]
 
 MAX_LENGTH = 100_000
+# json.loads and the comparisons here recurse once for each level, far below the limit of 1,000 frames.
 MAX_DEPTH = 64
 
+# Matches '```json', '```'; not '`json`'. CommonMark 4.5: at most three spaces, three or more backticks, none of them in
+# the info string.
 _FENCE = re.compile(r" {0,3}(`{3,})[ \t]*([^`\s]*)[^`]*")
+# Matches `"a\"b"`, `{`; not `a`. A string is one token, so that brackets in it do not count. The possessive `*+` keeps
+# an unclosed string linear.
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
@@ -92,6 +97,7 @@ def _fenced_blocks(text: str, wanted: str) -> tuple[list[str], str]:
                 lines = []
             else:
                 rest.append(line)
+        # CommonMark 4.5: a closing fence has no info string and at least as many backticks as the opening one.
         elif fence and not fence[2] and len(fence[1]) >= len(open_fence):
             if language in ("", wanted):
                 blocks.append("".join(lines))
@@ -133,12 +139,12 @@ def _depth(text: str, limit: int) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise DocumentError(f"the key {twice[:80]!r} is given twice")
-    return found
+    return members
 
 
 def _refuse(constant: str) -> Any:

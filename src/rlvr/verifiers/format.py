@@ -20,9 +20,14 @@ from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.invisible import visible
 
+# Matches `{think}`; not `{}`, `{1}`.
 _SLOT = re.compile(r"\{([A-Za-z_]\w*)\}")
+# Matches `<think>`, `Final answer:`; not `a<b`.
 _PIECE = re.compile(r"<[^<>]*>|[^<>\s]+(?:[ \t]+[^<>\s]+)*|[<>]")
+# Matches `<think>`, `< / Think >`; not `<1>`. Variants of a tag in another case or spacing, which would be read as the
+# tag by a human.
 _NAME = re.compile(r"<[\s/]*([A-Za-z_][\w-]*)[\s/]*>")
+# Matches `<|im_start|>`, `[INST]`, `</s>`; not `<s_1>`.
 _ROLE = re.compile(r"<\|[^\s|<>]{1,40}\|>|\[/?INST\]|<(?:start|end)_of_turn>|</?s>")
 
 
@@ -66,10 +71,12 @@ class FormatVerifier(Verifier):
         if self.credit == "all":
             return Verdict(VerdictStatus.WRONG, 0.0, reason=slots)
         tags = self._tags
-        found = self._found(completion)
+        counts = self._tag_counts(completion)
         written = Counter(piece for piece in _pieces(self.prompt_wrote) if not _is_slot(piece))
+        # Tags that the prompt wrote earn nothing.
         wanted = {tag: count - written[tag] for tag, count in tags.items() if count > written[tag]}
-        right = sum(found[tag] == count for tag, count in wanted.items())
+        right = sum(counts[tag] == count for tag, count in wanted.items())
+        # One more share for the layout, which is wrong here: the template was not followed as a whole.
         return Verdict.from_score(right / (len(wanted) + 1), reason=slots)
 
     def verify(self, task: Task, completion: str) -> Verdict:
@@ -83,7 +90,7 @@ class FormatVerifier(Verifier):
     def _tags(self) -> Counter[str]:
         return Counter(piece for piece in self._pieces if not _is_slot(piece))
 
-    def _found(self, text: str) -> Counter[str]:
+    def _tag_counts(self, text: str) -> Counter[str]:
         """Return how often each tag occurs; a tag that is part of a longer one is counted where the longer one is
         not."""
         return Counter(match[0] for match in _any_of(tuple(self._tags)).finditer(text))
@@ -91,10 +98,10 @@ class FormatVerifier(Verifier):
     def _slots(self, text: str) -> dict[str, str] | str:
         """The content of the slots, stripped; else in words why the text does not follow the template."""
         tags = self._tags
-        found = self._found(text)
+        counts = self._tag_counts(text)
         for tag, count in tags.items():
-            if found[tag] != count:
-                return f"{tag} stands there {found[tag]} times, not {count}"
+            if counts[tag] != count:
+                return f"{tag} stands there {counts[tag]} times, not {count}"
         names = {name[1].casefold() for tag in tags if (name := _NAME.fullmatch(tag))}
         alike = sum(match[1].casefold() in names for match in _NAME.finditer(text))
         if alike != sum(count for tag, count in tags.items() if _NAME.fullmatch(tag)):
@@ -143,4 +150,5 @@ def _pieces(template: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
+    # The longest first: an alternation takes the first that matches, and one tag may begin another.
     return re.compile("|".join(re.escape(tag) for tag in sorted(tags, key=len, reverse=True)))

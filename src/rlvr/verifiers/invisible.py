@@ -11,6 +11,7 @@ import html
 import re
 import unicodedata
 
+# Matches `&nbsp;`, `&#160;`, `&#x200B;`; not `&amp;`, `&lt;`.
 _ENTITY = re.compile(
     r"&(?:nbsp|ensp|emsp|thinsp|hairsp|numsp|zwnj|zwj|shy|ZeroWidthSpace|NoBreak|lrm|rlm"
     r"|#0*(?:32|160|173|820[0-7]|8239|8288|65279)(?!\d)|#[xX]0*(?:20|[aA]0|[aA][dD]|200[0-9a-fA-F]|202[fF]|2060"
@@ -43,4 +44,5 @@ def folded(text: str) -> str:
     if text.isascii():
         return text
     composed = unicodedata.normalize("NFKC", text).translate(_TWINS)
+    # Mn and Me: combining marks, with which letters are struck through or stacked.
     return "".join(char for char in composed if unicodedata.category(char) not in ("Mn", "Me"))

@@ -34,6 +34,8 @@ from rlvr.verifiers.schema_keywords import BOUNDED, PATTERN_SECONDS, references_
 
 Compare = Literal["none", "equal", "fields"]
 
+# A value of each JSON type, so that the keywords of each type are run once before training: a bad pattern or a dead
+# reference shows there.
 _PROBES: tuple[Any, ...] = (None, True, 0, "", [], {}, [0], {"": 0})
 _DYNAMIC = ('"$dynamicRef"', '"$dynamicAnchor"', '"$recursiveRef"')
 """Keywords by which a schema means something else where it is reached by another way."""
@@ -88,15 +90,15 @@ class JsonSchemaVerifier(Verifier):
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
         """The verdict where there is no document to check, else None."""
-        found = self._read(completion)
-        return found if isinstance(found, Verdict) else None
+        document = self._read(completion)
+        return document if isinstance(document, Verdict) else None
 
     def verify(self, task: Task, completion: str) -> Verdict:
         """The verdict; a `pattern` may take any time, so the pool runs it in a process."""
-        found = self._read(completion)
-        if isinstance(found, Verdict):
-            return found
-        text, document = found
+        reading = self._read(completion)
+        if isinstance(reading, Verdict):
+            return reading
+        text, document = reading
         schema, problem = self._schema(task)
         if problem is None and schema is not None:
             problem = _schema_problem(schema, self.formats)
@@ -201,6 +203,7 @@ def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
         with references_followed_once(), warnings.catch_warnings():
             # Python warns of odd regular expressions that a document holds (format: regex)
             warnings.simplefilter("ignore")
+            # The first error is enough; a hostile document may have many.
             error = next(_validator(json.dumps(schema), formats).iter_errors(document), None)
     except (Unresolvable, TimeoutError, MemoryError):  # the schema's fault, a slow pattern; the pool judges the last
         raise
@@ -219,12 +222,13 @@ def _validator(schema: str, formats: bool) -> Any:
 
     loaded = json.loads(schema)
     draft = jsonschema.validators.validator_for(loaded, default=jsonschema.Draft202012Validator)
-    known = {keyword: check for keyword, check in BOUNDED.items() if keyword in draft.VALIDATORS}
+    bounded = {keyword: check for keyword, check in BOUNDED.items() if keyword in draft.VALIDATORS}
     if draft is not jsonschema.Draft202012Validator:  # which items count as evaluated is another rule in 2019-09
-        known.pop("unevaluatedItems", None)
+        bounded.pop("unevaluatedItems", None)
+    # A target then depends on the way that leads to it, so that one result for each target and value would be wrong.
     if any(keyword in schema for keyword in _DYNAMIC):
-        known.pop("$ref", None)
-    draft = jsonschema.validators.extend(draft, known)
+        bounded.pop("$ref", None)
+    draft = jsonschema.validators.extend(draft, bounded)
     return draft(loaded, registry=REGISTRY, format_checker=draft.FORMAT_CHECKER if formats else None)
 
 
@@ -299,6 +303,6 @@ def _targets(validator: Any, schema: Any) -> Iterator[Any]:
             continue
         for keyword in ("$ref", "$dynamicRef"):
             if isinstance(reference := resource.contents.get(keyword), str):
-                found = resolver.lookup(reference)
-                waiting.append((specification.create_resource(found.contents), found.resolver))
-                yield validator.evolve(schema=found.contents, _resolver=found.resolver)
+                target = resolver.lookup(reference)
+                waiting.append((specification.create_resource(target.contents), target.resolver))
+                yield validator.evolve(schema=target.contents, _resolver=target.resolver)

@@ -17,13 +17,16 @@ from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, bare, check_not_negative, graded, unparsable, wrong
 from rlvr.verifiers.text import read_one_number
 
+# Matches `A or B`, `not A`, `isn't A`, `A?`; not `A wins`.
 _DOUBT = re.compile(
     r"\b(?:not|no "
     r"longer|never|neither|nor|or|either|both|maybe|perhaps|possibly|unsure|uncertain|cannot|wrong|false|incorrect"
     r"|mistaken)\b|n't\b|n\u2019t\b|\?",
     re.IGNORECASE,
 )
+# `A` and `I` are labels only where no noun follows: `A is better`, not `A better answer`.
 _NOT_ARTICLE = r"(?!\s+(?!(?:is|was|has|wins|won|performs|seems|beats|over|and|or|because|since)\b)[a-z])"
+# Matches `7/10`, `7 out of 10 points`; not `7 of 10`, `out of order`.
 _OUT_OF = re.compile(r"\s*(?:/|\bout of\b)\s*([0-9]+(?:\.[0-9]+)?)\s*(?:points?)?\s*\Z", re.IGNORECASE)
 
 Labels = dict[str, tuple[str, ...]]
@@ -60,12 +63,12 @@ class LabelVerifier(AnswerVerifier):
     def judge(self, task: Task, answer: str) -> Verdict:
         labels = self._labels(task)
         assert not isinstance(labels, str)
-        found = last_label(answer, labels)
-        if found is None:
+        label = last_label(answer, labels)
+        if label is None:
             return unparsable("no label, or several in the last line that names one", answer)
-        if found == _gold(task.answer, labels):
-            return Verdict.from_score(1.0, answer=found)
-        return wrong("", found)
+        if label == _gold(task.answer, labels):
+            return Verdict.from_score(1.0, answer=label)
+        return wrong("", label)
 
     def same_answer(self, first: str, second: str) -> bool:
         return bare(first).casefold() == bare(second).casefold()
@@ -75,6 +78,7 @@ class LabelVerifier(AnswerVerifier):
 
 
 def _gold(answer: Any, labels: Labels) -> str | None:
+    # str() of an integer of over 4,300 digits raises; 80 digits are more than any label has.
     if isinstance(answer, bool) or (isinstance(answer, int) and abs(answer) >= 10**80):
         return None
     text = str(answer).strip()
@@ -92,14 +96,16 @@ def _short(value: Any) -> str:
 def read_labels(labels: Any) -> Labels | str:
     """The labels with their spellings, at least two; else in words what is wrong with them."""
     if isinstance(labels, Mapping):
-        given = {label: said if isinstance(said, (list, tuple)) else (said,) for label, said in labels.items()}
+        spellings_of = {
+            label: words if isinstance(words, (list, tuple)) else (words,) for label, words in labels.items()
+        }
     elif isinstance(labels, Sequence) and not isinstance(labels, str):
-        given = dict.fromkeys(labels, ())
+        spellings_of = dict.fromkeys(labels, ())
     else:
         return 'there are no labels: set the verifier\'s `labels` or info["labels"], a list or a mapping to spellings'
-    if any(isinstance(word, bool) for label, said in given.items() for word in (label, *said)):
+    if any(isinstance(word, bool) for label, words in spellings_of.items() for word in (label, *words)):
         return "a label is true or false: put yes and no in quotes in YAML"
-    table = {str(label): (str(label), *map(str, said)) for label, said in given.items()}
+    table = {str(label): (str(label), *map(str, words)) for label, words in spellings_of.items()}
     spelled = [_key(spelling) for spellings in table.values() for spelling in dict.fromkeys(map(_key, spellings))]
     if len(table) < 2 or len(set(spelled)) < len(spelled) or "" in spelled:
         return f"the labels {', '.join(table)} are not at least two, each with spellings of its own"
@@ -113,13 +119,16 @@ def _key(spelling: str) -> str:
 
 def last_label(answer: str, labels: Labels) -> str | None:
     """The label that the last line with a label names; None where no line has one, or that line has two or a doubt."""
-    pattern, meaning = _pattern(tuple(sorted((spelling, label) for label, said in labels.items() for spelling in said)))
+    pattern, meaning = _pattern(
+        tuple(sorted((spelling, label) for label, spellings in labels.items() for spelling in spellings))
+    )
+    # From the end: a judge argues first and decides last.
     for line in reversed(answer.splitlines()):
         text = bare(line)
-        found = {meaning[_key(match[0])] for match in pattern.finditer(text)}
-        if found:
-            clear = len(found) == 1 and not _DOUBT.search(pattern.sub(" ", text))
-            return found.pop() if clear else None
+        named = {meaning[_key(match[0])] for match in pattern.finditer(text)}
+        if named:
+            clear = len(named) == 1 and not _DOUBT.search(pattern.sub(" ", text))
+            return named.pop() if clear else None
     return None
 
 
@@ -174,11 +183,12 @@ class RatingVerifier(AnswerVerifier):
 
     def judge(self, task: Task, answer: str) -> Verdict:
         gold = self._read(str(task.answer))
-        said = self._read(answer)
+        rating = self._read(answer)
         assert gold is not None
-        if said is None:
+        if rating is None:
             return unparsable(f"not one number from {self.low:g} to {self.high:g}", answer)
-        distance = abs(said - gold)
+        distance = abs(rating - gold)
+        # 1e-9 for the rounding of decimals: 8.3 - 8 is 0.3000000000000007.
         if distance <= self.tolerance + 1e-9:
             return Verdict.from_score(1.0, answer=answer)
         if self.partial_credit:

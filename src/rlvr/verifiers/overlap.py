@@ -104,8 +104,10 @@ class BleuVerifier(OverlapVerifier):
 
     def judge(self, task: Task, answer: str) -> Verdict:
         score = self._metric().sentence_score(answer, list(read_texts(task.answer))).score
+        # sacrebleu gives 0 to 100.
         return graded(score / 100, answer, self.threshold)
 
     def _metric(self) -> Any:
         module = importlib.import_module("sacrebleu.metrics.bleu")
+        # effective_order: without it an answer of fewer than four words scores 0 for want of 4-grams.
         return module.BLEU(tokenize=self.tokenize, lowercase=self.lowercase, effective_order=True)

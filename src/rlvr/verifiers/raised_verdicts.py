@@ -58,13 +58,14 @@ class RaisedVerdicts:
 
     def refuse_all(self, which: str) -> None:
         """Raise UserCodeError with the first traceback where every verdict is missing. `which` answers, in words."""
+        # Not one verdict: also where several verifiers share the failures.
         if 0 < self.verdicts == self.missing:
             self._refuse(max(self.raised, key=lambda judge: self.raised[judge]), which)
 
     def refuse_broken(self, at_least: int, which: str) -> None:
         """Raise UserCodeError where a verifier or a part raised on every answer, of at least so many."""
-        for name, asked in self.asked.items():
-            if self.raised[name] == asked >= at_least:
+        for name, count in self.asked.items():
+            if self.raised[name] == count >= at_least:
                 self._refuse(name, which)
 
     def _refuse(self, name: str, which: str) -> None:
@@ -108,7 +109,7 @@ class Raised:
         """and its rollouts."""
         self._counted = {name: (0, 0) for name, _ in self._functions}
         """Reward function -> its calls, and those that raised, up to the last step."""
-        self._said: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def look(self, rollouts: list[Rollout]) -> dict[str, int]:
         """The metrics `verdict/raised` and `reward/raised` of a step.
@@ -122,6 +123,7 @@ class Raised:
         self._verdicts.add(rollouts)
         self._first_verdicts = self._first_verdicts or step.verdicts
         self._first_rollouts = self._first_rollouts or len(rollouts)
+        # Before the warnings, so that a run that ends says so once.
         self._refuse_broken()
         for rollout in rollouts:
             for name, verdict in rollout.verdicts.items():
@@ -145,14 +147,16 @@ class Raised:
                 problem = f"the reward {name!r} failed on every answer {SO_FAR} ({function.calls})"
                 raise UserCodeError(problem, function.traceback)
 
-    def _warn(self, who: str, raised: int, asked: int, traceback: str) -> None:
+    def _warn(self, who: str, raised: int, total: int, traceback: str) -> None:
+        # The last line of a traceback is `KeyError: ...`; one warning for each type, since messages often hold the
+        # answer.
         kind = traceback.rpartition("\n")[2].partition(":")[0]
-        if self._speaks and (who, kind) not in self._said:
-            self._said.add((who, kind))
-            if raised == asked:
-                count = f"all {asked}"
+        if self._speaks and (who, kind) not in self._warned:
+            self._warned.add((who, kind))
+            if raised == total:
+                count = f"all {total}"
             else:
-                count = f"{raised} of {asked}"
+                count = f"{raised} of {total}"
             log.warning(
                 "%s failed on %s answers of a step, which are left out unless another part decides them (said once "
                 "for each "

@@ -18,6 +18,7 @@ from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, bare, check_threshold, graded, unparsable
 
+# Matches `1. a`, `(2) b`, `- c`; not `1a`.
 _NUMBERING = re.compile(r"\s*(?:\(?[0-9]{1,4}[.):]|[-*\u2022])\s+")
 _EDGES = " \t\"'`[](){}<>.;:*"
 
@@ -60,10 +61,10 @@ class RankingVerifier(AnswerVerifier):
             return None
         if not isinstance(candidates, (list, tuple)):
             return f'info["candidates"] is {type(candidates).__name__}, not a list'
-        known = [str(candidate) for candidate in candidates]
-        if len(set(known)) < len(known):
+        candidate_ids = [str(candidate) for candidate in candidates]
+        if len(set(candidate_ids)) < len(candidate_ids):
             return 'info["candidates"] has an id twice'
-        strange = [identity for identity, grade in grades.items() if grade > 0 and identity not in known]
+        strange = [identity for identity, grade in grades.items() if grade > 0 and identity not in candidate_ids]
         if strange:
             return f'the relevant id {strange[0]!r} is not among info["candidates"]'
         return None
@@ -97,6 +98,7 @@ def read_grades(answer: Any) -> dict[str, float] | str:
         if len(grades) < len(answer):
             return "the answer has an id twice"
     elif isinstance(answer, Mapping):
+        # Up to 100, so that 2^g stays a finite float with room for sums; 0.001 keeps the ideal DCG away from 0.
         if not all(type(grade) in (int, float) and (grade == 0 or 1e-3 <= grade <= 100) for grade in answer.values()):
             return "the answer has a grade that is neither 0 nor a number from 0.001 to 100"
         grades = {str(identity): float(grade) for identity, grade in answer.items()}
@@ -123,6 +125,7 @@ def read_ranking(text: str, candidates: set[str]) -> list[str] | str:
 def _split(text: str) -> list[str]:
     """The items of a list as written: JSON, `a > b`, one a line, or with commas."""
     try:
+        # RecursionError: `[[[[...` from a model that repeats itself.
         items = json.loads(text)
     except (ValueError, RecursionError):
         items = None
@@ -139,6 +142,8 @@ def ndcg(gains: Sequence[float], grades: Sequence[float], k: int, gain: str = "e
     """DCG@k of the grades in ranked order over the best that the grades allow; discount 1 / log2(rank + 1)."""
 
     def dcg(values: Sequence[float]) -> float:
+        # Gain 2^g - 1 (Burges et al. 2005) or g (Jarvelin and Kekalainen 2002); discount log2(rank + 1), where `rank`
+        # counts from 0 here.
         worth = [2.0**value - 1 if gain == "exponential" else value for value in values[:k]]
         return math.fsum(value / math.log2(rank + 2) for rank, value in enumerate(worth))
 

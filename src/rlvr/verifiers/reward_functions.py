@@ -66,10 +66,10 @@ class _RewardFunction:
         texts = [completion_text(completion) for _, completion in rows]
         readable = [(task, text) for (task, _), text in zip(rows, texts, strict=True) if text is not None]
         if _needs_pool(self.verifier):
-            found = iter(_pool().verify_many(self.verifier, readable))
+            verdicts = iter(_pool().verify_many(self.verifier, readable))
         else:
-            found = iter([_verdict_here(self.verifier, task, text) for task, text in readable])
-        return [Verdict.undecided("the completion is no text") if text is None else next(found) for text in texts]
+            verdicts = iter([_verdict_here(self.verifier, task, text) for task, text in readable])
+        return [Verdict.undecided("the completion is no text") if text is None else next(verdicts) for text in texts]
 
     def check(self, rows: Sequence[tuple[Task, Any]], completions: str, answers: str, hint: str = "") -> None:
         """ConfigError at the first call for what cannot be read; `completions` and `answers` name the two columns.
@@ -110,7 +110,7 @@ class TrlReward(_RewardFunction):
         read."""
         count = len(completions)
         columns.pop("environments", None)  # TRL's own objects, which are no data and may not be sent to a process
-        lists = {name: values for name, given in columns.items() if (values := _column(given, count)) is not None}
+        lists = {name: values for name, column in columns.items() if (values := _column(column, count)) is not None}
         if self.answer in columns and self.answer not in lists:
             kind = type(columns[self.answer]).__name__
             raise ConfigError(f"trl_reward: the column {self.answer!r} is {kind}, not a list of {count} entries")
@@ -139,8 +139,8 @@ class _VerlRewardFunction(_RewardFunction):
             task = Task(str(info.get("index", "")), prompt, _plain(truth), info=info, source=str(source))
             rows.append((task, solution))
         self.check(rows, "verl_score: solution_str", "verl_score: ground_truth (reward_model.ground_truth in the data)")
-        found = [verdict.score for verdict in self.verdicts(rows)]
-        return [self.undecided if score is None else score for score in found]
+        scores = [verdict.score for verdict in self.verdicts(rows)]
+        return [self.undecided if score is None else score for score in scores]
 
 
 class VerlScore(_VerlRewardFunction):
@@ -264,6 +264,7 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 
 def _pool() -> VerifierPool:
     """The pool of this process, made at the first call."""
+    # Two threads that make the first call together would start two pools.
     with _making:
         pool = _pools.get(os.getpid())
         if pool is None:

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
+# Matches `$`, `\$`, `[$]`; not `a`. Escapes and classes are consumed, so that only a bare dollar is replaced.
 _DOLLAR = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
 """A dollar sign that is no text; what is escaped or in a class is passed over."""
 PATTERN_SECONDS = 0.2
@@ -31,7 +32,7 @@ def _error(message: str) -> Any:
     return jsonschema.ValidationError(message)
 
 
-def _found(pattern: str, text: str) -> bool:
+def _occurs(pattern: str, text: str) -> bool:
     """Return whether a pattern occurs in a text; raises TimeoutError where that takes too long."""
     import regex  # as `re`, with a time limit
 
@@ -50,7 +51,7 @@ def _as_ecma(pattern: str) -> str:
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
     """The keyword `pattern`, within a time limit."""
-    if validator.is_type(instance, "string") and not _found(pattern, instance):
+    if validator.is_type(instance, "string") and not _occurs(pattern, instance):
         yield _error(f"{instance!r} does not match {pattern!r}")
 
 
@@ -59,7 +60,7 @@ def _pattern_properties(validator: Any, patterns: dict[str, Any], instance: Any,
     if validator.is_type(instance, "object"):
         for pattern, subschema in patterns.items():
             for key, value in instance.items():
-                if _found(pattern, key):
+                if _occurs(pattern, key):
                     yield from validator.descend(value, subschema, path=key, schema_path=pattern)
 
 
@@ -72,7 +73,7 @@ def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: 
     others = [
         (key, value)
         for key, value in instance.items()
-        if key not in named and not any(_found(pattern, key) for pattern in patterns)
+        if key not in named and not any(_occurs(pattern, key) for pattern in patterns)
     ]
     yield from _others(validator, allowed, others, "Additional properties are not allowed ({!r} was unexpected)")
 
@@ -112,11 +113,11 @@ def _evaluated(validator: Any, instance: Any, schema: Any, own: Callable[..., se
     """The keys or indices of `instance` that a schema which it fits applies a subschema to, itself or by its parts."""
     if not isinstance(schema, dict):
         return set()
-    found = own(validator, instance, schema)
+    evaluated = own(validator, instance, schema)
     for part_validator, part in _parts(validator, instance, schema):
         if part_validator.evolve(schema=part).is_valid(instance):
-            found |= _evaluated(part_validator, instance, part, own)
-    return found
+            evaluated |= _evaluated(part_validator, instance, part, own)
+    return evaluated
 
 
 def _parts(validator: Any, instance: Any, schema: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -146,18 +147,18 @@ def _parts(validator: Any, instance: Any, schema: dict[str, Any]) -> Iterator[tu
 def _own_keys(validator: Any, instance: dict[str, Any], schema: dict[str, Any]) -> set[str]:
     if "additionalProperties" in schema or "unevaluatedProperties" in schema:
         return set(instance)  # the instance fits, so each key has passed the one or the other
-    matched = {key for pattern in schema.get("patternProperties", ()) for key in instance if _found(pattern, key)}
+    matched = {key for pattern in schema.get("patternProperties", ()) for key in instance if _occurs(pattern, key)}
     return matched | (instance.keys() & schema.get("properties", {}).keys())
 
 
 def _own_indices(validator: Any, instance: list[Any], schema: dict[str, Any]) -> set[int]:
     if "items" in schema or "unevaluatedItems" in schema:
         return set(range(len(instance)))
-    found = set(range(len(schema.get("prefixItems", ()))))
+    indices = set(range(len(schema.get("prefixItems", ()))))
     if "contains" in schema:
         contained = validator.evolve(schema=schema["contains"])
-        found |= {index for index, value in enumerate(instance) if contained.is_valid(value)}
-    return found
+        indices |= {index for index, value in enumerate(instance) if contained.is_valid(value)}
+    return indices
 
 
 @contextlib.contextmanager
@@ -175,6 +176,8 @@ def _ref(validator: Any, reference: str, instance: Any, schema: Any) -> Iterator
     """The keyword `$ref`. Two references of an `anyOf` that lead back to it would double the work at each level of a
     document."""
     followed = _FOLLOWED.get()
+    # Identity, since values need not be hashable; the document stays alive for the whole check, so that no id is used
+    # twice.
     key = id(validator._resolver.lookup(reference).contents), id(instance)
     if followed is not None and key in followed:
         if not followed[key]:
@@ -199,6 +202,7 @@ def _multiple_of(validator: Any, divisor: float, instance: Any, schema: Any) -> 
 def _exact(number: float) -> Fraction:
     if isinstance(number, int):
         return Fraction(number)
+    # repr gives the shortest decimal that reads back as the float: 0.07, as the document wrote it.
     return Fraction(repr(number))
 
 

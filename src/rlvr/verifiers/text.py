@@ -25,14 +25,19 @@ from rlvr.verifiers.answers import (
 )
 from rlvr.verifiers.base import Needs
 
+# Matches `the cat`; not `theme`.
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+# Matches `-1,234.5`, `3e-4`, `2 \times 10^{3}`, `3/4`, `50%`; not `abc`.
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]\s*)?(?:(?P<number>{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?P<exponent>[-+]?[0-9]+)(?![\w.])"
     rf"|\s*(?:\\times|\\cdot|[x*\u00d7\u00b7])\s*10\s*(?:\^|\*\*)\s*\{{?(?P<power>[-+]?[0-9]+)\}}?"
     rf"|\s*/\s*(?P<denominator>{_DIGITS}(?:\.[0-9]*)?))?)\s*(?P<percent>\\?%)?"
 )
+# Matches `about `, ` apples`; not `2 +`, `x^`. No digits, operators or brackets: anything else beside the number makes
+# a formula of it.
 _WORDS = re.compile(r"[^0-9+*/=^<>\\{}_()\[\]|\u00b1]*")
+# Matches `at least`, `3 dozen`, `half of`; not `apples`, `mostly`.
 _CHANGES = re.compile(
     r"\b(?:not|or|maybe|perhaps|either|between|than|least|most|below|above|under|over|plus|minus|times|half|squared"
     r"|cubed|"
@@ -82,10 +87,10 @@ class RegexVerifier(AnswerVerifier):
     def judge(self, task: Task, answer: str) -> Verdict:
         compiled = re.compile(self._pattern(task), self._flags)
         if self.match == "full":
-            found = compiled.fullmatch(answer)
+            matched = compiled.fullmatch(answer)
         else:
-            found = compiled.search(answer)
-        return Verdict.from_score(found is not None, answer=answer)
+            matched = compiled.search(answer)
+        return Verdict.from_score(matched is not None, answer=answer)
 
     @property
     def _flags(self) -> re.RegexFlag:
@@ -102,6 +107,7 @@ class RegexVerifier(AnswerVerifier):
             compiled = re.compile(pattern, self._flags)
         except (re.error, RecursionError, OverflowError) as error:
             return f"the pattern {pattern!r} is no regular expression: {error}"
+        # A pattern that matches nothing at all pays any completion, also an empty one.
         if compiled.fullmatch("") if self.match == "full" else compiled.search(""):
             return f"the pattern {pattern!r} matches the empty answer"
         return None
@@ -137,11 +143,11 @@ class NumericVerifier(AnswerVerifier):
         return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        found = read_one_number(answer)
-        if found is None:
+        number = read_one_number(answer)
+        if number is None:
             return unparsable("not one number", answer)
         golds = [read_one_number(gold) for gold in read_texts(task.answer)]
-        if any(gold is not None and self._equal(found, gold) for gold in golds):
+        if any(gold is not None and self._equal(number, gold) for gold in golds):
             return Verdict.from_score(1.0, answer=answer)
         return wrong("", answer)
 
@@ -152,9 +158,10 @@ class NumericVerifier(AnswerVerifier):
             return self._equal(one, other)
         return first.strip() == second.strip()
 
-    def _equal(self, found: tuple[float, bool], gold: tuple[float, bool]) -> bool:
-        (value, percent) = found
+    def _equal(self, answer: tuple[float, bool], gold: tuple[float, bool]) -> bool:
+        (value, percent) = answer
         (wanted, wanted_percent) = gold
+        # With a percent sign on one side both readings count: 50% is 50, where the unit is understood, and 0.5.
         pairs = [(value, wanted)]
         if percent != wanted_percent:
             pairs.append((value / 100, wanted) if percent else (value, wanted / 100))
@@ -176,10 +183,13 @@ def read_one_number(text: str) -> tuple[float, bool] | None:
     if before and (match["sign"] or "").endswith(" "):  # a dash between words, not a sign
         return None
     try:
+        # `int()` of a long exponent raises ValueError above 4,300 digits, and a large one OverflowError: both are no
+        # number.
         value = float(match["number"].replace(",", "")) * 10.0 ** int(match["exponent"] or match["power"] or 0)
         value /= float((match["denominator"] or "1").replace(",", ""))
     except (OverflowError, ZeroDivisionError, ValueError):
         return None
+    # float() of a text of 400 digits is infinite, without an error.
     if value in (float("inf"), float("-inf")) or value != value:
         return None
     return (-value if (match["sign"] or "").startswith("-") else value), match["percent"] is not None
@@ -210,9 +220,9 @@ class TokenF1Verifier(AnswerVerifier):
         return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        said = squad_words(answer)
+        words = squad_words(answer)
         return graded(
-            max(token_f1(said, squad_words(gold)) for gold in read_texts(task.answer)), answer, self.threshold
+            max(token_f1(words, squad_words(gold)) for gold in read_texts(task.answer)), answer, self.threshold
         )
 
     def same_answer(self, first: str, second: str) -> bool:
@@ -227,9 +237,11 @@ def squad_words(text: str) -> list[str]:
 
 def token_f1(said: list[str], gold: list[str]) -> float:
     """2PR / (P + R) over the multisets of words."""
+    # HotpotQA evaluation script: yes, no and noanswer get no partial credit.
     if said != gold and any(words in (["yes"], ["no"], ["noanswer"]) for words in (said, gold)):
         return 0.0
     shared = (Counter(said) & Counter(gold)).total()
     if shared:
+        # F1 = 2PR / (P + R) with P = shared / len(said) and R = shared / len(gold).
         return 2 * shared / (len(said) + len(gold))
     return 0.0

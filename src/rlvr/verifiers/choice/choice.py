@@ -12,9 +12,13 @@ from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import LEAST, AnswerVerifier, last_boxed, unparsable, wrong
 from rlvr.verifiers.choice.choice_options import Options, read_options, squash
 
+# Matches `the least likely is B`, `worst`; not `the most likely is B`.
 _LEAST = re.compile(rf"\b(?:{LEAST})\b", re.IGNORECASE)
 """Words that name an option which is no answer, unless the prompt asks for it."""
+# Matches `Which statement is false?`; not `Which is falsely`.
 _WRONG = re.compile(r"\b(?:wrong|incorrect|false|untrue)\b", re.IGNORECASE)
+# Matches `the wrong answer is B`, `the least likely is B`; not `B is wrong`. `B is wrong` is a claim about B, and
+# stays.
 _AS_ASKED = re.compile(
     rf"\b(?:{LEAST}|(?:wrong|incorrect|false|untrue)(?= (?:answer|option|choice|statement)\b))", re.IGNORECASE
 )
@@ -52,8 +56,10 @@ class ChoiceVerifier(AnswerVerifier):
         options = self._options(task)
         assert isinstance(options, Options)
         prompt = str(task.prompt)
+        # The option that an answer calls the least likely is the one it does not choose.
         if _LEAST.search(answer) and not _LEAST.search(prompt):
             return wrong("the answer names the least likely option", answer)
+        # The words of the question are taken out of the answer, where they would count as a denial of the option.
         if _LEAST.search(prompt) or _WRONG.search(prompt):
             answer = " ".join(_AS_ASKED.sub("", answer).split())
         gold = read_gold(task.answer, options)
@@ -62,6 +68,7 @@ class ChoiceVerifier(AnswerVerifier):
         if isinstance(chosen, str):
             return unparsable(chosen, answer)
         named = ", ".join(options.labels[index] for index in sorted(chosen))
+        # Two guesses, one of which is right, would be paid otherwise.
         if len(gold) == 1 and len(chosen) > 1:
             return wrong("several options are named where one is right", named)
         if not chosen <= gold:
@@ -86,6 +93,7 @@ def read_gold(answer: Any, options: Options) -> frozenset[int] | str:
                 return problems[0]
             return "the list of right options is empty"
         return frozenset[int]().union(*(one for one in each if not isinstance(one, str)))
+    # Data sets store the gold as an index (MMLU) or as a letter (ARC).
     if isinstance(answer, int) and not isinstance(answer, bool):
         if 0 <= answer < len(options.labels):
             return frozenset({answer})
@@ -94,7 +102,7 @@ def read_gold(answer: Any, options: Options) -> frozenset[int] | str:
         return f"the answer {answer!r} is not a label, an index or a text of the options"
     if answer.strip() in options.labels:
         return frozenset({options.labels.index(answer.strip())})
-    found = options.stored.named_by(last_boxed(answer) or answer)
-    if isinstance(found, str):
-        return f"the answer {answer!r}: {found}; options: {', '.join(options.labels)}"
-    return found
+    chosen = options.stored.named_by(last_boxed(answer) or answer)
+    if isinstance(chosen, str):
+        return f"the answer {answer!r}: {chosen}; options: {', '.join(options.labels)}"
+    return chosen

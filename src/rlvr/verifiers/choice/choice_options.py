@@ -18,24 +18,30 @@ from rlvr.verifiers.answers import RETRACTION, bare
 from rlvr.verifiers.choice.choice_statements import MARK, PLACE, doubts, read_statement
 from rlvr.verifiers.text import read_one_number
 
+# Matches `So the correct answer is option `, `My final choice: `; not `B`, `I think the answer is `.
 _LEAD = re.compile(
     r"(?:so |thus |therefore |hence )?,?\s*(?:(?:the|my) )?(?:(?:correct|right|best|final) )*"
     r"(?:(?:answer|option|choice|letter)s? )?(?:(?:is|are|would be|must be) |: ?)?"
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer|letter)s?:? )?",
     re.IGNORECASE,
 )
+# Matches `答案是B`, `正解はBです`; not `B`.
 _LEAD_CJK = re.compile(
     r"(?:(?:所以|因此|综上)\s*,?\s*)?(?:(?:(?:正确|最终)的?)?(?:答案|选项|選項|正解|答え|정답|답)\s*(?:应该?|應該?)?(?:是|为|為|は|은|는|:)|应?[选選][择擇]?)"
     r"\s*(?P<option>[^\u3005-\uffff]*?)\s*(?:です|である|입니다|이다|项|項)?[\u3002.]?"
 )
 """A whole answer in Chinese, Japanese or Korean that says nothing but an option."""
+# Matches `Hmm, B`, `Well, B`, `oh B`; not `B is well done`.
 _FILLER = re.compile(r",?\s*\b(?:h+m+|u+h*m+|uh+|oh|well(?=,))\b[\s,.:;!\u2026-]*", re.IGNORECASE)
+# Matches `, `, ` and `, `/`; not ` or `.
 _SEPARATOR = re.compile(r"\s*(?:[,;/&+]|\band\b)\s*|\s+", re.IGNORECASE)
+# Matches `because it is blue`, `is definitely the best`; not `not because`.
 _EXPLAINS = re.compile(
     r"(?:because|since|as|for sure|no doubt|without (?:a )?doubt|(?:is )?(?:definitely |certainly )?(?:the )?"
     r"(?:correct|right|best)\b)",
     re.IGNORECASE,
 )
+# Matches `is wrong`, `but not`; not `blue`.
 _PREDICATE = re.compile(r"(?:is|was|but|or|though|although)\b", re.IGNORECASE)
 """Words that make a letter before them part of a sentence, rather than the label of the text behind it."""
 _NAMED_BY_LETTER = (
@@ -44,7 +50,10 @@ _NAMED_BY_LETTER = (
 """Nouns that a letter may be the name of, which is no option: plan B."""
 _CONJUNCTION = "and|or|nor|but|because|since|so|as|not|rather|instead|therefore|thus|hence|though|although"
 _VERB = "is|was|are|can|cannot|could|must|would|should|seems|looks|fits|works|fails|does|has to|isn|wasn|can't|doesn"
+# Matches `2x`, `a_1`; not `blue`. A formula round the text of an option makes another value of it, unless the text is a
+# word.
 _FORMULA = re.compile(r"[0-9=+*/^\\<>_{}]")
+# Matches `blue`; not `x2`, `3.5`.
 _WORDY = re.compile(r"[^\W\d_]{3}")
 _EDGES = " \t.;,:!\"'\u201c\u201d\u2018\u2019"
 
@@ -123,6 +132,7 @@ class Options:
         text = _FILLER.sub(" ", bare(answer)).strip(_EDGES)
         if (foreign := _LEAD_CJK.fullmatch(text)) is not None:
             text = foreign["option"].strip(_EDGES)
+        # `B. No, wait, C`: what was named before a retraction does not count, if it named anything.
         for taken_back in reversed(list(RETRACTION.finditer(text))):
             if isinstance(self.named_by(text[: taken_back.start()]), frozenset):
                 return self.named_by(text[taken_back.end() :])
@@ -163,6 +173,7 @@ class Options:
         if all(item.upper() in self.by_label for item in items):
             return frozenset(self.by_label[item.upper()] for item in items)
         letters = set(text)
+        # `AC`: a run of different labels.
         if len(text) == len(letters) > 1 and all(c.isupper() and c in self.by_label for c in letters):
             return frozenset(self.by_label[c] for c in letters)
         return None
@@ -173,14 +184,15 @@ class Options:
         text = text.strip(_EDGES)
         if not text or (self.texts and squash(text) == squash(self.texts[index])) or self._number(text) == index:
             return frozenset({index})
-        found, denied = self._said(text)
-        if isinstance(found, str) and found != NOTHING:
-            return found
+        named, denied = self._read_sentence(text)
+        if isinstance(named, str) and named != NOTHING:
+            return named
+        # `B: not blue`: the text behind the letter denies the option itself.
         if index in denied:
             return NEGATES
-        if found == frozenset({index}):
+        if named == frozenset({index}):
             return frozenset({index})
-        if found == NOTHING and (denied or not self.texts or _EXPLAINS.match(text)):
+        if named == NOTHING and (denied or not self.texts or _EXPLAINS.match(text)):
             return frozenset({index})
         return DISAGREE
 
@@ -190,17 +202,18 @@ class Options:
             number = None
         else:
             number = read_one_number(text)
+        # Equal numbers in different writing, where exactly one option is that number.
         equal = [i for i, one in enumerate(self.texts) if number is not None and read_one_number(one) == number]
         return equal[0] if len(equal) == 1 else None
 
     def _mentioned(self, text: str) -> frozenset[int] | str:
         """The options named somewhere in a sentence, by text or by label."""
-        named, denied = self._said(text)
+        named, denied = self._read_sentence(text)
         if named == NOTHING and denied:
             return NEGATES
         return named
 
-    def _said(self, text: str) -> tuple[frozenset[int] | str, frozenset[int]]:
+    def _read_sentence(self, text: str) -> tuple[frozenset[int] | str, frozenset[int]]:
         """The options that a sentence names, or in words why it names none; and those that it denies."""
         mentions: list[tuple[int, bool, str]] = []  # (option, by its text, as written)
 
@@ -216,6 +229,7 @@ class Options:
             return f" {MARK}{len(mentions) - 1}{MARK} "
 
         marked = self._mention.sub(lambda match: mark(match, True), text)
+        # re.split with a group gives text, number, text, number ...: odd places are numbers of mentions.
         pieces = PLACE.split(marked)  # what was marked is not searched for labels again
         marked = "".join(
             f"{MARK}{piece}{MARK}" if at % 2 else self._named.sub(lambda match: mark(match, False), piece)
@@ -223,16 +237,21 @@ class Options:
         )
         if not mentions:
             return NOTHING, frozenset()
-        said = read_statement(marked)
-        denied = frozenset(mentions[place][0] for place in said.denied)
-        named = [mentions[place] for place in said.affirmed]
-        if said.doubted or denied & {index for index, *_ in named}:
+        statement = read_statement(marked)
+        denied = frozenset(mentions[place][0] for place in statement.denied)
+        named = [mentions[place] for place in statement.affirmed]
+        # `blue, or maybe red`.
+        if statement.doubted or denied & {index for index, *_ in named}:
             return NEGATES, denied
+        # `not blue`: something is denied and nothing is affirmed.
         if not named:
             return NOTHING, denied
-        if _FORMULA.search(said.rest) and not all(_WORDY.search(written) for _, by_text, written in named if by_text):
+        if _FORMULA.search(statement.rest) and not all(
+            _WORDY.search(written) for _, by_text, written in named if by_text
+        ):
             return "a formula around an option", denied
         texts, labels = ([index for index, by_text, _ in named if by_text is kind] for kind in (True, False))
+        # `Option B, which is red`: the letter and the text name different options.
         if texts and labels and [*dict.fromkeys(texts)] != [*dict.fromkeys(labels)]:
             return DISAGREE, denied
         return frozenset(texts + labels), denied
@@ -264,6 +283,7 @@ def read_options(listed: Any, order: Any, letters: str) -> Options | str:
         labels = [str(key) for key in listed]
         texts = list(listed.values())
     elif isinstance(listed, Sequence) and not isinstance(listed, (str, bytes)):
+        # At most 26; more texts than labels are refused below.
         labels = list(string.ascii_uppercase[: len(listed)])
         texts = list(listed)
     else:
@@ -277,6 +297,7 @@ def read_options(listed: Any, order: Any, letters: str) -> Options | str:
 
 
 def _shown(labels: list[str], order: Any) -> tuple[int, ...] | str:
+    # The prompt showed the options as they are stored.
     if order is None:
         return tuple(range(len(labels)))
     places = list(order) if isinstance(order, Sequence) else []
@@ -289,6 +310,7 @@ def _shown(labels: list[str], order: Any) -> tuple[int, ...] | str:
 @functools.lru_cache(maxsize=1024)
 def _options(labels: tuple[str, ...], texts: tuple[str, ...], shown: tuple[int, ...]) -> Options | str:
     options = Options(labels, texts if any(texts) else (), tuple(zip(labels, shown, strict=True)))
+    # `a` and `A` are one label to a reader.
     if len(options.by_label) < len(labels) or not all(label.strip() for label in labels):
         return f"the labels {', '.join(labels)} are not distinct"
     if options.texts and (len(options.by_text) < len(texts) or "" in options.by_text):

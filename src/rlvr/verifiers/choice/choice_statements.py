@@ -25,10 +25,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+# NUL does not occur in decoded text of models; as a control character it is no word character, so that \b and \w work
+# beside it.
 MARK = "\x00"
 """Encloses the number of a mention in a marked sentence."""
 PLACE = re.compile(f"{MARK}(\\d+){MARK}")
 
+# Matches `not B`, `can't be B`, `some people say`; not `B is right`, `nothing`.
 _DENIAL = re.compile(
     r"\b(?:not|no|never|neither|nor|none|except|instead|rather|unlike|wrong|incorrect|false|untrue|invalid|mistaken"
     r"|impossible"
@@ -42,11 +45,14 @@ _DENIAL = re.compile(
     r")\b|n't\b|n\u2019t\b",
     re.IGNORECASE,
 )
+# Matches `B or C`, `maybe B`, `B?`; not `B for sure`.
 _DOUBT = re.compile(
     r"\b(?:or|either|both|all|any|maybe|perhaps|possibly|could|might|may (?:well )?be|unless|un(?:sure|certain)"
     r"|but)\b|\?",
     re.IGNORECASE,
 )
+# Matches `There is no doubt that B`, `Either way`; not `I doubt B`. Taken out before the search for denials and doubts,
+# whose words it uses.
 _EMPHASIS = re.compile(
     r"\b(?:(?:there is |there's )?(?:no|without (?:a |any )?|beyond (?:a |any )?) ?doubt(?: that)?|either way|in any "
     r"case|after all"
@@ -54,9 +60,11 @@ _EMPHASIS = re.compile(
     re.IGNORECASE,
 )
 _COMPARED = re.compile(rf"\bthan\s+(?:the )?(?:(?:answer|option|choice|letter)\s+)?{MARK}", re.IGNORECASE)
+# Matches `B is correct`, `I choose B`; not `B is blue`.
 _CLAIM = re.compile(r"\b(?:correct|right|true|best|answer|choice|choose|pick|select)\b", re.IGNORECASE)
 """Words by which a clause says of an option that it is the answer."""
 _LAST_PLACE = re.compile(rf"{MARK}\s*\Z")
+# Matches `not only A but also B`; not `not A but B`.
 _NOT_ONLY = re.compile(r"\bnot (?:only|just|merely)\b(.*?)\bbut(?: also)?\b", re.IGNORECASE | re.DOTALL)
 _ENUMERATED = re.compile(
     rf"(?<={MARK})\s*,\s*(?=(?:{MARK}\d+{MARK}\s*,?\s*)*(?:and|or|nor)\s*{MARK})|(?<={MARK})\s*,\s*(?=(?:and|or"
@@ -64,6 +72,7 @@ _ENUMERATED = re.compile(
     re.IGNORECASE,
 )
 """The commas of a list of options (`A, B and C`), which end no clause."""
+# Matches `B. `, `A, but B`, `because`; not `anything but B`. `anything but` and `all but` are denials, no conjunctions.
 _END = re.compile(
     r"[.;!,\n]|\b(?P<opens>because|since|so|while|whereas|as|although|though|therefore|thus|hence|however|still|yet"
     r"|leav(?:es?|ing)|if|suppos(?:e|ing)|assum(?:e|ing)|(?<!thing )(?<!all )but)\b"
@@ -90,7 +99,7 @@ class ChoiceStatement:
 
 def read_statement(marked: str) -> ChoiceStatement:
     """A sentence in which each mention of an option is `MARK number MARK`."""
-    said = ChoiceStatement()
+    statement = ChoiceStatement()
     overcome = True  # nothing has been doubted that the next affirmation has to overcome
     kept = []
     joined = _ENUMERATED.sub(" ", _NOT_ONLY.sub(r"\1 and ", _EMPHASIS.sub(" ", marked)))
@@ -99,28 +108,32 @@ def read_statement(marked: str) -> ChoiceStatement:
         words = PLACE.sub(" ", clause)
         denies = _DENIAL.search(words) is not None or _COMPARED.search(clause) is not None
         doubtful = _DOUBT.search(words) is not None
+        # Rule 5: a hypothesis; what was affirmed before it depends on it.
         if mentions and opener in _SUPPOSES:
-            said.doubted |= bool(said.affirmed)
+            statement.doubted |= bool(statement.affirmed)
             overcome = False
+        # Rule 5: options behind "because" are spoken of in passing.
         elif mentions and opener in _EXPLAINS and not denies and not _claims(opener, clause):
             continue
+        # Rule 1.
         elif mentions and denies:
-            said.denied += mentions
+            statement.denied += mentions
         elif mentions:
-            said.affirmed += mentions
-            said.doubted |= doubtful or not (overcome or opener in _OVERCOMES)
+            statement.affirmed += mentions
+            statement.doubted |= doubtful or not (overcome or opener in _OVERCOMES)
             overcome = True
             kept.append(words)
         elif opener in _EXPLAINS:
             continue
+        # Rule 4: `B. Maybe.` makes B doubtful; before any option the next one has to overcome it.
         elif denies or doubtful:
-            said.doubted |= bool(said.affirmed)
+            statement.doubted |= bool(statement.affirmed)
             overcome = False
         else:
             kept.append(words)
-    said.doubted |= not overcome
-    said.rest = " ".join(kept)
-    return said
+    statement.doubted |= not overcome
+    statement.rest = " ".join(kept)
+    return statement
 
 
 def doubts(text: str) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import Number, is_literal, symbols
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.latex import spelling
 from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
 from rlvr.verifiers.math.math_answers import Judge
@@ -22,13 +22,19 @@ from rlvr.verifiers.math.rules import MathComparison, Rules
 
 __all__ = ["MathComparison", "Rules", "compare"]
 
+# Matches `\log_{10} x`, `\lg x`, `log_10 x`; not `\log x`. Where one side names the base 10, `\log` on the other side
+# means it too; else it is natural.
 _COMMON_LOG = re.compile(r"\\log_\{?10\b|\\lg\b|\blog_?10\b")
+# Matches `abc`; not `ab`, `a b c`.
 _LETTERS = re.compile(r"[A-Za-z]{3,}")
 """A word, or an order of letters: no product, so that an anagram is another answer."""
+# Matches `H_2O`, `H2O`, `NaCl`; not `h2o`.
 _CHEMICAL = re.compile(r"(?:[A-Z][a-z]?(?:_\d|_\{\d+\}|\d+)?)+")
 """A formula of elements and their numbers: `H_2O`, `H2O`."""
 _INDEX = re.compile("[_{}]")
+# Matches `\text{a}`, `a, b`; not `ab`.
 _BETWEEN_LETTERS = re.compile(r"\\(?:text|quad|cdot|mathrm|textbf)(?![A-Za-z])|[\s{}(),*]")
+# Matches `maybe 5`, `5?`, `5 or else 6`; not `5`, `x = 5`.
 _HEDGE = re.compile(
     r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|guess|wrong|incorrect|unless|instead|otherwise"
     r"|else|wait)\b|\?",
@@ -56,7 +62,7 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> MathComparison:  
     except (UnreadableError, RecursionError) as error:
         return MathComparison(None, f"the gold answer cannot be read here: {error}")
     try:
-        found = read(answer, (rules.variables | symbols(expected)) - units_of(expected))
+        tree = read(answer, (rules.variables | symbols(expected)) - units_of(expected))
     except (UnreadableError, RecursionError) as error:
         if rules.require_simplified and (is_literal(expected) or isinstance(expected, Number)):
             return MathComparison(False, f"not a plain number, and the gold is one: {error}")
@@ -66,6 +72,6 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> MathComparison:  
     else:
         log_base = 0
     try:
-        return Judge(rules, PointSampler(log_base)).compare(*alike(expected, found))
+        return Judge(rules, PointSampler(log_base)).compare(*alike(expected, tree))
     except (UnknownValueError, RecursionError) as error:
         return MathComparison(None, f"no decision: {error}")

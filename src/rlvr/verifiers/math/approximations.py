@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.point_sampling import PointSampler
 
 
@@ -37,6 +37,8 @@ def _rounds(exact: Node, rounded: Node, sampler: PointSampler) -> bool:
             away = abs(near) - abs(value)  # a tie goes away from zero
             return near != 0 and abs(near - value) <= unit / 2 and away != -unit / 2
         # The margin is for values that are not exact themselves.
+        # Half a unit of the last digit, with a margin of 1e-9 of it: a float of 50 digits that is a tie may fall on
+        # either side.
         return near != 0 and abs(complex(value) - complex(near)) <= 0.5 * float(unit) * (1 + 1e-9)
     except (UnknownValueError, OverflowError):
         return False
@@ -66,6 +68,7 @@ def _last_place(node: Node) -> Fraction | None:
         case Apply("*", (Number() as mantissa, Apply("^", (Number(), exponent)))) if is_literal(node):
             place = _last_place(mantissa)
             power = _integer(exponent)
+            # A double ends at 1e308, and the bound is compared as a float above.
             if place is None or power is None or abs(power) > 300:
                 return None
             return place * Fraction(10) ** power

@@ -26,6 +26,7 @@ PRODUCT = 40
 """How tight `+` and `*` bind."""
 INFIX_COMMANDS = frozenset(["over", "choose", "mod", "bmod", "pmod"])
 """Commands that stand between their arguments."""
+# Letters that name functions: `f(x)` is a call, `a(x)` a product.
 _CALLS = frozenset("fghFGH")
 _DECORATIONS = frozenset(
     ["overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "dot", "ddot", "angle", "triangle"]
@@ -58,6 +59,7 @@ class Commands(Literals):
                 index = self.exponent()
             else:
                 exponent = self.exponent()
+        # `\max_{x} f(x)` needs an optimiser, which there is none.
         if name in ("max", "min") and index is not None:
             raise UnreadableError("an optimum over a set")
         if name == "sqrt":
@@ -83,6 +85,7 @@ class Commands(Literals):
 
     def _root(self) -> Node:
         degree = None
+        # `\sqrt[3]{8}`.
         if self.accept("open", "["):
             degree = self.expression(SUM)
             self.expect("close", "]")
@@ -106,16 +109,20 @@ class Commands(Literals):
         factors: list[Node] = []
         while True:
             token = self.peek()
+            # `\sin x \cos y`: the next function is no argument of this one.
             if (token.kind == "function" and factors) or token.text in INFIX_COMMANDS:
                 break
             if token.kind not in ("number", "symbol", "function", "open", "command") and not (
                 token.text == "|" and not factors
             ):
+                # `\sin -x`.
                 if not factors and token.text in ("-", "+"):
                     factors.append(self.expression(PRODUCT + 1))
                 break
+            # `\sin x (y)` is (sin x) times y.
             if factors and token.kind == "open" and token.text != "group":
                 break
+            # `\int \sin x\,dx`: the `d` ends the argument.
             if factors and token.text == "d" and self.integrals:
                 break
             factors.append(self.expression(PRODUCT + 1))
@@ -141,6 +148,7 @@ class Commands(Literals):
     def _argument(self) -> Node:
         r"""The argument of a command: a group, or one token: `\frac12` is 1/2, `\frac1e9` is 1/e times 9."""
         token = self.peek()
+        # TeX takes one token where there is no brace.
         if token.kind == "number" and len(token.text) > 1 and token.text[0].isdecimal():
             self.tokens[self.at : self.at + 1] = tokenize(token.text[1:])
             return Number(Fraction(token.text[0]))
@@ -207,6 +215,7 @@ class Commands(Literals):
         return arguments[0]
 
     def _degrees(self, left: Node) -> Node:
+        # `20^\circ C`.
         if self.peek().kind == "symbol" and self.peek().text in "CF":
             return Quantity(left, f"degrees {self.next().text}")
         return Apply("degree", (left,))
@@ -273,6 +282,7 @@ class Commands(Literals):
         self.integrals.append({"done": 0, "level": self.level, "variable": ""})
         body = self.expression(SUM)
         variable = str(self.integrals.pop()["variable"])
+        # `\int_0^1 x`: the variable cannot be told.
         if not variable and lower is not None:
             raise UnreadableError("an integral without its variable")
         return Binder(name, variable or "x", lower, upper, body)
@@ -341,8 +351,10 @@ class Commands(Literals):
         if not rows or (len({len(entries) for entries in rows}) > 1 and name != "cases"):
             raise UnreadableError("rows of different lengths")
         matrix = Matrix(tuple(rows))
+        # \begin{cases} ... \end{cases}: rows of a value and its condition.
         if name == "cases":
             return Apply("cases", tuple(Bracket("(", ")", entries) for entries in rows))
+        # Bars round a matrix are its determinant.
         if name == "vmatrix":
             return Apply("det", (matrix,))
         return matrix

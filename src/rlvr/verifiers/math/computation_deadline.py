@@ -13,6 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# Short against the time limit, long against the few instructions that `finally` needs.
 _AGAIN = 0.05
 """Seconds until the exception is raised once more, where the code has swallowed it."""
 
@@ -54,4 +55,5 @@ def _any_call() -> None:
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
+    # CPython raises it where the thread next runs Python code; a call in C has to return first.
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

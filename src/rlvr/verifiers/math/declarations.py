@@ -19,10 +19,12 @@ from rlvr.verifiers.math.expression import Bracket, Builder, Node, Quantity, Rel
 
 NUMBER_SETS = frozenset({"Integers", "Naturals", "Rationals", "Complexes", "Reals"})
 
+# Matches `is an integer`, `any positive integer`; not `real`.
 _INTEGER = re.compile(
     r"(?:is |are )?(?:(?:an|any|some|all) )?(?:arbitrary )?(positive |non-?negative )?integers?", re.I
 )
 
+# Matches `is a real number`, `arbitrary constant`; not `is prime`.
 _FREE = re.compile(
     r"(?:(?:is|are) )?(?:(?:an?|any|some|all|the) )?(?:arbitrary )?"
     r"(?:(?:real|complex) numbers?|reals?|(?:real )?constants?(?: of integration)?|parameters?)",
@@ -63,9 +65,9 @@ def without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
     restrictions: list[Node] = []
     while isinstance(node, Builder):
         for condition in node.conditions:
-            found = declared_by(condition)
-            declared |= found or frozenset()
-            if found is None and not _says_nothing(condition):
+            declaration = declared_by(condition)
+            declared |= declaration or frozenset()
+            if declaration is None and not _says_nothing(condition):
                 restrictions.append(condition)
         node = node.subject
     return node, declared, tuple(restrictions)
@@ -96,5 +98,5 @@ def disagree(
     if all(renamed) and renamed[0] - {"Reals"} != renamed[1] - {"Reals"}:
         return True
     about = frozenset(in_inequalities)
-    said = [{pair for pair in side if pair[0] in about and pair[1] != "Reals"} for side in (gold, answer)]
-    return said[0] != said[1]
+    domains = [{pair for pair in side if pair[0] in about and pair[1] != "Reals"} for side in (gold, answer)]
+    return domains[0] != domains[1]

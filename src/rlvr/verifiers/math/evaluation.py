@@ -1,20 +1,14 @@
-"""Values of expressions: exact fractions where possible, else mpmath numbers of fixed precision, real or complex.
+"""Values of expressions, at the sample point of an evaluation.
 
-Every operation is guarded before it is computed: exponents, factorials and arguments have bounds, and each costs fuel,
-so that no expression can cost more than its fuel. Verdicts are deterministic: the sample points are fixed.
+What has no value of its own (an unknown function, an integral) gets a stand-in that tells different ones apart.
+Verdicts are deterministic: the sample points are fixed.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
-import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from math import gcd, isqrt, lcm
-from typing import Any, NamedTuple
 
 from rlvr.verifiers.math.expression import (
     Apply,
@@ -28,92 +22,15 @@ from rlvr.verifiers.math.expression import (
     binds,
     symbols,
 )
+from rlvr.verifiers.math.guarded_arithmetic import GuardedArithmetic, UnknownValueError, Value
 from rlvr.verifiers.math.operators import moved
 
-MAX_BITS = 2048
-"""Bits of an exact number at a sample point, where a larger one becomes a float; a constant has eight times as many, or
-none."""
-MAX_CONSTANT_BITS = 8 * MAX_BITS
-MAX_LOG = 10**6
-"""Natural logarithm of the largest float, and the largest argument of an exponential or trigonometric function."""
-MAX_FACTORIAL = 10**5
 MAX_TERMS = 60
 """Terms of a sum or product that is computed."""
-FUEL = 4000
-"""Cost of all evaluations in one comparison: 1 for arithmetic, 5 for a function, more at the high precisions."""
-DIGITS = (50, 100, 400, 1300)
-"""Precisions: a difference that shrinks with the precision is a rounding error, one that stays is real. The last tells
-apart fractions of MAX_BITS bits; it is used only where the others do not show all parts of an expression."""
-MARGIN = 10
-"""Digits that rounding may cost: what is smaller than the rest of them is lost."""
-BITS_OF_A_DIGIT = 3.3219
-
-Value = Any
-"""Fraction, mpf or mpc."""
 
 
-class Complex(NamedTuple):
-    """A complex sample point."""
-
-    real: Fraction
-    imag: Fraction
-
-
-Coordinate = Fraction | Complex
-
-
-class UnknownValueError(Exception):
-    """The expression has no value at this point: undefined, too large, or no number at all."""
-
-
-class TooLargeError(UnknownValueError):
-    """The value, or the work for it, is over the bounds."""
-
-
-_LOCAL = threading.local()
-
-
-def context(digits: int) -> Any:
-    """An mpmath context of this precision, one for each thread."""
-    contexts = _LOCAL.__dict__.setdefault("contexts", {})
-    if digits not in contexts:
-        import mpmath
-
-        contexts[digits] = mpmath.MPContext()
-        contexts[digits].dps = digits
-    return contexts[digits]
-
-
-@dataclass
-class Fuel:
-    """The remaining budget of an evaluation; running out raises TooLargeError."""
-
-    left: int = FUEL
-
-    def spend(self, cost: int) -> None:
-        self.left -= cost
-        if self.left < 0:
-            raise TooLargeError("too much to compute")
-
-
-class NumericEvaluator:
+class NumericEvaluator(GuardedArithmetic):
     """Values of expressions at one point: `point` maps the free symbols to fractions, or to complex numbers."""
-
-    def __init__(self, point: Mapping[str, Coordinate], fuel: Fuel, digits: int = DIGITS[0], log_base: int = 0) -> None:
-        self.point = point
-        self.fuel = fuel
-        self.mp = context(digits)
-        self.log_base = log_base
-        self.tiny = self.mp.ldexp(1, int((MARGIN - digits) * BITS_OF_A_DIGIT))
-        # Different fractions p/q, r/s differ by 1/(ps) of their value or more: with half of the bits in each they stay
-        # apart.
-        self.bits = int(digits * BITS_OF_A_DIGIT) // 2
-        self.cost = 1 + digits // 200  # as the time of one operation grows with its digits
-        self.lost = False
-        """Whether a part of the expression was too small beside the rest to change the value: agreement then says
-        nothing."""
-        self.left_reals = False
-        """Whether a part of the expression has no real value."""
 
     def __call__(self, node: Node) -> Value:
         self.fuel.spend(self.cost)
@@ -157,211 +74,19 @@ class NumericEvaluator:
             return self._mean(node.args[0])
         if head.startswith("call "):
             return self._scrambled(head, [self(arg) for arg in node.args])
+        # exp(x) at the full precision, rather than a power of a rounded e.
         if head == "^" and node.args[0] == Symbol("e"):
             return self._exp(self(node.args[1]))
         return self.operate(head, [self(arg) for arg in node.args])
 
-    def operate(self, head: str, args: list[Value]) -> Value:
-        """The value of an operation on values."""
-        operation = _OPERATIONS.get((head, len(args))) or _OPERATIONS.get((head, -1))
-        if operation is None:
-            raise UnknownValueError(f"{head} of {len(args)} is no number")
-        return self._bounded(operation(self, *args))
-
-    def _bounded(self, value: Value) -> Value:
-        if isinstance(value, int):
-            value = Fraction(value)
-        if isinstance(value, Fraction):
-            bits = value.numerator.bit_length() + value.denominator.bit_length()
-            self.fuel.spend(bits >> 9)
-            if bits > (MAX_BITS if self.point else MAX_CONSTANT_BITS):
-                if not self.point:
-                    raise TooLargeError("an exact number of too many digits")
-                return self.inexact(value)
-            return value
-        if not self.mp.isfinite(value):
-            raise UnknownValueError("not finite")
-        if self._is_complex(value):
-            if value.imag == 0:
-                return value.real
-            self.left_reals = True
-        return value
-
-    # arithmetic
-
-    def inexact(self, value: Value) -> Value:
-        """The value as mpf or mpc; a fraction of too many digits for the precision is lost."""
-        if isinstance(value, Fraction):
-            self.lost = self.lost or max(value.numerator.bit_length(), value.denominator.bit_length()) > self.bits
-            return self.mp.mpf(value.numerator) / value.denominator
-        return value
-
-    def add(self, *terms: Value) -> Value:
-        if all(isinstance(term, Fraction) for term in terms):
-            return sum(terms, Fraction(0))
-        inexact = [self.inexact(term) for term in terms]
-        total = functools.reduce(operator.add, inexact)
-        sizes = [abs(term) for term in inexact]
-        largest = max(sizes)
-        if largest > 1e20 and abs(total) < largest * 1e-20:
-            raise TooLargeError("what is left after huge terms cancel is rounding")
-        self.lost = self.lost or any(0 < size < largest * self.tiny for size in sizes)
-        return total
-
-    def multiply(self, *factors: Value) -> Value:
-        product = factors[0]
-        self.fuel.spend(len(factors) // 2)
-        for factor in factors[1:]:
-            if type(product) is type(factor):
-                product = product * factor
-            else:
-                product = self.inexact(product) * self.inexact(factor)
-            product = self._bounded(product)
-        return product
-
-    def divide(self, top: Value, bottom: Value) -> Value:
-        if bottom == 0:
-            raise UnknownValueError("division by zero")
-        if type(top) is type(bottom):
-            return top / bottom
-        return self.inexact(top) / self.inexact(bottom)
-
-    def power(self, base: Value, exponent: Value) -> Value:
-        self.fuel.spend(4)
-        if base == 0:
-            if self.real(exponent) <= 0:
-                raise UnknownValueError("a power of zero")
-            return Fraction(0)
-        if base == 1:
-            return Fraction(1)
-        if isinstance(exponent, Fraction):
-            return self._rational_power(base, exponent)
-        return self._exp(self.inexact(exponent) * self.mp.log(self.inexact(base)))
-
-    def _rational_power(self, base: Value, exponent: Fraction) -> Value:
-        if exponent.denominator == 1:
-            if isinstance(base, Fraction):
-                bits = base.numerator.bit_length() + base.denominator.bit_length()
-                if bits * abs(exponent) <= (MAX_BITS if self.point else MAX_CONSTANT_BITS):
-                    return base ** int(exponent)
-                if not self.point:
-                    raise TooLargeError("an exact power of too many digits")
-            if base == -1:
-                return Fraction(-1 if exponent % 2 else 1)
-        elif not self._is_complex(base) and base < 0 and exponent.denominator % 2:
-            root = self.power(-base, exponent)
-            return -root if exponent.numerator % 2 else root
-        elif isinstance(base, Fraction) and (exact := exact_root(base, exponent.denominator)) is not None:
-            return self._rational_power(exact, Fraction(exponent.numerator))
-        log = self.mp.log(self.inexact(base))
-        size = abs(log) * abs(self.inexact(exponent))
-        if size > MAX_LOG:
-            raise TooLargeError("a power too large")
-        self.lost = self.lost or 0 < size < self.tiny
-        return self.mp.power(self.inexact(base), self.inexact(exponent))
-
-    def root(self, radicand: Value, degree: Value = Fraction(2)) -> Value:
-        if not isinstance(degree, Fraction) or degree == 0:
-            return self.power(radicand, self.divide(Fraction(1), degree))
-        return self.power(radicand, 1 / degree)
-
-    def _exp(self, value: Value) -> Value:
-        self.fuel.spend(4)
-        self._moderate(value)
-        exponent = self.inexact(value)
-        self.lost = self.lost or 0 < abs(exponent) < self.tiny
-        return self.mp.exp(exponent)
-
-    def _moderate(self, value: Value) -> None:
-        if abs(value) > MAX_LOG:
-            raise TooLargeError("an argument too large")
-
-    def log(self, value: Value, base: Value | None = None) -> Value:
-        self.fuel.spend(4)
-        if value == 0 or base in (0, 1):
-            raise UnknownValueError("a logarithm of zero, or to the base one")
-        return self.mp.log(self.inexact(value)) / (1 if base is None else self.mp.log(self.inexact(base)))
-
-    def common_log(self, value: Value) -> Value:
-        return self.log(value, Fraction(self.log_base) if self.log_base else None)
-
-    def call(self, name: str, value: Value) -> Value:
-        """A function of mpmath's, of a moderate argument."""
-        self.fuel.spend(4)
-        self._moderate(value)
-        argument = self.inexact(value)
-        try:
-            found = getattr(self.mp, name)(argument)
-            self.lost = self.lost or (value != 0 and self._is_flat(name, abs(argument), found))
-            return found
-        except (ZeroDivisionError, ValueError, OverflowError, self.mp.NoConvergence) as error:
-            raise UnknownValueError(str(error)) from None
-
-    def _is_flat(self, name: str, size: Value, found: Value) -> bool:
-        """Return whether a function hardly depends on its argument there: at its tails, or at the top of a cosine."""
-        if name in ("cos", "sec", "cosh", "sech", "acos", "asec") and size * size < self.tiny:
-            return True
-        if name in ("tanh", "coth") and abs(abs(found) - 1) < self.tiny:
-            return True
-        return name in ("atan", "acot", "asec", "acsc", "atanh", "acoth") and size > 1 / self.tiny
-
-    def factorial(self, value: Value) -> Value:
-        self.fuel.spend(8)
-        if self._is_complex(value) or abs(value) > MAX_FACTORIAL:
-            raise TooLargeError("a factorial too large")
-        if isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= 200:
-            return _factorial(int(value))
-        if value < 0 and value == int(value):
-            raise UnknownValueError("the factorial of a negative integer")
-        return self.mp.gamma(self.inexact(value) + 1)
-
-    def factorial2(self, value: Value) -> Value:
-        if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 300:
-            raise UnknownValueError("a double factorial of no small integer")
-        return functools.reduce(lambda a, b: a * b, range(int(value), 0, -2), 1)
-
-    def binomial(self, n: Value, k: Value) -> Value:
-        if isinstance(k, Fraction) and k.denominator == 1 and 0 <= k <= 60:
-            product: Value = Fraction(1)
-            for j in range(int(k)):
-                self.fuel.spend(1)
-                product = self.multiply(product, self.divide(self.add(n, Fraction(-j)), Fraction(j + 1)))
-            return product
-        if isinstance(n, Fraction) and isinstance(k, Fraction) and n.denominator == k.denominator == 1:
-            if 0 <= n - k <= 60 and k >= 0:
-                return self.binomial(n, n - k)
-            return self._large_binomial(n, k)
-        return self._large_binomial(n, k)
-
-    def _large_binomial(self, n: Value, k: Value) -> Value:
-        below = self.multiply(self.factorial(k), self.factorial(self.add(n, -k)))
-        return self.divide(self.factorial(n), below)
-
-    def real(self, value: Value) -> Value:
-        if self._is_complex(value):
-            raise UnknownValueError("a complex number where a real one is needed")
-        return value
-
-    def _is_complex(self, value: Value) -> bool:
-        return isinstance(value, self.mp.mpc)
-
-    def floor(self, value: Value) -> Value:
-        value = self.real(value)
-        if isinstance(value, Fraction):
-            return Fraction(value.numerator // value.denominator)
-        return self.mp.floor(value)
-
-    def modulo(self, value: Value, modulus: Value) -> Value:
-        if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
-            raise UnknownValueError("a remainder of no fractions")
-        return value % modulus
-
     def _determinant(self, matrix: Matrix) -> Value:
+        # Elimination takes n^3 steps; six rows are more than answers have.
         if len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 6:
             raise UnknownValueError("a determinant of no small square matrix")
         rows = [[self(entry) for entry in row] for row in matrix.rows]
         result: Value = Fraction(1)
         for column in range(len(rows)):
+            # Partial pivoting: the largest entry, since a division by a small one would lose digits.
             pivot = max(range(column, len(rows)), key=lambda row: abs(rows[row][column]))
             if rows[pivot][column] == 0:
                 return Fraction(0)
@@ -379,12 +104,14 @@ class NumericEvaluator:
 
     def _scrambled(self, name: str, args: Sequence[Value]) -> Value:
         """A smooth stand-in for an unknown function: different names or arguments give different values."""
+        # crc32 and not `hash`: the hash of a text differs from process to process, and verdicts must not.
         seed = zlib.crc32(name.encode())
         total = self.mp.mpf(seed % 9973) / 997
         for place, arg in enumerate(args):
             self._moderate(arg)
             total += self.inexact(arg) * (self.mp.mpf(1 + (seed >> 8) % 101) / 89 + place)
         self.fuel.spend(8)
+        # Between 1 and 3: never zero, so that quotients of unknown functions have a value.
         return self.mp.cos(total) + 2
 
     def _mean(self, body: Node) -> Value:
@@ -394,6 +121,7 @@ class NumericEvaluator:
         random = {name for name in names if name[0].isupper()} or names
         total: Value = Fraction(0)
         outer = self.point
+        # Weights of a distribution sum to 1, so that `E[3] = 3` and `E[aX + b] = a E[X] + b` hold exactly.
         for number, weight in enumerate((Fraction(1, 2), Fraction(1, 3), Fraction(1, 6))):
             values = {name: Fraction(1 + zlib.crc32(f"{name} {number}".encode()) % 97, 14) for name in random}
             self.point = {**outer, **values}
@@ -407,6 +135,7 @@ class NumericEvaluator:
         """A short sum or product is computed; any other operator is a linear functional of its body, see
         operators.py."""
         limits = [self._limit(limit) for limit in (node.lower, node.upper) if limit is not None]
+        # A sum with numbers for limits, and short: worked out exactly, so that `\sum_{k=1}^{4} k` is 10.
         if node.kind in ("sum", "prod") and all(isinstance(v, Fraction) and v.denominator == 1 for v in limits):
             first, last = (int(value) for value in limits)
             if last - first < MAX_TERMS:
@@ -414,7 +143,10 @@ class NumericEvaluator:
                 if node.kind == "prod":
                     return self.multiply(Fraction(1), *terms)
                 return self.add(Fraction(0), *terms)
+        # Three arbitrary places: linear in the body, so that constants may stand in front of an integral or behind it,
+        # while the limits choose the weights.
         places = [Fraction(3, 7), Fraction(13, 11), Fraction(29, 13)]
+        # A derivative and an antiderivative depend on their variable by name: d/dx is not d/dy.
         if binds(node):
             kind = node.kind
         else:
@@ -426,6 +158,7 @@ class NumericEvaluator:
         return total
 
     def _limit(self, node: Node) -> Value:
+        # A limit at infinity has no value: a fixed number stands for it, by its name.
         if isinstance(node, Symbol) and (node.name == "infinity" or node.name.startswith("order ")):
             return Fraction(zlib.crc32(node.name.encode()) % 1009, 97)
         if isinstance(node, Apply) and node.head == "neg":
@@ -440,89 +173,3 @@ class NumericEvaluator:
                 yield self(node.body)
             finally:
                 self.point = outer
-
-
-@functools.lru_cache(maxsize=256)
-def _factorial(n: int) -> Fraction:
-    return Fraction(functools.reduce(lambda a, b: a * b, range(2, n + 1), 1))
-
-
-def exact_root(value: Fraction, degree: int) -> Fraction | None:
-    """The exact positive root of a positive fraction, or None."""
-    if value < 0 or degree > 64:
-        return None
-    roots = []
-    for part in (value.numerator, value.denominator):
-        if degree == 2:
-            root = isqrt(part)
-        else:
-            if part.bit_length() < 900:
-                root = round(part ** (1 / degree))
-            else:
-                root = 0
-        if root**degree != part:
-            return None
-        roots.append(root)
-    return Fraction(roots[0], roots[1])
-
-
-def _extremum(choose: Callable[..., Value]) -> Callable[..., Value]:
-    return lambda e, *args: choose(e.real(arg) for arg in args)
-
-
-def _integers(fold: Callable[[int, int], int]) -> Callable[..., Value]:
-    def operation(e: NumericEvaluator, *args: Value) -> Value:
-        if not all(isinstance(arg, Fraction) and arg.denominator == 1 for arg in args):
-            raise UnknownValueError("no integers")
-        return functools.reduce(fold, map(int, args))
-
-    return operation
-
-
-def _named(name: str) -> Callable[..., Value]:
-    return lambda e, value: e.call(name, value)
-
-
-def _sign(e: NumericEvaluator, value: Value) -> Value:
-    value = e.real(value)
-    return Fraction((value > 0) - (value < 0))
-
-
-_OF_MPMATH = (
-    "sin cos tan cot sec csc sinh cosh tanh coth sech csch gamma arg asin acos atan acot asec acsc asinh "
-    "acosh atanh acoth"
-)
-_OPERATIONS: dict[tuple[str, int], Callable[..., Value]] = {
-    ("+", -1): NumericEvaluator.add,
-    ("*", -1): NumericEvaluator.multiply,
-    ("neg", 1): lambda e, value: -value,
-    ("/", 2): NumericEvaluator.divide,
-    (":", 2): NumericEvaluator.divide,
-    ("^", 2): NumericEvaluator.power,
-    ("root", 1): NumericEvaluator.root,
-    ("root", 2): NumericEvaluator.root,
-    ("cbrt", 1): lambda e, value: e.root(value, Fraction(3)),
-    ("mixed", 2): NumericEvaluator.add,
-    ("percent", 1): lambda e, value: e.divide(value, Fraction(100)),
-    ("degree", 1): lambda e, value: e.multiply(value, e.mp.pi / 180),
-    ("abs", 1): lambda e, value: abs(value),
-    ("floor", 1): NumericEvaluator.floor,
-    ("ceil", 1): lambda e, value: -e.floor(-value),
-    ("factorial", 1): NumericEvaluator.factorial,
-    ("factorial2", 1): NumericEvaluator.factorial2,
-    ("binom", 2): NumericEvaluator.binomial,
-    ("mod", 2): NumericEvaluator.modulo,
-    ("exp", 1): NumericEvaluator._exp,
-    ("ln", 1): NumericEvaluator.log,
-    ("log", 1): NumericEvaluator.common_log,
-    ("log", 2): NumericEvaluator.log,
-    ("lg", 1): lambda e, value: e.log(value, Fraction(10)),
-    ("max", -1): _extremum(max),
-    ("min", -1): _extremum(min),
-    ("gcd", -1): _integers(gcd),
-    ("lcm", -1): _integers(lcm),
-    ("sgn", 1): _sign,
-    ("re", 1): lambda e, value: e.inexact(value).real,
-    ("im", 1): lambda e, value: e.inexact(value).imag,
-    **{(name, 1): _named(name) for name in _OF_MPMATH.split()},
-}

@@ -17,6 +17,7 @@ from rlvr.verifiers.math.vocabulary import MATRICES
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+# Matches `√2`, `√ x`; not `√(2)`. `√(2)` becomes `\sqrt (2)` by the table of characters.
 _ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
 _COMMAND = re.compile(
     r"\\\\"  # a line break, kept: its second backslash starts no command
@@ -39,28 +40,40 @@ _REPLACEMENTS = {
     "\\ge": "\\geq",
     **dict.fromkeys(["$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\left.", "\\right."], ""),
 }
+# Matches `1{,}000`, `1{ , }000`; not `f{,}g`. TeX for a comma without a space behind it: a separator of thousands.
 _BRACED_COMMA = re.compile(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)")
+# Matches `\text{5}`, `{5}`, `\boxed{5}`; not `\frac{1}{2}`.
 _WRAPPER = re.compile(
     r"(?:\\(?:boxed|fbox|text|textbf|textit|textrm|textsf|textnormal|emph|mathrm|mathbf|mathit|mathsf|mbox|hbox"
     r"|boldsymbol|bm|underline)\s*)?\{"
 )
+# Matches `\mathbf{AB}`; not `\mathbfx`, `\mathrm{AB}`.
 _BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm)(?![A-Za-z])")
+# Matches `{`, `\{`; not `x`. Escaped characters are consumed whole, and counted as neither brace.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+# Matches `\\frac{1}{2}`, `\\pi`; not `1 \\ 2`, `\\\frac12`. Text that was JSON-encoded twice. Before anything but a
+# known command, two backslashes are the line break of a matrix.
 _ESCAPED_TWICE = re.compile(
     r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|mathrm|pi|infty|leq?|geq?|cdot|times|pm|quad|boxed)(?![A-Za-z]))"
 )
+# Matches `2or3`, `x=1and-1`; not `for 3`, `(a)order`. Values that a joining word touches.
 _GLUED = re.compile(r"(?<=[\d)}])(or|and)(?=[A-Z(\d\\-])")
+# Matches `0.\dot{3}`, `0.1\dot{2}3\dot{4}`; not `\dot{x}`.
 _DOTTED = re.compile(r"(\.\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d))(?:(\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d)))?")
 """A repeating decimal with dots over the first and the last digit of its cycle."""
+# Matches `\color{red}`, `\large`; not `\larger`.
 _STYLE = re.compile(
     r"\\(?:text)?color\s*\{[A-Za-z!\d]+\}|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge"
     r"|Huge)(?![A-Za-z])"
 )
+# Matches `5 \Omega`, `5kΩ`, `5 \text{k}\Omega`; not `2\Omega x`. Behind a number and at the end of a value only:
+# elsewhere Omega is a letter.
 _OHM = re.compile(
     r"(?<=[\d}])\s*(?:\\(?:text|mathrm)\s*\{\s*([kMm]?)\s*(?:\\Omega|[\u03a9\u2126])\s*\}|(?:\\(?:text"
     r"|mathrm)\s*\{\s*([kMm])\s*\}|([kM]))?\s*(?:\\Omega(?![A-Za-z])|[\u03a9\u2126]))"
     r"(?=\s*(?:\Z|[,;.)$}]))"
 )
+# Matches `\mu\text{m}`, `\text{μm}`; not `\mu m`. `\mu m` without an upright letter is a product.
 _MICRO = re.compile(
     r"(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}|\\(?:text"
     r"|mathrm)\s*\{\s*(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*([A-Za-z]+)\s*\}"
@@ -109,6 +122,8 @@ class _Characters(dict[int, str]):
             new = char
         elif char in _SYMBOLS:
             new = _SYMBOLS[char]
+        # Full-width forms repeat ASCII 0x21 to 0x7E in the same order, 0xFEE0 higher (Unicode, Halfwidth and Fullwidth
+        # Forms).
         elif 0xFF01 <= code <= 0xFF5E:  # full-width forms of ASCII
             new = chr(code - 0xFEE0)
         elif char.isdecimal():
@@ -135,6 +150,8 @@ def clean(text: str) -> str:
     if not text.isascii():
         text = _SUPERSCRIPT_RUN.sub(_raised, text)
         text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
+    # Each substitution runs only where a character that it needs occurs: most answers are plain numbers, and `clean`
+    # runs in the trainer's thread.
     if "\\\\" in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
     if "{" in text:
@@ -219,4 +236,5 @@ def spelling(text: str) -> str:
 
     So does one in `1, 234`, which is no `1,234`.
     """
+    # Drops the spaces of `( 1 , 2 )` and keeps those of `no solution`, `1 234` and `1, 234`.
     return re.sub(r"(?<!\w)(?<!\d,) | (?!\w)|(?<=\d,) (?!\d{3}(?!\d))", "", text)

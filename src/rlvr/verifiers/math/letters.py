@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 
-from rlvr.verifiers import answers
+from rlvr.verifiers import math_in_text
 from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Quantity, Relation, symbols, walk
 from rlvr.verifiers.math.latex import balanced, clean
 from rlvr.verifiers.math.math_tokens import LONGEST_SYMBOL, UnreadableError
@@ -19,15 +19,20 @@ from rlvr.verifiers.math.parser import parse
 from rlvr.verifiers.math.statements import is_label
 from rlvr.verifiers.math.units import dimension, singular
 
+# Matches `5 m`, `2x`; not `x2`. Without a letter behind a digit there is one reading only.
 _MAY_BE_UNIT = re.compile(r"\d\s*[A-Za-z]")
+# Matches `f(s) = 2s`, `g(x, y) =`; not `f(2) = 3`.
 _DEFINED = re.compile(r"[A-Za-z]\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])*)\s*\)\s*=")
 """The variables of a definition, `f(s) = 2s`."""
+# Matches `x + 1`; not `cm`, `\x`.
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+# Matches `the side s is`; not `a side`, `(b)`, `5 m`, `in m/s`, `x's`.
 _LONE_LETTER = re.compile(
     r"(?<![^\W_])(?<!\d )(?<![\\/('\u2019])(?<!\bin )(?<!\bper )(?![AaI])[A-Za-z](?![A-Za-z0-9'\u2019])"
 )
 """A letter that stands alone in prose: a variable (`the side s`), unless it is a word, a mark (`(b)`) or a unit (`5 m`,
 `in m/s`)."""
+# Matches `\sqrt{m}`, `\pi`; not `m`.
 _STYLED = re.compile(r"\\[A-Za-z]+\s*(?:\{([^{}\\]*)\})?")
 _WORD = re.compile("[A-Za-z]{2}")
 _VOWEL = re.compile("[aeiouyAEIOUY]")
@@ -40,7 +45,9 @@ _SPELLS = frozenset(
 """Words of a problem whose answer may be letters in their order."""
 MAX_FACTORS = 5
 """Letters of a product that is written as one word."""
+# Matches `How many apples are left?`; not `many apples`.
 _HOW_MANY = re.compile(r"\bhow (?:many|much)\s([^.?!\n]{1,120})", re.IGNORECASE)
+# Matches `84 \text{ times}`, `84 times`; not `84`, `times`.
 _COUNTED = re.compile(
     r"([^A-Za-z]*\d)\s*(?:\\(?:text|textbf|textrm|mathrm)\s*\{\s*([A-Za-z' ]+?)\s*\}|\s([A-Za-z' ]+))", re.ASCII
 )
@@ -137,17 +144,17 @@ def is_product_of_letters(text: str, variables: frozenset[str], nouns: frozenset
 def formulas(prompt: str) -> tuple[str, ...]:
     """The texts between math delimiters in a prompt, in order."""
     text = prompt[-PROMPT_LENGTH:]
-    return tuple(text[start:stop] for start, stop, _ in answers.formulas(text))
+    return tuple(text[start:stop] for start, stop, _ in math_in_text.formulas(text))
 
 
 @functools.lru_cache(maxsize=256)
 def variables_of(prompt: str) -> frozenset[str]:
     """The letters that a prompt uses as variables, in its formulas or alone in its prose."""
-    found: set[str] = set()
+    variables: set[str] = set()
     texts = formulas(prompt)
     for place, formula in enumerate(texts):
-        found |= _letters_of(formula, is_read=len(texts) - place <= MAX_FORMULAS)
-    return frozenset(found.union(_LONE_LETTER.findall(_prose(prompt))))
+        variables |= _letters_of(formula, is_read=len(texts) - place <= MAX_FORMULAS)
+    return frozenset(variables.union(_LONE_LETTER.findall(_prose(prompt))))
 
 
 @functools.lru_cache(maxsize=256)
@@ -163,14 +170,14 @@ def without_asked_noun(answer: str, prompt: str) -> str:
     if counted is None:
         return answer
     words = _words(counted[2] or counted[3])
-    asked = any(phrase[: len(words)] == words for phrase in _asked(prompt))
-    if words and asked and not _NO_NOUNS.intersection(words):
+    is_asked_for = any(phrase[: len(words)] == words for phrase in _counted_phrases(prompt))
+    if words and is_asked_for and not _NO_NOUNS.intersection(words):
         return counted[1]
     return answer
 
 
 @functools.lru_cache(maxsize=256)
-def _asked(prompt: str) -> tuple[list[str], ...]:
+def _counted_phrases(prompt: str) -> tuple[list[str], ...]:
     """The words behind each "How many" of a prompt."""
     return tuple(_words(phrase) for phrase in _HOW_MANY.findall(prompt[-PROMPT_LENGTH:]))
 
@@ -184,7 +191,7 @@ def _prose(prompt: str) -> str:
     text = prompt[-PROMPT_LENGTH:]
     parts = []
     end = 0
-    for start, _, after in answers.formulas(text):
+    for start, _, after in math_in_text.formulas(text):
         parts.append(text[end:start])
         end = after
     return " ".join([*parts, text[end:]])

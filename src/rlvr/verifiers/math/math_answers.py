@@ -29,16 +29,15 @@ from rlvr.verifiers.math.expression import (
 )
 from rlvr.verifiers.math.math_values import Values, all_of, head_of
 from rlvr.verifiers.math.parameters import Parameters, Substitution, replaced
+from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.rules import MathComparison
 from rlvr.verifiers.math.statements import (
-    RefusedError,
     Statement,
     StatementEntry,
     alphabetical,
     is_set,
     permuted,
-    plain,
     read_entry,
     read_statement,
     with_residues,
@@ -63,6 +62,7 @@ class Judge(Values):
             answer = with_residues(answer)
         gold, answer = _without_hats(gold, answer), _without_hats(answer, gold)
         answer = with_variables_of(gold, answer)
+        # `1, 2, 3, \ldots` is an infinite list and `1, 2, 3` is not.
         if _has_ellipsis(gold) != _has_ellipsis(answer):
             return MathComparison(False, "an ellipsis where the other has none")
         nested = _is_set_of_sets(gold) or _is_set_of_sets(answer)
@@ -75,34 +75,34 @@ class Judge(Values):
         except RefusedError as refused:
             return MathComparison(None, f"the gold answer: {refused}")
         try:
-            found = read_statement(answer, self.sampler)
+            stated = read_statement(answer, self.sampler)
         except RefusedError as refused:
             return MathComparison(False, str(refused))
         about = {
             name
-            for entry in (*wanted.entries, *found.entries)
+            for entry in (*wanted.entries, *stated.entries)
             if isinstance(entry.value, Relation) and set(entry.value.operators) & _INEQUALITIES
             for name in _subjects(entry.value)
         }
-        if disagree(wanted.declared, found.declared, about, (_letters(wanted), _letters(found))):
+        if disagree(wanted.declared, stated.declared, about, (_letters(wanted), _letters(stated))):
             return MathComparison(False, "the letters are declared as something else")
-        if not self._holds_where(wanted, found):
+        if not self._holds_where(wanted, stated):
             return MathComparison(False, "the answer has a condition that the gold has not")
         self.sampler.fuel.left += FUEL_PER_ITEM * min(len(wanted.entries), MAX_ITEMS)
-        self.parameters = Parameters(wanted.declared, found.declared, self.rules.variables)
-        return MathComparison(self._statements(wanted, found))
+        self.parameters = Parameters(wanted.declared, stated.declared, self.rules.variables)
+        return MathComparison(self._statements(wanted, stated))
 
     def _holds_where(self, gold: Statement, answer: Statement) -> bool:
         """Return whether each value of the answer has no condition but those of a value of the gold that is the
         same."""
         return all(
             any(
-                all(any(self.value(one, other) for one in wanted.conditions) for other in found.conditions)
-                and (len(gold.entries) == 1 or self.entries(wanted, found))
+                all(any(self.value(one, other) for one in wanted.conditions) for other in entry.conditions)
+                and (len(gold.entries) == 1 or self.entries(wanted, entry))
                 for wanted in gold.entries
             )
-            for found in answer.entries
-            if found.conditions
+            for entry in answer.entries
+            if entry.conditions
         )
 
     def _same_set(self, gold: Node, answer: Node) -> bool | None:
@@ -126,28 +126,28 @@ class Judge(Values):
             answer = alphabetical(answer)
         if len(gold.entries) == 1 and len(answer.entries) == 1:
             wanted = _united(gold.entries[0])
-            found = _united(answer.entries[0])
-            if len(wanted) > 1 and len(found) > 1:
-                return self.unordered(wanted, found)
+            theirs = _united(answer.entries[0])
+            if len(wanted) > 1 and len(theirs) > 1:
+                return self.unordered(wanted, theirs)
             return self.entries(gold.entries[0], answer.entries[0])
         tuples = self._list_and_tuple(gold, answer)
         if tuples is not None:
             return tuples
         labelled = _labels(gold), _labels(answer)
         if any(len(labels) > 1 for labels in labelled):
-            return self._together(gold, answer, lambda found: self._labelled(gold, found, *labelled))
+            return self._together(gold, answer, lambda theirs: self._labelled(gold, theirs, *labelled))
         if self.rules.ordered and not gold.is_set:
             return self._in_order(gold.entries, answer.entries)
         if gold.is_set and not labelled[0]:
-            return self._together(gold, answer, lambda found: self.unordered(gold.entries, found.entries))
+            return self._together(gold, answer, lambda theirs: self.unordered(gold.entries, theirs.entries))
         return self.unordered(gold.entries, answer.entries)
 
     def _together(self, gold: Statement, answer: Statement, compare: Callable[[Statement], bool | None]) -> bool | None:
         """Return what `compare` finds, with one substitution of the letters for all values of the answer."""
-        wanted, found = ([entry.value for entry in side.entries] for side in (gold, answer))
+        wanted, theirs = ([entry.value for entry in side.entries] for side in (gold, answer))
         return self.as_one(
             wanted,
-            found,
+            theirs,
             lambda letters: compare(
                 replace(answer, entries=tuple(_with_letters(entry, letters) for entry in answer.entries))
             ),
@@ -176,11 +176,11 @@ class Judge(Values):
                     return self.entries(listed, one.entries[0])
         return None
 
-    def _labelled(self, gold: Statement, answer: Statement, wanted: list[Node], found: list[Node]) -> bool | None:
+    def _labelled(self, gold: Statement, answer: Statement, wanted: list[Node], theirs: list[Node]) -> bool | None:
         """Values by label, whatever the order of the labels; without labels on one side, in the order of the other."""
-        if not found or not wanted:
+        if not theirs or not wanted:
             return self._in_order(_unlabelled(gold), _unlabelled(answer))
-        if set(wanted) != set(found):
+        if set(wanted) != set(theirs):
             return False
         results = []
         for label in wanted:
@@ -201,22 +201,23 @@ class Judge(Values):
         unsure = False
         matched: set[int] = set()
         for start, one in enumerate(gold):
-            found = None
+            partner = None
             for step in range(len(answer)):
                 place = (start + step) % len(answer)
                 other = answer[place]
                 if self._apart(one, other):
                     continue
+                # Quadratic in the items: the fuel bounds the pairs that are compared exactly.
                 self.sampler.fuel.spend(30)
                 same = self.entries(one, other)
                 if same:
-                    found = place
+                    partner = place
                     matched.add(place)
                     if place == start and len(gold) == len(answer):
                         break
                 elif same is None:
                     unsure = True
-            if found is None:
+            if partner is None:
                 return None if unsure else False
         if len(matched) < len(answer):
             return None if unsure else False
@@ -269,6 +270,7 @@ class Judge(Values):
         other = _as_relation(answer)
         if one is None or other is None:
             return False
+        # `2x + y = 3`: equations up to a constant factor.
         if one.operators == other.operators == ("=",):
             return self._equations(one, other)
         if one.operators == other.operators or one.operators == _flipped(other.operators):

@@ -26,8 +26,11 @@ from rlvr.verifiers.math.vocabulary import (
     UNICODE,
 )
 
+# The parser is linear in the tokens, but the evaluation is not in the tree: longer texts are left to no verifier. The
+# value is arbitrary, far above any answer (2,000 characters).
 MAX_TOKENS = 1500
 """Tokens of a text; a longer one is unreadable."""
+# As many as numeric.MAX_DIGITS, so that both readers refuse the same literals.
 MAX_DIGITS = 1000
 """Digits of one literal."""
 
@@ -56,6 +59,8 @@ _STYLES = (
 
 
 _BOLD = frozenset({"mathbf", "boldsymbol", "bm"})
+# Matches `12.5e3`, `\text{cm}^2`, `<=`. Alternatives are tried in this order: `1..2` is a number and dots, `a.m.` is no
+# product of letters, `\mathbf x` is a letter.
 _TOKEN = re.compile(
     rf"""(?P<space>\s+)
     |(?P<number>\d+(?:\.(?!\.)\d*)?(?:[eE][+-]?\d+(?![\w.]))?|\.\d+)
@@ -70,6 +75,8 @@ _TOKEN = re.compile(
     |(?P<sign><=|>=|=<|!=|==|:=|\*\*|\+/-|[^\s\w]|_)""",
     re.VERBOSE,
 )
+# Matches `sinx`, `arctan`, `cosh`; not `sinxy`, `sinus`. A name with at most one letter behind it, which is its
+# argument.
 _SPLIT_NAME = re.compile(r"(arc(?:sin|cos|tan)|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|sqrt|pi)([a-zA-Z]?)$")
 _VOWEL = re.compile(r"[aeiouyAEIOUY]")
 _SHORT_UNITS = frozenset(
@@ -113,14 +120,17 @@ _SHORT_UNITS = frozenset(
     ]
 )
 """Words straight after a number that would otherwise be products of letters."""
+# Matches `km`, `ms`, `kPa`; not `ab`, `kX`.
 _SYMBOL = re.compile(
     r"[kMGTmn]?(?:m|g|s|L|l|N|W|J|V|A|K|Pa|eV|Wh|mol|rad)|[cd](?:m|L|l)|hPa|[kMGT][Bb]|h|in|mi|min|F|C"
 )
 """Symbols of units, which need nothing but an end or another unit behind them."""
 LONGEST_SYMBOL = 3
 """Letters of a symbol that may be a product of variables too."""
+# Matches `^2`, ` ^ {3`; not `^x`.
 _RAISED = re.compile(r"\s*\^\s*\{?\s*\d")
 """A power of a unit; of bare letters only lengths have one (`5 s^2` is a product)."""
+# Matches ``, `, 3`, ` 30 min`, `^2`; not ` + 3`, ` x`. Behind a unit the value ends, or the next one begins.
 _AFTER_UNIT = re.compile(r"\s*(?:$|\d+(?:\.\d+)?\s*[A-Za-z\\]|[,;})/=<>]|\^\s*\{?-?[1-3](?!\d)|(?:and|or|per)\b|\\)")
 _SHORT_WORDS = frozenset(
     [
@@ -157,20 +167,26 @@ _PROSE = frozenset(
     ["no", "is", "of", "in", "to", "if", "at", "by", "an", "as", "so", "we", "it", "be", "on", "a", "I", "m", "cm", "s"]
 )
 """Short words in the company of longer ones."""
+# Matches ` apples`; not ` x y`.
 _NEXT_WORD = re.compile(r"\s+[a-zA-Z]*[aeiouyAEIOUY][a-zA-Z]*[A-Za-z]{2}")
 _BEFORE_NOUN = re.compile(r"\s+[A-Za-z]")
 """What follows an article; the letter `a` has a sign behind it (`where a > 0`)."""
+# Matches `5^{\text{th}}`, `21^{st}`; not `x^{th}`.
 _ORDINAL = re.compile(
     r"(?<=\d)\s*\^\s*(?:\{\s*(?:\\(?:text|mathrm|textrm)\s*\{)?\s*(th|st|nd|rd)\s*\}?\s*\}|\\(?:text|mathrm"
     r"|textrm)\s*\{\s*(th|st|nd|rd)\s*\})"
 )
+# Matches `5 \frac{\text{m}}{\text{s}^2}`; not `\frac{m}{s}`. Rewritten before the tokens are made, since a token of
+# words has no structure.
 _RATIO_OF_UNITS = re.compile(
     r"(?<=[\d)}\s;,])\\[dt]?frac\s*\{\s*\\(?:text|mathrm|textrm)\s*\{([^{}]*)\}(\^\d)?\s*\}"
     r"\s*\{\s*\\(?:text|mathrm|textrm)\s*\{([^{}]*)\}(\^\d|\^\{\d\})?\s*\}"
 )
 """A unit as a fraction: `5 \\frac{\\text{m}}{\\text{s}^2}`."""
+# Matches `cm and`, `and cm or`, `cm,`; not `cm`, `black and white`.
 _JOINED_WORDS = re.compile(r"(?:(and|or)\s+)?([A-Za-z]+(?:\s[A-Za-z]+)*?)(?:\s+(and|or)|\s*(?=[,;])([,;]))")
 """Words with what joins them to the next value."""
+# Matches `3.5 + 2`, `1,000`; not `3 cm`. Mathematics set in a text command.
 _NUMERIC_TEXT = re.compile(r"[\s\d.,+\-*/()=<>^]*\d[\s\d.,+\-*/()=<>^]*")
 
 
@@ -219,6 +235,7 @@ def _ratio_of_units(fraction: re.Match[str]) -> str:
 
 
 def _number(text: str, spaced: bool, tokens: list[Token]) -> None:
+    # `1e99999` is short, and its value has 100,000 digits.
     if len(text) > MAX_DIGITS or len(text.lower().partition("e")[2]) > 4:  # 1e99999 has as many digits
         raise UnreadableError("a literal of too many digits")
     tokens.append(Token("number", text, spaced))
@@ -236,6 +253,7 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("words", " ".join(words.split()), spaced))
         tokens.extend([Token("separator", after, True)] if after else [])
         return
+    # `\mathbb{Z}` is the set of integers, `\mathbb{F}` a symbol.
     if style == "mathbb":
         tokens.append(Token("symbol", SETS.get(name, name), spaced))
     elif name in ("and", "or", ",", ";"):
@@ -244,6 +262,7 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("command", "mod", spaced))
     elif name in ("gcd", "lcm"):
         tokens.append(Token("function", name, spaced))
+    # `3 \text{ to } 1` is the ratio `3:1`.
     elif name == "to" and _may_be_ratio(tokens):
         tokens.append(Token("operator", ":", spaced))
     elif style.startswith("operator") and (name in FUNCTIONS or name.isalpha()):
@@ -280,6 +299,7 @@ def _joins_unit(tokens: list[Token]) -> bool:
     """Return whether the last token joins a unit to the next one (`m /`, `m^2 /`)."""
     if not tokens or tokens[-1].text not in ("*", "/"):
         return False
+    # Behind `m /` the unit is two tokens back; behind `m ^ 2 /` it is four.
     raised = len(tokens) > 3 and tokens[-3].text == "^"
     if len(tokens) > 1:
         return tokens[-4 if raised else -2].kind == "words"
@@ -302,18 +322,22 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", b
         _word(run, spaced, tokens)
     elif run in FUNCTIONS:
         tokens.append(Token("function", FUNCTIONS[run], spaced))
+    # `R` alone is a variable, unlike `\mathbb{R}`.
     elif run in NAMES and len(run) > 1:
         tokens.append(Token("symbol", NAMES[run], spaced))
     elif run.lower() in ("and", "or"):
         tokens.append(Token("separator", run.lower(), spaced))
+    # `3 to 1`; elsewhere `to` is a word.
     elif run == "to" and _may_be_ratio(tokens):
         tokens.append(Token("operator", ":", spaced))
     elif run.lower() == "mod":
         tokens.append(Token("command", "mod", spaced))
+    # `(1, 2) U (3, 4)`: a union in plain ASCII.
     elif run == "U" and spaced and tokens and tokens[-1].kind == "close":
         tokens.append(Token("operator", "cup", spaced))
     elif _is_word(run, spaced, tokens, following, bare_units):
         _word(run, spaced, tokens)
+    # `lnx` is ln of x: without the split it would be a product of three letters.
     elif len(run) > 1 and (split := _SPLIT_NAME.match(run)):
         _letters(split[1], spaced, tokens)
         _letters(split[2], False, tokens)
@@ -360,7 +384,7 @@ def _word(run: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("words", run, spaced))
 
 
-def _known(text: str, spaced: bool) -> Token | None:
+def _from_tables(text: str, spaced: bool) -> Token | None:
     """A relation, an operator or a bracket, which commands and single signs write alike."""
     for kind, table in (("relation", RELATIONS), ("operator", OPERATORS), ("open", BRACKETS), ("close", CLOSING)):
         if text in table:
@@ -372,14 +396,15 @@ def _command(text: str, spaced: bool, tokens: list[Token]) -> None:
     name = text[1:]
     if text == "\\\\":
         tokens.append(Token("separator", "\\\\", spaced))
-    elif (known := _known(text, spaced)) is not None:
-        tokens.append(known)
+    elif (token := _from_tables(text, spaced)) is not None:
+        tokens.append(token)
     elif name in COMMANDS:
         tokens.append(Token("command", name, spaced))
     elif name in NAMES and name != "R":
         tokens.append(Token("symbol", NAMES[name], spaced))
     elif name in FUNCTIONS:
         tokens.append(Token("function", FUNCTIONS[name], spaced))
+    # `\quadand`: models forget the space behind the command.
     elif name.startswith("quad") and name not in IGNORED:
         _letters(name.removeprefix("q").removeprefix("quad").removeprefix("uad"), True, tokens)
     elif name in ("$", "pounds", "euro"):
@@ -389,10 +414,11 @@ def _command(text: str, spaced: bool, tokens: list[Token]) -> None:
 
 
 def _sign(text: str, spaced: bool, tokens: list[Token]) -> None:
+    # Kept as separators: `_thousands` decides below which commas belong to a number.
     if text in ",;":
         tokens.append(Token("separator", text, spaced))
-    elif (known := _known(text, spaced)) is not None:
-        tokens.append(known)
+    elif (token := _from_tables(text, spaced)) is not None:
+        tokens.append(token)
     elif text in "€£¥₹$":
         tokens.append(Token("currency", text, spaced))
     elif text != "~":

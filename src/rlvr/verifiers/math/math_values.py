@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Binder,
@@ -30,11 +29,13 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.parameters import Parameters, Substitution
+from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.realsets import RealSets
 from rlvr.verifiers.math.rules import Rules
-from rlvr.verifiers.math.statements import StatementEntry, plain, read_entry
+from rlvr.verifiers.math.statements import StatementEntry, read_entry
 from rlvr.verifiers.math.units import conversion
 
 _COMPOSED = frozenset(["pmod", "cases", ":", "time", "cup", "cap", "minus"])
@@ -93,6 +94,7 @@ class Values(ABC):
             and not _has_operator(gold)
         ):
             return False
+        # `\text{(B)}` and `B`; words equal nothing but words.
         if isinstance(gold, Words) or isinstance(answer, Words):
             return _spoken(gold) == _spoken(answer)
         if isinstance(gold, (Matrix, Bracket)) or isinstance(answer, (Matrix, Bracket)):
@@ -110,17 +112,22 @@ class Values(ABC):
         return self._expressions(gold, answer)
 
     def _expressions(self, gold: Node, answer: Node) -> bool | None:
+        # Infinity equals nothing but itself, and has no value to sample.
         if _infinite(gold) or _infinite(answer):
             return _infinite(gold) == _infinite(answer)
         if gold in _SETS_OF_NUMBERS or answer in _SETS_OF_NUMBERS or is_number_set(gold) or is_number_set(answer):
             return False
         if self.rules.require_simplified:
+            # `\int_0^1 2x dx` where the gold is x^2: an operator that is left to work out.
             if _has_operator(answer) and not _has_operator(gold):
                 return False
+            # `6 \cdot 7` for 42.
             if is_literal(gold) and not is_literal(answer):
                 return False
+            # `84/2` for 42.
             if is_integer_literal(gold) and head_of(answer) == "/":
                 return False
+            # `101_2` is 5, but not the answer where the base is asked for.
             if _based(gold) != _based(answer):
                 return False
         same = self.sampler.equal(gold, answer)
@@ -172,10 +179,12 @@ class Values(ABC):
             if heads[0] == ":":
                 return self._ratios(gold, answer)
             return all_of(self.value(a, b) for a, b in zip(gold.args, answer.args, strict=True))
+        # `2` for `2 \pmod 3`.
         if heads[0] == "pmod" and isinstance(gold, Apply):
             return self.same(gold.args[0], answer)  # the modulus, like a unit, may be left out; it may not be added
         if heads == (":", ":"):
             return False
+        # `1/2` for `1:2`.
         if ":" in heads and "/" in heads:
             return self.sampler.equal(gold, answer)
         return False
@@ -212,6 +221,7 @@ class Values(ABC):
         one = _rows(gold, isinstance(answer, Matrix))
         other = _rows(answer, isinstance(gold, Matrix))
         if one is not None and other is not None:
+            # `(1, 2)` for a matrix of one row or column.
             if isinstance(answer, Bracket) != isinstance(gold, Bracket):
                 one, other = _as_column(one, other), _as_column(other, one)
             if [len(row) for row in one] != [len(row) for row in other]:
@@ -298,6 +308,7 @@ def _rows(node: Node, as_matrix: bool) -> Rows | None:
             return tuple((item,) for item in items)
         case Bracket("(", ")", items) | Bracket("<", ">", items):
             return tuple((item,) for item in items)
+        # `[1, 2, 3]` is a vector; `[1, 2]` may be an interval.
         case Bracket("[", "]", items) if len(items) > 2:
             return tuple((item,) for item in items)
     return None

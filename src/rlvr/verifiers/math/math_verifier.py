@@ -45,12 +45,16 @@ from rlvr.verifiers.math.numeric import NumberRules, Percent, PlainNumber, Units
 from rlvr.verifiers.math.restatement import restates
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
+# Below time_limit (1 s), which also covers the stages before: the pool kills a worker that is over it, which costs a
+# restart.
 SYMBOLIC_SECONDS = 0.6
 """Seconds of math-verify for one answer, over all golds; the pool's own limit is the second line."""
 FLOAT_DIGITS = 12
 """Significant digits of a gold that is a float: 0.1 + 0.2 is meant to be 0.3."""
 
+# Matches `no solution`, `blue`; not `x`, `cats and dogs`, `5 cats`.
 _WORDS = re.compile(r"(?=[A-Za-z' ]*[A-Za-z]{3})(?!.*\b(?:and|or)\b)[A-Za-z]+(?: [A-Za-z']+)*")
+# Matches `infinity`, `theta`, `all reals`; not `blue`.
 _MATHEMATICAL = re.compile(
     r"inf(?:inity|ty)?|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|sin|cos|tan|log|exp|sqrt|none"
     r"|empty(?: set)?|undefined"
@@ -59,16 +63,22 @@ _MATHEMATICAL = re.compile(
 )
 """Words that are mathematics too, or a product of letters: they are compared as such."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+# Matches `, `, ` meters and `; not `. Hence `.
 _LOOSE_JOINT = re.compile(r"[^A-Za-z]*|[^.!?\n]*?\b(?:and|or)\b[^.!?\n]*")
+# Matches `1,22`; not `1,234,567`.
 _COMMA_OF_GOLD = re.compile(r"(?<![\d.,])(\d+),(\d+)(?![\d.,])")
+# Matches `\boxed{5`; not `\boxed 5`.
 _UNCLOSED_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(?!.*\\(?:boxed|fbox))", re.DOTALL)
 _HEDGE = re.compile(
     r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|isn't|wrong|incorrect)\b", re.IGNORECASE
 )
 _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)")
+# Matches `x \in [0, 1]`, `(0, 1)`; not `x > 1`.
 _SET = re.compile(r"\\in(?![A-Za-z])|[\[(].*,.*[\])]")
+# Matches `x < 2`, `x \leq 2`; not `\left(x`.
 _INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
+# Matches `a b c`, `a \cdot b`; not `abc`.
 _SPELLED = re.compile(r"[A-Za-z](?:\s*(?:\\cdot|\\times|\*|\s)\s*[A-Za-z])+")
 """Single letters with spaces or signs between them: a product, whatever word they spell."""
 _NO_SOLUTION = re.compile(r"no (?:real )?solutions?", re.IGNORECASE)
@@ -124,14 +134,14 @@ class MathVerifier(Verifier):
     needs: ClassVar[Needs] = Needs(process=True)
 
     def __post_init__(self) -> None:
-        for option, value, known in (
+        for option, value, choices in (
             ("fallback", self.fallback, get_args(Fallback)),
             ("percent", self.percent, get_args(Percent)),
             ("units", self.units, get_args(Units)),
             *(("methods", method, METHODS) for method in self.methods),
         ):
-            if value not in known:
-                raise ConfigError(f"verifier 'math': {option} {value!r} is not known{nearest(str(value), known)}")
+            if value not in choices:
+                raise ConfigError(f"verifier 'math': {option} {value!r} is not known{nearest(str(value), choices)}")
         for option, low in (("tolerance", 0), ("max_boxes", 1), ("max_length", 1)):
             if not getattr(self, option) >= low:
                 raise ConfigError(f"verifier 'math': {option} must be at least {low}, not {getattr(self, option)}")
@@ -143,6 +153,7 @@ class MathVerifier(Verifier):
     def prepare(self) -> None:
         if self.math_verify:
             symbolic.load()
+        # Imports mpmath and fills the caches before the time limit of the first answer starts.
         compare("x^2-1", "(x-1)(x+1)")
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
@@ -150,48 +161,49 @@ class MathVerifier(Verifier):
         golds = read_golds(task.answer, self.decimal_comma)
         if golds[0].problem:
             return Verdict.undecided(f"bad gold: {golds[0].problem}")
-        found = self._find(completion)
-        if isinstance(found, Verdict):
-            return found
-        answer = clean(found)
+        extracted = self._find(completion)
+        if isinstance(extracted, Verdict):
+            return extracted
+        answer = clean(extracted)
         if not answer or not balanced(answer):
-            return _zero(VerdictStatus.UNPARSABLE, "the answer is empty or its braces do not balance", found)
+            return _zero(VerdictStatus.UNPARSABLE, "the answer is empty or its braces do not balance", extracted)
         number = read_number(answer)
         wrong = []
         for gold in golds:
             reason = self._decide(task, gold, answer, number)
             if reason == "":
-                return _correct(found)
+                return _correct(extracted)
             wrong.append(reason)
+        # One gold that only the later stages can decide keeps the question open, whatever the others said.
         if None in wrong:
             return None
-        return _zero(VerdictStatus.WRONG, wrong[0] or "", found)
+        return _zero(VerdictStatus.WRONG, wrong[0] or "", extracted)
 
     def verify(self, task: Task, completion: str) -> Verdict:
         """The verdict, through all stages. Bounded in time, but tens of milliseconds long: it belongs in the pool."""
         verdict = self.quick(task, completion)
         if verdict is not None:
             return verdict
-        found = self._find(completion)
-        assert isinstance(found, str)  # quick said so
-        answer = clean(found)
+        extracted = self._find(completion)
+        assert isinstance(extracted, str)  # quick said so
+        answer = clean(extracted)
         golds = read_golds(task.answer, self.decimal_comma)
         number = read_number(answer)
         verdicts = []
         seconds = min(SYMBOLIC_SECONDS, self.time_limit) / len(golds)
         for gold in golds:
             if self._decide(task, gold, answer, number) is None:
-                verdict = self._compare(task, gold, answer, found, seconds)
+                verdict = self._compare(task, gold, answer, extracted, seconds)
                 if verdict.score == 1:
                     return verdict
                 verdicts.append(verdict)
         return next((verdict for verdict in verdicts if verdict.score is None), verdicts[0])
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
-        found = self._find(completion)
-        if isinstance(found, Verdict):
+        extracted = self._find(completion)
+        if isinstance(extracted, Verdict):
             return None
-        return (repr(task.answer), _last_message(task.prompt), found)
+        return (repr(task.answer), _last_message(task.prompt), extracted)
 
     def check_task(self, task: Task) -> str | None:
         for gold in read_golds(task.answer, self.decimal_comma):
@@ -226,26 +238,27 @@ class MathVerifier(Verifier):
             return _zero(VerdictStatus.UNPARSABLE, f"the completion is {type(completion).__name__}, not a text", None)
         text = answers.final_text(completion, self.think_opened_by_prompt)
         if text is None:
-            found = None
+            extracted = None
         else:
-            found = answers.find_answer(text, self.methods, self.fallback)
-        if text is None or found is None:
+            extracted = answers.find_answer(text, self.methods, self.fallback)
+        if text is None or extracted is None:
             return _zero(VerdictStatus.UNPARSABLE, "no final answer found", None)
-        if len(found) > self.max_length:
-            reason = f"the answer has {len(found)} characters, over the limit of {self.max_length}"
-            return _zero(VerdictStatus.UNPARSABLE, reason, found[: self.max_length])
+        if len(extracted) > self.max_length:
+            reason = f"the answer has {len(extracted)} characters, over the limit of {self.max_length}"
+            return _zero(VerdictStatus.UNPARSABLE, reason, extracted[: self.max_length])
         if text.count("\\boxed") > self.max_boxes:
             candidates = len({text[start:end] for _, start, end in answers.boxes(text)})
             if candidates > self.max_boxes:
                 reason = f"{candidates} different boxes, over the limit of {self.max_boxes}"
-                return _zero(VerdictStatus.WRONG, reason, found)
-        return found
+                return _zero(VerdictStatus.WRONG, reason, extracted)
+        return extracted
 
     def _decide(self, task: Task, gold: Gold, answer: str, number: PlainNumber | None) -> str | None:
         """Return what numbers and texts say: "" for right, else why it is wrong, or None where they cannot say."""
         if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
             bare = without_asked_noun(answer, _last_message(task.prompt))
             number = number if bare == answer else read_number(bare)
+        # `5m` is read as a number with a unit only where the gold has one: alone it may be a product.
         if gold.number is not None and number is None and gold.number.unit:
             number = read_number(answer, letters=True)
         if gold.number is not None and number is not None:
@@ -265,7 +278,7 @@ class MathVerifier(Verifier):
             return ""
         if spelling(answer) == spelling(gold.text):
             return ""
-        if gold.is_words and _said(answer) == _said(gold.text):
+        if gold.is_words and _normalised(answer) == _normalised(gold.text):
             return ""
         if gold.is_words and not (
             _SPELLED.fullmatch(answer)
@@ -277,10 +290,12 @@ class MathVerifier(Verifier):
             return "other words"
         if gold.number is not None:
             comma = _DECIMAL_COMMA.fullmatch(answer)
+            # A gold with decimals, and an answer that writes them with a comma: `1,22` for 1.22.
             if comma and (decimal := read_number(f"{comma[1]}.{comma[2]}")) and gold.number.places:
                 if gold.number.equals(decimal, self._number_rules):
                     return ""
                 return "another number"
+            # `42 or 41`: two guesses.
             if _OR.search(answer):
                 return "several alternatives where the gold has one answer"
         if (
@@ -294,25 +309,27 @@ class MathVerifier(Verifier):
             return "a hedged answer"
         return None
 
-    def _compare(self, task: Task, gold: Gold, answer: str, found: str, seconds: float) -> Verdict:
+    def _compare(self, task: Task, gold: Gold, answer: str, extracted: str, seconds: float) -> Verdict:
         """The stages behind `quick`, for one gold."""
         prompt = _last_message(task.prompt)
-        said = compare(gold.text, answer, replace(self._rules, variables=variables_of(prompt), nouns=words_of(prompt)))
-        equal = said.equal is True
-        if said.equal is False:
+        comparison = compare(
+            gold.text, answer, replace(self._rules, variables=variables_of(prompt), nouns=words_of(prompt))
+        )
+        equal = comparison.equal is True
+        if comparison.equal is False:
             status = VerdictStatus.WRONG
         else:
             status = VerdictStatus.UNPARSABLE
-        reason = said.reason
-        if said.equal is None and self.math_verify:
+        reason = comparison.reason
+        if comparison.equal is None and self.math_verify:
             equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
         if equal and self.require_simplified and restates(_last_message(task.prompt), gold.text, answer):
-            return _zero(VerdictStatus.WRONG, "the problem restated", found)
+            return _zero(VerdictStatus.WRONG, "the problem restated", extracted)
         if equal:
-            return _correct(found)
+            return _correct(extracted)
         if not is_readable(gold):
             reason = f"the gold {gold.text[:200]!r} cannot be read as mathematics: only its own spelling is right"
-        return _zero(status, reason, found)
+        return _zero(status, reason, extracted)
 
 
 def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tuple[bool, VerdictStatus, str]:
@@ -337,7 +354,7 @@ def _zero(status: VerdictStatus, reason: str, answer: str | None) -> Verdict:
     return Verdict(status, 0.0, reason=reason, answer=answer)
 
 
-def _said(text: str) -> str:
+def _normalised(text: str) -> str:
     words = spelling(text).casefold().strip("()")
     return _SYNONYMS.get(words, words)
 
@@ -463,11 +480,11 @@ def _final(raw: str) -> str:
     not close."""
     if "####" in raw:
         return answers.after_hashes(raw) or raw
-    found = answers.boxes(raw)
-    if found:
-        parts = [raw[found[-1][1] : found[-1][2]]]
-        next_start = found[-1][0]
-        for start, content, end in found[-2::-1]:
+    spans = answers.boxes(raw)
+    if spans:
+        parts = [raw[spans[-1][1] : spans[-1][2]]]
+        next_start = spans[-1][0]
+        for start, content, end in spans[-2::-1]:
             gap = raw[end + 1 : next_start]
             if len(gap) > 40 or not _LOOSE_JOINT.fullmatch(gap) or "\n" in gap.strip():
                 break

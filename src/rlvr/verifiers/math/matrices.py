@@ -18,14 +18,16 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import Fuel, NumericEvaluator, UnknownValueError
+from rlvr.verifiers.math.evaluation import NumericEvaluator
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
+from rlvr.verifiers.math.guarded_arithmetic import Fuel, UnknownValueError
 from rlvr.verifiers.math.operators import is_constant
 
 SIDE = 3
 """Rows of the matrices, and entries of the vectors, that letters stand for: a cross product needs three."""
 SAMPLES = 2
 """Choices of all matrices at which formulas are compared; a false identity of random matrices fails at the first."""
+# A power is a chain of products at 20 units of fuel each.
 MAX_POWER = 6
 
 _ARROWS = ("vec ", "overrightarrow ")
@@ -70,10 +72,13 @@ def settled(node: Node) -> Node:
         return node
     multiplied = frozenset().union(*map(symbols, products))
     new = {name: name.replace(_BOLD, "") for name in bold}
+    # `\mathbf{a} \times \mathbf{b}`: bold letters are vectors.
     if any(name.startswith(_ARROWS) for name in names) or bold & multiplied:
         new = {name: plain if plain.startswith(_ARROWS) else f"vec {plain}" for name, plain in new.items()}
+    # `\mathbf{A}\mathbf{B}`: bold capitals are matrices.
     elif any(_side_by_side(below) for below in parts):
         new |= {name: _MATRIX + plain for name, plain in new.items() if _is_capital(plain)}
+    # `3\mathbf{i} + 4\mathbf{j}`: unit vectors. One alone may be a letter.
     if len(units) > 1:
         new |= {name: _HATS + name[-1] for name in units}
     crossed = frozenset().union(*(symbols(product) for product in products if product.head == "cross"))
@@ -126,9 +131,9 @@ def _side_by_side(node: Node) -> bool:
 def alike(gold: Node, answer: Node) -> tuple[Node, Node]:
     """Both trees with a letter that is a vector or a matrix on one side named so on the other, which writes it
     plainly."""
-    wanted, found = ({below.name for below in walk(side) if isinstance(below, Symbol)} for side in (gold, answer))
+    wanted, theirs = ({below.name for below in walk(side) if isinstance(below, Symbol)} for side in (gold, answer))
     sides = []
-    for side, own, others in ((gold, wanted, found), (answer, found, wanted)):
+    for side, own, others in ((gold, wanted, theirs), (answer, theirs, wanted)):
         new = {
             name.partition(" ")[2]: name
             for name in others - own
@@ -183,9 +188,12 @@ def _matrix_letters(gold: Node, answer: Node) -> frozenset[str]:
         for below in walk(side):
             match below:
                 case Apply("^", (base, power)) if symbols(base) and symbols(base) <= capitals:
+                    # `T` as an exponent is a transpose only of capitals; -1 only where no other letter could make the
+                    # base a number.
                     if power in _TRANSPOSED or (power == _MINUS_ONE and not others):
                         return capitals
         products = [letters for letters in map(_ordered, walk(side)) if 2 <= len(letters) <= 3]
+        # `AB - BA`: the same letters in two orders would be zero if they were numbers.
         if any(sorted(one) == sorted(other) and one != other for one in products for other in products):
             return capitals
     return frozenset()
@@ -263,6 +271,7 @@ class _Evaluator(NumericEvaluator):
             return one == other
         one = self.inexact(one)
         other = self.inexact(other)
+        # Values have 50 digits, and these formulas are short: 1e-30 leaves 20 digits for rounding.
         return bool(abs(one - other) <= 1e-30 * (1 + abs(one)))
 
     def _symbol(self, name: str) -> Any:
@@ -284,6 +293,7 @@ class _Evaluator(NumericEvaluator):
             rows = [[rng.randint(-9, 9) + 30 * (row == column) for column in range(SIDE)] for row in range(SIDE)]
             return _Array(tuple(tuple(map(Fraction, row)) for row in rows))
         if symbols(Symbol(name)):
+            # An odd number over 8: positive, never an integer, so that powers and roots of letters have real values.
             return Fraction(2 * rng.randint(1, 9) + 1, 8)
         return super()._symbol(name)
 
@@ -315,6 +325,7 @@ class _Evaluator(NumericEvaluator):
         for places in itertools.product(_PLACES, repeat=2 if is_squared else 1):
             vectors = [self._vector(f"nabla {place} {self.sample}") for place in places]
             factor = self.times(*vectors)
+            # Operators commute: sorted, so that the mixed second derivatives of f agree.
             self.place = tuple(sorted((*outer, *places)))
             terms.append(self.operate("*" if is_squared else node.head, [factor, self(body)]))
         self.place = outer
@@ -390,12 +401,14 @@ class _Evaluator(NumericEvaluator):
         if value == 0:
             raise UnknownValueError("the inverse of a singular matrix")
         columns = tuple(zip(*array.rows, strict=True))
+        # Rows of cross products of the columns: for A = (a b c) the inverse is (b x c, c x a, a x b)^T / det A.
         cofactors = _Array(tuple(_crossed(self, columns[place - 2], columns[place - 1]) for place in range(SIDE)))
         return self.scaled(cofactors, self.divide(Fraction(1), value))
 
     def determinant(self, array: _Array) -> Any:
         if array.shape != (SIDE, SIDE):
             raise UnknownValueError("the determinant of no square matrix")
+        # The triple product a . (b x c) of the rows.
         return self._dot(array.rows[0], _crossed(self, array.rows[1], array.rows[2]))
 
     def size(self, array: _Array) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rlvr.verifiers.math.units import SCALES, conversion, dimension
 
+# Python converts at most 4,300 digits between int and str; a thousand is more than any answer has.
 MAX_DIGITS = 1000
 """Digits of a literal, and size of a decimal exponent, beyond which a text is no plain number."""
 
@@ -26,20 +27,26 @@ Units = Literal["checked", "ignored", "required"]
 
 _ONE = Fraction(1)
 _PERCENT = Fraction(1, 100)
+# Matches `x = `, `f(x) = `, `\text{Area} = `; not `x == 5`, `5 = x`.
 _LABEL = re.compile(r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([\w, ]*\))?\s*|\\text\s*\{[^{}]*\}\s*)=(?!=)\s*")
 _SIGN = re.compile(r"\s*([+-]?)\s*(?:(\\?\$|[€£¥₹]|\\pounds|USD|EUR|Rs(?=\.?))\.?\s*)?([+-]?)\s*")
 _PLAIN = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _SPACED = r"\d{1,3}(?: \d{3})+(?:\.\d*)?(?![\d/])"
+# Matches `-1,234.5`, ` 3 `; not `1,23`, `x`.
 _OPERAND = re.compile(rf"\s*([+-]?)\s*({_PLAIN})\s*")
+# Matches `\frac{1}{2}`, `1\frac12`, `1 1/2`; not `\frac{1}{2`, `0.5`.
 _FRACTION = re.compile(
     rf"(?:(\d+)\s*)?\\frac\s*(?:\{{([^{{}}]*)\}}|(\d))\s*(?:\{{([^{{}}]*)\}}|(\d))"
     rf"|(?:(\d+)\s+)?({_PLAIN})\s*/\s*({_PLAIN})"
 )
+# Matches `1.5 \times 10^{3}`, `10^5`, `1.5e3`; not `10^x`, `3^5`.
 _POWER_OF_TEN = re.compile(
     rf"(?:({_PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{{\s*([+-]?\s*\d+)\s*\}}|(\d))"
     rf"|({_PLAIN})[eE]([+-]?\d+)"
 )
+# Matches `0.1\overline{6}`, `.\bar{3}`; not `0.16`.
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
+# Matches `1 234.5`, `1,234`, `.5`; not `x`.
 _DECIMAL = re.compile(rf"{_SPACED}|{_PLAIN}")
 
 _SCALES = {"%": Fraction(1, 100), **SCALES}
@@ -47,15 +54,20 @@ _CURRENCIES = {
     "$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro", "£": "pound", "pounds": "pound", "¥": "yen",
     "₹": "rupee", "Rs": "rupee",
 }  # fmt: skip
+# Matches `^\circ`, `^{\circ} C`; not `^2`.
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
+# Matches `th`, `^{\text{th}}`; not `x`.
 _ORDINAL = re.compile(r"\s*\^?\s*\{?\s*(?:\\(?:text|mathrm)\s*)?\{?\s*(?:st|nd|rd|th)\s*\}{0,2}\s*", re.IGNORECASE)
+# Matches `\text{cm}`, `\mathrm{m}`; not `\frac{m}{s}`.
 _TEXT = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+# Matches `cm^2`, `%`, `米`; not `5`.
 _UNIT = re.compile(
     r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]"
     r"|[\u3005-\u30ff\u4e00-\u9fff\uac00-\ud7af]+|[\u0400-\u04ff]+|[\u0600-\u06ff]+"
     r"|[\u0900-\u097f]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?"
 )
 _BETWEEN_UNITS = re.compile(r"[\s/.\-]*")
+# Matches `km`, `hrs`, `pm`; not `ab`.
 _SHORT_UNITS = re.compile(
     r"[mcdk]m|mi|ft|yd|in|kg|mg|lbs?|oz|[md]l|sq|hrs?|mins?|secs?|ms|mph|kph|fps|[ap]m|st|nd|rd|th|[km]?hz|pts",
     re.IGNORECASE,
@@ -126,18 +138,20 @@ class PlainNumber:
             "either": (self.value, self.value / 100), "number": (self.value,), "fraction": (self.value / 100,)
         }[percent]  # fmt: skip
 
-    def _near(self, answer: PlainNumber, gold: Fraction, given: Fraction, tolerance: float) -> bool:
-        if gold == given:
+    def _near(self, answer: PlainNumber, gold: Fraction, value: Fraction, tolerance: float) -> bool:
+        if gold == value:
             return True
-        if tolerance > 0 and abs(gold - given) <= Fraction(tolerance) * abs(gold):
+        # Relative to the gold, so that the answer cannot widen its own margin.
+        if tolerance > 0 and abs(gold - value) <= Fraction(tolerance) * abs(gold):
             return True
-        return _rounds(self, answer, gold, given) or _rounds(answer, self, given, gold)
+        return _rounds(self, answer, gold, value) or _rounds(answer, self, value, gold)
 
 
 def _rounds(exact: PlainNumber, rounded: PlainNumber, exact_value: Fraction, rounded_value: Fraction) -> bool:
     """Return whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
     if rounded.places is None or (exact.places is not None and exact.places <= rounded.places):
         return False
+    # `12.34%` is 0.1234: beside a value without the sign it has two decimals more.
     places = rounded.places + 2 * (rounded_value * 100 == rounded.value)  # a percent has two decimals more
     if places == 0:  # an integer is what it says
         return False
@@ -156,12 +170,15 @@ def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
         return False
     units = abs(exact) * 10**places if places >= 0 else abs(exact) / 10**-places
     missing = units - int(written)
+    # Units of the last digit: -0.5 to 0.5 is rounding, 0 to 1 is cutting off.
     if -0.5 <= missing < 1:
         return True
     # A double is near its number, and outside of these bounds it has fewer digits or none.
     if abs(missing) > 10 or not 1e-300 < abs(decimal) < 1e300:
         return False
     nearest = float(exact)
+    # What Python and C print for a double: the shortest text that reads back as it, and 17 significant digits (IEEE
+    # 754).
     return decimal in (Fraction(repr(nearest)), Fraction(f"{nearest:.17g}"))
 
 
@@ -188,16 +205,17 @@ def read_number(text: str, letters: bool = False) -> PlainNumber | None:
         text = text[1:-1]
     sign = _SIGN.match(text)
     assert sign is not None  # everything in it is optional
+    # `-$-5`: a sign on both sides of the currency is no number.
     if sign[1] and sign[3]:
         return None
     for pattern, read in _FORMS:
         match = pattern.match(text, sign.end())
         if match is not None:
-            found = read(match)
+            number = read(match)
             rest = text[match.end() :]
-            measure = _measure(rest, sign[2], letters) if found is not None else None
-            if found is not None and measure is not None:
-                value = -found if "-" in (sign[1], sign[3]) else found
+            measure = _measure(rest, sign[2], letters) if number is not None else None
+            if number is not None and measure is not None:
+                value = -number if "-" in (sign[1], sign[3]) else number
                 places = _places(match) if pattern in (_DECIMAL, _POWER_OF_TEN) else None
                 return PlainNumber(
                     value, measure[0], pattern is _FRACTION, places, measure[1], label[1].strip() if label else ""
@@ -227,10 +245,12 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
         assert gap is not None
         at = gap.end()
         if at == len(plain):
+            # `5/` or `5-`: something is missing behind the sign.
             if "/" in gap[0] or "-" in gap[0] or ".." in gap[0]:
                 return None
             return (scale, " ".join(words))
         unit = _UNIT.match(plain, at)
+        # More than five words behind a number are a sentence.
         if unit is None or count == 5:
             return None
         word = unit[1].lstrip("\\")
@@ -285,6 +305,7 @@ def _read_fraction(match: re.Match[str]) -> Fraction | None:
 def _read_power(match: re.Match[str]) -> Fraction | None:
     mantissa = match[1] or match[4] or "1"
     exponent = (match[2] or match[3] or match[5]).replace(" ", "")
+    # The length first: int() of a long digit string takes quadratic time.
     if len(exponent) > 6 or abs(int(exponent)) > MAX_DIGITS:
         return None
     value = _decimal(mantissa)

@@ -38,12 +38,12 @@ def depends(name: str, kind: str) -> bool:
 def moved(node: Binder, point: Mapping[str, Any], place: Fraction) -> dict[str, Any]:
     """The point where the operator's variable is `place`, and what depends on it has moved along; sums only set their
     variable."""
-    found = dict(point)
+    place_of = dict(point)
     if node.kind == "diff" or node.kind.endswith("int"):
         for name in symbols(node.body) - {node.variable}:
             if isinstance(point.get(name), Fraction) and (
                 depends(name, node.kind) or (node.kind == "diff" and node.body == Symbol(name))
             ):
-                found[name] = point[name] + Fraction(1 + zlib.crc32(f"{name} {place}".encode()) % 97, 14)
-    found[node.variable] = place
-    return found
+                place_of[name] = point[name] + Fraction(1 + zlib.crc32(f"{name} {place}".encode()) % 97, 14)
+    place_of[node.variable] = place
+    return place_of

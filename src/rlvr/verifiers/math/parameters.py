@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import Declared
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -39,6 +38,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.points import coordinates
 
@@ -52,7 +52,9 @@ MAX_PARTS = 8
 _LETTERS = frozenset("kKnNmMlLjtsrpqcCaAbBdD")
 _CONSTANTS = frozenset("cCkK")
 _PERIODS = frozenset("knmlj")
+# Matches `C`, `C_1`; not `c`, `Cx`.
 _ARBITRARY = re.compile(r"[CK](_\d+)?")
+# Matches `A`, `k_2`; not `x`.
 _OTHER_NAMES = re.compile(r"[ABCDKabcdk](_\d+)?")
 _PLACES = (4, 6, 7, 8)
 """Sample points, of positive variables, at which a constant is read off."""
@@ -83,11 +85,11 @@ class Parameters:
         """Yield values that the letters of an answer may stand for, where its values and the gold's are not the same as
         written."""
         wanted = [part for value in gold for part in _parts(value)][:MAX_PARTS]
-        found = [part for value in answer for part in _parts(value)][:MAX_PARTS]
-        for names in self._renamings(wanted, found):
+        theirs = [part for value in answer for part in _parts(value)][:MAX_PARTS]
+        for names in self._renamings(wanted, theirs):
             if names:
                 yield names
-            renamed = [replaced(part, names) for part in found]
+            renamed = [replaced(part, names) for part in theirs]
             for shift in self._shifts(wanted, renamed, sampler):
                 yield {**shift, **{name: replaced(value, shift) for name, value in names.items()}}
             for constant in self._absorbed(wanted, renamed, sampler):
@@ -197,10 +199,10 @@ def _agreeing(gold: Node, answer: Node, name: str, sampler: PointSampler) -> Nod
         point = {other: Number(coordinates(other)[place]) for other in variables}
         at_zero, at_one = ({**point, name: Number(Fraction(value))} for value in (0, 1))
         wanted = replaced(gold, at_zero)
-        found = replaced(answer, at_zero)
+        at_start = replaced(answer, at_zero)
         slope = replaced(answer, at_one)
-        difference = Apply("+", (wanted, Apply("neg", (found,))))
-        step = Apply("+", (slope, Apply("neg", (found,))))
+        difference = Apply("+", (wanted, Apply("neg", (at_start,))))
+        step = Apply("+", (slope, Apply("neg", (at_start,))))
         try:
             values = [complex(sampler.value(node)) for node in (difference, step)]
         except (UnknownValueError, OverflowError):
@@ -217,7 +219,7 @@ def _line(name: str, sign: int, shift: int) -> Node:
 
 def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler) -> list[tuple[int, int]]:
     """(sign, c) of every `sign k + c` with which some part of the answer is some part of the gold."""
-    found: dict[tuple[int, int], None] = {}
+    fits: dict[tuple[int, int], None] = {}
     ours, theirs = ([line for part in side if (line := _as_line(part, name, sampler))] for side in (gold, answer))
     for start, step in ours:
         for other_start, other_step in theirs:
@@ -225,9 +227,10 @@ def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: Poin
                 continue
             sign = step / other_step
             turns = (start - other_start) / other_step
+            # Quotients of doubles that are +-1 and an integer up to rounding.
             if abs(sign - round(sign.real)) < 1e-10 and abs(turns - round(turns.real)) < 1e-10:
-                found[round(sign.real), round(turns.real)] = None
-    return list(found)
+                fits[round(sign.real), round(turns.real)] = None
+    return list(fits)
 
 
 def _as_line(part: Node, name: str, sampler: PointSampler) -> tuple[complex, complex] | None:
@@ -238,6 +241,7 @@ def _as_line(part: Node, name: str, sampler: PointSampler) -> tuple[complex, com
         zero, one, two = (complex(sampler.at(part, {name: Fraction(k)})) for k in range(3))
     except (UnknownValueError, OverflowError):
         return None
+    # The second difference of a line is 0; 1e-12 is for the doubles that the values become.
     if abs(two - 2 * one + zero) > 1e-12 * (1 + abs(two)) or one == zero:
         return None
     return zero, one - zero

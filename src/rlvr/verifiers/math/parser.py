@@ -11,14 +11,12 @@ import contextlib
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM, Commands
-from rlvr.verifiers.math.declarations import is_number_set
+from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
     Builder,
     Listing,
-    Matrix,
     Node,
     Number,
     Quantity,
@@ -30,19 +28,20 @@ from rlvr.verifiers.math.expression import (
 from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
 from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError, tokenize
 from rlvr.verifiers.math.matrices import is_vector, settled
+from rlvr.verifiers.math.postfixes import MAX_DEPTH, Postfixes
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
-MAX_DEPTH = 40
-"""Levels of brackets, fractions, roots and powers in each other."""
 MAX_CHAIN = 24
 """Operations of one level that nest in the tree (`a/b/c`, `x!!!`)."""
 
+# Each bar between the second and the last two is tried once, so that the cost is at most eight parses.
 MAX_BARS = 12
 """Bars of a text that is read again where they can be paired in several ways."""
 
+# Binding powers, as in a Pratt parser: an operator takes what binds at least as tight as its own power; SUM and PRODUCT
+# are in commands.py.
 _SETS = 20
 _SIGN = 45
-_POWER = 60
 _INFIX = {
     "cup": _SETS,
     "cap": _SETS,
@@ -69,12 +68,15 @@ _CLOSERS = {
     "group": "group",
     "bars": "bars",
 }
+# Matches `for any integer`, `where integers`, `for every integer`; not `for real`, `integer`.
 _INTEGERS = re.compile(r"(?:for|where|with) (?:(?:any|every|all|each|some) )?integers?(?: values of)?", re.IGNORECASE)
 """Words before the letters that they declare to be integers."""
+# Matches `the answer is`, `thus`, `x =`; not `the area of`.
 _SAYS = re.compile(
     r"(?:\b(?:is|are|be|that|get|have|has|was|therefore|thus|hence|so|answer|equals|when|as)|=)$", re.IGNORECASE
 )
 """How words end after which the answer proper stands."""
+# Matches `(D)`; not `(12)`, `D`.
 _CHOICE = re.compile(r"\([A-Z]\)")
 
 
@@ -101,6 +103,7 @@ def _whole(tokens: list[Token], opening_bar: int = -1) -> Node:
     node = parser.listing()
     if parser.peek() is not END:
         raise UnreadableError(f"unexpected {parser.peek().text!r}")
+    # A level of the parser makes at most a few levels of the tree; the functions that walk it are recursive.
     if depth(node) > 3 * MAX_DEPTH:
         raise UnreadableError("nested too deep")
     return settled(node)
@@ -110,7 +113,7 @@ def _opens_condition(words: str) -> bool:
     return words.lower() in CONDITIONS or _INTEGERS.fullmatch(words) is not None
 
 
-class _Parser(Commands):
+class _Parser(Postfixes):
     opening_bar = -1
     """The place of a bar that opens an absolute value within another one."""
 
@@ -127,22 +130,25 @@ class _Parser(Commands):
             parts = alternatives(item) if isinstance(item, Apply) else [item]
             groups[-1] += parts
             separators |= {"or"} if len(parts) > 1 else set()
+            # `x < 1 \lor x > 2`: between relations the sign separates items.
             if isinstance(item, Relation) and self.peek().kind == "operator" and self.peek().text in CONNECTIVES:
                 self.tokens[self.at] = Token("separator", CONNECTIVES[self.peek().text])
             if self.peek().kind != "separator":
                 break
-            found = self._separators()
+            kinds = self._separators()
             if self.ends():
                 break
-            kind = next((word for word in ("or", "and", ";") if word in found), ",")
+            kind = next((word for word in ("or", "and", ";") if word in kinds), ",")
             separators.add(kind)
             if kind == ";":
                 groups.append([])
         loose = separators - {","}
+        # `5 h and 30 min` is one measure.
         if separators == {"and"} and len(groups[0]) == 2 and (whole := compound(*groups[0])) is not None:
             return whole
         if not groups[0]:
             raise UnreadableError("nothing where an expression should be")
+        # `p = 5, q = 2; p = 7, q = 3`: the semicolon separates groups.
         if len(groups) > 1:
             outer = [items[0] if len(items) == 1 else Listing(",", tuple(items)) for items in groups if items]
             return Listing(";", tuple(outer))
@@ -151,11 +157,11 @@ class _Parser(Commands):
         return Listing(min(loose) if len(loose) == 1 else ",", tuple(groups[0]))
 
     def _separators(self) -> set[str]:
-        found = set()
+        kinds = set()
         while self.peek().kind == "separator":
             text = self.next().text
-            found.add(";" if text == "\\\\" else text)
-        return found
+            kinds.add(";" if text == "\\\\" else text)
+        return kinds
 
     def statement(self) -> Node:
         """An optional label in words, a chain of relations."""
@@ -167,6 +173,7 @@ class _Parser(Commands):
         if self.peek().kind == "words" and following not in ("end", "separator", "close", "relation", "environment"):
             if not _SAYS.search(self.next().text):
                 raise UnreadableError("words before an expression")
+        # `\text{the answer is } = 5`: the words that only announce are skipped.
         elif self.peek().kind == "words" and self.peek(1).kind == "relation":
             self.at += _SAYS.search(self.peek().text) is not None
         sides = [self.expression(8)]
@@ -177,6 +184,7 @@ class _Parser(Commands):
                 raise UnreadableError("a chain of too many relations")
             sides.append(self.expression(9))  # a sign `or` joins relations, not their sides
         node = Relation(tuple(operators), tuple(sides)) if operators else sides[0]
+        # `2k \text{ where } k > 0`.
         if self.peek().kind == "words" and _opens_condition(self.peek().text):
             integers = _INTEGERS.fullmatch(self.next().text)
             condition = self.statement()
@@ -204,35 +212,41 @@ class _Parser(Commands):
         node = self.prefix()
         chain = 0
         while True:
-            found = self.infix(node, power)
-            if found is None:
+            longer = self.infix(node, power)
+            if longer is None:
                 break
-            if not (isinstance(found, Apply) and found.head in "+*"):
+            # Sums and products are flat in the tree, however long; all other operations nest once more.
+            if not (isinstance(longer, Apply) and longer.head in "+*"):
                 chain += 1
             if chain > MAX_CHAIN:
                 raise UnreadableError("a chain of too many operations")
-            node = found
+            node = longer
         self.level -= 1
         return node
 
     def infix(self, left: Node, power: int) -> Node | None:
         """`left` with one more operator and its right side, or None where the expression ends."""
         token = self.peek()
+        # `\int x dx + 1`: behind `dx` the body is over, and the sum goes on outside.
         if self.integrals and self.integrals[-1]["done"] == 1 and self.level <= int(self.integrals[-1]["level"]) + 1:
             return None
         if token.kind == "operator" and token.text != "|":
             if token.text in _INFIX:
                 return self._binary(left, token, power)
             return self._postfix(left, token, power)
+        # `7 \bmod 3`.
         if token.kind == "command" and token.text in ("mod", "bmod") and power <= 35:
             self.next()
             return Apply("mod", (left, self.expression(36)))
+        # `n \choose k`, `a \over b`.
         if token.kind == "command" and token.text in ("choose", "over") and power <= 12:
             self.next()
             return Apply("/" if token.text == "over" else "binom", (left, self.expression(13)))
+        # `2 \pmod 3`.
         if token.kind == "command" and token.text == "pmod" and power <= 12:
             self.next()
             return Apply("pmod", (left, self.expression(PRODUCT)))
+        # `2 (mod 3)`.
         if token.kind == "open" and token.text == "(" and self.peek(1).text in ("mod", "bmod") and power <= 12:
             self.at += 2
             modulus = self.expression(SUM)
@@ -245,6 +259,7 @@ class _Parser(Commands):
             and self.peek(2).kind == "relation"
         ):
             return self._condition(left) if power <= 12 else None
+        # `2|x|`: a bar where none is open begins an absolute value.
         if token.text == "|" and (self.bars == 0 or self.at == self.opening_bar) and power <= PRODUCT:
             return self._times(left, self.expression(PRODUCT + 1))
         if (
@@ -253,6 +268,7 @@ class _Parser(Commands):
             and self.peek(1).kind not in ("end", "separator", "close")
         ):
             return None
+        # `5\$`.
         if token.kind == "currency" and power <= 12:
             return Quantity(left, CURRENCIES[self.next().text])
         if token.kind == "words" and power <= 12:
@@ -276,6 +292,7 @@ class _Parser(Commands):
         right = self.expression(binding + 1)
         if token.text == "-":
             right = Apply("neg", (right,))
+        # `\vec{a} \times \vec{b}`: no product of numbers.
         if token.text in _VECTOR_PRODUCTS and is_vector(right):
             *scalars, last = left.args if isinstance(left, Apply) and left.head == "*" else (left,)
             if is_vector(last):
@@ -290,85 +307,6 @@ class _Parser(Commands):
             return ratio(left, right, self.peek(-1))
         return Apply(head, (left, right))
 
-    def _postfix(self, left: Node, token: Token, power: int) -> Node | None:
-        if token.text == "!":
-            self.next()
-            if self.peek() == ("operator", "!", False):
-                self.next()
-                if self.peek() != ("operator", "!", False):
-                    return Apply("factorial2", (left,))
-                return self._threefold(left)
-            return Apply("factorial", (left,))
-        if token.text == "%":
-            self.next()
-            return Apply("percent", (left,))
-        if token.text in ("'", "prime") and isinstance(left, Symbol):
-            self.next()
-            return self._call_or(Symbol(left.name + "'"))
-        if token.text == "circ" and power <= 65:
-            self.next()
-            return self._composition(left) or self._degrees(left)
-        if token.text == "^" and power <= _POWER:
-            return self._raised(left)
-        return None
-
-    def _threefold(self, left: Node) -> Node:
-        self.next()
-        return Apply("factorial", (Apply("factorial", (Apply("factorial", (left,)),)),))
-
-    def _raised(self, left: Node) -> Node:
-        self.next()
-        if self.peek().text == "circ" or (
-            self.peek().text == "group" and self.peek(1).text == "circ" and self.peek(2).text == "group"
-        ):
-            self.at += 1 if self.peek().text == "circ" else 3
-            return self._degrees(left)
-        if self.peek().text in ("prime", "'") and isinstance(left, Symbol):
-            self.next()
-            return self._call_or(Symbol(left.name + "'"))
-        if self.peek().text == "group" and self.peek(1).text in ("prime", "'") and isinstance(left, Symbol):
-            self.next()
-            primes = ""
-            while self.peek().text in ("prime", "'"):
-                self.next()
-                primes += "'"
-            self.expect("close", "group")
-            return self._call_or(Symbol(left.name + primes))
-        if self.peek().text == "top" or (self.peek().text in ("T", "bold T") and isinstance(left, (Matrix, Bracket))):
-            self.next()
-            return Apply("transpose", (left,))
-        if is_number_set(left) and (signed := self._signed_set(left)) is not None:
-            return signed
-        return Apply("^", (left, self.exponent()))
-
-    def _signed_set(self, numbers: Node) -> Node | None:
-        r"""The numbers of one sign: `\mathbb{Z}^+`, `\mathbb{R}^{-}`, `\mathbb{N}^*`; None where a power follows."""
-        assert isinstance(numbers, Symbol)
-        braced = self.peek().text == "group"
-        sign = self.peek(int(braced)).text
-        if sign not in ("+", "-", "*", "times") or (braced and self.peek(2) != ("close", "group", False)):
-            return None
-        self.at += 3 if braced else 1
-        return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
-
-    def exponent(self) -> Node:
-        r"""Return what `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read
-        whole."""
-        if self.accept("operator", "-"):
-            return Apply("neg", (self.exponent(),))
-        if self.accept("operator", "+"):
-            return self.exponent()
-        if self.peek().kind == "number":
-            return Number(Fraction(self.next().text))
-        self.level += 1
-        if self.level > MAX_DEPTH:
-            raise UnreadableError("nested too deep")
-        node = self.atom()
-        self.level -= 1
-        if self.peek().text == "^":
-            return self._raised(node)
-        return node
-
     def _unit(self) -> str:
         """Words after a value, with powers and further words: `cm^2`, `miles per hour`, `m / s`."""
         parts = []
@@ -376,6 +314,7 @@ class _Parser(Commands):
             token = self.peek()
             if token.kind == "words":
                 parts.append(self.next().text)
+            # `5 \text{ cm}^2`.
             elif token.text == "^" and parts:
                 self.next()
                 braced = self.accept("open", "group")
@@ -447,6 +386,7 @@ class _Parser(Commands):
 
     def _symbol(self, token: Token) -> Node:
         name = token.text
+        # The `d` of `\int f(x)\,dx`.
         if self.integrals and name == "d" and self.peek().kind == "symbol" and self.integrals[-1]["done"] == 0:
             self.integrals[-1].update(done=1, variable=self._name(self.next().text))
             return Number(Fraction(1))
@@ -464,8 +404,10 @@ class _Parser(Commands):
         if self.peek().kind == "close" and self.peek().text in _CLOSERS[opening] and opening in "({[":
             return Bracket(opening, self.next().text, ())
         inner = self.listing()
+        # `(5,)`.
         if opening in "([" and not isinstance(inner, Listing) and self.peek(-1).kind == "separator":
             raise UnreadableError("a tuple of one")
+        # `\{x \mid x > 2\}`.
         if opening == "{" and self.peek().text in ("mid", "|", ":"):
             return self._builder(inner)
         closing = self.next()
@@ -475,6 +417,7 @@ class _Parser(Commands):
             return inner
         if opening in ("floor", "ceil"):
             return Apply(opening, (inner,))
+        # `\lVert v \rVert`.
         if opening == "bars":
             return Apply("abs", (inner,))
         items = inner.items if isinstance(inner, Listing) and inner.separator in (",", ";") else (inner,)
@@ -482,9 +425,9 @@ class _Parser(Commands):
 
     def _builder(self, subject: Node) -> Node:
         self.next()
-        found = self.listing()
+        listed = self.listing()
         self.expect("close", "}")
-        conditions = found.items if isinstance(found, Listing) and found.separator != "or" else (found,)
+        conditions = listed.items if isinstance(listed, Listing) and listed.separator != "or" else (listed,)
         return Bracket("{", "}", (Builder(subject, conditions),))
 
     def _bar_closes(self) -> bool:

@@ -12,16 +12,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rlvr.verifiers.math import matrices
-from rlvr.verifiers.math.evaluation import (
-    DIGITS,
-    MARGIN,
-    Fuel,
-    NumericEvaluator,
-    TooLargeError,
-    UnknownValueError,
-    Value,
-)
+from rlvr.verifiers.math.evaluation import NumericEvaluator
 from rlvr.verifiers.math.expression import Apply, Node, Number, Symbol, as_decimal, is_integer_literal, symbols, walk
+from rlvr.verifiers.math.guarded_arithmetic import DIGITS, MARGIN, Fuel, TooLargeError, UnknownValueError, Value
 from rlvr.verifiers.math.numeric import is_rounding
 from rlvr.verifiers.math.points import (
     Point,
@@ -35,6 +28,8 @@ from rlvr.verifiers.math.points import (
 
 ENOUGH = 8
 """Points of agreement that need no more: numbers of both signs, large and small ones."""
+# Twice FUEL of guarded_arithmetic: up to 60 integers and 16 corners on two sides, at one unit or a few for an
+# operation.
 MORE_FUEL = 8000
 """What a comparison at integers and corners may cost besides; exact numbers mostly, which are cheap."""
 
@@ -71,6 +66,8 @@ class PointSampler:
         """Return whether two constants are clearly not the same; cheap for the same nodes again and again."""
         one = self._rough(gold)
         other = self._rough(answer)
+        # A first look in double precision: 1e-6 is far above its rounding, so that "differ" is safe, and nearer values
+        # take the exact path.
         return one is not None and other is not None and abs(one - other) > 1e-6 * abs(one)
 
     def _rough(self, node: Node) -> complex | None:
@@ -110,8 +107,13 @@ class PointSampler:
             try:
                 return matrices.equal(gold, answer, self.fuel)
             except UnknownValueError:  # the gold is no formula of vectors or matrices: its letters are numbers
+                # Nabla has no value as a number, so that there is nothing to fall back to.
                 if matrices.has_nabla(gold):
                     return None
+        return self._agree_at_points(gold, answer, positive)
+
+    def _agree_at_points(self, gold: Node, answer: Node, positive: bool) -> bool | None:
+        """`equal` for expressions with variables that stand for numbers."""
         has_i = any(isinstance(node, Symbol) and node.name == "i" for side in (gold, answer) for node in walk(side))
         strict = has_any(_ABS, gold) != has_any(_ABS, answer)
         agreed = agreed_off_axis = agreed_real = agreed_positive = 0
@@ -133,8 +135,11 @@ class PointSampler:
             except UnknownValueError:
                 continue
             real = [_is_real(value) for value in (one, other)]
+            # `\sqrt{x}` at a negative point: a value that is not real where the problem is about reals.
             if not is_complex and not all(real):
                 if any(real) and (strict or has_domain_at(point, gold, answer)):
+                    # A branch of a logarithm differs by a multiple of i pi: real parts agree, and it is the same
+                    # function where both are real.
                     if strict or not self._differ_by_branch(one, other):
                         return False
                     has_domain = True
@@ -151,10 +156,12 @@ class PointSampler:
             agreed += same is True and _is_telling(one)
             agreed_real += same is True and are_real and _is_telling(one)
             agreed_positive += same is True and are_real and is_positive_point(point)
+            # Corners and integers come last among the points, so that functions that have any need them all.
             if agreed == ENOUGH and not thorough and not (has_branches or has_domain):
                 return True
         if (has_branches or has_domain) and (agreed_real < 3 or (has_domain and not agreed_positive)):
             return False
+        # High precisions are slow (1,300 digits), so that they are used only where fewer than three points have agreed.
         for number, point in hidden:
             if agreed >= 3:
                 break
@@ -162,6 +169,8 @@ class PointSampler:
             if same is False:
                 return False
             agreed += same is True and _is_telling(self._at(gold, number, point))
+        # Fewer than ENOUGH points have a value where a root or a factorial restricts the domain. The second case: no
+        # value of either side is real at any point.
         if agreed >= 3 or (agreed == 0 and agreed_off_axis >= 3):
             return True
         return None
@@ -174,6 +183,8 @@ class PointSampler:
         try:
             other = self.value(answer)
         except TooLargeError:
+            # The gold has a value within the bounds and the answer has none: it is another number. With no fuel left
+            # nothing is known.
             return False if self.fuel.left > 0 else None
         except UnknownValueError:
             return None
@@ -197,6 +208,7 @@ class PointSampler:
         places = decimal.places
         if other is not None and other.places is not None and other.places <= places:
             return False
+        # At least 20 digits more than the decimal has: the comparison is about its last digit.
         digits = next((digits for digits in DIGITS if digits > places + 2 * MARGIN), DIGITS[-1])
         try:
             value = self.value(exact, digits)
@@ -211,6 +223,7 @@ class PointSampler:
         """
         if matrices.order_counts(gold, answer):
             return self.equal(gold, answer) or self.equal(gold, Apply("neg", (answer,)))
+        # 5^3 = 125 combinations of powers from -2 to 2; with more letters the search would take all the fuel.
         if factors and len(factors) <= 3:
             powers = itertools.product(range(-2, 3), repeat=len(factors))
             return any(self._proportional(gold, answer, dict(zip(factors, power, strict=True))) for power in powers)
@@ -227,10 +240,13 @@ class PointSampler:
         evaluator = NumericEvaluator({}, self.fuel, digits)
         if not all(isinstance(value, Fraction) for pair in pairs for value in pair):
             pairs = [(evaluator.inexact(one), evaluator.inexact(other)) for one, other in pairs]
+        # Cross products a_i b_s = b_i a_s against the largest pair: no division, and no small divisor.
         scale = max(pairs, key=lambda pair: abs(pair[0]))
         crossed = [(a * scale[1], b * scale[0]) for a, b in pairs]
         if isinstance(scale[0], Fraction):
             return all(a == b for a, b in crossed)
+        # `tiny` is 10^(MARGIN - digits); a product of two values, each of which has lost MARGIN digits, loses twice as
+        # many.
         noise = evaluator.tiny * 10**MARGIN  # of a product of two inexact values
         return all(abs(a - b) <= noise * (abs(a) + abs(b)) for a, b in crossed)
 
@@ -316,10 +332,13 @@ class PointSampler:
             size = max(abs(one), abs(other))
             shown = not (evaluator.lost or self._is_lost(gold, number, digits) or self._is_lost(answer, number, digits))
             if last is None:
+                # At 50 digits a difference of 1e-10 is real, and no higher precision can make it vanish.
                 if difference > size * 1e-10 and difference > 1e-12:
                     return False
                 if difference == 0 and shown:
                     return True
+            # A rounding error shrinks by 10^(coarser - digits) from one precision to the next. Half of the exponent
+            # allows for badly conditioned expressions.
             elif difference > size * evaluator.tiny and difference > last * evaluator.mp.mpf(10) ** (
                 (coarser - digits) // 2
             ):
@@ -338,6 +357,7 @@ class PointSampler:
         r"""Return whether a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for
         `\ln xy`)."""
         difference = NumericEvaluator({}, self.fuel).add(one, -other)
+        # 20 of 50 digits: far above rounding, far below any difference of formulas.
         return bool(abs(difference.real) <= 1e-20 * (abs(one) + abs(other)))
 
     def _is_lost(self, node: Node, number: object, digits: int) -> bool:
@@ -347,8 +367,10 @@ class PointSampler:
 
 def _is_telling(value: Value) -> bool:
     """Return whether two such values that agree are equal: of a huge rounded value the last digits are lost."""
+    # At 50 digits a value of 1e30 still shows 20 decimals.
     return isinstance(value, Fraction) or abs(value) < 1e30
 
 
 def _is_real(value: Value) -> bool:
+    # Rounding leaves imaginary parts of about 1e-50 of the value; 1e-20 separates them from real ones.
     return isinstance(value, Fraction) or abs(value.imag) <= abs(value) * 1e-20

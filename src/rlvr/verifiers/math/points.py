@@ -18,8 +18,15 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import MAX_BITS, Complex, Coordinate, TooLargeError, UnknownValueError, exact_root
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
+from rlvr.verifiers.math.guarded_arithmetic import (
+    MAX_BITS,
+    Complex,
+    Coordinate,
+    TooLargeError,
+    UnknownValueError,
+    exact_root,
+)
 
 Point = dict[str, Coordinate]
 Valued = Callable[[Node, Point], Any]
@@ -37,6 +44,7 @@ _INVERSES = {"asin": "sin", "acos": "cos", "atan": "tan", "acot": "cot"}
 """Inverse functions, which leave their branch where an argument has a pole, or where the periodic function inside
 turns."""
 INTEGER_FUNCTIONS = frozenset({"gcd", "lcm", "mod", "floor", "ceil", "factorial", "factorial2", "binom"})
+# Larger constants are sizes of answers (`10^{12}`), not moduli, and their multiples cost large fractions.
 MAX_CONSTANT = 10**9
 """Size of a constant whose multiples are tried."""
 MAX_CORNERS = 16
@@ -46,6 +54,8 @@ _CURVING = {"^": 1, "*": 2}
 """Arguments with a variable that make an operation curved."""
 _QUARTERS = tuple(map(Number, (Fraction(-1), Fraction(-1, 2), Fraction(0), Fraction(1, 2), Fraction(1))))
 """Multiples of pi at which a periodic function turns or has a pole."""
+# Values have 50 digits, MARGIN (10) of which rounding may take; five more are left for the differences that roots are
+# computed from.
 NOISE = Fraction(1, 10**35)
 """Relative rounding error of the values that corners are found from."""
 _COMPLEX_PARTS = frozenset({"re", "im", "arg"})
@@ -106,17 +116,17 @@ def is_positive_point(point: Point) -> bool:
 def complex_variables(*nodes: Node) -> frozenset[str]:
     """The variables that stand for complex numbers: those in a real or imaginary part or an argument, and z and w in a
     modulus or with a bar."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
         for below in walk(node):
             match below:
                 case Apply(head) if head in _COMPLEX_PARTS:
-                    found |= {_base(name) for name in symbols(below)}
+                    names |= {_base(name) for name in symbols(below)}
                 case Apply("abs"):
-                    found |= {_base(name) for name in symbols(below) if _base(name)[0] in "zw"}
+                    names |= {_base(name) for name in symbols(below) if _base(name)[0] in "zw"}
                 case Symbol(name) if name.startswith(_CONJUGATES) and _base(name)[0] in "zw":
-                    found.add(_base(name))
-    return frozenset(found)
+                    names.add(_base(name))
+    return frozenset(names)
 
 
 def points(gold: Node, answer: Node, value: Valued) -> Iterator[tuple[object, Point]]:
@@ -152,6 +162,7 @@ def coordinates(name: str) -> tuple[Fraction, ...]:
     """The real values of a name, the same in every comparison; the last two are far from 0."""
     rng = random.Random(zlib.crc32(name.encode()))
 
+    # The generator is seeded by the name: the same values in every process, and other values for other letters.
     def fraction(low: int, high: int) -> Fraction:
         return Fraction(2 * rng.randint(low, high) + 1, rng.choice([8, 10, 14, 22]))  # odd / even: no real root of -1
 
@@ -161,6 +172,7 @@ def coordinates(name: str) -> tuple[Fraction, ...]:
     whole = [Fraction(rng.randint(1, 6)) for _ in range(WHOLE)]
     # x^50 and x^51, or e to these, are told apart neither near 0 nor far from 1.
     near_one = [1 + Fraction(rng.choice([-1, 1]), 2 * rng.randint(10, 30)) for _ in range(3)]
+    # Far from 0 an absolute value, a maximum or a rounding shows its other formula.
     far = [sign * Fraction(2 * rng.randint(10**3, 10**4) + 1, 2) for sign in (-1, 1)]
     return (*mixed, *large, *small, *whole, *near_one, *far)
 
@@ -196,16 +208,17 @@ def _mixed(complex_names: Sequence[str], real_names: Sequence[str], number: int)
 
 def _constants(*nodes: Node) -> list[int]:
     """The integers above 1 that occur, and their least common multiple."""
-    found = {
+    integers = {
         int(abs(below.value))
         for node in nodes
         for below in walk(node)
         if isinstance(below, Number) and below.value.denominator == 1 and 1 < abs(below.value) < MAX_CONSTANT
     }
-    common = lcm(*found) if found else 1
+    # Functions with several moduli (`\gcd(n, 12)`, `n \bmod 18`) meet again at the multiples of all.
+    common = lcm(*integers) if integers else 1
     if common < MAX_CONSTANT:
-        return sorted(found | {common} - {1})
-    return sorted(found)
+        return sorted(integers | {common} - {1})
+    return sorted(integers)
 
 
 def _integers(names: Sequence[str], constants: Sequence[int]) -> Iterator[tuple[object, Point]]:
@@ -236,14 +249,17 @@ def _corners(
     """For each variable, the others being fixed: the corners, a point between any two neighbours, and points
     outside."""
     arguments = list(dict.fromkeys(factor for side in (gold, answer) for factor in _arguments(side)))
+    # The first basic point has mixed signs, the fifth is positive (see `coordinates`): a corner may exist at one of
+    # them only.
     for place in (0, 4) if len(names) > 1 else (0,):
         for name in names:
-            found: set[Fraction] = set()
+            zeros: set[Fraction] = set()
             for argument in arguments:
-                if name in symbols(argument) and len(found) < MAX_CORNERS:
-                    found |= _zeros(argument, name, basic[place], value)
-            corners = sorted(found)
+                if name in symbols(argument) and len(zeros) < MAX_CORNERS:
+                    zeros |= _zeros(argument, name, basic[place], value)
+            corners = sorted(zeros)
             between = [(low + high) / 2 for low, high in itertools.pairwise(corners)]
+            # Beyond all corners on both sides, where one formula holds to infinity.
             size = max([Fraction(10**6), *map(abs, corners)])
             if corners:
                 outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size]
@@ -264,6 +280,7 @@ def _arguments(node: Node) -> Iterator[Node]:
                     for other in arguments[:place]:
                         yield from _factors(Apply("+", (one, Apply("neg", (other,)))))
             case Apply("floor" | "ceil", (argument,)):
+                # The steps of a floor are at all integers; four of them show whether two functions step alike.
                 yield from (_minus(argument, step) for step in range(-1, 3))
             case Apply("mod", (argument, modulus)):
                 yield from (_minus(Apply("/", (argument, modulus)), step) for step in range(-1, 3))
@@ -348,21 +365,22 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
 
     def at(x: Fraction) -> Any:
         try:
-            found = value(node, {**point, name: x})
+            result = value(node, {**point, name: x})
         except TooLargeError:
             raise
         except UnknownValueError:
             return None
-        if isinstance(found, Fraction) or not found.imag:
-            return found
+        if isinstance(result, Fraction) or not result.imag:
+            return result
         return None
 
     try:
+        # Three values fix a polynomial of degree 2, the other two confirm it: f(x) = square x^2 + slope x + a.
         values = [at(Fraction(x)) for x in (0, 1, 2, 3, 7)]
-        exact = [_as_fraction(found) for found in values if found is not None]
-        fractions = [found for found in exact if found is not None]
+        exact = [_as_fraction(number) for number in values if number is not None]
+        fractions = [number for number in exact if number is not None]
         if len(fractions) == len(values):
-            rounded = any(not isinstance(found, Fraction) for found in values)
+            rounded = any(not isinstance(number, Fraction) for number in values)
             if rounded:
                 noise = NOISE * max(map(abs, fractions))
             else:
@@ -372,7 +390,7 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
             slope = b - a
             square = square if abs(square) > noise else Fraction(0)
             slope -= square
-            if all(abs(square * x * x + slope * x + a - found) <= noise for x, found in ((3, d), (7, e))):
+            if all(abs(square * x * x + slope * x + a - number) <= noise for x, number in ((3, d), (7, e))):
                 return _roots(square, slope, a)
         return _crossings(at)
     except TooLargeError:
@@ -383,6 +401,7 @@ def _as_fraction(value: Any) -> Fraction | None:
     """A real value as a fraction, exactly; None where that has too many digits."""
     if isinstance(value, Fraction):
         return value
+    # mpmath keeps (sign, mantissa, exponent, bits) with value = (-1)^sign mantissa 2^exponent.
     sign, mantissa, exponent, _ = value.real._mpf_
     if abs(exponent) > MAX_BITS:
         return None
@@ -394,6 +413,7 @@ def _roots(square: Fraction, slope: Fraction, constant: Fraction) -> set[Fractio
     if square == 0:
         return set() if slope == 0 else {-constant / slope}
     inside = slope * slope - 4 * square * constant
+    # The discriminant b^2 - 4ac.
     if inside < 0:
         return set()
     root = exact_root(inside, 2)
@@ -404,13 +424,15 @@ def _roots(square: Fraction, slope: Fraction, constant: Fraction) -> set[Fractio
 
 def _crossings(at: Callable[[Fraction], Any]) -> set[Fraction]:
     """Places near which a function changes its sign."""
-    found = set()
+    places = set()
     grid = sorted((*_GRID, Fraction(0)))
     signs = [at(x) for x in grid]
     for (low, before), (high, after) in itertools.pairwise(zip(grid, signs, strict=True)):
         if before is None or after is None or before == 0 or (before > 0) == (after > 0):
-            found |= {low} if before is not None and before == 0 else set()
+            places |= {low} if before is not None and before == 0 else set()
             continue
+        # Bisection: 30 halvings of an interval of the grid; the sides of a corner are compared midway to its
+        # neighbours, so that its exact place is not needed.
         for _ in range(30):
             middle = (low + high) / 2
             here = at(middle)
@@ -420,5 +442,5 @@ def _crossings(at: Callable[[Fraction], Any]) -> set[Fraction]:
                 low, high = (middle, high)
             else:
                 low, high = (low, middle)
-        found.add(low)
-    return found
+        places.add(low)
+    return places

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -24,8 +23,9 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
-from rlvr.verifiers.math.statements import plain
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _ORDER = frozenset(_FLIP)
@@ -114,6 +114,7 @@ class RealSets:
                 return ()
             case Bracket("{", "}", (Builder(subject, conditions),)):
                 return self._builder(subject, conditions)
+            # `\{1, 2\}`: points are intervals with two equal closed ends.
             case Bracket("{", "}", items):
                 return self._union([(Piece(self._end(item, True), self._end(item, True)),) for item in items])
             case Bracket(opening, closing, (low, high)) if opening in "([]" and closing in ")][":
@@ -126,6 +127,7 @@ class RealSets:
                 return self._intersection([self.read(part) for part in parts])
             case Apply("minus", (whole, part)):
                 return self._intersection([self.read(whole), self._complement(self.read(part))])
+            # `\mathbb{R} - \{0\}` is written with a minus sign.
             case Apply("+", (Symbol("Reals") as whole, Apply("neg", (part,)))):
                 return self._intersection([self.read(whole), self._complement(self.read(part))])
             case Relation():
@@ -136,6 +138,7 @@ class RealSets:
                 return self._intersection([self.read(part) for part in parts])
             case Listing(",", parts):
                 sets = [self.read(part) for part in parts]
+                # `x > 2, x < 5` is an intersection; `x < 2, x > 5` has an empty one and is meant as a union.
                 if all(isinstance(part, Relation) and len(symbols(part)) == 1 for part in parts):
                     return self._intersection(sets) or self._union(sets)
                 return self._union(sets)
@@ -176,6 +179,7 @@ class RealSets:
         b = other.value
         if type(a) is not type(b):
             a, b = (float(value) if isinstance(value, Fraction) else value for value in (a, b))
+        # A first look: nearer ends are compared exactly by the sampler, since `[1, \sqrt{1}]` is one point.
         near = Fraction(1, 10**12) if isinstance(a, Fraction) else 1e-12
         if abs(a - b) <= abs(a) * near and self.sampler.equal(one.node, other.node):
             return 0
@@ -197,6 +201,7 @@ class RealSets:
             if merged:
                 last = merged[-1]
                 gap = self._compare(last.high, piece.low)
+                # `[0, 1) \cup [1, 2]` is one interval, `[0, 1) \cup (1, 2]` is not.
                 if gap > 0 or (gap == 0 and (last.high.closed or piece.low.closed)):
                     order = self._compare(last.high, piece.high)
                     high = last.high if order > 0 or (order == 0 and last.high.closed) else piece.high
@@ -224,6 +229,7 @@ class RealSets:
         )
 
     def _intersection(self, sets: list[Set]) -> Set:
+        # De Morgan: A and B is the complement of (not A or not B), so that only unions and complements are implemented.
         return self._complement(self._union([self._complement(one) for one in sets]))
 
     # relations
@@ -250,9 +256,11 @@ class RealSets:
             raise NotASetError
         left_names = symbols(left)
         right_names = symbols(right)
+        # `2x > x + 3`: the variable on both sides is brought to the left.
         if left_names and right_names:
             left = Apply("+", (left, Apply("neg", (right,))))
             right = Number(Fraction(0))
+        # `2 < x` is `x > 2`.
         elif right_names:
             left, operator, right = right, _FLIP[operator], left
         if isinstance(left, Apply) and left.head == "abs":
@@ -291,6 +299,7 @@ class RealSets:
         if len(names) != 1:
             raise NotASetError
         (name,) = names
+        # Two values fix a line; three more confirm that the expression is one.
         values = [self.sampler.at(node, {name: Fraction(x)}) for x in (0, 1, 2, 5, Fraction(-7, 3))]
         if not all(isinstance(value, Fraction) for value in values):
             raise NotASetError

@@ -14,7 +14,6 @@ import functools
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -29,18 +28,21 @@ from rlvr.verifiers.math.expression import (
     is_literal,
     symbols,
 )
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
 from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.numeric import read_number
+from rlvr.verifiers.math.plain_form import RefusedError
 from rlvr.verifiers.math.point_sampling import PointSampler
-from rlvr.verifiers.math.statements import RefusedError, is_label, read_statement
+from rlvr.verifiers.math.statements import is_label, read_statement
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _ZERO = Number(Fraction(0))
 _ONE = Number(Fraction(1))
 _HALF = Apply("/", (_ONE, Number(Fraction(2))))
 _COMPARED = frozenset({"=", "<", ">", "<=", ">=", "!="})
+# Matches `Solve `, `, `, `. `; not `x + 1`.
 _BETWEEN_FORMULAS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}|[,;:?\n]|\.(?:\s|\Z)")
 """Words and punctuation, in a prompt without math delimiters."""
 _OPERATOR = re.compile(r"[-+*/^=<>]")
@@ -52,33 +54,34 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
         return False
     try:
         wanted = read(gold)
-        given = read(answer)
+        stated = read(answer)
     except (UnreadableError, RecursionError):
         return _is_quoted(prompt, gold, answer)
-    if _canonical(wanted) == _canonical(given):
+    if _canonical(wanted) == _canonical(stated):
         return False
-    said = _said(prompt)
-    if _states_what_is_said(wanted, given, said):
+    prompt_formulas = _formulas_of(prompt)
+    if _states_what_is_said(wanted, stated, prompt_formulas):
         return True
-    if _same_form(wanted, given):
+    if _same_form(wanted, stated):
         return False
-    if _unsolved(wanted, given):
+    # `2x = 6` where the gold is `x = 3`.
+    if _unsolved(wanted, stated):
         return True
-    return _is_quoted(prompt, gold, answer) or any(_rearranged(given, one) for one in said)
+    return _is_quoted(prompt, gold, answer) or any(_rearranged(stated, one) for one in prompt_formulas)
 
 
-def _states_what_is_said(gold: Node, answer: Node, said: tuple[Node, ...]) -> bool:
+def _states_what_is_said(gold: Node, answer: Node, prompt_formulas: tuple[Node, ...]) -> bool:
     """Return whether a value that the answer states is a formula of the prompt, and not in the gold's form.
 
     Labels, declarations, units and set brackets are round a value, not part of it. A value and its rounding is one
     value.
     """
-    if not said:
+    if not prompt_formulas:
         return False
     forms = {form for value in _stated(gold) for form in value}
     return any(
         not forms.intersection(value)
-        and any(_is_formula(form) and _rearranged(form, one) for form in value for one in said)
+        and any(_is_formula(form) and _rearranged(form, one) for form in value for one in prompt_formulas)
         for value in _stated(answer)
     )
 
@@ -113,12 +116,13 @@ def _bare(value: Node) -> Node:
 def _is_quoted(prompt: str, gold: str, answer: str) -> bool:
     """Return whether the prompt has the answer letter by letter, and not the gold."""
     quoted = spelling(answer)
-    asked = _spelled(prompt)
-    if len(quoted) < 3 or quoted not in asked or spelling(gold) in asked:
+    prompt_text = _spelled(prompt)
+    # Fewer characters occur in nearly every prompt by chance.
+    if len(quoted) < 3 or quoted not in prompt_text or spelling(gold) in prompt_text:
         return False
-    at = asked.find(quoted)
-    cuts_word = (quoted[0].isalnum() and asked[at - 1 : at].isalnum()) or (
-        quoted[-1].isalnum() and asked[at + len(quoted) :][:1].isalnum()
+    at = prompt_text.find(quoted)
+    cuts_word = (quoted[0].isalnum() and prompt_text[at - 1 : at].isalnum()) or (
+        quoted[-1].isalnum() and prompt_text[at + len(quoted) :][:1].isalnum()
     )
     return not cuts_word
 
@@ -129,12 +133,12 @@ def _spelled(prompt: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _said(prompt: str) -> tuple[Node, ...]:
+def _formulas_of(prompt: str) -> tuple[Node, ...]:
     """The formulas of a prompt that are more than a number or a letter, as trees."""
     texts = formulas(prompt) or [
         text for text in _BETWEEN_FORMULAS.split(prompt[-PROMPT_LENGTH:]) if _OPERATOR.search(text)
     ]
-    found = []
+    trees = []
     for text in texts[-MAX_FORMULAS:]:
         text = clean(text)
         if len(text) > MAX_FORMULA or not balanced(text):
@@ -144,8 +148,8 @@ def _said(prompt: str) -> tuple[Node, ...]:
         except (UnreadableError, RecursionError):
             continue
         parts = node.items if isinstance(node, Listing) else (node,)
-        found += [part for part in parts if children(part)]
-    return tuple(found)
+        trees += [part for part in parts if children(part)]
+    return tuple(trees)
 
 
 def _same_form(gold: Node, answer: Node) -> bool:
@@ -198,17 +202,21 @@ def _solved_for(node: Node) -> Symbol | None:
     return None
 
 
-def _rearranged(answer: Node, said: Node) -> bool:
+def _rearranged(answer: Node, formula: Node) -> bool:
     """Return whether the answer is a formula of the prompt, its terms in another order or on other sides."""
-    if not (isinstance(answer, Relation) and isinstance(said, Relation)):
-        return _canonical(answer) == _canonical(said)
-    if len(answer.operators) > 1 or len(said.operators) > 1 or not set(answer.operators + said.operators) <= _COMPARED:
-        return _canonical(answer) == _canonical(said)
+    if not (isinstance(answer, Relation) and isinstance(formula, Relation)):
+        return _canonical(answer) == _canonical(formula)
+    if (
+        len(answer.operators) > 1
+        or len(formula.operators) > 1
+        or not set(answer.operators + formula.operators) <= _COMPARED
+    ):
+        return _canonical(answer) == _canonical(formula)
     (operator,) = answer.operators
-    (other,) = said.operators
-    if other not in (operator, _FLIPPED.get(operator, operator)) or symbols(answer) != symbols(said):
+    (other,) = formula.operators
+    if other not in (operator, _FLIPPED.get(operator, operator)) or symbols(answer) != symbols(formula):
         return False
-    return PointSampler().proportional(_difference(answer), _difference(said)) is True
+    return PointSampler().proportional(_difference(answer), _difference(formula)) is True
 
 
 def _difference(relation: Relation) -> Node:
@@ -223,20 +231,22 @@ def _canonical(node: Node) -> Node:
         case Bracket("(", ")", (inner,)):
             return _canonical(inner)
         case Apply("neg", (inner,)):
-            found = _canonical(inner)
-            if isinstance(found, Number) and not found.base:
-                return Number(-found.value)
-            if isinstance(found, Apply) and found.head == "+":
-                return Apply("+", _sorted(tuple(_canonical(Apply("neg", (term,))) for term in found.args)))
-            return _product((Number(Fraction(-1)), found))
+            inside = _canonical(inner)
+            if isinstance(inside, Number) and not inside.base:
+                return Number(-inside.value)
+            if isinstance(inside, Apply) and inside.head == "+":
+                return Apply("+", _sorted(tuple(_canonical(Apply("neg", (term,))) for term in inside.args)))
+            return _product((Number(Fraction(-1)), inside))
         case Apply("*", args):
             return _product(tuple(_canonical(arg) for arg in args))
         case Apply("+", args):
             terms = _flattened("+", tuple(_canonical(arg) for arg in args))
             left = _sorted(_with_one_constant(terms)) or (_ZERO,)
             return left[0] if len(left) == 1 else Apply("+", left)
+        # `x^1`, `x/1`.
         case Apply("^" | "/", (inner, over)) if _canonical(over) == _ONE:
             return _canonical(inner)
+        # `\sqrt{x}` and `x^{1/2}` are one form.
         case Apply("root", (inner,)) | Apply("root", (inner, Number(Fraction(numerator=2, denominator=1)))):
             return Apply("^", (_canonical(inner), _HALF))
         case Apply("/", (Apply("+") | Bracket("(", ")", (Apply("+"),)) as top, Number(whole, 0))) if whole > 0:

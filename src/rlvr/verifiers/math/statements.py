@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from rlvr.verifiers.math.approximations import is_rounded, is_rounding_pair
 from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
@@ -19,56 +18,29 @@ from rlvr.verifiers.math.expression import (
     Bracket,
     Builder,
     Listing,
-    Matrix,
     Node,
     Number,
     Quantity,
     Relation,
     Symbol,
     Words,
-    children,
     is_integer_literal,
-    is_literal,
     rebuild,
     symbols,
     walk,
 )
+from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
-from rlvr.verifiers.math.units import SCALES, changes_meaning, conversion
+from rlvr.verifiers.math.units import conversion
 
-MAX_SIDE = 6
-"""Rows of a matrix that is multiplied."""
+# Each sign doubles the values: three make eight.
 MAX_SIGNS = 3
 """Independent plus-minus signs in one value."""
 
-_SPOKEN = {
-    **dict.fromkeys(
-        [
-            "all real numbers",
-            "all reals",
-            "real numbers",
-            "all real",
-            "the real numbers",
-            "the set of all real numbers",
-            "all real x",
-        ],
-        "Reals",
-    ),
-    **dict.fromkeys(
-        ["no solution", "no solutions", "empty set", "the empty set", "no real solutions", "no real solution", "none"],
-        "emptyset",
-    ),
-    **dict.fromkeys(["dne", "does not exist", "undefined"], "undefined"),
-    "infinity": "infinity",
-}
-
 
 _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
+# Matches `x`, `a_12`; not `xy`, `x_n`.
 _LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
-
-
-class RefusedError(Exception):
-    """The answer states something that cannot be right: a false equality, a hedge."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +72,11 @@ def read_statement(node: Node, sampler: PointSampler) -> Statement:
     node, declared, general = _without_conditions(plain(node))
     items = []
     for part in node.items if isinstance(node, Listing) else (node,):
-        found = declared_by(part)
-        if found is None:
+        declaration = declared_by(part)
+        if declaration is None:
             items.append(part)
-        declared |= found or frozenset()
+        declared |= declaration or frozenset()
+    # `p = 5, q = 2; p = 7, q = 3`: groups, each of which is one tuple.
     if isinstance(node, Listing) and node.separator == ";":
         items = [_grouped(part, sampler) for part in items]
     else:
@@ -112,12 +85,13 @@ def read_statement(node: Node, sampler: PointSampler) -> Statement:
     is_set = False
     label = None
     for item in items or [node]:
-        item, said, outer = _without_conditions(item)
-        declared |= said
+        item, declarations, outer = _without_conditions(item)
+        declared |= declarations
         entry = read_entry(item, sampler)
-        value, said, inner = _without_conditions(entry.value)
-        declared |= said
+        value, declarations, inner = _without_conditions(entry.value)
+        declared |= declarations
         entry = replace(entry, value=value, conditions=general + outer + inner)
+        # `x = 2, 3`: the label of the first value is that of the next ones.
         if entry.label is None and label is not None and not isinstance(entry.value, (Relation, Words)):
             entry = replace(entry, label=label)
         label = entry.label
@@ -141,13 +115,13 @@ def _without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
 def _with_conditions(items: list[Node]) -> list[Node]:
     r"""Items with the inequalities behind them that are about letters of their values: `2^k, k \ge 1` is `2^k` where
     `k \ge 1`."""
-    found: list[Node] = []
+    merged: list[Node] = []
     for item in items:
-        if found and _restricts(item, found[-1]):
-            found[-1] = Builder(found[-1], (item,))
+        if merged and _restricts(item, merged[-1]):
+            merged[-1] = Builder(merged[-1], (item,))
         else:
-            found.append(item)
-    return found
+            merged.append(item)
+    return merged
 
 
 def _restricts(condition: Node, subject: Node) -> bool:
@@ -168,6 +142,7 @@ def _cycled(entries: list[StatementEntry]) -> list[StatementEntry]:
     """`x=1, y=2 or x=2, y=1` as two tuples: labels that come round in the same order."""
     labels = [entry.label for entry in entries]
     period = next((k for k in range(1, len(labels)) if labels[k] == labels[0]), 0)
+    # `x = 1 or x = 2` has period 1: two values of one label, no tuples.
     if period < 2 or None in labels or len(labels) % period or labels != labels[:period] * (len(labels) // period):
         return entries
     label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
@@ -230,7 +205,7 @@ def _alphabet(labels: Sequence[Node | None]) -> list[Node | None] | None:
     letters = [_LETTER.fullmatch(label.name) if isinstance(label, Symbol) else None for label in labels]
     if len(set(labels)) != len(labels):
         return None
-    keys = [(found[1].casefold(), int(found[2] or 0)) for found in letters if found is not None]
+    keys = [(letter[1].casefold(), int(letter[2] or 0)) for letter in letters if letter is not None]
     if len(keys) != len(labels):
         return None
     return [label for _, label in sorted(zip(keys, labels, strict=True), key=lambda pair: pair[0])]
@@ -242,6 +217,7 @@ def with_residues(node: Node) -> Node:
     In a list the last modulus is that of all congruences before it: `n \equiv 1, 2 \pmod 4`.
     """
     match node:
+        # `2 mod 3` beside a residue class is meant as one; alone it is the number 2.
         case Apply("mod", args):
             return Apply("pmod", args)
         case Bracket("(", ")", (item,)):
@@ -280,6 +256,7 @@ def is_set(node: Node) -> bool:
 def _members(node: Node) -> tuple[Node, ...] | None:
     """The members of a finite set that are no sets themselves: a set of sets is one value."""
     if isinstance(node, Bracket) and node.opening == "{" and node.items and not isinstance(node.items[0], Builder):
+        # `\{\{1\}, \{2\}\}` is one answer, not two.
         if any(map(is_set, node.items)):
             return None
         return node.items
@@ -295,8 +272,10 @@ def read_entry(node: Node, sampler: PointSampler) -> StatementEntry:
     node = plain(node)
     if not isinstance(node, Relation):
         return StatementEntry(node)
+    # `x \in \{1, 2\}`.
     if node.operators == ("in",) and (is_label(node.sides[0]) or isinstance(node.sides[0], Bracket)):
         return StatementEntry(plain(node.sides[1]), node.sides[0])
+    # `n \equiv 2 \pmod 3`.
     if node.operators == ("equiv",) and is_label(node.sides[0]):
         return StatementEntry(plain(node.sides[1]), node.sides[0])
     if not set(node.operators) <= {"=", "~", "to"} or node.operators[0] == "to":
@@ -310,10 +289,12 @@ def read_entry(node: Node, sampler: PointSampler) -> StatementEntry:
         label = sides[0]
         sides = sides[1:]
         operators = operators[1:]
+    # `5 = x`: the label on the right.
     elif len(sides) == 2 and is_label(sides[1]) and not symbols(sides[0]):
         label = sides[1]
         sides = sides[:1]
         operators = []
+    # `2x + y = 3` names nothing: the equation itself is the value.
     elif symbols(node) and len(sides) == 2 and operators == ["="]:
         return StatementEntry(node)
     return _chain(label, [plain(side) for side in sides], operators, sampler)
@@ -324,6 +305,7 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
 
     An equation that is true by itself (`1 = 1`) gives nothing.
     """
+    # `1 = 1`: true, and no answer.
     if label is None and len(sides) > 1 and len(set(sides)) == 1:
         raise RefusedError("both sides of the equation are the same")
     value = sides[0]
@@ -331,6 +313,7 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
     for operator, side in zip(operators, sides[1:], strict=True):
         if operator == "=":
             last = value if rounded is None else rounded
+            # `f(x) = y = 5`: both sides name what was asked, so that the chain goes on with the last.
             if rounded is None and is_label(side) and is_label(value):
                 value = side
                 continue
@@ -381,6 +364,7 @@ def is_label(node: Node) -> bool:
             return bool(symbols(node))
         case Words():
             return True
+        # `f^{-1}(x)`.
         case Apply("*", (Apply("^", (Symbol(), Apply("neg", (Number(),)))), Bracket("(", ")", (Symbol(),)))):
             return True
         case Apply("*", args) if len(args) == 2 and isinstance(args[1], Bracket):
@@ -392,116 +376,18 @@ def is_label(node: Node) -> bool:
             )
         case Apply("/" | ":" | "abs" | "sin" | "cos" | "tan" | "cot" | "degree" | "log" | "ln" | "det", args):
             return all(is_label(arg) for arg in args)
+        # `\sin^2 x`.
         case Apply("^", (Apply("sin" | "cos" | "tan") as function, Number())):
             return is_label(function)
         case Apply(head):
             return head.startswith("call ") or head == "mean"
         case Bracket("(", ")" | "]", items) | Bracket("[", "]", items):
             return bool(items) and all(is_label(item) for item in items)
+        # `x \text{ apples} = 5`.
         case Quantity(value=value):
             return is_label(value)
         case _:
             return False
-
-
-def plain(node: Node) -> Node:
-    """`node` without brackets round the whole, prose after it, or a unit that is a factor."""
-    match node:
-        case Bracket("(", ")", (item,)) if not isinstance(item, Builder):
-            return plain(item)
-        case Bracket("[", "]", (item,)) if not is_literal(item):  # `[7]` is a list
-            return plain(item)
-        case Bracket("{", "}", ()):
-            return Symbol("emptyset")
-        case Quantity(value, unit):
-            return _quantity(plain(value), unit)
-        case Apply("neg", (Apply("percent" | "degree" as head, (arg,)),)):
-            return Apply(head, (Apply("neg", (arg,)),))
-        case Apply("neg", (Quantity(value, unit),)):
-            return plain(Quantity(Apply("neg", (value,)), unit))
-        case Words(text) if meaning := _SPOKEN.get(" ".join(text.lower().split()).strip(". ")):
-            return Symbol(meaning)
-        case Apply("*", (Symbol(name), Bracket("(", ")", (_, _, *_)) as point)) if name[:1].isupper():
-            return point
-        case Apply("transpose", (inner,)):
-            return _transposed(plain(inner))
-        case Apply("*" | "+" | "neg" | "/") if any(
-            isinstance(below, Matrix) or _is_vector(below) for below in children(node)
-        ):
-            return _matrix(node)
-        case _:
-            return node
-
-
-def _quantity(value: Node, unit: str) -> Node:
-    words = unit.split()
-    while words and words[0].lower() in SCALES:
-        scale = SCALES[words.pop(0).lower()]
-        if scale < 1:
-            value = Apply("percent", (value,))
-        else:
-            value = Apply("mixed", (Apply("*", (value, Number(scale))), Number(Fraction(0))))
-    unit = " ".join(words)
-    if unit.lower() in ("degrees", "degree", "deg"):
-        return Apply("degree", (value,))
-    if changes_meaning(unit):
-        raise RefusedError(f"{unit!r} after the value")
-    return Quantity(value, unit) if unit else value
-
-
-def _transposed(node: Node) -> Node:
-    if isinstance(node, Matrix):
-        return Matrix(tuple(zip(*node.rows, strict=True)))
-    if isinstance(node, Bracket):
-        return node
-    return Apply("transpose", (node,))
-
-
-def _is_vector(node: Node) -> bool:
-    return isinstance(node, Bracket) and node.opening in "(<" and len(node.items) > 1
-
-
-def _rows(node: Node) -> tuple[tuple[Node, ...], ...] | None:
-    if isinstance(node, Matrix):
-        return node.rows
-    if isinstance(node, Bracket) and _is_vector(node):
-        return tuple((item,) for item in node.items)
-    return None
-
-
-def _matrix(node: Apply) -> Node:
-    """A scalar times a matrix, a sum of matrices or a product of two, as one matrix; anything else stays."""
-    args = [plain(arg) if not _is_vector(arg) else arg for arg in node.args]
-    rows = [_rows(arg) for arg in args]
-    known = [one for one in rows if one is not None]
-    if node.head == "neg" and known:
-        return Matrix(tuple(tuple(Apply("neg", (entry,)) for entry in row) for row in known[0]))
-    if node.head == "/" and rows[0] is not None and rows[1] is None:
-        return Matrix(tuple(tuple(Apply("/", (entry, args[1])) for entry in row) for row in rows[0]))
-    if node.head == "*" and len(known) == 1:
-        scalars = tuple(arg for arg, one in zip(args, rows, strict=True) if one is None)
-        return Matrix(tuple(tuple(Apply("*", (*scalars, entry)) for entry in row) for row in known[0]))
-    if node.head == "*" and all(isinstance(arg, Matrix) for arg in node.args) and len(known) == 2:
-        left = known[0]
-        columns = tuple(zip(*known[1], strict=True))
-        if len(left[0]) == len(known[1]) <= MAX_SIDE:
-            return Matrix(
-                tuple(
-                    tuple(
-                        Apply("+", tuple(Apply("*", pair) for pair in zip(row, column, strict=True)))
-                        for column in columns
-                    )
-                    for row in left
-                )
-            )
-    if node.head == "+" and len(known) == len(rows) and len({(len(one), len(one[0])) for one in known}) == 1:
-        return Matrix(
-            tuple(
-                tuple(Apply("+", entries) for entries in zip(*stacked, strict=True))
-                for stacked in zip(*known, strict=True)
-            )
-        )
-    return node
 
 
 def expand_signs(node: Node) -> list[Node]:
@@ -511,6 +397,7 @@ def expand_signs(node: Node) -> list[Node]:
         return [node]
     if len(signs) > MAX_SIGNS:
         raise RefusedError("too many plus-minus signs")
+    # `\pm a \mp b`: upper signs together, lower signs together, two values.
     if any(sign.head == "mp" for sign in signs):
         return [_signed(node, iter([plus if s.head == "pm" else not plus for s in signs])) for plus in (True, False)]
     choices = [[bool(number >> place & 1) for place in range(len(signs))] for number in range(2 ** len(signs))]
@@ -523,6 +410,7 @@ def _signed(node: Node, choice) -> Node:  # type: ignore[no-untyped-def]
         *first, last = [_signed(arg, choice) for arg in node.args]
         last = last if positive else Apply("neg", (last,))
         return Apply("+", (*first, last)) if first else last
+    # An integral or a sum with plus-minus inside is one value: its body is not split.
     if isinstance(node, Binder):
         return node
     return rebuild(node, lambda child: _signed(child, choice))

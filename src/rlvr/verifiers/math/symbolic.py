@@ -20,13 +20,18 @@ from rlvr.verifiers.math.computation_deadline import within
 MAX_LENGTH = 400
 """Characters of a text that is given to math-verify."""
 
+# Matches `x = 2`; not `x <= 2`, `x := 2`.
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
+# Matches `\frac{1}{2}`, `e`; not `x`.
 _CONSTANTS = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|ln|log|exp|sin|cos|tan|circ|text)(?![A-Za-z])|\b[ei]\b")
+# Matches `2^{10000}`, `2^{2^3}`, `10000!`; not `2^{10}`, `5!`. What SymPy would work out in one operation in C, which
+# no deadline can interrupt.
 _COSTLY = re.compile(
     r"\d{25}|\d\.?\d*[eE][+-]?\d{3}|\^\s*\{?\s*[-(]*\s*\d{4}|\^[^{}]*\^|\^\s*\{[^}]*(?:\^|!)|\d{4,}\s*!|!\s*!"
     r"|\)\s*!\s*\)?\s*[\^!]"
     r"|\^\s*\{[^}]*\{"
 )
+# Matches `1, 2, \ldots`, `\text{yes}`; not `x`.
 _VAGUE = re.compile(r"\.\.\.|\\[lcvd]?dots|\\ldots|\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*[A-Za-z]{2}")
 
 
@@ -48,7 +53,7 @@ def fit(latex: str) -> bool:
 
 def readable(latex: str) -> bool:
     """Return whether `latex` is a mathematical object, not only a text."""
-    return any(not isinstance(found, str) for found in _parse(latex))
+    return any(not isinstance(item, str) for item in _parse(latex))
 
 
 def equal(gold: str, answer: str, seconds: float) -> bool:

@@ -176,6 +176,7 @@ SCALES = {
     "十": Fraction(10), **dict.fromkeys("百백", Fraction(100)), **dict.fromkeys("千천", Fraction(10**3)),
     **dict.fromkeys("万萬만", Fraction(10**4)), **dict.fromkeys("亿億억", Fraction(10**8)), "兆": Fraction(10**12),
 }  # fmt: skip
+# Matches `or 3`, `more than`, `times`; not `apples`, `cm`.
 _MEANINGFUL = re.compile(
     r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong"
     r"|incorrect|approximately|about|minus|plus"
@@ -186,7 +187,9 @@ _MEANINGFUL = re.compile(
     r"|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
     re.IGNORECASE,
 )
+# Matches `cm^2`, `degrees C`, `/`; not `5`.
 _WORD = re.compile(r"((?:[^\W\d_]|\.)+(?: [CF]\b)?|[€₹])(?:\^\{?(-?\d))?|/|\*")
+# Matches `cm long`, `liters of milk`, `the`; not `kg`.
 _FILLING = re.compile(
     r"\b(?:the|(?-i:an?)|old|long|wide|tall|high|deep|away|exactly|(?:in )?total|altogether|overall|in all)\b|\bof\b.*",
     re.IGNORECASE,
@@ -206,6 +209,7 @@ _COUNTER_WORDS = (
 _COUNTERS = frozenset(_COUNTER_WORDS.split())
 """Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`,
 `2以上`)."""
+# Matches `is extraneous`, `in base`, `rejected`; not `apples`.
 _SAYS_MORE = re.compile(
     r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?"
     r"|holds?|satisf(?:y|ies)"
@@ -260,9 +264,9 @@ def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> F
 def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
     """The dimension of a unit, in which a letter that is no unit alone is a degree beside degrees, else a farad, a
     coulomb ..."""
-    found = dimension(unit)
-    if found is not None:
-        return found
+    own = dimension(unit)
+    if own is not None:
+        return own
     beside = dimension(other)
     if beside is None:
         degrees = []
@@ -339,13 +343,13 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
             wanted = 2 if word == "square" else 3
             continue
         small = word.rstrip(".").lower() if len(word) > 1 else word  # H is no hour
-        found = (
+        entry = (
             _UNITS.get(word) or _UNITS.get(small.removesuffix("s")) or _UNITS.get(small) or _UNITS.get(singular(small))
         )
-        if found is None:
+        if entry is None:
             return None
         power = sign * wanted * int(match[2] or 1)
-        quantity, factor = found
+        quantity, factor = entry
         for name, exponent in _DERIVED.get(quantity, {quantity: 1}).items():
             powers[name] = powers.get(name, 0) + exponent * power
         size *= (factor * _SIZES.get(quantity, 1)) ** power
