@@ -91,37 +91,6 @@ class MicroBatch:
         return np.concatenate([columns[i] for i in self.index])[self.flat].astype(np.float32, copy=False)
 
 
-class DeferredColumns:
-    """Values at trained tokens that are to be written into token columns of the batch.
-
-    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait
-    for.
-    """
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = []
-        self._values: list[torch.Tensor] = []
-
-    def add(self, rows: MicroBatch, values: torch.Tensor, columns: Sequence[np.ndarray]) -> None:
-        """Write [T] values of a micro-batch later."""
-        self._parts.append((rows.index, rows.flat, columns))
-        self._values.append(values.detach().float())
-
-    def write(self) -> None:
-        """Write all that was added."""
-        if not self._parts:
-            return
-        fetched = torch.cat(self._values).cpu().numpy()
-        cuts = np.cumsum([len(flat) for _, flat, _ in self._parts])[:-1]
-        for (index, flat, columns), values in zip(self._parts, np.split(fetched, cuts), strict=True):
-            joined = np.concatenate([columns[i] for i in index])
-            joined[flat] = values
-            for i, part in zip(index, np.split(joined, np.cumsum([len(columns[i]) for i in index])[:-1]), strict=True):
-                columns[i][:] = part
-        self._parts.clear()
-        self._values.clear()
-
-
 @dataclass(frozen=True)
 class Tokens:
     """The tokens of some rollouts one after the other, and which of them are trained."""
@@ -210,8 +179,7 @@ def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.nd
     A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is
     small.
     """
-    nothing = np.zeros_like(lengths)
-    return cut_shared(lengths, nothing, np.arange(len(lengths)), size, tokens)
+    return cut_shared(lengths, np.zeros_like(lengths), np.arange(len(lengths)), size, tokens)
 
 
 def cut_shared(
@@ -239,21 +207,6 @@ def cut_shared(
         used = used + extra
         last = cluster[i]
     return [np.asarray(part) for part in cuts]
-
-
-def deal(costs: np.ndarray, world: int) -> list[np.ndarray]:
-    """Positions for each of `world` ranks, in ascending order, so that the dearest rank is little dearer than the mean.
-
-    The dearest item goes first, each to the rank with the least so far (Graham 1969: at most 4/3 of the best possible).
-    The same costs give the same deal on every rank.
-    """
-    ranks: list[list[int]] = [[] for _ in range(world)]
-    totals = np.zeros(world)
-    for i in np.argsort(-costs, kind="stable"):
-        rank = int(np.argmin(totals))
-        ranks[rank].append(int(i))
-        totals[rank] += costs[i]
-    return [np.sort(np.asarray(rank, dtype=np.int64)) for rank in ranks]
 
 
 @dataclass(frozen=True)
@@ -327,7 +280,7 @@ class _Runs:
     """int64 [S]"""
     context: np.ndarray
     """int64 [S], as in Spans"""
-    pieces: list[tuple[int, int, int]]
+    segments: list[tuple[int, int, int]]
     """(rollout, first token, past the last token) of each run"""
     prefix: np.ndarray
     """int64 [R]: the tokens of each rollout that lie in its context's run"""
@@ -346,7 +299,7 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
     """Runs of rollouts that come cluster by cluster. A rollout alone in its cluster is one run without a context."""
     count = np.bincount(cluster)
     prefix = np.where(count[cluster] > 1, prefix, 0)
-    pieces: list[tuple[int, int, int]] = []
+    segments: list[tuple[int, int, int]] = []
     context: list[int] = []
     prefix_start = np.zeros(len(lengths), dtype=np.int64)
     own_start = np.zeros(len(lengths), dtype=np.int64)
@@ -356,20 +309,20 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
     start = 0
     for r in range(len(lengths)):
         if prefix[r] and cluster[r] != last:
-            shared = len(pieces)
+            shared = len(segments)
             start = place
-            pieces.append((r, 0, int(prefix[r])))
+            segments.append((r, 0, int(prefix[r])))
             context.append(-1)
             place += int(prefix[r])
         last = int(cluster[r])
         prefix_start[r] = start
         own_start[r] = place
         if lengths[r] > prefix[r]:
-            pieces.append((r, int(prefix[r]), int(lengths[r])))
+            segments.append((r, int(prefix[r]), int(lengths[r])))
             context.append(shared if prefix[r] else -1)
             place += int(lengths[r] - prefix[r])
-    length = np.asarray([end - first for _, first, end in pieces], dtype=np.int64)
-    return _Runs(length, np.asarray(context, dtype=np.int64), pieces, prefix, prefix_start, own_start)
+    length = np.asarray([end - first for _, first, end in segments], dtype=np.int64)
+    return _Runs(length, np.asarray(context, dtype=np.int64), segments, prefix, prefix_start, own_start)
 
 
 def packed_row(
@@ -385,7 +338,7 @@ def packed_row(
     tokens = Tokens.of(batch, index, trained)
     runs = _runs(tokens.lengths, prefix, cluster)
     spans = Spans(runs.length, runs.context, device)
-    ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.pieces])
+    ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.segments])
     row = tokens.row
     before = tokens.column - 1
     own = runs.own_start[row] + before - runs.prefix[row]
@@ -408,7 +361,7 @@ def micro_batches(
     layouts = _Layouts(policy, batch, index, trained, config)
     budget = token_limit(config)
     if budget is not None and int(layouts.lengths.max()) > budget:
-        _say_once(f"optim.micro_batch_tokens is {budget}, which some rollouts exceed: each of those goes alone")
+        _warn_once(f"optim.micro_batch_tokens is {budget}, which some rollouts exceed: each of those goes alone")
     layout = layouts.cheapest()
     for part in layout.parts:
         yield layout.rows(part)
@@ -464,7 +417,7 @@ class _Layouts:
         most = math.inf if plain is None else GAIN * plain.cost
         better = [layout for layout in self._all_packed(most) if layout.cost <= most]
         if plain is not None and better and not self.policy.packing.packs:
-            _say_once(f"rows are padded, not packed: {self.policy.packing.reason}")
+            _warn_once(f"rows are padded, not packed: {self.policy.packing.reason}")
             return plain
         better = [layout for layout in better if self.policy.packing.shares or not layout.shares]
         if better or plain is None:
@@ -508,10 +461,10 @@ class _Layouts:
         return _Layout(cost, parts, rows, shares=bool(prefix.any()))
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def _say_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
         log.warning(message)

@@ -7,8 +7,9 @@ pass; where a model does more after its head than is known, its own logits are u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -109,3 +110,34 @@ def _fused(
     grad = torch.is_grad_enabled() and any(asked.values())
     chunks = [checkpoint(called, part, use_reentrant=False) if grad else called(part) for part in parts]
     return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
+class DeferredColumns:
+    """Values at trained tokens that are to be written into token columns of the batch.
+
+    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait
+    for.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = []
+        self._values: list[torch.Tensor] = []
+
+    def add(self, rows: MicroBatch, values: torch.Tensor, columns: Sequence[np.ndarray]) -> None:
+        """Write [T] values of a micro-batch later."""
+        self._parts.append((rows.index, rows.flat, columns))
+        self._values.append(values.detach().float())
+
+    def write(self) -> None:
+        """Write all that was added."""
+        if not self._parts:
+            return
+        fetched = torch.cat(self._values).cpu().numpy()
+        cuts = np.cumsum([len(flat) for _, flat, _ in self._parts])[:-1]
+        for (index, flat, columns), values in zip(self._parts, np.split(fetched, cuts), strict=True):
+            joined = np.concatenate([columns[i] for i in index])
+            joined[flat] = values
+            for i, part in zip(index, np.split(joined, np.cumsum([len(columns[i]) for i in index])[:-1]), strict=True):
+                columns[i][:] = part
+        self._parts.clear()
+        self._values.clear()
