@@ -6,7 +6,7 @@ copy, so that the host does not wait for the device once for each metric. The su
 would give, to the last bit.
 
 Invariants of `Averages`, which gathers numbers over micro-batches, optimizer steps and ranks:
-- It keeps (sum, weight) per name, so that the mean does not depend on how the work was cut into pieces.
+- It keeps (sum, weight) per name, so that the mean does not depend on how the work was divided.
 - A name that ends in `/max` or `_max` keeps the largest value instead; a NaN stays a NaN.
 """
 

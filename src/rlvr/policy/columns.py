@@ -26,11 +26,13 @@ def add_statistics(
 
     For statistics that are one number per token.
     """
+    # int64 [rollouts with a marked token]: the others cost no forward pass.
     index = np.flatnonzero([bool(w.any()) for w in where])
     columns: dict[Statistic, list[np.ndarray]] = {
         need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts] for need in needs
     }
     later = DeferredColumns()
+    # Without dropout, as the log-probs of the update that these are compared with.
     with torch.no_grad(), policy.evaluating():
         for rows in micro_batches(policy, batch, index, where, config) if len(index) else ():
             statistics = forward(policy, rows, needs)

@@ -13,6 +13,7 @@ def deal(costs: np.ndarray, world: int) -> list[np.ndarray]:
     """
     ranks: list[list[int]] = [[] for _ in range(world)]
     totals = np.zeros(world)
+    # Stable, and argmin takes the first of equal ranks: every rank computes the same deal without a message.
     for i in np.argsort(-costs, kind="stable"):
         rank = int(np.argmin(totals))
         ranks[rank].append(int(i))

@@ -26,8 +26,12 @@ from rlvr.records import Batch
 
 log = logging.getLogger(__name__)
 
+# The gathers of packed attention cost 8 to 14 % where there is no padding to save (docs/performance.md, W1); the
+# estimate does not count them.
 GAIN = 0.85
 """Packed rows are taken where their estimate is at most this share of the padded rows'."""
+# Orders of magnitude. Larger values favour padded rows, which make one call; `scripts/gpu/stages/attention.py` measures
+# what they should be on a GPU.
 CALL = {"cpu": 5e6}
 """Forward FLOPs that take as long as starting one attention call does, by kind of device ..."""
 CALL_ELSEWHERE = 2e10
@@ -112,6 +116,7 @@ class Tokens:
         lengths = np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64)
         starts = np.cumsum(lengths) - lengths
         flat = np.flatnonzero(np.concatenate([trained[i] for i in index]))
+        # int64 [T]: the last rollout that starts at or before the token.
         row = np.searchsorted(starts, flat, side="right") - 1
         column = flat - starts[row]
         if not column.all():
@@ -141,6 +146,7 @@ class Tokens:
             "targets": targets,
             "temperature": temperature[self.row],
         }
+        # All arrays by one copy, for which the host does not wait.
         put = dict(zip(arrays, to_device(list(arrays.values()), device), strict=True))
         return MicroBatch(
             index=np.asarray(index),
@@ -163,12 +169,15 @@ def rows_of(
     """The rollouts at `index` as padded rows; `trained[i]` is bool [T_i] and marks the tokens that any component
     trains."""
     tokens = Tokens.of(batch, index, trained)
+    # [L]
     steps = np.arange(tokens.lengths.max())
+    # bool [R, L]; row-major, so that assigning by it fills the rows with the rollouts' ids in order.
     real = steps < tokens.lengths[:, None]
     ids = np.full(real.shape, pad_id, dtype=np.int64)
     ids[real] = tokens.ids
     width = int(tokens.column.max(initial=1))  # what comes after the last token that predicts one is seen by nothing
     positions = np.repeat(steps[None, :width], len(index), axis=0)
+    # The hidden state at the token before predicts it. The place is in the flattened [R * width].
     source = tokens.row * width + tokens.column - 1
     return tokens.laid_out(batch, index, np.ascontiguousarray(ids[:, :width]), positions, source, device)
 
@@ -191,17 +200,20 @@ def cut_shared(
     """
     longest = np.zeros(int(cluster.max(initial=-1)) + 1, dtype=np.int64)
     np.maximum.at(longest, cluster, lengths)
+    # The last key sorts first: cluster by its longest member, then by number, then the members by length.
     order = np.lexsort((-lengths, cluster, -longest[cluster]))
     cuts: list[list[int]] = []
     used = 0
     last = -1
     for i in order:
         own = int(lengths[i] - prefix[i])
+        # The prefix counts once in a micro-batch, with the first member of the cluster.
         extra = own if cuts and cluster[i] == last else int(lengths[i])
         full = not cuts or (size is not None and len(cuts[-1]) == size)
         if full or (tokens is not None and used + extra > tokens):
             cuts.append([])
             used = 0
+            # A new micro-batch computes the prefix again.
             extra = int(lengths[i])
         cuts[-1].append(int(i))
         used = used + extra
@@ -225,11 +237,15 @@ class Cost:
         layers = policy.layers
         call = CALL.get(policy.device.type, CALL_ELSEWHERE)
         flops = 2 * layers.weights
+        # In tokens: FLOPs over those of the layers for one token. A pair is a multiplication and an addition in each of
+        # q k^T and the product with v, for each channel.
         return cls(pair=4 * layers.count * layers.channels / flops, call=layers.count * call / flops)
 
     def padded(self, lengths: np.ndarray) -> float:
         """Rollouts of these lengths as padded rows."""
         longest = int(lengths.max())
+        # One causal call over [R, longest]; the whole square is counted, here and in `packed`, since only the ratio
+        # matters.
         return len(lengths) * (longest + self.pair * longest**2) + self.call
 
     def packed(self, length: np.ndarray, context: np.ndarray) -> float:
@@ -266,6 +282,7 @@ def shared_prefixes(batch: Batch, index: np.ndarray) -> tuple[np.ndarray, np.nda
 def _common(ids: Sequence[np.ndarray]) -> int:
     """The length of the longest prefix that all have."""
     shortest = min(len(one) for one in ids)
+    # bool [shortest]: places at which all have the token of the first.
     same = np.all([one[:shortest] == ids[0][:shortest] for one in ids[1:]], axis=0)
     if same.all():
         return shortest
@@ -309,6 +326,7 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
     start = 0
     for r in range(len(lengths)):
         if prefix[r] and cluster[r] != last:
+            # The first rollout of a cluster lays the prefix down as a run of its own; the others refer to that run.
             shared = len(segments)
             start = place
             segments.append((r, 0, int(prefix[r])))
@@ -317,6 +335,7 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
         last = int(cluster[r])
         prefix_start[r] = start
         own_start[r] = place
+        # A rollout may be nothing but the prefix (an empty response) and then has no run of its own.
         if lengths[r] > prefix[r]:
             segments.append((r, int(prefix[r]), int(lengths[r])))
             context.append(shared if prefix[r] else -1)
@@ -340,8 +359,10 @@ def packed_row(
     spans = Spans(runs.length, runs.context, device)
     ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.segments])
     row = tokens.row
+    # int64 [T]: the place, in its rollout, of the token that predicts.
     before = tokens.column - 1
     own = runs.own_start[row] + before - runs.prefix[row]
+    # It may lie in the shared run: the prompt's last token predicts the first token of every response.
     source = np.where(before < runs.prefix[row], runs.prefix_start[row] + before, own)
     rows = tokens.laid_out(batch, index, ids[None], spans.positions[None], source, device)
     return dataclasses.replace(rows, spans=spans)
@@ -414,8 +435,10 @@ class _Layouts:
         """The cheapest layout that config and model allow; the model is asked only where packing would pay."""
         demanded = self.config.packing is True or self.config.share_prefix is True
         plain = None if demanded else self._padded()
+        # Demanded packing has nothing to be compared with.
         most = math.inf if plain is None else GAIN * plain.cost
         better = [layout for layout in self._all_packed(most) if layout.cost <= most]
+        # `packing` runs the model on a trial, so it is read only where its answer decides.
         if plain is not None and better and not self.policy.packing.packs:
             _warn_once(f"rows are padded, not packed: {self.policy.packing.reason}")
             return plain
@@ -434,6 +457,7 @@ class _Layouts:
             yield self._packed(np.arange(len(self.index)), np.zeros_like(self.lengths))
         if shares is not False:
             cluster, prefix = shared_prefixes(self.batch, self.index)
+            # [clusters]: the prefix of each cluster's first member; computed once instead of once for each member.
             once = prefix[np.unique(cluster, return_index=True)[1]].sum()
             if total - prefix.sum() + once <= most and (shares is True or prefix.any()):
                 yield self._packed(cluster, prefix)

@@ -31,9 +31,9 @@ class BalanceSources(Selector):
         rewards = batch.column("reward")
         by_source: dict[str | None, list[tuple[float, str, np.ndarray]]] = {}
         for group in batch.groups():
-            known = rewards[group.index][np.isfinite(rewards[group.index])]
-            if len(known) and known.min() < known.max():
-                spread = float(known.std())
+            finite = rewards[group.index][np.isfinite(rewards[group.index])]
+            if len(finite) and finite.min() < finite.max():
+                spread = float(finite.std())
             else:
                 spread = 0.0
             by_source.setdefault(group.rollouts[0].task.source, []).append((-spread, group.key, group.index))

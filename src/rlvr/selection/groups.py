@@ -54,9 +54,9 @@ class PassRateBand(Selector):
         values = batch.column(self.column)
         keep = np.zeros(len(batch), dtype=bool)
         for group in batch.groups():
-            known = values[group.index][np.isfinite(values[group.index])]
-            if len(known):
-                keep[group.index] = float(self.low) <= known.mean() <= float(self.high)
+            finite = values[group.index][np.isfinite(values[group.index])]
+            if len(finite):
+                keep[group.index] = float(self.low) <= finite.mean() <= float(self.high)
         return np.flatnonzero(keep)
 
 
@@ -85,10 +85,10 @@ class SpreadFilter(Selector):
         keep = np.zeros(len(batch), dtype=bool)
         spreads = []
         for group in batch.groups():
-            known = rewards[group.index][np.isfinite(rewards[group.index])]
-            if len(known):
-                if known.min() < known.max():
-                    spread = float(known.std())
+            finite = rewards[group.index][np.isfinite(rewards[group.index])]
+            if len(finite):
+                if finite.min() < finite.max():
+                    spread = float(finite.std())
                 else:
                     spread = 0.0
                 spreads.append(spread)

@@ -48,10 +48,10 @@ class SFTStage(Stage):
         sources that it does not name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of
         reward r)."""
         self.source_weights = source_weights or {}
-        known = {task.source for task in tasks}
+        sources = {task.source for task in tasks}
         for source, weight in self.source_weights.items():
-            if source not in known:
-                named = sorted(s for s in known if s is not None)
+            if source not in sources:
+                named = sorted(s for s in sources if s is not None)
                 raise DataError(
                     f"stage {plan.name!r}: no task is of the source {source!r} of "
                     f"source_weights{nearest(source, named)}"
@@ -110,14 +110,14 @@ def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> Object
     """Return what is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
     if loss == LIKELIHOOD:
         return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
-    piece = registry.build("auxiliary", loss)
+    auxiliary = registry.build("auxiliary", loss)
     name = loss.short_name
-    if piece.has_weights or piece.smallest_group > 1:
+    if auxiliary.has_weights or auxiliary.smallest_group > 1:
         raise ConfigError(
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one "
             "given response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
-    return ObjectiveTerm(name, piece, "likelihood")
+    return ObjectiveTerm(name, auxiliary, "likelihood")
 
 
 def _is_number(value: Any) -> bool:

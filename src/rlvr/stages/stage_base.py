@@ -74,7 +74,7 @@ class Stage(Component):
     """Whether its rollouts are verified, so that its tasks have to be such that they can be."""
     _shows_demonstrations = False
     """Whether tasks' demonstrations are learned from, so that they have to fit after the prompt."""
-    _said_fewer_updates = False
+    _reported_fewer_updates = False
     """Whether the run has said that a step had fewer groups than optimizer steps."""
 
     def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
@@ -168,8 +168,8 @@ class Stage(Component):
                 problem += f", in a context of {context} (the smaller one of the model's and the engine's)"
             return problem
         if length + shown > self.context.policy.context:
-            room = self.context.policy.context
-            return f"its prompt and demonstration have {length + shown} tokens, the model's context is {room}"
+            policy_context = self.context.policy.context
+            return f"its prompt and demonstration have {length + shown} tokens, the model's context is {policy_context}"
         return None
 
     @property
@@ -197,13 +197,13 @@ class Stage(Component):
     def fewer_updates(self, row: Mapping[str, Any]) -> str | None:
         """Say, once in a stage, that a step had too few groups for its optimizer steps; `row`: its metrics."""
         optim = self.config.optim
-        asked = optim.updates_per_batch * optim.epochs_per_batch
-        fewer = optim.updates_per_batch > 1 and row["update/steps"] < asked and not row["skipped/nonfinite"]
-        if self._said_fewer_updates or not fewer:
+        planned = optim.updates_per_batch * optim.epochs_per_batch
+        fewer = optim.updates_per_batch > 1 and row["update/steps"] < planned and not row["skipped/nonfinite"]
+        if self._reported_fewer_updates or not fewer:
             return None
-        self._said_fewer_updates = True
+        self._reported_fewer_updates = True
         return (
-            f"step {row['step']}: {row['update/steps']} of {asked} optimizer steps were taken: a batch is cut by "
+            f"step {row['step']}: {row['update/steps']} of {planned} optimizer steps were taken: a batch is cut by "
             "whole groups, and this one has fewer than optim.updates_per_batch; the metric update/steps counts them "
             "in each step"
         )
@@ -263,7 +263,7 @@ CONTRACTS["stage"] = (Stage,)
 
 
 def _on_other_tasks(draws: Mapping[str, Any], pool: TaskPool) -> dict[str, Any]:
-    """The state of drawing, moved to the next epoch of a pool of other tasks; what is owed of tasks that are gone is
+    """The state of drawing, moved to the next epoch of a pool of other tasks; requeued draws of tasks that are gone are
     dropped."""
     sampler = draws.get("sampler", draws)
     moved = {**sampler, "epoch": sampler["epoch"] + 1, "position": 0, "size": len(pool)}
@@ -291,10 +291,10 @@ def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
         return optim.lr
     done = min(1.0, (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps))
     if optim.schedule == "linear":
-        left = 1 - done
+        remaining = 1 - done
     else:
-        left = (1 + math.cos(math.pi * done)) / 2
-    return optim.min_lr + (optim.lr - optim.min_lr) * left
+        remaining = (1 + math.cos(math.pi * done)) / 2
+    return optim.min_lr + (optim.lr - optim.min_lr) * remaining
 
 
 def token_weights(rollouts: Sequence[Rollout], origin: int, on: np.ndarray) -> list[np.ndarray]:

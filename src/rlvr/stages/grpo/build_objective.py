@@ -1,6 +1,6 @@
 """From the `algorithm` section to the objective of a grpo stage; contradictions are refused here, by name.
 
-Invariant: no piece is known by name; what a piece can do is seen from what it declares.
+Invariant: no component is known by name; its declared members say what it can do.
 """
 
 from __future__ import annotations
@@ -132,36 +132,36 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTer
             raise ConfigError(
                 f"algorithm.auxiliary: {name!r} is the name of another term of the loss: rename the class"
             )
-        piece: Loss | SequenceLoss = registry.build("auxiliary", spec)
-        _check_group(piece, f"the auxiliary loss {kind!r}", group_size)
+        loss: Loss | SequenceLoss = registry.build("auxiliary", spec)
+        _check_group(loss, f"the auxiliary loss {kind!r}", group_size)
         in_reward = algorithm.kl is not None and algorithm.kl.coef != 0.0 and algorithm.kl.where == "reward"
-        if isinstance(piece, SequenceLoss) and in_reward:
+        if isinstance(loss, SequenceLoss) and in_reward:
             raise ConfigError(
                 f"algorithm.kl.where is 'reward', and the auxiliary loss {kind!r} reads the rewards as the verifier "
                 "gave them: set algorithm.kl.where to loss or advantage"
             )
-        weights = name if piece.has_weights else "policy"
-        components.append(ObjectiveTerm(name, piece, weights, spec.coef))
+        weights = name if loss.has_weights else "policy"
+        components.append(ObjectiveTerm(name, loss, weights, spec.coef))
     return components
 
 
 def _correction(
     algorithm: AlgorithmConfig, name: str, corrects_itself: bool, shares_weights: bool
 ) -> Correction | None:
-    asked = algorithm.correction
-    automatic = asked is not None and asked.name == "auto"
+    spec = algorithm.correction
+    automatic = spec is not None and spec.name == "auto"
     if corrects_itself:
-        if asked is not None and not automatic:
+        if spec is not None and not automatic:
             raise ConfigError(
                 f"algorithm.correction weighs tokens by their ratio to the policy that sampled, and the loss {name!r} "
                 "weighs by that itself or not at all: set correction to null"
             )
         return None
     if automatic:
-        asked = None if shares_weights else ComponentSpec("truncate")
-    if asked is None:
+        spec = None if shares_weights else ComponentSpec("truncate")
+    if spec is None:
         return None
-    return registry.build("correction", asked)
+    return registry.build("correction", spec)
 
 
 def _renewal(kl: KLConfig) -> Renewal | None:
@@ -173,12 +173,12 @@ def _renewal(kl: KLConfig) -> Renewal | None:
 def warn_uncorrected(config: Config, objective: Objective) -> None:
     """Warn where the engine's log-probs differ from the trainer's by more than rounding and no weight corrects for
     it."""
-    found = deviations(config.rollout)
+    options = deviations(config.rollout)
     corrects_itself = Need("logprobs", BEHAVIOUR) in objective.needs
-    if found and objective.correction is None and not corrects_itself:
+    if options and objective.correction is None and not corrects_itself:
         log.warning(
             "rollout.engine has %s, so that its log-probs differ from the trainer's by more than rounding, and "
             "algorithm.correction is null: set it to auto or truncate. mismatch/mean says how far they are apart; "
             "`health: {mismatch: stop}` ends a run in which it stays above 0.05",
-            ", ".join(found),
+            ", ".join(options),
         )

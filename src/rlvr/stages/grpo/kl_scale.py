@@ -23,10 +23,10 @@ def check_scale(config: Config, tasks: Sequence[Task]) -> None:
         return
     where = f"algorithm.kl.scale: `by: {kl.scale.by}`"
     if kl.scale.by == "source":
-        known = sorted({task.source for task in tasks if task.source is not None})
+        sources = sorted({task.source for task in tasks if task.source is not None})
         for name in kl.scale.factors:
-            if name not in known:
-                raise ConfigError(f"{where} names {name!r}, and no task is of that source{nearest(name, known)}")
+            if name not in sources:
+                raise ConfigError(f"{where} names {name!r}, and no task is of that source{nearest(name, sources)}")
     if kl.scale.by == "turn":
         plan: RolloutPlan = registry.build("plan", config.rollout.plan)
         most = plan.turns

@@ -53,9 +53,9 @@ class ReferencePenalty:
         batch.token_columns |= {"logprobs/current": now, "logprobs/reference": then}
 
         divergence = [np.zeros(len(r)) for r in batch.rollouts]
-        for values, on, left, right in zip(divergence, where, now, then, strict=True):
+        for values, on, current, reference_logprobs in zip(divergence, where, now, then, strict=True):
             values[on] = self.divergence(
-                torch.from_numpy(left[on]).double(), torch.from_numpy(right[on]).double()
+                torch.from_numpy(current[on]).double(), torch.from_numpy(reference_logprobs[on]).double()
             ).numpy()
         coef = scalar_value(self.coef, *when)
         scales: Sequence[Any] = [1.0] * len(batch) if factors is None else factors

@@ -73,7 +73,7 @@ class Scoring:
                 )
 
     def bind(self, tasks: Sequence[Task], setting: RewardContext) -> None:
-        """Let the pieces take what they need from the run."""
+        """Let the components take what they need from the run."""
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)
         self.selectors = [(name, self._bound(name, selector, setting)) for name, selector in self.selectors]
@@ -124,9 +124,9 @@ class Scoring:
         """The term with the log-probs of what it asks for."""
         if not term.function.asks_continuations:
             return term
-        asked = term.function.asks(batch, lambda text: encoded(policy, text))
-        found = continuation_logprobs(policy, [(one.context, one.target) for one in asked], self.config.optim)
-        scored = list(zip(asked, found, strict=True))
+        requests = term.function.asks(batch, lambda text: encoded(policy, text))
+        logprobs = continuation_logprobs(policy, [(one.context, one.target) for one in requests], self.config.optim)
+        scored = list(zip(requests, logprobs, strict=True))
         function = functools.partial(term.function, scored=scored)
         return dataclasses.replace(term, function=called_as(RewardTerm, function))
 
@@ -226,9 +226,9 @@ class Advantages:
         )
 
     def add(self, batch: Batch, policy: Policy, step: int, steps: int) -> None:
-        """The column `advantage`, or the token column where a piece gives one array per rollout.
+        """The column `advantage`, or the token column where a component gives one array per rollout.
 
-        ConfigError names a piece whose result has another shape, or no number for a decided rollout.
+        ConfigError names a component whose result has another shape, or no number for a decided rollout.
         """
         self._add_what_is_needed(batch, policy)
         (name, estimator), *modifiers = self.components.at(step, steps)
@@ -238,7 +238,7 @@ class Advantages:
         for name, modifier in modifiers:
             values = self._checked(modifier(batch, values), batch, f"algorithm.modifiers: {name!r}")
         if isinstance(values, list):
-            if self._loss_per_response:  # a piece that does not declare `per_token`
+            if self._loss_per_response:  # a component that does not declare `per_token`
                 raise ConfigError(self._credit_is_lost(" or ".join(name for name, _ in self._named)))
             batch.token_columns["advantage"] = values
         else:
@@ -256,7 +256,7 @@ class Advantages:
                     rollout.char_ends = char_ends(policy.tokenizer, rollout)
 
     @staticmethod
-    def _checked(values: Any, batch: Batch, piece: str) -> np.ndarray | list[np.ndarray]:
+    def _checked(values: Any, batch: Batch, component: str) -> np.ndarray | list[np.ndarray]:
         if isinstance(values, list):
             columns = [np.asarray(v, dtype=np.float64) for v in values]
             fits = [v.shape for v in columns] == [(len(r),) for r in batch.rollouts]
@@ -265,12 +265,12 @@ class Advantages:
             fits = columns[0].shape == (len(batch),)
         if not fits:
             raise ConfigError(
-                f"{piece} returned shapes {[v.shape for v in columns][:4]} for {len(batch)} rollouts: "
+                f"{component} returned shapes {[v.shape for v in columns][:4]} for {len(batch)} rollouts: "
                 "an array of one number per rollout is needed, or a list of one array per rollout with a number per "
                 "token"
             )
         if any(not np.isfinite(v).all() for v in columns):
-            raise ConfigError(f"{piece} returned a NaN or an infinity: undecided rollouts get 0")
+            raise ConfigError(f"{component} returned a NaN or an infinity: undecided rollouts get 0")
         if isinstance(values, list):
             return columns
         return columns[0]

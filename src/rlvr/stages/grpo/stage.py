@@ -1,7 +1,7 @@
 """The grpo stage: groups of sampled responses, verified, scored against each other.
 
-rollouts -> reward columns -> selection -> advantages -> weights per token; every piece comes from the configuration,
-and none is known here by name.
+rollouts -> reward columns -> selection -> advantages -> weights per token. Every component comes from the
+configuration, and none is known here by name.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class GRPOStage(Stage):
         self.scoring.bind(kept, RewardContext(plan.config, kept, context.rollout_context.same_answer))
         terms = self.scoring.terms
         self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), context.is_main)
-        asked: RolloutPlan = registry.build("plan", rollout.plan)
-        context.history.keep_answers(asked.answer_characters)
-        asked.check(self.rollout_context_at(0), self.pool.at(0))
+        rollout_plan: RolloutPlan = registry.build("plan", rollout.plan)
+        context.history.keep_answers(rollout_plan.answer_characters)
+        rollout_plan.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
         self.supply: RolloutBuffer | RecordedBuffer
@@ -81,7 +81,7 @@ class GRPOStage(Stage):
             self.supply = RolloutBuffer(
                 self.sampler,
                 context.collector,
-                asked,
+                rollout_plan,
                 self.rollout_context_at,
                 rollout,
                 plan.allowed,
@@ -167,22 +167,22 @@ class GRPOStage(Stage):
     def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
         """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
         everyone = [*collected.rollouts, *collected.dropped]
-        known = collected.columns
+        recorded = collected.columns
         sampled = np.asarray([r.role != BASELINE for r in everyone], dtype=bool)
 
         def scored(on: np.ndarray, peek: bool) -> Batch:
-            if known is None:
-                given = None
+            if recorded is None:
+                columns = None
             else:
-                given = {name: values[on] for name, values in known.items()}
-            return self._scored([everyone[i].as_trained() for i in np.flatnonzero(on)], peek, given)
+                columns = {name: values[on] for name, values in recorded.items()}
+            return self._scored([everyone[i].as_trained() for i in np.flatnonzero(on)], peek, columns)
 
         everything = scored(sampled, peek=False)
         if sampled.all():
             compared = Batch([])
         else:
             compared = scored(~sampled, peek=True)
-        if known is None:
+        if recorded is None:
             collected.columns = {
                 name: np.full(len(everyone), np.nan) for name in (everything.columns | compared.columns)
             }
