@@ -53,8 +53,10 @@ def _of_rollout(rollout: Rollout, scale: KLScaleConfig, tokenizer: Any) -> np.nd
             rollout.char_ends = char_ends(tokenizer, rollout)
         thinking = thinking_tokens(rollout, scale.closing)
         return np.where(thinking, factors.get("think", other), factors.get("answer", other))
+    # A rollout of one turn has no segments: all of it is turn 1.
     values = np.full(len(rollout), factors.get("1", other))
     turns = [segment for segment in rollout.segments if segment.kind == "turn"]
     for number, turn in enumerate(turns, start=1):
+        # [T]; segments are [start, end) in tokens.
         values[turn.start : turn.end] = factors.get(str(number), other)
     return values

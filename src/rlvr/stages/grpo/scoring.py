@@ -98,15 +98,18 @@ class Scoring:
         """The batch of these rollouts with its reward columns, and `history/mean`, the mean score of the task's earlier
         draws (NaN where there is none), at step `when[0]` of `when[1]`. Columns that are `known` are taken as they
         are."""
+        # A copy of the columns: those of a recording belong to the caller.
         batch = Batch(list(rollouts), dict(known or {}))
         if known is not None:
             self._add_what_is_needed(batch, policy)
             return batch
+        # Before this step is noted in the history, so that a rollout is not compared with itself.
         rates = [history[r.task.id].pass_rate for r in rollouts]
         batch.columns["history/mean"] = np.asarray(
             [np.nan if rate is None else rate for rate in rates], dtype=np.float64
         )
         self._add_what_is_needed(batch, policy)
+        # Scheduled weights become numbers; the terms with schedules stay in self.terms.
         terms = at_step(self.terms, *when)
         if peek:
             terms = [term.each(_untouched) for term in terms]
@@ -143,10 +146,12 @@ class Scoring:
         there."""
         for name, selector in ComponentList(self.selectors).at(step, steps):
             kept = np.asarray(selector(batch))
+            # A selector may return a flag for each rollout instead of positions.
             if kept.dtype == bool:
                 if kept.shape != (len(batch),):
                     raise ConfigError(f"algorithm.select: {name!r} gave {kept.shape} flags for {len(batch)} rollouts")
                 kept = np.flatnonzero(kept)
+            # A negative position would count from the end, and a rollout twice would be trained twice.
             if kept.size and (kept.min() < 0 or kept.max() >= len(batch) or len(np.unique(kept)) < len(kept)):
                 raise ConfigError(f"algorithm.select: {name!r} gave positions outside of the batch, or one twice")
             batch = batch.select(kept)
@@ -170,6 +175,7 @@ def _reads_of(terms: Sequence[Term]) -> Reads:
 def _untouched(term: Term) -> Term:
     """The term with a copy of a function that has a memory: what the copy notes for it is lost."""
     if term.function.remembers:
+        # Shallow: what the copy assigns to its own attributes is lost, a state that it changes in place is not.
         return dataclasses.replace(term, function=copy.copy(term.function))
     return term
 
@@ -212,6 +218,7 @@ class Advantages:
                     f"algorithm.modifiers: {name!r} needs one advantage per response, and {by_token!r} before it "
                     f"gives one per token: put {name!r} first or leave one of them out"
                 )
+            # Once an advantage is per token every later modifier sees one per token.
             by_token = name if component.per_token else by_token
         if by_token is not None and self._loss_per_response:
             raise ConfigError(self._credit_is_lost(by_token))
@@ -231,6 +238,8 @@ class Advantages:
         ConfigError names a component whose result has another shape, or no number for a decided rollout.
         """
         self._add_what_is_needed(batch, policy)
+        # The penalty comes after the estimator, whose baseline is of rewards, and before modifiers, which may normalise
+        # both.
         (name, estimator), *modifiers = self.components.at(step, steps)
         values = self._checked(estimator(batch), batch, f"algorithm.advantage {name!r}")
         if self._penalised:
@@ -269,6 +278,7 @@ class Advantages:
                 "an array of one number per rollout is needed, or a list of one array per rollout with a number per "
                 "token"
             )
+        # One NaN in an advantage makes the loss of the whole optimizer step NaN.
         if any(not np.isfinite(v).all() for v in columns):
             raise ConfigError(f"{component} returned a NaN or an infinity: undecided rollouts get 0")
         if isinstance(values, list):

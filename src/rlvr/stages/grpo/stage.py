@@ -57,6 +57,7 @@ class GRPOStage(Stage):
                 "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
             )
         for name in ("top_p", "top_k", "min_p"):
+            # The neutral values are the defaults: top_p 1, top_k and min_p 0.
             neutral = type(rollout).model_fields[name].default
             if getattr(rollout, name) != neutral:
                 raise ConfigError(
@@ -65,6 +66,7 @@ class GRPOStage(Stage):
                 )
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
+        # After `_shows_demonstrations` is set, which the base class reads; before what needs the pool of tasks that fit.
         super().__init__(plan, context, tasks, seed)
         self._step = 0
         kept = list(self.pool)  # tasks that are left out are never scored
@@ -120,6 +122,7 @@ class GRPOStage(Stage):
         """Return whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so
         that the thread that trains has no function left to call."""
         self._call_plain(rollouts)
+        # The draw's baseline rollout is in no group: its reward must not make a group look varied.
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
 
@@ -130,6 +133,7 @@ class GRPOStage(Stage):
 
     def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights."""
+        # Without baselines: the sampled rollouts first, then those that dynamic sampling dropped.
         everything, compared = self._scored_all(collected)
         self._sampled = everything.with_own_columns()
         metrics = self.raised.look(everything.rollouts)
@@ -144,10 +148,12 @@ class GRPOStage(Stage):
         batch = self.scoring.select(batch, self._step, self.steps)
         if not self.config.algorithm.select_after:
             self._add_advantages(batch)
+        # bool [B]: undecided rollouts get weight 0 and count in no denominator.
         on = np.isfinite(batch.column("reward"))
         if self.config.algorithm.mask_truncated:
             on &= ~np.asarray([r.stop.truncated for r in batch.rollouts], dtype=bool)
         batch.token_columns["weight/policy"] = token_weights(batch.rollouts, Origin.POLICY, on)
+        # Before rollouts and tokens are appended that nobody sampled: metrics are of what the policy did.
         self._trained = batch.with_own_columns()
         metrics |= self._penalised
         if self._shows_demonstrations:
@@ -157,6 +163,7 @@ class GRPOStage(Stage):
         if any(c.by_token for c in self._objective.components):
             batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
         for component in self._choosing:
+            # Last, when every rollout and token that a component may choose is there.
             batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
         return batch, metrics
 
@@ -194,6 +201,7 @@ class GRPOStage(Stage):
     def _call_plain(self, rollouts: Sequence[Rollout]) -> None:
         """As `_scored_all` shows rollouts to the functions: baselines apart from the groups that are compared with
         them."""
+        # The same batches as `_scored_all` makes: a function of a group sees the same rollouts both times.
         for of_baseline in (False, True):
             self.scoring.call_plain([r.as_trained() for r in rollouts if (r.role == BASELINE) == of_baseline])
 
