@@ -98,8 +98,7 @@ class RecordedBuffer:
     def _draw_as_far_as(self, rollouts: Iterable[Rollout]) -> None:
         """Draw what the recorded run drew, so that epochs are counted alike."""
         last = max(int(rollout.group.partition("/")[0]) for rollout in rollouts)
-        # The name of a group is the number of its draw ("17") or begins with it ("17/1"): the sampler is brought past the
-        # last one.
+        # A group's name is the number of its draw ("17") or begins with it ("17/1"): draw past the last one.
         while self.sampler.state_dict()["draws"] <= last:
             self.sampler.next(1)
 

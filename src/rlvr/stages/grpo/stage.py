@@ -66,7 +66,7 @@ class GRPOStage(Stage):
                 )
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
-        # After `_shows_demonstrations` is set, which the base class reads; before what needs the pool of tasks that fit.
+        # After `_shows_demonstrations`, which the base class reads; before what needs the pool of tasks that fit.
         super().__init__(plan, context, tasks, seed)
         self._step = 0
         kept = list(self.pool)  # tasks that are left out are never scored
