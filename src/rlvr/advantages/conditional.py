@@ -34,7 +34,7 @@ class Conditional(Advantage):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Return what it reads of a forward pass."""
+        """The statistics of the policy that the estimator reads."""
         return frozenset({Need("entropy")} if self.metric == "entropy" else ())
 
     def __call__(self, batch: Batch) -> np.ndarray:

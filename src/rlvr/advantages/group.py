@@ -197,7 +197,7 @@ class GroupAdvantage(Advantage):
 
     @property
     def smallest_group(self) -> int:
-        """The group size from which the estimator says anything."""
+        """The smallest group in which the estimator gives an advantage other than 0."""
         if self.baseline in OF_THE_GROUP or self.scale == "std":
             return 2
         return 1

@@ -53,7 +53,7 @@ class PassAtK(Advantage):
 
     @property
     def smallest_group(self) -> int:
-        """The group size from which the estimator says anything."""
+        """The smallest group in which the estimator gives an advantage other than 0."""
         return max(2, self.k)
 
     def __call__(self, batch: Batch) -> np.ndarray:

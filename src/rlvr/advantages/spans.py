@@ -61,7 +61,7 @@ class SpanAdvantage(Advantage):
 
     @property
     def smallest_group(self) -> int:
-        """The group size from which the estimator says anything."""
+        """The smallest group in which the estimator gives an advantage other than 0."""
         return 1 if self.normalise == "none" else 2
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:

@@ -356,7 +356,7 @@ def _comparable(objective: Objective) -> list[Need]:
 
 
 def _term(component: ObjectiveTerm, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:
-    """The component's share of the loss for the tokens of a micro-batch, with what it knows of the whole step."""
+    """The component's share of the loss for the tokens of a micro-batch, with its prepass result of the whole step."""
     losses = inputs.of_rollouts("sequence_loss", component, like=tokens.logprobs)
     gradients = inputs.of_rollouts("logprob_gradient", component, like=tokens.logprobs)
     if losses is not None and gradients is not None:

@@ -408,7 +408,7 @@ def check_packing(policy: Policy, config: OptimConfig) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A way to lay out an optimizer step's rollouts: what it costs, its cuts, and a cut's rows."""
+    """A layout of an optimizer step's rollouts: its cost, its cuts and the rows of a cut."""
 
     cost: float
     parts: list[np.ndarray]

@@ -73,7 +73,7 @@ def _kept(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _release(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Let go, where weights are partitioned, of those that are whole for the moment."""
+    """Free the gathered copies of partitioned weights."""
     partitioned: Any = next((p for p in parameters.values() if hasattr(p, "ds_tensor")), None)
     if partitioned is not None:
         partitioned._z3_optimizer.empty_partition_cache()

@@ -16,7 +16,7 @@ from rlvr.stages.grpo.scoring import Scoring
 
 
 class Chooser:
-    """The scorer that `config.evaluation.scorer` names: rollouts -> what it likes of each, NaN where it does not know.
+    """The scorer that `config.evaluation.scorer` names: rollouts -> one score each, NaN where it is undecided.
 
     `apart` says that the policy's weights lie in parts on several ranks: ConfigError then for a term that needs a
     forward pass, which only rank 0 would take.

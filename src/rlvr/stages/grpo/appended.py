@@ -1,4 +1,4 @@
-"""A token that nobody sampled after every response, for a loss that reads what the policy thinks of it there."""
+"""A token put after every response, for a loss that reads its log-prob there; the policy did not sample it."""
 
 from __future__ import annotations
 

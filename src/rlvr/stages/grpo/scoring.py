@@ -124,7 +124,7 @@ class Scoring:
             call_plain(Batch(list(rollouts)), self.terms)
 
     def _given(self, term: Term, batch: Batch, policy: Policy) -> Term:
-        """The term with the log-probs of what it asks for."""
+        """The term with the log-probs of the continuations that it asks for."""
         if not term.function.asks_continuations:
             return term
         requests = term.function.asks(batch, lambda text: encoded(policy, text))
