@@ -7,7 +7,7 @@ import torch
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.core.needs import Need
 from rlvr.policy import forward, load_policy, micro_batches
-from rlvr.policy.microbatch import DeferredColumns
+from rlvr.policy.statistics import DeferredColumns
 from rlvr.records import Batch, Rollout, StopReason, Task
 
 pytestmark = [

@@ -292,7 +292,7 @@ ALLOWED = {
     ("losses/objective.py", "_denominator"): "the batch's weights are arrays",
     ("losses/objective.py", "trains"): "the batch's weights are arrays",
     ("losses/objective.py", "_numbers"): "the one fetch of an optimizer step's metrics and losses",
-    ("policy/microbatch.py", "write"): "the one fetch of values for token columns",
+    ("policy/statistics.py", "write"): "the one fetch of values for token columns",
 }
 """Functions that may take values out of tensors, by file, and why."""
 FETCHES = {"item", "tolist", "numpy", "cpu", "nonzero", "masked_select", "unique", "unique_consecutive"}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.policy.microbatch import cut, cut_shared, deal
+from rlvr.policy.load_balancing import deal
+from rlvr.policy.microbatch import cut, cut_shared
 
 
 @settings(max_examples=100, deadline=None)

@@ -18,7 +18,8 @@ from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, microbatch
 from rlvr.policy.attention import Spans, attending
-from rlvr.policy.microbatch import DeferredColumns, shared_prefixes
+from rlvr.policy.microbatch import shared_prefixes
+from rlvr.policy.statistics import DeferredColumns
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
 BOTH = [Need("logprobs", grad=True), Need("entropy", grad=True)]
@@ -339,7 +340,7 @@ def test_the_estimate_is_linear_in_rollouts(small):
 
 @pytest.mark.parametrize(("architecture", "why"), [("bloom", "separate rows"), ("qwen3_next", "linear_attention")])
 def test_models_that_cannot_are_padded_and_say_so_once(architecture, why, caplog, monkeypatch):
-    monkeypatch.setattr(microbatch, "_said", set())
+    monkeypatch.setattr(microbatch, "_warned", set())
     policy = tiny(architecture)
     before = policy.causal_lm.config._attn_implementation
     batch = workload(3, 8, 20, endless([2, 30]))
@@ -356,7 +357,7 @@ def test_models_that_cannot_are_padded_and_say_so_once(architecture, why, caplog
 
 
 def test_a_budget_smaller_than_a_rollout_is_said_once(small, caplog, monkeypatch):
-    monkeypatch.setattr(microbatch, "_said", set())
+    monkeypatch.setattr(microbatch, "_warned", set())
     batch = ragged(5, groups=3)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

@@ -9,9 +9,9 @@ from number_oracles import double, gap, gradient_of, token_statistics
 
 from rlvr.core.needs import CURRENT, REFERENCE, Need
 from rlvr.policy import fused_head, statistics
-from rlvr.policy.microbatch import DeferredColumns, cut, rows_of
+from rlvr.policy.microbatch import cut, rows_of
 from rlvr.policy.model import LogitScaling, head_of
-from rlvr.policy.statistics import forward
+from rlvr.policy.statistics import DeferredColumns, forward
 from rlvr.records import Batch, Origin
 
 BOTH = [Need("logprobs", grad=True), Need("entropy", grad=True)]

@@ -53,13 +53,17 @@ class Blend(Modifier):
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         assert isinstance(advantage, np.ndarray), "`per_response`: one advantage for each response"
         share = float(self.share)
+        # So that a share of 0 changes no bit.
         if share == 0:
             return advantage
+        # float64 [B], NaN where the response is undecided or the term has no value.
         values = np.where(decided(batch), batch.column(f"reward/{self.of}"), np.nan)
         groups = batch.group_index()
         own = group_advantage(values, groups, "mean", "std", self.epsilon)
-        known = np.isfinite(values)
+        finite = np.isfinite(values)
         spread = np.zeros(int(groups.max(initial=-1)) + 1)
-        found = stds(values[known], groups[known])
-        spread[: len(found)] = found
+        finite_stds = stds(values[finite], groups[finite])
+        # [G]. The last groups may have no finite value and are missing from what bincount gave; they keep 0.
+        spread[: len(finite_stds)] = finite_stds
+        # A small deviation in the denominator would enlarge differences that mean nothing.
         return (1 - share) * advantage + share * np.where(spread[groups] >= self.least_std, own, 0.0)

@@ -34,7 +34,7 @@ class Conditional(Advantage):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Return what it reads of a forward pass."""
+        """The statistics of the policy that the estimator reads."""
         return frozenset({Need("entropy")} if self.metric == "entropy" else ())
 
     def __call__(self, batch: Batch) -> np.ndarray:
@@ -45,11 +45,15 @@ class Conditional(Advantage):
         mix = float(self.mix)
         for group in batch.groups():
             index = group.index[np.isfinite(rewards[group.index])]
+            # By metric, then by member, so that the order of rollouts in the batch does not matter.
             index = index[np.lexsort((member[index], metric[index]))]
             r = rewards[index]
+            # floor(n / 2): of an odd number the lower half has one less.
             half = len(index) // 2
             if half == 0 or r.min() == r.max():
                 continue
+            # Mean rewards of the two halves: each response is compared with mix x the other one's and 1 - mix x its own
+            # one's.
             low = r[:half].mean()
             high = r[half:].mean()
             upper = np.arange(len(index)) >= half
@@ -60,6 +64,7 @@ class Conditional(Advantage):
         tokens = FlatTokens.of(batch)
         if self.metric == "length":
             return tokens.lengths
+        # float64 [N], in nats; NaN where the policy did not sample.
         entropy = tokens.flat(batch.tokens(f"entropy/{CURRENT}"))
-        known = tokens.sampled & np.isfinite(entropy)
-        return tokens.sums(np.where(known, entropy, 0.0)) / np.maximum(tokens.sums(known.astype(np.float64)), 1.0)
+        finite = tokens.sampled & np.isfinite(entropy)
+        return tokens.sums(np.where(finite, entropy, 0.0)) / np.maximum(tokens.sums(finite.astype(np.float64)), 1.0)

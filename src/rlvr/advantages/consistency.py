@@ -43,26 +43,33 @@ class Consistency(Advantage):
     def __call__(self, batch: Batch) -> np.ndarray:
         rewards = batch.column("reward")
         groups = batch.group_index()
+        # float64 [B]: GRPO's (r - mean) / (std + epsilon) within the group.
         local = group_advantage(rewards, groups, epsilon=self.epsilon, unbiased=True)
         result = np.zeros(len(batch))
         on = np.isfinite(rewards)
         if not on.any():
             return result
+        # Numbered anew over the groups with a decided member, so that bincount has no empty group.
         g = np.unique(groups[on], return_inverse=True)[1]
         answers = [None if r.verdict is None else r.verdict.answer for r in batch.rollouts]
         answers = [answers[i] for i in np.flatnonzero(on)]
         members = np.split(np.argsort(g, kind="stable"), np.cumsum(np.bincount(g))[:-1])
+        # [G] H in bits, 0 where all agree and log2 n where all differ.
         entropy = np.asarray([_entropy([answers[i] for i in index]) for index in members])
         rates = means(rewards[on], g)
         size = np.bincount(g)
         if self.agreement:
+            # From the mean reward itself at H = 0 down to 1 / n of it at H = log2 n. A group of one has H = 0; the
+            # maximum keeps log2(1) = 0 out of the denominator.
             rates = rates * (1 - (1 - 1 / size) * entropy / np.log2(np.maximum(size, 2)))
+        # Over the batch's prompts, not its responses: each prompt counts once.
         spread = std(rates, unbiased=True)
         if spread > 0:
             over_batch = (rates - rates.mean()) / (spread + self.epsilon)
         else:
             over_batch = np.zeros(len(rates))
         odds = float(self.sharpness) * (entropy - float(self.level))
+        # sigmoid(odds), in a form that does not overflow for a level of large size.
         weight = 0.5 * (1 + np.tanh(odds / 2))
         if self.forced:
             weight = np.where(same(rewards[on], g), 0.0, weight)
@@ -71,6 +78,8 @@ class Consistency(Advantage):
 
 
 def _entropy(answers: list[str | None]) -> float:
+    # The prefixes keep an answer such as "3" apart from a missing one with number 3; each missing answer is its own
+    # kind.
     kinds = Counter(f"={a.strip()}" if a is not None else f"?{i}" for i, a in enumerate(answers))
     share = np.fromiter(kinds.values(), dtype=np.float64) / len(answers)
     return float(-(share * np.log2(share)).sum())

@@ -37,8 +37,10 @@ class Surprise(Modifier):
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
         tokens = FlatTokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
+        # float64 [N], NaN where unknown.
         logprobs = tokens.flat([r.behaviour_logprobs for r in batch.rollouts])
         on = tokens.sampled & np.isfinite(logprobs) & (self.negative | (values > 0))
+        # At most 1: an engine's rounding may give a log-prob above 0, and a negative base with a power like 0.5 is NaN.
         p = np.exp(np.minimum(np.where(on, logprobs, -np.inf), 0.0))
         weight = (1.0 - p) ** float(self.power)
         return tokens.split(np.where(on, weight, 1.0) * values)
@@ -69,6 +71,7 @@ class Entropy(Modifier):
         tokens = FlatTokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         entropy = np.nan_to_num(tokens.flat(batch.tokens(f"entropy/{CURRENT}")), nan=0.0)
+        # psi = min(alpha H, |A| / kappa) with alpha = scale and kappa = bound. [N]
         added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)
         return tokens.split(values + np.where(tokens.sampled & decided(batch)[tokens.rollout], added, 0.0))
 
@@ -100,13 +103,18 @@ class Confidence(Modifier):
         logprobs, partition, mean_logit = (
             tokens.flat(batch.tokens(f"{name}/{CURRENT}")) for name in ("logprobs", "logsumexp", "mean_logit")
         )
+        # bool [N]
         live = tokens.sampled & decided(batch)[tokens.rollout] & np.isfinite(logprobs)
         count = np.maximum(tokens.sums(live.astype(np.float64)), 1.0)
         # the standard score needs no -log V
+        # [B]: mean log p over the vocabulary is mean_logit - logsumexp, so KL(uniform || p) = logsumexp - mean_logit -
+        # log V.
         sure = tokens.sums(np.where(live, partition - mean_logit, 0.0)) / count
         weight = float(self.scale) * self._scores(sure, decided(batch), batch.group_index())
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
+        # exp(-scale z) for A > 0 and exp(scale z) for A < 0: no sign changes.
         values = values * np.exp(-np.sign(values) * weight[tokens.rollout])
+        # [N]: the logit of the token itself, log p + logsumexp.
         logit = np.where(live, logprobs + partition, 0.0)
         return tokens.split(values - float(self.penalty) * _within(tokens, logit, live))
 

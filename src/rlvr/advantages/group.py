@@ -33,6 +33,7 @@ def means(values: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = N
     """float64 [G]: the mean of each group, weighted if asked; where all weights of a group are 0, the plain mean."""
     size = int(groups.max()) + 1 if len(groups) else 0
     if weights is None:
+        # The maximum keeps 0 / 0 out for numbers of groups that have no member.
         return np.bincount(groups, values, minlength=size) / np.maximum(np.bincount(groups, minlength=size), 1)
     total = np.bincount(groups, weights, minlength=size)
     weighted = np.bincount(groups, weights * values, minlength=size) / np.where(total > 0, total, 1.0)
@@ -42,6 +43,7 @@ def means(values: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = N
 def stds(values: np.ndarray, groups: np.ndarray, unbiased: bool = False) -> np.ndarray:
     """float64 [G]: the standard deviation of each group; unbiased divides by n - 1 (a group of one has 0)."""
     size = np.bincount(groups)
+    # The sum of squared deviations, not E[x^2] - E[x]^2, which cancels where the spread is small.
     squares = np.bincount(groups, (values - means(values, groups)[groups]) ** 2, minlength=len(size))
     return np.sqrt(squares / np.maximum(size - int(unbiased), 1))
 
@@ -53,6 +55,7 @@ def std(values: np.ndarray, weights: np.ndarray | None = None, unbiased: bool = 
     """
     weights = np.ones(len(values)) if weights is None else weights
     counted = values[weights > 0]
+    # Decided by comparing, since the rounded mean of equal numbers may differ from them.
     if not len(counted) or counted.min() == counted.max():
         return 0.0
     mean = np.average(values, weights=weights)
@@ -74,6 +77,7 @@ def by_size(groups: np.ndarray) -> Iterator[np.ndarray]:
     order = np.argsort(groups, kind="stable")
     size = np.bincount(groups)
     starts = np.cumsum(size) - size
+    # One [groups, n] array of positions for each size, so that callers compute on matrices and not group by group.
     for n in np.unique(size[size > 0]):
         yield order[starts[size == n][:, None] + np.arange(n)]
 
@@ -174,6 +178,7 @@ class GroupAdvantage(Advantage):
     mean score of the prompt's earlier draws, on its first draw the group's mean; a number: that constant; none: 0."""
     scale: Scale | Scalar = "std"
     """std: of the group's rewards; batch_std: of all rewards of the batch; a number above 0: that constant; none: 1."""
+    # TRL's value (GRPOTrainer); verl has 1e-6. It matters only where a group's deviation is as small.
     epsilon: float = 1e-4
     """Added to a standard deviation."""
     unbiased: bool = False
@@ -183,6 +188,7 @@ class GroupAdvantage(Advantage):
     so that a term with a small spread counts. null: the rewards are summed first."""
 
     def __post_init__(self) -> None:
+        # These columns hold one number for the whole reward, which cannot be taken apart by term.
         if self.per_reward is not None and self.baseline in GIVEN:
             raise ValueError(
                 f"per_reward normalises every term by itself, and baseline {self.baseline!r} is of their sum"
@@ -191,7 +197,7 @@ class GroupAdvantage(Advantage):
 
     @property
     def smallest_group(self) -> int:
-        """The group size from which the estimator says anything."""
+        """The smallest group in which the estimator gives an advantage other than 0."""
         if self.baseline in OF_THE_GROUP or self.scale == "std":
             return 2
         return 1
@@ -205,8 +211,8 @@ class GroupAdvantage(Advantage):
 
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where the run does not give what the options want."""
-        given = config.rollout.plan.options.get("baseline")
-        if self.wants_baseline and given != self.baseline:
+        plan_baseline = config.rollout.plan.options.get("baseline")
+        if self.wants_baseline and plan_baseline != self.baseline:
             raise ConfigError(
                 f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: "
                 f"set rollout.plan to {{name: single_turn, baseline: {self.baseline}}}"
@@ -235,17 +241,19 @@ class GroupAdvantage(Advantage):
 
     def __call__(self, batch: Batch) -> np.ndarray:
         groups = batch.group_index()
-        given = None
+        baselines = None
         if self.baseline == "length_weighted":
+            # Counted only for the baseline that weighs with them.
             lengths = FlatTokens.of(batch).lengths
         else:
             lengths = None
         if str(self.baseline) in GIVEN:
-            given = batch.column(GIVEN[str(self.baseline)])
-        options = (self.baseline, self.scale, self.epsilon, self.unbiased, lengths, given)
+            baselines = batch.column(GIVEN[str(self.baseline)])
+        options = (self.baseline, self.scale, self.epsilon, self.unbiased, lengths, baselines)
         if self.per_reward is None:
             return group_advantage(batch.column("reward"), groups, *options)
         decided = np.isfinite(batch.column("reward"))
+        # A term may have a value where the sum of all is undecided: such rollouts stay out of every term's baseline.
         columns = {name: np.where(decided, batch.column(f"reward/{name}"), np.nan) for name in self.per_reward}
         return np.sum(
             [w * group_advantage(columns[name], groups, *options) for name, w in self.per_reward.items()], axis=0
@@ -271,6 +279,7 @@ def group_advantage(
     decided = np.isfinite(rewards)
     if baseline in ("greedy", "reference"):
         assert given is not None, f"the baseline {baseline!r} is not given"
+        # Of `history` an unknown value is replaced by the group's mean instead, see `_centred`.
         decided &= np.isfinite(given)
     if not decided.any():
         return result
@@ -278,6 +287,7 @@ def group_advantage(
     g = groups[decided]
     advantage = _centred(r, g, baseline, *(None if x is None else x[decided] for x in (lengths, given)))
     if scale == "std":
+        # [G]. Equal rewards have a deviation of 0: 1 instead leaves their advantage at 0 exactly, whatever epsilon is.
         flat = same(r, g)
         advantage /= np.where(flat, 1.0, stds(r, g, unbiased) + epsilon)[g]
     elif scale == "batch_std":
@@ -290,17 +300,18 @@ def group_advantage(
 
 
 def _centred(
-    r: np.ndarray, g: np.ndarray, baseline: Any, lengths: np.ndarray | None, given: np.ndarray | None
+    r: np.ndarray, g: np.ndarray, baseline: Any, lengths: np.ndarray | None, baselines: np.ndarray | None
 ) -> np.ndarray:
     """Decided rewards minus their baseline."""
     if baseline == "none":
         return r.copy()
     if baseline == "batch_mean":
+        # Equal rewards give exactly 0, which a rounded mean may not.
         if r.min() < r.max():
             return r - r.mean()
         return np.zeros(len(r))
     if baseline in ("greedy", "reference"):
-        return r - given
+        return r - baselines
     if baseline not in (*OF_THE_GROUP, "history"):
         return r - float(baseline)
     advantage = r - means(r, g, lengths if baseline == "length_weighted" else None)[g]
@@ -308,7 +319,9 @@ def _centred(
         # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
         size = counts(g)
         advantage *= (size / np.maximum(size - 1, 1))[g]
+    # The mean of equal numbers may be off in the last bit, and a deviation of that size would be scaled up to 1.
     advantage[same(r, g)[g]] = 0.0
-    if given is None:
+    if baselines is None:
         return advantage
-    return np.where(np.isfinite(given), r - given, advantage)
+    # history: a prompt that was never drawn has no mean yet and takes its group's.
+    return np.where(np.isfinite(baselines), r - baselines, advantage)

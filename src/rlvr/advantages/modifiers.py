@@ -36,6 +36,7 @@ class Clip(Modifier):
             raise ValueError(f"the bounds [{low}, {high}] must hold 0, the advantage of undecided responses")
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
+        # -inf and inf stand for no bound.
         low, high = (np.inf * s if b is None else float(b) for b, s in ((self.low, -1), (self.high, 1)))
         return elementwise(np.clip, advantage, low, high)  # type: ignore[arg-type]
 
@@ -91,13 +92,17 @@ class Whiten(Modifier):
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         on = decided(batch)
         if not isinstance(advantage, list):
+            # [B]: each advantage counts as often as its response has sampled tokens, or once; undecided responses count
+            # 0 times.
             weights = (FlatTokens.of(batch).lengths if self.over == "tokens" else np.ones(len(batch))) * on
             return np.where(on, self._white(advantage, weights), 0.0)
         tokens = FlatTokens.of(batch)
+        # bool [N]
         live = tokens.sampled & on[tokens.rollout]
         return tokens.split(np.where(live, self._white(tokens.flat(advantage), live.astype(np.float64)), 0.0))
 
     def _white(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        # All undecided, or no token sampled: np.average would divide by 0.
         if weights.sum() == 0:
             return np.zeros(len(values))
         spread = std(values, weights, self.unbiased)
@@ -134,6 +139,8 @@ class Outliers(Modifier):
             values = tokens.flat(advantage)
         assert isinstance(values, np.ndarray)
         if on.any():
+            # Strictly further: with a deviation of 0 nothing is further than 0 from the mean, and equal advantages
+            # stay.
             far = np.abs(values - values[on].mean()) > float(self.deviations) * std(values[on])
             values = np.where(far, 0.0, values)
         if tokens is None:
@@ -157,9 +164,11 @@ class Length(Modifier):
         power = float(self.power)
         on = decided(batch)
         lengths = FlatTokens.of(batch).lengths
+        # Power 0 has to be the identity, and 0 ** 0 = 1 would be it only for responses with tokens.
         if power == 0 or not lengths[on].any():
             return advantage
         ratio = lengths / lengths[on].mean()
+        # The inner `where` keeps 0 ** a negative power from being computed, which would warn.
         weights = np.where(ratio > 0, np.where(ratio > 0, ratio, 1.0) ** power, 0.0)
         return times(advantage, weights)
 
@@ -180,6 +189,7 @@ def informative(batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         nonzero = advantage != 0
     teaching = int((nonzero & on).sum())
     if teaching:
+        # alpha = B / (B - M): decided responses over those with an advantage.
         return elementwise(np.multiply, advantage, on.sum() / teaching)
     return advantage
 

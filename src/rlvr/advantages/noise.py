@@ -56,15 +56,20 @@ class Noise(Modifier):
         rejected = rewards <= self.threshold  # neither where undecided
         if not len(batch):
             return advantage
+        # [B] each: the mean advantage of the accepted (a1) and of the rejected (a0) responses of each response's group.
         a1, a0 = (means(advantage, groups, side.astype(np.float64))[groups] for side in (accepted, rejected))
+        # bool [B]: the group has responses of both kinds; a class mean of no response would be made up.
         both = np.bincount(groups, accepted)[groups] * np.bincount(groups, rejected)[groups] > 0
         fp = self.false_positive
         fn = self.false_negative
         if self.kind == "backward":
             up = (1 - fp) * a1 - fn * a0
             down = (1 - fn) * a0 - fp * a1
+            # The class means move to (...) / D. A response's deviation from its class mean, if its group has any, is
+            # left.
             shift = np.where(accepted, up - (1 - fp - fn) * a1, down - (1 - fp - fn) * a0) / (1 - fp - fn)
             corrected = advantage + shift
         else:
+            # E over the verdict: a right answer is accepted with probability 1 - fn, and (1 - fn) fn + fn (fn - 1) = 0.
             corrected = np.where(accepted, fn, fn - 1) * (a1 - a0)
         return np.where(both & (accepted | rejected), corrected, advantage)

@@ -45,6 +45,8 @@ class OptimalTokenBaseline(Advantage):
         logprobs, squares = (
             tokens.flat(batch.tokens(f"{name}/{CURRENT}"))[live] for name in ("logprobs", "sum_squared_probs")
         )
+        # The squared norm |e_y - p|^2 = 1 - 2 p_y + sum_v p_v^2, where e_y - p is the gradient of log p_y in the
+        # logits. Rounding may make it slightly negative where p_y is 1. float64 [sampled tokens]
         energy = np.maximum(1.0 - 2.0 * np.exp(logprobs) + squares, 0.0)
         position, weight = _along(of, energy)
         # every (group, position) is a cell: its members are the tokens at that place of the group's responses
@@ -52,24 +54,29 @@ class OptimalTokenBaseline(Advantage):
         np.maximum.at(width, groups, np.bincount(of, minlength=len(batch)))
         cell = (np.cumsum(width) - width)[groups[of]] + position
         count = np.bincount(cell)
+        # Per cell, b_t = sum_i W_i,t r_i / sum_i W_i,t; the plain mean where all weights are 0.
         total = np.bincount(cell, weight)
         plain = np.bincount(cell, rewards[of]) / np.maximum(count, 1)
         weighted = np.bincount(cell, weight * rewards[of]) / np.where(total > 0, total, 1.0)
         baseline = np.where(total > 0, weighted, plain)
         if len(of):
+            # Compared and not subtracted: a weighted mean of equal rewards may differ from them in the last bit.
             equal = same(rewards[decided(batch)], groups[decided(batch)])
         else:
             equal = np.zeros(0, dtype=bool)
         advantage = np.where(equal[groups[of]], 0.0, rewards[of] - baseline[cell])
         result = np.zeros(len(live))
+        # A cell with one token compares it with itself alone.
         result[live] = np.where(count[cell] > 1, advantage, rewards[of] if self.tail == "reward" else 0.0)
         return tokens.split(result)
 
 
 def _along(of: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(place within its response, sum of `values` up to and with it) of each token; `of` is the response, in order."""
+    # Where the response changes; -1 is before the first, so that index 0 is a start.
     starts = np.flatnonzero(np.diff(of, prepend=-1))
     response = np.cumsum(np.diff(of, prepend=-1) != 0) - 1
+    # One cumulative sum over all responses, less what was summed before each of them began.
     running = np.cumsum(values)
     before = np.concatenate([[0.0], running])[starts]
     return np.arange(len(of)) - starts[response], running - before[response]

@@ -53,7 +53,7 @@ class PassAtK(Advantage):
 
     @property
     def smallest_group(self) -> int:
-        """The group size from which the estimator says anything."""
+        """The smallest group in which the estimator gives an advantage other than 0."""
         return max(2, self.k)
 
     def __call__(self, batch: Batch) -> np.ndarray:
@@ -63,12 +63,16 @@ class PassAtK(Advantage):
         r = rewards[decided]
         g = batch.group_index()[decided]
         advantage = np.zeros(len(r))
+        # index is [groups of this size, n]: groups of one size are computed as one matrix.
         for index in by_size(g) if len(r) else ():
             order = np.argsort(r[index], axis=1, kind="stable")
             index = np.take_along_axis(index, order, axis=1)
+            # Sorted, so equal first and last mean that all are equal: their advantage stays exactly 0.
             mixed = index[r[index[:, 0]] < r[index[:, -1]]]
             if len(mixed):
                 values = self._of_sorted(r[mixed])
+                # What is 0 in exact arithmetic comes out as some 1e-16 of the group's range. 1e-12 is above that, and
+                # below any difference that rewards have on purpose.
                 rounding = 1e-12 * np.ptp(r[mixed], axis=1, keepdims=True)
                 advantage[mixed] = np.where(np.abs(values) > rounding, values, 0.0)
         result[decided] = advantage
@@ -80,20 +84,27 @@ class PassAtK(Advantage):
         k = min(self.k, r.shape[1])
         if self.baseline == "leave_one_out":
             return self._marginal(r, k)
+        # [n]: P(the best of k is r_j) = C(j, k - 1) / C(n, k), j from 0: the k - 1 others are among the j below.
         best = _ratios(range(n), k - 1, n, k)
         mean = r @ best
         # With this response at rank p: it is the best when the k-1 others are below it, else a higher one is.
         own = _ratios(range(n), k - 1, n - 1, k - 1)
+        # P(r_q is the best of k | response p is among them) for q > p: C(q - 1, k - 2) / C(n - 1, k - 1), the k - 2
+        # others being among the q - 1 below q that are not p.
         above = _ratios(range(-1, n - 1), k - 2, n - 1, k - 1)
+        # [G, n]: sum over q > p, a cumulative sum from the right without the own summand.
         higher = np.cumsum((r * above)[:, ::-1], axis=1)[:, ::-1] - r * above
         advantage = r * own + higher - mean[:, None]
         if self.scale == "std":
+            # The deviation of the best over all k-subsets, sqrt(E[(best - mean)^2]).
             advantage /= np.sqrt(((r - mean[:, None]) ** 2) @ best)[:, None] + self.epsilon
         return advantage
 
     def _marginal(self, r: np.ndarray, k: int) -> np.ndarray:
         """E[best(S) - best(S without i) | i in S], S a k-subset: i counts where all others of S are below it."""
         n = r.shape[1]
+        # With response p best, r_q with q < p is the best of the others with probability C(q, k - 2) / C(n - 1, k - 1);
+        # the advantage is the sum over q < p of (r_p - r_q) times that.
         second = _ratios(range(n), k - 2, n - 1, k - 1)
         below = np.cumsum(r * second, axis=1) - r * second
         share = np.cumsum(second) - second

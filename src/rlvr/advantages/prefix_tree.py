@@ -42,10 +42,12 @@ class PrefixTree(Advantage):
         if not on.any():
             return tokens.split(result)
         flat = np.ones(int(groups.max()) + 1, dtype=bool)
-        known = same(rewards[on], groups[on])
-        flat[: len(known)] = known
+        equal_rewards = same(rewards[on], groups[on])
+        # [G]; the last groups may have no decided member and then stay flat.
+        flat[: len(equal_rewards)] = equal_rewards
         live = on & ~flat[groups]
         origins = np.concatenate([r.origin for r in batch.rollouts])
+        # bool [N]. Tokens of tools and hints are part of a prefix too: what follows depends on them.
         written = (origins != Origin.PROMPT) & live[tokens.rollout]
         of = tokens.rollout[written]
         ids = np.concatenate([r.token_ids for r in batch.rollouts])[written]
@@ -56,6 +58,7 @@ class PrefixTree(Advantage):
         center[live] = r - means(r, g)[g]
         spread[live] = stds(r, g)[g] + self.epsilon
         steps = branches(ids, np.bincount(of, minlength=len(batch)), np.where(live, rewards, 0.0), groups, live)
+        # (r - mean + branch (V_after - V_before)) / (std + epsilon), one number per written token.
         values = (center[of] + float(self.branch) * steps) / spread[of]
         result[written] = np.where(tokens.sampled[written], values, 0.0)
         return tokens.split(result)
@@ -73,9 +76,11 @@ def branches(
     steps = np.zeros(len(ids))
     starts = np.cumsum(sizes) - sizes
     members = np.flatnonzero(live)
+    # int64 [members]: the prefix that each response has in common with others, at first the empty one of its group.
     node = np.unique(groups[members], return_inverse=True)[1]
     t = 0
     while len(members):
+        # V of every node, before the responses that end here are dropped: these had the prefix too.
         before = means(rewards[members], node)
         count = np.bincount(node)
         goes_on = sizes[members] > t
@@ -83,11 +88,14 @@ def branches(
         node = node[goes_on]
         at = starts[members] + t
         token = np.unique(ids[at], return_inverse=True)[1]
+        # A number for each pair (node, token): tokens are renumbered first, so that the product cannot overflow int64.
         child = np.unique(node * (int(token.max(initial=0)) + 1) + token, return_inverse=True)[1]
         after = means(rewards[members], child)
         size = np.bincount(child)
+        # Where all go the same way V does not change, up to rounding; that is made exactly 0.
         parted = size[child] < count[node]
         steps[at] = np.where(parted, after[child] - before[node], 0.0)
+        # Alone in a branch, V is the response's own reward from here on and every further step is 0.
         more = size[child] > 1
         members = members[more]
         t = t + 1

@@ -53,7 +53,7 @@ class MixedValueAtRisk(Advantage):
 
     @property
     def smallest_group(self) -> int:
-        """The group size from which the estimator says anything."""
+        """The smallest group in which the estimator gives an advantage other than 0."""
         return 2 if self.track is None else 1
 
     def __call__(self, batch: Batch) -> np.ndarray:
@@ -62,10 +62,12 @@ class MixedValueAtRisk(Advantage):
         where = np.flatnonzero(np.isfinite(rewards))
         if not len(where):
             return result
+        # Numbered anew over the groups with a decided member, so that bundles are of these.
         _, groups = np.unique(batch.group_index()[where], return_inverse=True)
         member = np.asarray([batch.rollouts[i].member for i in where])
         paper, bundles = _papers(groups, member, self.bundle)
         used = where[paper >= 0]
+        # float64 [papers]: s, the mean reward of one response to each prompt of the bundle.
         scores = means(rewards[used], paper[paper >= 0])
         low, high = self._levels(scores, bundles)
         result[used] = self._risk(scores, low, high)[paper[paper >= 0]]
@@ -77,19 +79,25 @@ class MixedValueAtRisk(Advantage):
         if self.track is None:
             result = np.empty((2, len(scores)))
             for index in by_size(bundles):
+                # np.quantile is [2, bundles]; the new axis gives both quantiles to every paper of the bundle.
                 result[:, index] = np.quantile(scores[index], levels, axis=1)[:, :, None]
             return result[0], result[1]
         if self._quantiles is None:
             tracked = np.quantile(scores, levels)
         else:
             tracked = self._quantiles
+        # Stochastic approximation: q rises while fewer papers than its level are below it, q += track (level - share
+        # below). The new values wait in _next until the step was trained (`observe`), so that looking at a batch twice
+        # moves nothing.
         below = (scores < tracked[:, None]).mean(axis=1)
         self._next = tracked + self.track * (levels - below)
         return np.full(len(scores), tracked[0]), np.full(len(scores), tracked[1])
 
     def _risk(self, s: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        # (q_lower - s)+, the reward that a paper lacks to the lower quantile.
         under = np.maximum(low - s, 0.0)
         middle = (under - np.maximum(high - s, 0.0)) / (self.upper - self.lower)
+        # There is no tail, and its term would be 0 / 0.
         if self.lower == 0:
             return middle
         return (middle - self.weight * under / self.lower) / (self.weight + 1)
@@ -118,8 +126,11 @@ def _papers(groups: np.ndarray, member: np.ndarray, size: int) -> tuple[np.ndarr
     order = np.lexsort((member, groups))
     count = counts(groups)
     rank = np.empty(len(groups), dtype=np.int64)
+    # int64 [N]: the place of each member in its own group, by member number.
     rank[order] = np.arange(len(groups)) - (np.cumsum(count) - count)[groups[order]]
     bundle = np.arange(len(count)) // size
+    # [bundles], starting at no less than any count: the size of the smallest group, as every paper needs a member of
+    # each group.
     papers = np.full(int(bundle.max()) + 1, len(groups))
     np.minimum.at(papers, bundle, count)
     first = np.cumsum(papers) - papers

@@ -61,7 +61,7 @@ class SpanAdvantage(Advantage):
 
     @property
     def smallest_group(self) -> int:
-        """The group size from which the estimator says anything."""
+        """The smallest group in which the estimator gives an advantage other than 0."""
         return 1 if self.normalise == "none" else 2
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
@@ -70,25 +70,30 @@ class SpanAdvantage(Advantage):
         tokens = FlatTokens.of(batch)
         rewards = np.where(on, batch.column("reward"), np.nan)
         scored = [i for i, r in enumerate(batch.rollouts) if on[i] and (v := r.verdict) is not None and v.spans]
-        found = {i: s for i in scored if (s := _steps(batch.rollouts[i], self.kind)) is not None}
+        scored_steps = {i: s for i in scored if (s := _steps(batch.rollouts[i], self.kind)) is not None}
+        # [B]: steps of each response; one without scored spans is one step of reward 0.
         count = np.ones(len(batch), dtype=np.int64)
-        count[list(found)] = [len(s.scores) for s in found.values()]
+        count[list(scored_steps)] = [len(s.scores) for s in scored_steps.values()]
         first = np.cumsum(count) - count
         scores = np.zeros(int(count.sum()))
+        # [N]: the step that each token leads to, numbered within its response.
         step = np.zeros(len(tokens.sampled), dtype=np.int64)
         ends = np.cumsum(tokens.sizes)
-        for i, steps in found.items():
+        for i, steps in scored_steps.items():
             scores[first[i] : first[i] + count[i]] = self._transformed(steps.scores)
             start = ends[i] - tokens.sizes[i]
             step[start : ends[i]] = steps.step
         owner = np.repeat(np.arange(len(batch)), count)
         if self.outcome == "last":
+            # The last step of each response; NaN where undecided, which the next line makes of all of its steps.
             scores[first + count - 1] += rewards
+        # float64 [steps of all responses]: normalised over all steps of the group, as process supervision in GRPO is.
         normal = self._normalised(np.where(on[owner], scores, np.nan), groups[owner])
         if self.outcome == "apart":
             outcome = self._normalised(rewards, groups)
         else:
             outcome = np.zeros(len(batch))
+        # The appended 0 is what tokens after the last step get.
         to_go = np.append(_returns(normal, first, count, float(self.discount)), 0.0)
         of = tokens.rollout
         at = np.where(step < count[of], first[of] + step, len(normal))  # past the last step nothing is to come
@@ -99,6 +104,7 @@ class SpanAdvantage(Advantage):
             if transform == "clip":
                 scores = np.minimum(scores - float(self.threshold), 0.0)
             else:
+                # r_k - r_(k+1): the sum from step k to the end telescopes to r_k.
                 scores = scores - np.append(scores[1:], 0.0)
         return float(self.weight) * scores
 
@@ -133,15 +139,18 @@ def _steps(rollout: Rollout, kind: str | None) -> _Steps | None:
     return _ending_at(rollout, places[order], scores[order])
 
 
-def _by_segment(rollout: Rollout, kind: str, places: np.ndarray, given: np.ndarray) -> _Steps | None:
+def _by_segment(rollout: Rollout, kind: str, places: np.ndarray, span_scores: np.ndarray) -> _Steps | None:
     """Each segment of the kind is a step; a span belongs to the first one that does not end before the span does."""
+    # int64 [K]: the last token of each segment of the kind.
     lasts = np.asarray(
         sorted(s.end - 1 for s in rollout.segments if s.kind == kind and s.end > s.start), dtype=np.int64
     )
     if not len(lasts):
         return None
     scores = np.zeros(len(lasts))
-    np.add.at(scores, np.minimum(np.searchsorted(lasts, places), len(lasts) - 1), given)
+    # add.at, since several spans may belong to one segment; `scores[i] += x` would keep only the last. A span after the
+    # last segment goes to that.
+    np.add.at(scores, np.minimum(np.searchsorted(lasts, places), len(lasts) - 1), span_scores)
     return _ending_at(rollout, lasts, scores)
 
 
@@ -156,15 +165,18 @@ def _last_tokens(rollout: Rollout, ends: Sequence[int]) -> np.ndarray:
     last = int(written[-1]) if len(written) else len(rollout) - 1
     if rollout.char_ends is None:
         return np.full(len(ends), last)
+    # char_ends is -1 outside the completion; the running maximum makes it sorted, which searchsorted needs.
     return np.minimum(np.maximum.accumulate(rollout.char_ends).searchsorted(ends), last)
 
 
 def _returns(rewards: np.ndarray, first: np.ndarray, count: np.ndarray, discount: float) -> np.ndarray:
     """The discounted sums from each step on; the steps of a response are `first` and the `count` - 1 after it."""
     result = rewards.copy()
-    left = np.arange(len(first))
+    longer = np.arange(len(first))
     for k in range(2, int(count.max(initial=0)) + 1):
-        left = left[count[left] >= k]
-        at = first[left] + count[left] - k
+        longer = longer[count[longer] >= k]
+        # The k-th step from the end of every response that has as many: G_j = r_j + discount G_(j+1), all responses at
+        # once.
+        at = first[longer] + count[longer] - k
         result[at] += discount * result[at + 1]
     return result

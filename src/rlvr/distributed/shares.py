@@ -16,7 +16,7 @@ from rlvr.core.device_memory import record_event
 from rlvr.distributed.world import World
 from rlvr.errors import CheckpointError
 from rlvr.policy import Snapshot
-from rlvr.policy.microbatch import deal
+from rlvr.policy.load_balancing import deal
 from rlvr.policy.model import gathered
 from rlvr.rollout.weights import has_parts, whole_shape, whole_size
 

@@ -58,6 +58,7 @@ class Work:
         weights = {c.weights: batch.tokens(f"weight/{c.weights}") for c in objective.components}
         groups = batch.group_index()
         over_groups = [c for c in objective.components if c.loss.average == "groups"]
+        # Only for the average over groups: per rollout the sum of its token weights, then summed by group below.
         sums = {c.weights: [w.sum(dtype=np.float64) for w in weights[c.weights]] for c in over_groups}
         return cls(
             batch,
@@ -65,6 +66,7 @@ class Work:
             config,
             trains=objective.trains(batch),
             weights=weights,
+            # bool [T_b] each.
             trained=[np.any([w != 0 for w in of_one], axis=0) for of_one in zip(*weights.values(), strict=True)],
             behaviour=[r.behaviour_logprobs for r in batch.rollouts],
             known=[r.sampled & np.isfinite(r.behaviour_logprobs) for r in batch.rollouts],
@@ -117,13 +119,17 @@ class LossInputs:
     @classmethod
     def of(cls, work: Work, rows: MicroBatch, prepass: Mapping[str, PrepassResult], first: bool) -> LossInputs:
         """Collect them and copy them to the device at once."""
+        # (what, of which) -> [T_b] for every rollout of the batch; `at_trained` takes the micro-batch's T tokens of
+        # each.
         columns: dict[tuple[str, str], Sequence[np.ndarray]] = {("logprobs", BEHAVIOUR): work.behaviour}
         if work.advantage is not None:
             columns["advantage", "batch"] = work.advantage
         if work.objective.needs_reference:
             columns["logprobs", REFERENCE] = work.reference
+        # On the first optimizer step the proximal policy is the current one, whose log-probs the forward pass gives.
         if not first:
             columns["logprobs", PROXIMAL] = work.behaviour
+            # After the line before: with a correction or decoupled the recomputed log-probs replace the behaviour's.
             columns |= {(name, PROXIMAL): values for name, values in work.proximal.items()}
         columns |= {(name, WITHOUT_DROPOUT): values for name, values in work.without_dropout.items()}
         of_rollouts: dict[tuple[str, str], np.ndarray] = {}
@@ -145,10 +151,13 @@ class LossInputs:
             if name in work.group_weights:
                 of_rollouts["group_weight", name] = work.group_weights[name]
         host = {key: rows.at_trained(values) for key, values in columns.items()}
+        # [S], in the order of the micro-batch's rollouts.
         host |= {key: values[rows.index] for key, values in of_rollouts.items()}
+        # A list, since entries are added on the way.
         for (what, weights), values in list(host.items()):
             if what == "weight":
                 host |= _places(weights, values, host["logprobs", BEHAVIOUR])
+        # One copy for all of them.
         device = dict(zip(host, to_device([*host.values()], rows.targets.device), strict=True))
         return cls(work.objective, rows, first, host, device)
 
@@ -170,6 +179,7 @@ class LossInputs:
     def _proximal(self, name: str, statistics: Statistics) -> torch.Tensor:
         """[T]: a statistic of the policy that ratios are taken to."""
         if self.first:
+            # So that the ratio is exactly 1 and its gradient is that of log pi.
             return statistics[name, CURRENT].detach()
         return self.device[name, PROXIMAL]
 
@@ -183,6 +193,7 @@ class LossInputs:
             correction = self.objective.correction
         else:
             correction = None
+        # In host memory, where NaN can be looked for without waiting for the device.
         self._refuse_unknown(component, on.places, corrected=correction is not None)
         name = component.name
         behaviour = self.device["logprobs", BEHAVIOUR]
@@ -202,6 +213,7 @@ class LossInputs:
         )
         if correction is None:
             return tokens
+        # Last, because a correction reads the TokenBatch that it becomes a part of.
         return dataclasses.replace(tokens, importance=correction(tokens))
 
     def _refuse_unknown(self, component: ObjectiveTerm, places: np.ndarray, corrected: bool) -> None:
@@ -234,10 +246,11 @@ def _places(weights: str, weight: np.ndarray, behaviour: np.ndarray) -> dict[tup
     """Positions where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out
     where it is all."""
     places = np.flatnonzero(weight)
+    # Places among the component's own tokens, since add_mismatch reads its TokenBatch.
     known = np.flatnonzero(~np.isnan(behaviour[places]))
-    found = {}
+    positions = {}
     if len(places) < len(weight):
-        found["places", weights] = places
+        positions["places", weights] = places
     if len(known) < len(places):
-        found["known", weights] = known
-    return found
+        positions["known", weights] = known
+    return positions

@@ -50,7 +50,9 @@ from rlvr.losses.prepass import PrepassResult, prepass_statistics
 from rlvr.losses.tokens import LARGEST_LOG_RATIO
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import ModelFlops, UpdateFlops
-from rlvr.policy.microbatch import ComputedPass, Cost, DeferredColumns, deal, token_limit
+from rlvr.policy.load_balancing import deal
+from rlvr.policy.microbatch import ComputedPass, Cost, token_limit
+from rlvr.policy.statistics import DeferredColumns
 from rlvr.records import Batch
 
 WITHOUT_GRADIENT = 8
@@ -82,26 +84,31 @@ class Learner:
         averages = Averages()
         work = Work.of(batch, objective, config)
         first = True
+        # One int64 array of positions for each optimizer step; an epoch repeats all of them.
         parts = _by_whole_groups(batch, config.updates_per_batch) * config.epochs_per_batch
         self._passes_made.clear()
         with self.policy.training():
             if objective.needs_reference:
                 self._add_reference_logprobs(work)
+            # The first part needs none: there the current policy is the one that the update began with.
             if objective.recalls_update and len(parts) > 1:
                 self._add_proximal_statistics(work, np.unique(np.concatenate(parts[1:])))
+            # Before the first step, while the weights are those that the rollouts are compared with.
             flat = self._log_ratios_without_gradient(work)
             for part in parts:
                 averages.update(self._optimizer_step(work, part, lr, first))
                 first = False
             if objective.renewal is not None and self.reference is not None:
+                # After the last step: within a batch every step is compared with the same reference.
                 self.reference.follow(objective.renewal.mix)
         tokens = sum(int(mask.sum()) for mask, on in zip(work.trained, work.trains, strict=True) if on)
         each = self._weight_without_gradient(work, averages, len(flat))
+        # A mean takes sum and count times `each`; a maximum is one value, whatever its weight.
         for name, total in mismatch_sums(flat).items():
             weight = 1.0 if is_maximum(name) else each
             averages.add(name, weight * float(total), 1.0 if is_maximum(name) else each * len(flat))
-        skipped, asked = averages.pairs().get("skipped/nonfinite", (0.0, 0.0))
-        taken = {"update/steps": int(asked - skipped), "tokens/trained": tokens, "lr": lr}
+        skipped, planned = averages.pairs().get("skipped/nonfinite", (0.0, 0.0))
+        taken = {"update/steps": int(planned - skipped), "tokens/trained": tokens, "lr": lr}
         return with_effective_size(averages.means()) | taken
 
     @property
@@ -113,23 +120,30 @@ class Learner:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs, the same on every rank."""
         components = work.objective.components
         index = part[work.trains[part]]
+        # Of the whole part, rollouts without a gradient too: leaving them out would make the others' share larger.
         over = work.objective.denominators(work.batch.select(part))
         metrics = StepMetrics()
         updated = DeferredColumns()
         if self.policy.adapter_dropout:
+            # Under the weights of this step, at which the loss is differentiated.
             work.without_dropout = self._statistics(work, index, _comparable(work.objective))
         prepass = self._prepass(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
             if rows is None:
+                # Under ZeRO-3 weights are gathered in forward and backward passes, by all ranks together: a rank that
+                # has no micro-batch left computes a loss of 0 with the others, or they would wait for it.
                 self.backend.backward(self._nothing(work, index))
             else:
                 self._backward(work, rows, over, prepass, first, metrics, updated)
+        # One copy for all micro-batches, after the last backward pass was started.
         updated.write()
         own = metrics.fetch([component.name for component in components])
         everything = Averages()
         total = dict.fromkeys(own.losses, 0.0)
         finite = True
+        # Every rank has to decide alike whether to step: one loss that is not finite anywhere skips the step
+        # everywhere.
         gathered = self.world.gather((own.averages.pairs(), own.losses, own.finite), "the losses")
         for of_rank, losses_of_rank, fine in gathered:
             everything.update(of_rank)
@@ -138,6 +152,7 @@ class Learner:
         if finite:
             norm = self.backend.step(lr, work.config.max_grad_norm)
         else:
+            # Not stepped; the next `zero` drops the gradients.
             norm = math.nan
         if not math.isfinite(norm):
             skipped = Averages()
@@ -166,13 +181,16 @@ class Learner:
         optimizer step, which is skipped then.
         """
         objective = work.objective
+        # Before the forward pass, so that the copies are queued when it begins.
         inputs = LossInputs.of(work, rows, prepass, first)
+        # (statistic, "current") -> [T] at the micro-batch's trained tokens, or [T, k].
         computed = forward(self.policy, rows, [*objective.needs, LOGPROBS, ENTROPY])
         self._passes_made.append(rows.computed(grad=True))
         statistics = inputs.statistics(computed)
         logprobs = statistics["logprobs", CURRENT]
         updated.add(rows, logprobs, work.updated)
 
+        # []: sum over components of coef x this micro-batch's share of the loss.
         total = torch.zeros((), device=logprobs.device)
         for component in objective.components:
             tokens = inputs.token_batch(component, statistics)
@@ -182,14 +200,17 @@ class Learner:
             metrics.add_loss(component.name, term.value)
             total = total + component.coef * term.value
             metrics.add_values(term.metrics, tokens.weight)
+            # Entropy and mismatch are of the tokens of the first component alone (the policy loss), or tokens would
+            # count twice.
             if component is objective.components[0]:
                 metrics.add_values({"entropy/trained": tokens.entropy.detach()}, tokens.weight)
                 if first or work.proximal:
-                    known = inputs.device.get(("known", component.weights))
-                    metrics.add_mismatch(tokens, known, objective.correction)
+                    known_places = inputs.device.get(("known", component.weights))
+                    metrics.add_mismatch(tokens, known_places, objective.correction)
         metrics.add_total(total)
         if total.requires_grad:
             self.backend.backward(total)
+        # No component had a token here, but the other ranks are in a backward pass that is collective.
         elif self.backend.lockstep:
             nothing: Any = sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad)
             self.backend.backward(nothing)
@@ -218,8 +239,10 @@ class Learner:
             return index
         costs = Cost.of(self.policy).alone(np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64))
         units = batch.select(index).group_index()
+        # Too few groups to balance: units are single rollouts, and shared prompts are computed once per rank instead.
         if len(index) == 0 or int(units.max()) + 1 < GROUPS_PER_RANK * self.world.size:
             units = np.arange(len(index))
+        # Every rank computes the whole deal from the same costs and takes its own hand.
         own = deal(np.bincount(units, weights=costs), self.world.size)[self.world.rank]
         return index[np.isin(units, own)]
 
@@ -228,6 +251,7 @@ class Learner:
         have."""
         shortest = index[[int(np.argmin([len(work.batch.rollouts[i]) for i in index]))]]
         (rows,) = micro_batches(self.policy, work.batch, shortest, where or work.trained, work.config)
+        # Times 0.0, so that gradients are zeros and not absent: hooks that reduce them run all the same.
         return 0.0 * forward(self.policy, rows, [LOGPROBS_WITH_GRADIENT])["logprobs", CURRENT].sum()
 
     def _prepass(self, work: Work, part: np.ndarray, first: bool) -> dict[str, PrepassResult]:
@@ -237,10 +261,12 @@ class Learner:
         if not asking:
             return {}
         needs = frozenset().union(*(c.needs_of_step for c in asking), {LOGPROBS})
+        # bool [components, B] -> [B]
         has_weight = np.any([[bool((w != 0).any()) for w in work.weights[c.weights]] for c in asking], axis=0)
         index = part[has_weight[part]]
-        found = self._statistics(work, index, [need for need in needs if need.model == CURRENT])
-        columns = {(name, CURRENT): values for name, values in found.items()}
+        current = self._statistics(work, index, [need for need in needs if need.model == CURRENT])
+        columns = {(name, CURRENT): values for name, values in current.items()}
+        # Recomputed where the objective asks for it, else those recorded while sampling.
         recalled = work.proximal.get("logprobs", work.behaviour)
         columns["logprobs", PROXIMAL] = columns["logprobs", CURRENT] if first else recalled
         if work.reference:
@@ -271,6 +297,7 @@ class Learner:
         if len(index) == 0:
             return torch.empty(0)
         proximal = self._statistics(work, index, [LOGPROBS], work.known)["logprobs"]
+        # log pi_proximal - log pi_behaviour at known tokens, [N] over the rollouts.
         log_ratios = [(proximal[i] - work.behaviour[i])[work.known[i]] for i in index]
         return torch.from_numpy(np.concatenate(log_ratios)).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
@@ -280,10 +307,11 @@ class Learner:
         Tokens with a gradient count once for each optimizer step in which their mismatch is known (their number is in
         `averages`); those without count as if they were all measured, and as often as one with a gradient.
         """
-        known = np.asarray([int(tokens.sum()) for tokens in work.known], dtype=np.float64)
-        live = float(known[work.trains].sum())
-        flat = float(known[~work.trains].sum())
+        known_counts = np.asarray([int(tokens.sum()) for tokens in work.known], dtype=np.float64)
+        live = float(known_counts[work.trains].sum())
+        flat = float(known_counts[~work.trains].sum())
         counted = averages.pairs().get("mismatch/mean", (0.0, 0.0))[1]
+        # Optimizer steps in which a known token was counted, on average.
         times = counted / live if live and counted else 1.0
         return times * flat / measured if measured else 0.0
 
@@ -295,11 +323,12 @@ class Learner:
         By name, float32 [T_b] for every rollout of the batch; statistics of one number per token, at the tokens that
         `where` marks (None: those that are trained).
         """
-        found: dict[str, list[np.ndarray]] = {
+        token_columns: dict[str, list[np.ndarray]] = {
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
         }
         share = self._share(work.batch, index)
         later = DeferredColumns()
+        # Evaluation mode: an adapter's dropout is in the pass that has gradients alone.
         with torch.no_grad(), self.policy.evaluating():
             for rows in self._passes(work, share, where):
                 if rows is None:
@@ -307,15 +336,16 @@ class Learner:
                     continue
                 statistics = forward(self.policy, rows, needs)
                 self._passes_made.append(rows.computed(grad=False))
-                for name, values in found.items():
+                for name, values in token_columns.items():
                     later.add(rows, statistics[name, CURRENT], values)
         later.write()
-        own = {int(i): {name: values[i] for name, values in found.items()} for i in share}
+        own = {int(i): {name: values[i] for name, values in token_columns.items()} for i in share}
+        # float32 columns survive the exchange exactly, so ranks go on with the same numbers.
         for of_rank in self.world.gather(own, "statistics of the tokens"):
             for i, of_one in of_rank.items():
                 for name, values in of_one.items():
-                    found[name][i] = values
-        return found
+                    token_columns[name][i] = values
+        return token_columns
 
 
 def _comparable(objective: Objective) -> list[Need]:
@@ -326,10 +356,12 @@ def _comparable(objective: Objective) -> list[Need]:
 
 
 def _term(component: ObjectiveTerm, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:
-    """The component's share of the loss for the tokens of a micro-batch, with what it knows of the whole step."""
+    """The component's share of the loss for the tokens of a micro-batch, with its prepass result of the whole step."""
     losses = inputs.of_rollouts("sequence_loss", component, like=tokens.logprobs)
     gradients = inputs.of_rollouts("logprob_gradient", component, like=tokens.logprobs)
     if losses is not None and gradients is not None:
+        # [S] log pi(y), with gradient. Its own value is taken off again, so that the term's value is that of the losses
+        # and its gradient is g_i grad log pi(y_i).
         sums = tokens.sum_by_sequence(tokens.weight * tokens.logprobs)
         return LossTerm(losses.sum() + (gradients * (sums - sums.detach())).sum())
     assert not isinstance(component.loss, SequenceLoss)
@@ -344,6 +376,7 @@ def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:
     groups = batch.group_index()
     count = int(groups.max()) + 1 if len(groups) else 0
     if count:
+        # At most as many parts as groups: an empty optimizer step would be one of weight decay alone.
         chunks = np.array_split(np.arange(count), min(parts, count))
     else:
         chunks = []
@@ -359,10 +392,12 @@ def _measured_without_gradient(work: Work) -> np.ndarray:
     seen: dict[int, int] = {}
     turns = []
     for group in work.batch.group_index()[flat]:
+        # How many of the group came before; sorted by it, every group gives one rollout before any gives its second.
         turns.append(seen.get(int(group), 0))
         seen[int(group)] = turns[-1] + 1
     index = flat[np.argsort(turns, kind="stable")][: min(WITHOUT_GRADIENT, work.config.micro_batch_size or len(flat))]
     if (limit := token_limit(work.config)) is not None:
+        # At least one rollout, also where it alone is over the budget.
         used = np.cumsum([len(work.batch.rollouts[i]) for i in index])
         index = index[: max(1, int((used <= limit).sum()))]
     return np.sort(index)

@@ -78,6 +78,7 @@ class ClippedPolicyLoss(Loss):
                 f"clip {self.clip!r} masks single tokens, and ratio {self.ratio!r} is one number per response: set "
                 "ratio to token, or clip to hard, soft, detach or none"
             )
+        # A schedule has no value before the run, so only two plain numbers can be compared here.
         numbers = isinstance(self.cap, float) and isinstance(self.clip_high, float)
         if self.clip == "hard" and numbers and self.cap <= 1 + self.clip_high:  # type: ignore[operator]
             raise ValueError(f"cap is {self.cap}, and must be above 1 + clip_high = {1 + self.clip_high:g}")
@@ -97,16 +98,19 @@ class ClippedPolicyLoss(Loss):
         return self.ratio in ("sequence", "geometric")
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # [T] log rho, with gradient; one number per response repeated at its tokens where the ratio is of the response.
         log_ratios = log_ratio(tokens, self.ratio, _number(self.bound))
-        found = self._surrogate(log_ratios, tokens)
+        surrogate = self._surrogate(log_ratios, tokens)
+        # [T], for metrics alone: the gradient goes through the surrogate.
         ratio = log_ratios.detach().exp()
         metrics = {
             "ratio/mean": ratio,
             "ratio/max": ratio,
-            "ratio/clipped_low": found.low.float(),
-            "ratio/clipped_high": found.high.float(),
+            "ratio/clipped_low": surrogate.low.float(),
+            "ratio/clipped_high": surrogate.high.float(),
         }
-        return LossTerm(-tokens.average(found.value, self.average, over), metrics)
+        # The surrogate is maximised and the learner minimises.
+        return LossTerm(-tokens.average(surrogate.value, self.average, over), metrics)
 
     def _surrogate(self, log_ratio: torch.Tensor, tokens: TokenBatch) -> Surrogate:
         low = float(self.clip_low)
@@ -136,11 +140,15 @@ def hard(log_ratio: torch.Tensor, advantage: torch.Tensor, low: float, high: flo
     The cap is the constant c of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729), and the delta of two-sided clipping.
     """
     ratio = log_ratio.detach().exp()
+    # min(rho A, clip(rho) A) is the clipped product where rho > high and A > 0, and where rho < low and A < 0.
+    # Elsewhere it is rho A, with its gradient: a move against the advantage is always taken back.
     below = (ratio < low) & (advantage < 0)
     above = (ratio > high) & (advantage > 0)
     bounded = ratio.clamp(low, high)
+    # With A = 0 value and gradient are 0 either way; bound, an overflowing ratio cannot make 0 x inf of them.
     binds = below | above | (advantage == 0)
     if cap is not None:
+        # For A < 0 and rho > high the minimum is rho A, which has no lower bound without the cap.
         over = (ratio > cap) & (advantage < 0)
         bounded = torch.where(over, cap, bounded)
         binds = binds | over
@@ -154,9 +162,12 @@ def soft(log_ratio: torch.Tensor, advantage: torch.Tensor, positive: float, nega
 
     The bounds act, softly, where the gradient is less than half of what it is at ratio 1.
     """
+    # [T]; tokens of A = 0 take the temperature of negative ones, which changes nothing.
     tau = torch.full_like(advantage, negative).masked_fill(advantage > 0, positive)
     # Beyond a ratio of e^30 the gate is flat in float32 as in float64.
     gate = torch.sigmoid(tau * (log_ratio.clamp_max(30.0).exp() - 1))
+    # d/d rho of 4 / tau sigmoid(tau (rho - 1)) is 4 g (1 - g) with g the gate: 1 at rho = 1, where g is 1/2, and less
+    # on both sides. One half is a choice of the metric; the loss has no such bound.
     halved = (4 * gate * (1 - gate)).detach() < 0.5
     return Surrogate(4 / tau * gate * advantage, halved & (log_ratio.detach() < 0), halved & (log_ratio.detach() > 0))
 
@@ -167,6 +178,7 @@ def detached(
     """sg[clip(rho, low, high)] A log pi (CISPO, MiniMax-M1 2025, arXiv 2506.13585): a clipped token still has a
     gradient."""
     ratio = log_ratio.detach().exp()
+    # The weight is clipped whatever the sign of the advantage, and is counted so.
     return Surrogate(ratio.clamp(low, high) * advantage * logprobs, ratio < low, ratio > high)
 
 
@@ -188,18 +200,23 @@ def within_divergence(
     """
     now = logprobs.detach()
     before = now - log_ratio.detach()
+    # [T] probabilities of the sampled token: p under the current weights, q under the proximal ones.
     p = now.exp()
     q = before.exp()
     if by == "tv":
         moved = (p - q).abs()
     else:
+        # 1e-8 keeps the quotient finite where a probability is 1 in float32. It is arbitrary: it moves the divergence
+        # only of tokens whose complement is as small.
         rest = torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
         moved = q * (before - now) + (1 - q) * rest
+    # Only a move in the direction of the push is masked, so that a token which moved the other way can come back.
     above = (advantage > 0) & (p > q) & (moved > high)
     below = (advantage <= 0) & (p < q) & (moved > low)
     ratio = log_ratio.detach().exp()
     if cap is not None:
         ratio = ratio.clamp_max(cap)
+    # A product with 0 would be NaN where the ratio overflows.
     idle = above | below | (advantage == 0)
     return Surrogate(ratio.masked_fill(idle, 0.0) * advantage * logprobs, below, above)
 
@@ -207,5 +224,6 @@ def within_divergence(
 def unclipped(log_ratio: torch.Tensor, advantage: torch.Tensor) -> Surrogate:
     """Rho A, the importance-weighted policy gradient."""
     idle = advantage == 0
+    # bool [T]: no bound ever acts.
     nowhere = torch.zeros_like(idle)
     return Surrogate(log_ratio.masked_fill(idle, 0.0).exp() * advantage, nowhere, nowhere)

@@ -34,17 +34,25 @@ class ContrastiveLoss(SequenceLoss):
 
     def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. In sums over the group, so that hundreds of members cost no square of theirs."""
+        # float64 [S]: members of each response's group.
         size = sequences.group_size()
 
         def against_others(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             """Sum over the other members j of (a_i - a_j) (b_i - b_j), [S]."""
+            # sum_j (a_i - a_j) (b_i - b_j) = n a_i b_i - a_i sum(b) - b_i sum(a) + sum(a b) over a group of n.
+            # Differences do not change when both are centred, and then the two middle terms are 0.
             a = a - sequences.group_sum(a) / size
             b = b - sequences.group_sum(b) / size
             return size * a * b + sequences.group_sum(a * b)
 
+        # [S] log pi(y) - log pi_reference(y) of whole responses.
         log_ratio = sequences.logprobs - sequences.reference
         beta = float(self.beta)
         value = against_others(sequences.reward, log_ratio) - beta / 2 * against_others(log_ratio, log_ratio)
         alone = size < 2
+        # The n members of a group add 1 / n each: the number of groups that have a pair. 1 where there is none, whose
+        # sum is 0.
         groups = (1 / size).masked_fill(alone, 0.0).sum().clamp_min(1.0)
+        # n (n - 1) ordered pairs: each pair is met from both of its members, so the mean over these is the mean over
+        # pairs.
         return -value.masked_fill(alone, 0.0) / (size * (size - 1)).clamp_min(1) / groups

@@ -38,6 +38,7 @@ class Truncate(Correction):
             raise ValueError(f"cap is {self.cap}: below 1 it would change the weight of tokens without any gap")
 
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
+        # w = min(pi_proximal / pi_behaviour, cap), [T]: bounded from above only, since small ratios add no variance.
         return ratios(tokens, self.level).clamp_max(self.cap)
 
 
@@ -82,6 +83,8 @@ class Reject(Correction):
 
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
         log_ratio = tokens.behaviour_log_ratio
+        # bool [S]. The summand is r - 1 - log r with r = pi_proximal / pi_behaviour and tokens from the behaviour
+        # policy: its expectation is KL(behaviour || proximal). expm1 keeps the digits that r - 1 loses near r = 1.
         kept = tokens.mean_by_sequence(torch.expm1(log_ratio) - log_ratio) <= self.max_kl
         return torch.where(kept[tokens.sequence], log_ratio.exp().clamp_max(self.cap), 0.0)
 
@@ -106,10 +109,12 @@ class MaskNegatives(Correction):
             raise ValueError(f"max_kl must be above 0 and cap at least 1, not {self.max_kl} and {self.cap}")
 
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
-        left = tokens.behaviour_logprobs - tokens.logprobs.detach()
-        far = (tokens.mean_by_sequence(left) > self.max_kl)[tokens.sequence]
+        drift = tokens.behaviour_logprobs - tokens.logprobs.detach()
+        # bool [T], the same at all tokens of a response. The mean is not clamped as the weights are: nothing is
+        # exponentiated.
+        far = (tokens.mean_by_sequence(drift) > self.max_kl)[tokens.sequence]
         if self.cap is None:
-            weight = torch.ones_like(left)
+            weight = torch.ones_like(drift)
         else:
             weight = tokens.behaviour_log_ratio.exp().clamp_max(self.cap)
         return weight.masked_fill(far & (tokens.advantage < 0), 0.0)
@@ -118,4 +123,5 @@ class MaskNegatives(Correction):
 def ratios(tokens: TokenBatch, level: Level = "token") -> torch.Tensor:
     """pi_proximal / pi_behaviour [T], per token, or its geometric mean over the token's response."""
     log_ratio = tokens.behaviour_log_ratio
+    # exp of the mean log-ratio: a geometric mean, whose size does not grow with the length of the response.
     return (log_ratio if level == "token" else tokens.mean_by_sequence(log_ratio)[tokens.sequence]).exp()

@@ -21,6 +21,8 @@ from rlvr.registry import register
 
 def covariances(tokens: TokenBatch) -> torch.Tensor:
     """(log pi - its mean) (A - its mean) [T], over the tokens given."""
+    # The summands of Cov(log pi, A), to which the paper traces the fall of entropy; their mean over the step is that
+    # number.
     logprobs = tokens.logprobs.detach()
     return (logprobs - logprobs.mean()) * (tokens.advantage - tokens.advantage.mean())
 
@@ -63,33 +65,39 @@ class ClipCovLoss(Loss):
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is held back, else 0, [T]."""
-        found = self._surrogate(tokens)
+        surrogate = self._surrogate(tokens)
         covariance = covariances(tokens)
         total = len(tokens.weight)
+        # bool [T], over all tokens of the optimizer step.
         candidates = (covariance > float(self.least)) & (covariance < float(self.most))
-        where = (candidates & ~(found.low | found.high)).nonzero()[:, 0]
+        where = (candidates & ~(surrogate.low | surrogate.high)).nonzero()[:, 0]
         share = float(self.share)
         if share > 0:
+            # At least one token, as verl's compute_policy_loss_clip_cov has it (verl/trainer/ppo/core_algos.py).
             count = min(len(where), max(1, int(share * total)))
         else:
             count = 0
+        # Every rank draws for itself and has to draw the same tokens, so the seed is made of counts that all of them
+        # have. 1,000,003 is prime and above the number of candidates of any usual step, so other counts give another
+        # seed.
         generator = torch.Generator().manual_seed(1_000_003 * total + len(where))
         drawn = where[torch.randperm(len(where), generator=generator)[:count].to(where.device)]
         return torch.zeros_like(covariance).index_fill(0, drawn, 1.0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
-        found = self._surrogate(tokens)
+        surrogate = self._surrogate(tokens)
+        # bool [T]. A value of 0 has no gradient, and the token still counts in the denominators.
         held = tokens.chosen > 0
         ratio = (tokens.logprobs - tokens.proximal_logprobs).detach().exp()
         metrics = {
             "ratio/mean": ratio,
             "ratio/max": ratio,
-            "ratio/clipped_low": found.low.float(),
-            "ratio/clipped_high": found.high.float(),
+            "ratio/clipped_low": surrogate.low.float(),
+            "ratio/clipped_high": surrogate.high.float(),
             "tokens/chosen": tokens.chosen,
         }
-        return LossTerm(-tokens.average(found.value.masked_fill(held, 0.0), self.average, over), metrics)
+        return LossTerm(-tokens.average(surrogate.value.masked_fill(held, 0.0), self.average, over), metrics)
 
     def _surrogate(self, tokens: TokenBatch) -> Surrogate:
         low = 1 - float(self.clip_low)
@@ -127,6 +135,7 @@ class KLCovLoss(Loss):
         covariance = covariances(tokens)
         share = float(self.share)
         if share > 0:
+            # At least one token, as in verl's compute_policy_loss_kl_cov.
             count = min(len(covariance), max(1, int(share * len(covariance))))
         else:
             count = 0
@@ -135,6 +144,7 @@ class KLCovLoss(Loss):
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
         log_ratios = log_ratio(tokens)
+        # [T]: coef |log rho| at the chosen tokens, 0 elsewhere; chosen is 0 or 1.
         penalty = float(self.coef) * tokens.chosen * log_ratios.abs()
         value = unclipped(log_ratios, tokens.advantage).value - penalty
         ratio = log_ratios.detach().exp()

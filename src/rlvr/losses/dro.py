@@ -31,6 +31,8 @@ class QuadraticPenaltyLoss(Loss):
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # [T]. The gradient of the value is (A - beta log rho) grad log pi: that of REINFORCE where the policy has not
+        # moved.
         log_ratio = tokens.logprobs - tokens.proximal_logprobs
         value = tokens.advantage * tokens.logprobs - 0.5 * float(self.beta) * log_ratio.square()
         ratio = log_ratio.detach().exp()

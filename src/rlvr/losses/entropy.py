@@ -20,4 +20,5 @@ class EntropyBonus(Loss):
     needs = frozenset({Need("entropy", grad=True)})
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # The learner minimises, so -H with a positive coefficient raises the entropy. tokens.entropy is [T], in nats.
         return LossTerm(-tokens.average(tokens.entropy, self.average, over))

@@ -41,12 +41,17 @@ class GeometricMeanLoss(Loss):
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         low = float(self.clip_low)
         high = float(self.clip_high)
+        # [T]
         log_ratio = tokens.logprobs - tokens.proximal_logprobs
         advantage = tokens.advantage
         sign = advantage.sign()
+        # For A > 0 this is min(log rho, high), for A < 0 max(log rho, -low): the bound on the other side never acts, as
+        # in PPO. For A = 0 it is 0, and so is the response's advantage.
         clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
+        # [T], one number per response repeated at its tokens: the geometric mean exp(1 / |y| sum_t log rho_t).
         ratio = tokens.mean_by_sequence(clipped)[tokens.sequence].exp()
         value = tokens.mean_by_sequence(advantage)[tokens.sequence] * ratio
+        # [T], for metrics: which tokens the clip acts on.
         plain = log_ratio.detach()
         metrics = {
             "ratio/mean": ratio.detach(),

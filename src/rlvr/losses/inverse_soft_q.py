@@ -34,7 +34,10 @@ class InverseSoftQ(Loss):
     needs = frozenset({Need("logprobs", grad=True), Need("logsumexp", grad=True)})
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # [T] V(s_t) = logsumexp of the logits at the token's own position.
         value = tokens.statistics["logsumexp", CURRENT]
+        # Q(s_t, y_t) is the token's logit, log pi + V(s_t), and the implied reward r_t = Q(s_t, y_t) - discount
+        # V(s_(t+1)).
         implied = tokens.logprobs + value - float(self.discount) * next_of_sequence(value, tokens.sequence)
         loss = -tokens.logprobs + float(self.penalty) * implied.square()
         return LossTerm(tokens.average(loss, self.average, over), {"loss/implied_reward": implied.detach()})

@@ -37,6 +37,7 @@ def k2(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 @register("kl", "k3")
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Exp(d) - 1 - d with d = log reference - log pi, per token [T]; what GRPO uses (Shao et al. 2024, eq. 4)."""
+    # expm1(d) is exp(d) - 1 without the cancellation near d = 0, where the policy has hardly moved.
     d = reference - logprobs
     return torch.expm1(d) - d
 
@@ -61,9 +62,12 @@ class Divergence:
     def __call__(self, logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """Per token [T]."""
         if self.bound is not None:
+            # e^20 = 4.9e8 is far from overflow, and its square too. verl clamps at 20 as well (kl_penalty_forward in
+            # verl/trainer/ppo/core_algos.py), and the value at 10, which is `bound` here.
             reference = logprobs + (reference - logprobs).clamp(-20.0, 20.0)
         value = self.estimator(logprobs, reference)
         if self.gradient is not None:
+            # Straight-through: the bracket is 0 in value and has the gradient of `pulled`.
             pulled = self.gradient(logprobs, reference)
             value = value.detach() + (pulled - pulled.detach())
         if self.bound is None:
@@ -88,8 +92,11 @@ class KLPenalty(Loss):
         return frozenset(both | ({Need("logprobs", PROXIMAL)} if self.weighted else set()))
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # [T], in nats.
         divergence = self.estimator(tokens.logprobs, tokens.reference_logprobs)
         metrics = {"kl/ref": divergence.detach()}
         if self.weighted:
+            # E under proximal of rho f = E under pi of f: the ratio belongs to the expectation and is differentiated
+            # with it.
             divergence = divergence * (tokens.logprobs - tokens.proximal_logprobs).exp()
         return LossTerm(tokens.average(divergence, self.average, over), metrics)

@@ -61,11 +61,14 @@ class ChosenLikelihood(Loss):
             return [(r.origin == Origin.DEMONSTRATION).astype(np.float32) for r in batch.rollouts]
         reward = batch.column("reward")
         if self.on == "right":
+            # bool [B]; an undecided response is never taken for a right one.
             chosen = np.nan_to_num(reward, nan=-np.inf) >= self.threshold
         else:
             chosen = np.zeros(len(batch), dtype=bool)
             for group in batch.groups():
                 values = reward[group.index]
+                # Where all rewards are equal there is no best response, and imitating the first one would only sharpen
+                # the policy.
                 if np.isfinite(values).any() and np.nanmax(values) > np.nanmin(values):
                     chosen[group.index[int(np.nanargmax(values))]] = True
         return [
@@ -75,6 +78,8 @@ class ChosenLikelihood(Loss):
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         logprobs = tokens.logprobs
         if self.weigh == "by_doubt":
+            # [T]. phi = p (1 - p) is largest at p = 1/2; as a constant it changes the weight of a token and not its
+            # direction.
             p = logprobs.detach().exp()
             logprobs = p * (1 - p) * logprobs
         return LossTerm(-tokens.average(logprobs, self.average, over))

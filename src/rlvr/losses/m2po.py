@@ -36,8 +36,11 @@ class SecondMomentLoss(Loss):
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is left out, else 0, [T]."""
+        # float64 [T], all tokens of the optimizer step: M_2 = mean of (log rho)^2 over those that are kept.
         squares = log_ratio(tokens).detach().square()
         ordered, order = squares.sort()
+        # Means over the k smallest squares. They rise with k, since every further square is at least as large as those
+        # before, so the number of means within the bound is the most tokens that can be kept.
         means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=squares.device)
         kept = int((means <= float(self.moment)).sum())
         return torch.zeros_like(squares).index_fill(0, order[kept:], 1.0)
@@ -46,6 +49,7 @@ class SecondMomentLoss(Loss):
         assert tokens.chosen is not None
         out = tokens.chosen > 0
         log_ratios = log_ratio(tokens)
+        # Both factors are filled: an overflowing ratio times an advantage of 0 would be NaN.
         value = log_ratios.masked_fill(out, 0.0).exp() * tokens.advantage.masked_fill(out, 0.0)
         ratio = log_ratios.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}

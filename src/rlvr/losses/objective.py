@@ -6,7 +6,7 @@ copy, so that the host does not wait for the device once for each metric. The su
 would give, to the last bit.
 
 Invariants of `Averages`, which gathers numbers over micro-batches, optimizer steps and ranks:
-- It keeps (sum, weight) per name, so that the mean does not depend on how the work was cut into pieces.
+- It keeps (sum, weight) per name, so that the mean does not depend on how the work was divided.
 - A name that ends in `/max` or `_max` keeps the largest value instead; a NaN stays a NaN.
 """
 
@@ -64,6 +64,7 @@ class ObjectiveTerm:
             needs |= self.loss.needs
         else:
             needs |= self.loss.chooses_by
+        # Without `grad`: the prepass has none. object.__setattr__ because the dataclass is frozen.
         object.__setattr__(self, "needs_of_step", frozenset(Need(n.statistic, n.model, k=n.k) for n in needs))
 
     def at(self, step: int, steps: int) -> ObjectiveTerm:
@@ -71,6 +72,7 @@ class ObjectiveTerm:
         term: ObjectiveTerm = at(self, step, steps)
         loss = at(term.loss, step, steps)
         keep = tuple(at(selector, step, steps) for selector in term.keep)
+        # Terms without a schedule stay the same object, so that most steps build nothing.
         same = loss is term.loss and all(map(operator.is_, keep, term.keep))
         if same:
             return term
@@ -103,10 +105,12 @@ class Objective:
     def at(self, step: int, steps: int) -> Objective:
         """The objective with plain numbers for every scheduled scalar, without the components that weigh nothing."""
         components = [component.at(step, steps) for component in self.components]
+        # `step` counts from 0, and the reference is renewed after a step: the first time after `every` of them.
         if self.renewal and (step + 1) % self.renewal.every == 0:
             renewal = self.renewal
         else:
             renewal = None
+        # A term of weight 0 would still cost the statistics that it needs and the tokens that only it trains.
         return dataclasses.replace(self, components=tuple(c for c in components if c.coef != 0.0), renewal=renewal)
 
     @cached_property
@@ -122,8 +126,8 @@ class Objective:
     @cached_property
     def proximal_statistics(self) -> tuple[Statistic, ...]:
         """Return what components ask of the proximal policy beside its log-probs."""
-        asked = {need.statistic for need in self.needs if need.model == PROXIMAL}
-        return tuple(sorted(asked - {"logprobs"}))
+        statistics = {need.statistic for need in self.needs if need.model == PROXIMAL}
+        return tuple(sorted(statistics - {"logprobs"}))
 
     @property
     def recalls_update(self) -> bool:
@@ -147,9 +151,12 @@ class Objective:
         return {c.name: self._denominator(c, batch) for c in self.components}
 
     def _denominator(self, component: ObjectiveTerm, batch: Batch) -> Denominators:
+        # [B]: the weight of each rollout. Counted on the whole batch before it is cut, and on every rank, which all
+        # hold it.
         sums = np.asarray([float(w.sum()) for w in batch.tokens(f"weight/{component.weights}")])
         constant = component.loss.constant or self.constant
         if component.loss.average == "groups":
+            # Counted only for the average that divides by it.
             groups = len(np.unique(batch.group_index()[sums > 0]))
         else:
             groups = 0
@@ -166,11 +173,14 @@ class Objective:
             for i, weight in enumerate(batch.tokens(f"weight/{component.weights}")):
                 live = weight != 0
                 if component.zero_without_advantage and advantages is not None:
+                    # The loss is proportional to the advantage at every token, so these tokens have neither value nor
+                    # gradient.
                     live = live & (advantages[i] != 0)
                 needed[i] |= bool(live.any())
         return needed
 
 
+# A probability ratio of 1.1. Arbitrary: if it moves, the metric `mismatch/share_over` alone moves.
 GATE = 0.1
 """Nats: a gap between proximal and behaviour log-probs over this is counted in `mismatch/share_over`."""
 
@@ -192,6 +202,7 @@ class Averages:
             raise ValueError(f"the weight of {name!r} must not be negative: {weight}")
         before, seen = self._pairs.get(name, (0.0, 0.0))
         if is_maximum(name):
+            # A weight of 0 says that nothing was measured, and its value must not win.
             total = _largest([x for x, w in ((before, seen), (total, weight)) if w > 0])
         else:
             total += before
@@ -254,6 +265,7 @@ class StepMetrics:
             if is_maximum(name):
                 self.add(name, values.max())
             else:
+                # Both sums [] stay on the device: no value is read before `fetch`.
                 self.add(name, (weight * values).sum(), weight.sum())
 
     def add_mismatch(self, tokens: TokenBatch, known: torch.Tensor | None, correction: Correction | None) -> None:
@@ -267,6 +279,7 @@ class StepMetrics:
         if known is None:
             measured = log_ratio
         else:
+            # By places that the host knows: a mask would make the host wait for its count.
             measured = log_ratio.index_select(0, known)
         count = float(len(measured))
         for name, total in mismatch_sums(measured).items():
@@ -276,6 +289,7 @@ class StepMetrics:
         self.add("correction/weight", tokens.importance.sum(), count)
         assert correction is not None, "a correction gave the weights"
         if correction.cap is None:
+            # [T]: the weight that a token has where the correction does not act.
             plain = torch.ones_like(log_ratio)
         else:
             plain = ratios(tokens, correction.level)
@@ -294,6 +308,7 @@ class StepMetrics:
         weights = [weight for _, _, weight in self._sums if isinstance(weight, torch.Tensor)]
         sums = [total for _, total, _ in self._sums]
         losses = [loss for _, loss in self._losses]
+        # Taken out below in the order in which they are listed here; what remains at the end are the totals.
         numbers = iter(_numbers([*sums, *weights, *losses, *self._totals]))
         totals = [next(numbers) for _ in sums]
         of_weights = [next(numbers) if isinstance(w, torch.Tensor) else w for _, _, w in self._sums]
@@ -311,12 +326,15 @@ def mismatch_sums(log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
     none."""
     if len(log_ratio) == 0:
         return {}
+    # [N], in nats, clamped to LARGEST_LOG_RATIO: the square of exp(30) is 1.1e26, which float32 holds.
     size = log_ratio.abs()
     ratio = log_ratio.exp()
     return {
         "mismatch/mean": size.sum(),
         "mismatch/max": size.max(),
         "mismatch/share_over": (size > GATE).sum(),
+        # r - 1 - log r with r = proximal / behaviour and tokens from behaviour: KL(behaviour || proximal), Schulman's
+        # k3.
         "mismatch/kl": (ratio - 1 - log_ratio).sum(),
         "ratio_to_behaviour": ratio.sum(),
         "ratio_to_behaviour_squared": ratio.square().sum(),
@@ -325,6 +343,7 @@ def mismatch_sums(log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def with_effective_size(means: dict[str, float | None]) -> dict[str, float | None]:
     """The step's metrics with the share of tokens that the importance weights leave effective (Kish 1965)."""
+    # Kish: (sum w)^2 / sum w^2 effective tokens, over their number n: mean(w)^2 / mean(w^2).
     first = means.pop("ratio_to_behaviour", None)
     second = means.pop("ratio_to_behaviour_squared", None)
     return means | {"mismatch/effective": first * first / second if first and second else None}
@@ -337,6 +356,7 @@ def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
         by_type.setdefault(value.dtype, []).append(place)
     if not by_type:
         return []
+    # One tensor for each type and one copy for all. float64 holds every float32, and counts up to 2^53, exactly.
     stacked = [torch.stack([values[place] for place in places]).double() for places in by_type.values()]
     numbers = dict(zip([p for places in by_type.values() for p in places], torch.cat(stacked).tolist(), strict=True))
     return [numbers[place] for place in range(len(values))]

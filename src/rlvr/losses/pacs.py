@@ -41,18 +41,24 @@ class RewardClassification(SequenceLoss):
         """See SequenceLoss. ValueError for a reward outside [0, 1]."""
         reward = sequences.reward
         size = sequences.group_size()
+        # Cross-entropy has no minimum for a target outside [0, 1]: the loss would run away and not fail.
         if bool(((reward < 0) | (reward > 1)).any()):
             raise ValueError(
                 f"the loss pacs takes the reward for a probability, and found {float(reward.min()):g} to "
                 f"{float(reward.max()):g}: use rewards within [0, 1]"
             )
+        # [S] s_i = beta log(pi(y_i) / pi_proximal(y_i)).
         score = float(self.beta) * (sequences.logprobs - sequences.proximal)
+        # [S]: mean over the n - 1 other members; clamp_min is for groups of one, which are masked below.
         others = (sequences.group_sum(score) - score) / (size - 1).clamp_min(1)
         loss = binary_cross_entropy_with_logits(score - others, reward, reduction="none")
         if self.balanced:
+            # [S] each: the members of the response's group with reward 1 and with reward 0.
             right = sequences.group_sum((reward == 1).double())
             wrong = sequences.group_sum((reward == 0).double())
+            # A group with a reward between 0 and 1 has no two classes to balance.
             mixed = (right > 0) & (wrong > 0) & (right + wrong == size)
             loss = loss * torch.where(mixed, size / (2 * torch.where(reward == 1, right, wrong)).clamp_min(1), 1.0)
         alone = size < 2
+        # Summed over responses this is the mean over those that have other members.
         return loss.masked_fill(alone, 0.0) / (~alone).sum().clamp_min(1)

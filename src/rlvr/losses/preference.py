@@ -48,7 +48,10 @@ class PairLoss(SequenceLoss):
             better, worse = sequences.pairs()
         else:
             better, worse = extremes(sequences)
+        # [S] log pi / pi_reference of each response.
         ratio = sequences.logprobs - sequences.reference
+        # [N] over all N pairs of the step. Half of a pair's loss goes to each member, so that the sum over responses
+        # counts it once. Without a pair the loss is 0, not 0 / 0.
         loss = self.of_margin(ratio[better] - ratio[worse]) / max(1, len(better)) / 2
         return torch.zeros_like(ratio).index_add(0, better, loss).index_add(0, worse, loss)
 
@@ -70,6 +73,7 @@ class IPO(PairLoss):
     pairs."""
 
     def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
+        # beta is tau in the paper: the margin is pulled to 1 / (2 tau) and no further.
         return (margin - 1 / (2 * float(self.beta))).square()
 
 
@@ -97,9 +101,12 @@ class KTO(SequenceLoss):
 
     def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss."""
+        # [S] r_i = log pi / pi_reference of each response.
         ratio = sequences.logprobs - sequences.reference
+        # []: z estimates KL(pi || reference), which is never negative; a constant, so that it has no gradient.
         zero = ratio.detach().mean().clamp_min(0.0)
         right = sequences.reward >= self.threshold
+        # 1 - sigmoid(x) = sigmoid(-x): with sign +1 for right and -1 for wrong responses both cases are one expression.
         sign = torch.ones_like(ratio).masked_fill(~right, -1.0)
         weight = torch.full_like(ratio, float(self.wrong)).masked_fill(right, float(self.right))
         return weight * torch.sigmoid(-sign * float(self.beta) * (ratio - zero)) / max(1, len(ratio))
@@ -109,10 +116,12 @@ def extremes(sequences: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """The first best and the first worst of every group in which they differ, as two lists of positions."""
     better = []
     worse = []
+    # A loop with reads from tensors is cheap here: the prepass is in host memory and runs once in an optimizer step.
     for number in sequences.group.unique().tolist():
         members = (sequences.group == number).nonzero()[:, 0]
         rewards = sequences.reward[members]
         if float(rewards.max()) > float(rewards.min()):
+            # torch's argmax and argmin give the first of several equal ones.
             better.append(int(members[int(rewards.argmax())]))
             worse.append(int(members[int(rewards.argmin())]))
     return torch.tensor(better, dtype=torch.int64), torch.tensor(worse, dtype=torch.int64)

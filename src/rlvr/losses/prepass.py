@@ -1,6 +1,6 @@
 """The prepass: components of an objective see the whole optimizer step before it is cut into micro-batches.
 
-Three kinds of piece ask for it: token selectors, losses with a `choose`, and losses of whole responses. They see
+Three kinds of component ask for it: token selectors, losses with a `choose`, and losses of whole responses. They see
 columns that one pass without gradient gave, in the order of the batch; what they answer is columns again, so the
 gradient does not depend on how the step is cut or dealt out (N1).
 """
@@ -62,15 +62,19 @@ def _of_responses(
     loss: SequenceLoss, batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
 ) -> PrepassResult:
     def sums(values: Sequence[np.ndarray] | None) -> torch.Tensor:
+        # The loss has not declared this model; NaN shows at once in a loss that reads it all the same.
         if values is None:
             return torch.full((len(index),), torch.nan, dtype=torch.float64)
+        # Columns are NaN where nothing trains, and 0 x NaN is NaN: only tokens with a weight are summed.
         of_each = [(weights[i].astype(np.float64) * values[i])[weights[i] != 0].sum() for i in index]
         return torch.tensor(of_each, dtype=torch.float64)
 
     part = batch.select(index)
+    # float64 [S], the leaf that the loss is differentiated in.
     logprobs = sums(columns["logprobs", CURRENT]).requires_grad_()
     length = torch.tensor([float(weights[i].sum()) for i in index], dtype=torch.float64)
     if batch.has("advantage"):
+        # [S]: the mean over the trained tokens, each by its weight.
         advantage = sums(batch.tokens("advantage")) / length
     else:
         advantage = torch.zeros_like(length)
@@ -86,9 +90,13 @@ def _of_responses(
     with torch.enable_grad():
         sequence_losses = loss.sequence_losses(sequences)
         if sequence_losses.requires_grad:
+            # [S] g_i = d sum(L) / d log pi(y_i). The learner adds g_i log pi(y_i) to its loss, whose gradient in the
+            # weights is that of L by the chain rule, whatever micro-batch y_i is in.
             (logprob_gradients,) = torch.autograd.grad(sequence_losses.sum(), logprobs)
         else:
+            # A loss that returned a constant: there is no graph to differentiate.
             (logprob_gradients,) = (torch.zeros_like(sequence_losses),)
+    # float64 [2, B]; rollouts that the component does not train keep 0.
     of_batch = np.zeros((2, len(batch)))
     of_batch[:, index] = torch.stack([sequence_losses.detach(), logprob_gradients]).numpy()
     return PrepassResult(sequence_losses=of_batch[0], logprob_gradients=of_batch[1])
@@ -98,6 +106,7 @@ def _tokens(
     batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
 ) -> tuple[TokenBatch, list[np.ndarray]]:
     """The tokens with a weight, one after the other in float64, and which of each rollout's they are."""
+    # bool [T_b] each.
     where = [weights[i] != 0 for i in index]
 
     def flat(values: Sequence[np.ndarray]) -> torch.Tensor:
@@ -106,6 +115,7 @@ def _tokens(
     lengths = torch.tensor([int(on.sum()) for on in where])
     weight = flat(weights)
     return (
+        # float64, so that a quantile or a sort does not depend on the float32 rounding of sums in another order.
         TokenBatch(
             sequence=torch.repeat_interleave(torch.arange(len(index)), lengths),
             sequences=len(index),
@@ -123,5 +133,6 @@ def _column(batch: Batch, index: np.ndarray, where: Sequence[np.ndarray], values
     column = [np.zeros(len(r), dtype=np.float32) for r in batch.rollouts]
     cuts = np.cumsum([int(on.sum()) for on in where])[:-1]
     for i, on, part in zip(index, where, np.split(values.numpy().astype(np.float32), cuts), strict=True):
+        # [T_b] with the answer at trained tokens and 0 elsewhere.
         column[i][on] = part
     return column

@@ -11,6 +11,7 @@ from rlvr.core.specs import SpecLike
 def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
     """Return whether the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of
     the weights."""
+    # A schedule is never equal to 0.0, so a coefficient that only begins at 0 keeps a reference too.
     if algorithm.kl is not None and algorithm.kl.coef != 0.0:
         return True
     return reads_reference("loss", algorithm.loss) or any(

@@ -29,4 +29,5 @@ class Reinforce(Loss):
     zero_without_advantage = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # [T]; the gradient of A log pi is A grad log pi, whatever the policy that sampled.
         return LossTerm(-tokens.average(tokens.advantage * tokens.logprobs, self.average, over))

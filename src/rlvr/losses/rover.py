@@ -43,9 +43,12 @@ class RandomPolicyValueLoss(Loss):
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         statistics = tokens.statistics
         scale = float(self.temperature)
+        # [T] each: the mean over the vocabulary of log pi, since log pi(v) = logit(v) - logsumexp.
         now, before = (
             statistics["mean_logit", model] - statistics["logsumexp", model] for model in (CURRENT, PROXIMAL)
         )
+        # [T] Q' = temperature x mean over v of (log pi(v) - log pi_proximal(v)) at the next token: its value under a
+        # policy that chooses uniformly. Detached, as a target is.
         following = scale * next_of_sequence((now - before).detach(), tokens.sequence)
         target = tokens.advantage + float(self.beta) * following
         log_ratio = tokens.logprobs - tokens.proximal_logprobs
@@ -56,8 +59,10 @@ class RandomPolicyValueLoss(Loss):
 
 def next_of_sequence(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     """The value at the next token of the same sequence [T], 0 after its last."""
+    # Stable: tokens of a sequence keep their order.
     order = torch.sort(sequence, stable=True).indices
     ordered = values[order]
+    # bool [T - 1]: whether a token's neighbour on the right is of the same sequence.
     same = sequence[order][1:] == sequence[order][:-1]
     following = torch.cat([torch.where(same, ordered[1:], 0.0), ordered.new_zeros(min(1, len(ordered)))])
     return torch.empty_like(values).index_copy(0, order, following)

@@ -37,6 +37,7 @@ class TopEntropy(TokenSelector):
         refuse_above("share", self.share, 1)
 
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
+        # float64 [T], over the whole optimizer step.
         entropy = tokens.entropy
         # torch.quantile takes at most 2^24 numbers; the same linear interpolation, by sorting
         place = (1 - float(self.share)) * (len(entropy) - 1)
@@ -44,4 +45,5 @@ class TopEntropy(TokenSelector):
         low = int(place)
         high = min(low + 1, len(ordered) - 1)
         bound = torch.lerp(ordered[low], ordered[high], place - low)
+        # Tokens at the bound are kept, so with many equal entropies more than `share` of them are.
         return (entropy >= bound).to(entropy.dtype)

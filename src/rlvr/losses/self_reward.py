@@ -59,6 +59,7 @@ class LastTokenReward(SequenceLoss):
         """1 at the token that was put after a response whose reward is a number; float32 [T_b] each."""
         marks = [np.zeros(len(r), dtype=np.float32) for r in batch.rollouts]
         for rollout, mark, reward in zip(batch.rollouts, marks, batch.column("reward"), strict=True):
+            # rlvr.stages.grpo.appended puts the token there with origin HINT, and not after a truncated response.
             if len(rollout) and rollout.origin[-1] == Origin.HINT and np.isfinite(reward):
                 mark[-1] = 1.0
         return marks
@@ -67,9 +68,11 @@ class LastTokenReward(SequenceLoss):
         """See SequenceLoss; a response's log-probs are those of the one token."""
         count = len(sequences.reward)
         reward = sequences.reward
+        # [S]: score = beta (log pi(z | x, y) - c), with c in place of log pi_reference(z | x, y), which hardly varies.
         loss = (self.beta * (sequences.logprobs - self.constant) - reward).square()
         right = reward >= 0.5
         if self.balanced and 0 < int(right.sum()) < count:
+            # n / (2 n_class), so that each class weighs one half of the step.
             loss = loss * count / 2 / torch.where(right, right.sum(), (~right).sum())
         return loss / max(1, count)
 
@@ -99,5 +102,6 @@ class OutcomeClassifier(SequenceLoss):
                 "the auxiliary outcome_classifier takes the reward for a probability, and found "
                 f"{float(reward.min()):g} to {float(reward.max()):g}: use rewards within [0, 1]"
             )
+        # [S] logits: the implicit reward beta log pi / pi_reference.
         score = float(self.beta) * (sequences.logprobs - sequences.reference)
         return binary_cross_entropy_with_logits(score, reward, reduction="none") / max(1, len(reward))

@@ -80,6 +80,8 @@ class TokenBatch:
         """The weight x importance x kept x factor: what `average` multiplies each token's loss by."""
         product = self.weight
         for more in (self.importance, self.kept, self.factor):
+            # A correction, a selector and a factor change the loss and not the denominators, which are counted from
+            # `weight`.
             product = product if more is None else more * product
         return product
 
@@ -108,6 +110,7 @@ class TokenBatch:
 
     def mean_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
         """[T] -> [S]: means over each sequence's tokens; 0 for a sequence without any."""
+        # 1.0 stands for the count of a sequence without tokens, whose sum is 0.
         return self.sum_by_sequence(values) / self.sum_by_sequence(torch.ones_like(values)).clamp_min(1.0)
 
     def average(self, values: torch.Tensor, by: Average, over: Denominators) -> torch.Tensor:
@@ -117,16 +120,21 @@ class TokenBatch:
         the mean over groups of each one's mean over its tokens. constant: sum of values over sequences x a constant
         length.
         """
+        # [T]
         weighted = self.loss_weight * values
         if by == "tokens":
+            # DAPO's token mean: sum_t w_t l_t / sum_t w_t, the sums over the whole step.
             return weighted.sum() / over.tokens
         if by == "sequences":
+            # GRPO: 1 / S sum_i (1 / |y_i|) sum_t l_t. [S]; a sequence without tokens here is never indexed. The clamp
+            # is `tiny` and not 1, because weights below 1 may sum to less than 1 over a short response.
             lengths = self.sum_by_sequence(self.weight).clamp_min(torch.finfo(self.weight.dtype).tiny)
             return (weighted / lengths[self.sequence]).sum() / over.sequences
         if by == "groups":
             assert self.group_weight is not None, "the average over groups needs the weight of each sequence's group"
             return (weighted / self.group_weight[self.sequence]).sum() / over.groups
         if by == "constant":
+            # Dr. GRPO: the length that divides is the same for every response, so long ones are not held back.
             return weighted.sum() / (over.sequences * over.constant)
         raise ValueError(f"there is no average {by!r}: {', '.join(AVERAGES)} are the averages of a loss")
 
@@ -152,14 +160,18 @@ def log_ratio(tokens: TokenBatch, level: Ratio = "token", bound: float | None = 
 
     `bound` clamps each token's log-ratio to [-bound, bound] first; beyond it there is no gradient.
     """
+    # [T] log rho_t
     own = tokens.logprobs - tokens.proximal_logprobs
     if bound is not None:
         own = own.clamp(-bound, bound)
     if level == "token":
         return own
     if level == "sequence":
+        # log pi(y) - log pi_proximal(y), [T] with one number per response.
         return tokens.sum_by_sequence(own)[tokens.sequence]
+    # log s(y) = 1 / |y| sum_t log rho_t, [T] with one number per response.
     mean = tokens.mean_by_sequence(own)[tokens.sequence]
     if level == "geometric":
         return mean
+    # The bracket is 0 in value: sg[s(y)] pi_t / sg[pi_t] of GSPO-token, in logs.
     return mean.detach() + (own - own.detach())

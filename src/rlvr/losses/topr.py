@@ -43,7 +43,9 @@ class TaperedLoss(Loss):
     zero_without_advantage = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # [T]; detached, since the weight is a constant and the gradient is that of log pi alone.
         log_ratio = tokens.logprobs.detach() - tokens.behaviour_logprobs
+        # [T], one number per response. exp(30) = 1.1e13 is finite in float32, and far above any bound that makes sense.
         ratio = tokens.sum_by_sequence(log_ratio)[tokens.sequence].clamp_max(30.0).exp()
         bounds = [float(v) for v in (self.positive_low, self.positive_high, self.negative_low, self.negative_high)]
         weight = torch.where(tokens.advantage >= 0, ratio.clamp(*bounds[:2]), ratio.clamp(*bounds[2:]))

@@ -50,6 +50,9 @@ class TrajectoryBalance(SequenceLoss):
                 f"the loss trajectory_balance takes the logarithm of the reward, and found {float(reward.min()):g}: "
                 "use rewards of at least 0"
             )
+        # [S] log pi(y) - log R(y), with R = floor + scale x reward.
         balance = sequences.logprobs - (float(self.floor) + float(self.scale) * reward).log()
+        # [S] log Z + log pi - log R, as log Z is the group's mean of log R - log pi. That mean is differentiated too,
+        # which changes nothing: the residuals of a group sum to 0.
         residual = balance - sequences.group_sum(balance) / size
         return residual.square() / max(1, len(reward))

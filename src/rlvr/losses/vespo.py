@@ -14,6 +14,7 @@ from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.registry import register
 
+# Both from get_gamma_weights of TRL 1.16 (trl/trainer/grpo_trainer.py), as are the clamps below.
 LEAST = math.log(1e-8)
 MOST = 20.0
 """The log of a response's ratio is kept in this band."""
@@ -47,15 +48,22 @@ class GammaWeightedLoss(Loss):
     zero_without_advantage = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # [T]; no gradient goes through the weight.
         log_ratios = log_ratio(tokens, bound=20.0).detach()
         if tokens.importance is not None:
+            # log w = log pi / pi_proximal + log pi_proximal / pi_behaviour; a masked token has weight 0, whose log is
+            # -inf.
             log_ratios = log_ratios + tokens.importance.log().clamp(LEAST, MOST)
+        # [T], one number per response.
         log_w = tokens.sum_by_sequence(log_ratios)[tokens.sequence].clamp(LEAST, MOST)
         w = log_w.exp()
+        # bool [T]
         up = tokens.advantage >= 0
         k = torch.full_like(w, float(self.power_negative)).masked_fill(up, float(self.power_positive))
         decay = torch.full_like(w, float(self.decay_negative)).masked_fill(up, float(self.decay_positive))
+        # log phi = k log w + lambda (1 - w), which is 0 at w = 1 and largest at w = k / lambda.
         phi = (decay.clamp_min(1e-4) * (1 - w) + k * log_w).exp()
+        # `average` would multiply by the correction once more.
         plain = dataclasses.replace(tokens, importance=None)
         metrics = {"ratio/mean": w, "ratio/max": w}
         return LossTerm(-plain.average(phi * tokens.advantage * tokens.logprobs, self.average, over), metrics)

@@ -37,5 +37,6 @@ class WeightedLikelihood(Loss):
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         scaled = tokens.advantage / float(self.temperature)
+        # [T]. exp(80) = 5.5e34 is finite in float32, so that the second clamp sees a number and not inf.
         weight = scaled.clamp_max(80.0).exp().clamp_max(float(self.most))
         return LossTerm(-tokens.average(weight * tokens.logprobs, self.average, over))

@@ -35,6 +35,8 @@ def add_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
         target_modules=config.target_modules,
         task_type="CAUSAL_LM",
     )
+    # peft draws the first LoRA matrix from torch's global generator; forked, the run's other random numbers stay as
+    # they were.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -53,6 +55,7 @@ def no_false_alarms() -> Iterator[None]:
     are parameters.
     """
     with warnings.catch_warnings():
+        # Matches "The following rank_pattern keys did not match any targeted module and were ignored: ...".
         warnings.filterwarnings(
             "ignore", r"The following (rank|alpha)_pattern keys did not match any targeted module", RuntimeWarning
         )
@@ -61,12 +64,14 @@ def no_false_alarms() -> Iterator[None]:
 
 def is_adapter(model: Any) -> bool:
     """Return whether `model` is a peft model."""
+    # Not isinstance, which would import peft in runs without an adapter too.
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
 
 
 def name_base(model: Any, folder: Path) -> None:
     """Let the adapter say that its base model is in `folder`."""
     for config in model.peft_config.values():
+        # Absolute, since peft loads the base from wherever the process that reads the adapter runs.
         config.base_model_name_or_path = str(folder.resolve())
 
 

@@ -29,6 +29,7 @@ from rlvr.core.device_memory import to_device
 PREFIX = "rlvr_"
 BASES = ("sdpa", "eager", "flex_attention")
 """Attention implementations that spans work with."""
+# Both are rough balances of padding against calls, not fits: larger values make fewer calls with more padding.
 SLACK = 0.25
 """Share of a block's query-key pairs that may be padding before a shorter run begins a block of its own ..."""
 SMALL = 1 << 14
@@ -80,6 +81,7 @@ class Spans:
         offset = 0
         for block, members in zip(self.blocks, self.members, strict=True):
             for r, s in enumerate(members):
+                # Blocks are padded to `queries` slots for each run; offset counts the slots of the blocks before.
                 first = offset + r * block.queries
                 where[self.start[s] : self.start[s] + self.length[s]] = np.arange(first, first + self.length[s])
             offset += block.rows * block.queries
@@ -90,10 +92,13 @@ class Spans:
         contexts = self.context_length[members]
         longest = int(self.length[members].max())
         context = int(contexts.max())
+        # int64 [R, queries] and [R, context]: places in the row.
         own = _padded(self.start[members], self.length[members], longest)
         before = _padded(self.start[self.context[members]], contexts, context)
+        # int64 [R, context + queries]: the context's keys come first, each run's own after them.
         keys = np.concatenate([before, own], axis=1)
         if (contexts == context).all():
+            # One mask row for all runs, which broadcasts, where nothing of the context is padding.
             each = contexts[:1]
         else:
             each = contexts
@@ -109,6 +114,7 @@ class Spans:
         own, context, position = to_device([numbers, contexts, self.positions], self.device)
 
         def visible(batch: Any, head: Any, q: Any, k: Any) -> Any:
+            # Causal within the run, and all of its context, which lies before it in the row.
             seen = ((own[q] == own[k]) & (k <= q)) | (context[q] == own[k])
             if window is None:
                 return seen
@@ -122,9 +128,11 @@ def blocks_of(length: np.ndarray, context: np.ndarray) -> list[np.ndarray]:
     """Runs that are attended to side by side: in each block contexts and lengths are alike, and little is padding."""
     blocks: list[list[int]] = []
     longest = widest = real = 0
+    # Longest context first and in it the longest run, so that neighbours are alike in both and little is padded.
     for s in np.lexsort((-length, -context)):
         own = int(length[s])
         before = int(context[s])
+        # Runs without a context get blocks of their own: these are plain causal attention and need no mask.
         if blocks and (before > 0) == (widest > 0):
             top = max(longest, own)
             pairs = (len(blocks[-1]) + 1) * top * (top + widest)
@@ -144,6 +152,7 @@ def blocks_of(length: np.ndarray, context: np.ndarray) -> list[np.ndarray]:
 def _padded(start: np.ndarray, length: np.ndarray, longest: int) -> np.ndarray:
     """int64 [R, longest]: the places of each run's tokens, then those of some token as padding."""
     steps = np.arange(longest)
+    # Place 0 is a real token: as a key it is masked out, and the output of a padded query is taken by nobody.
     return np.where(steps < length[:, None], start[:, None] + steps, 0)
 
 
@@ -164,6 +173,7 @@ class Block:
 
     def visible(self, window: int | None) -> torch.Tensor | None:
         """bool [R or 1, 1, queries, context + queries]; None where it is plain causal attention."""
+        # A window that covers every key is none, so that layers with and without it share a mask.
         if window is not None and window >= self.context + self.queries:
             window = None
         if window not in self._masks:
@@ -174,11 +184,15 @@ class Block:
         if window is None and not self.context:
             return None
         device = self.take_keys.device
+        # [R or 1, 1, 1], against q [queries, 1] and k [context + queries].
         before = self.context_length[:, None, None]
         q = torch.arange(self.queries, device=device)[:, None]
         k = torch.arange(-self.context, self.queries, device=device)  # own tokens from 0 on
+        # Columns k < 0 are the context's, of which each run has the first `before`; the others are its own, causal.
         seen = torch.where(k < 0, k + self.context < before, k <= q)
         if window is not None:
+            # Position of the query less that of the key: k + context is the position in the context, before + q that of
+            # the query.
             distance = torch.where(k < 0, before + q - k - self.context, q - k)
             seen = seen & (distance < window)
         return seen[:, None]
@@ -208,6 +222,7 @@ class _RowMask:
         return self.spans.block_mask(self.window)
 
 
+# A context variable: a forward pass on another thread, of an engine that samples, say, sees no spans.
 _spans: ContextVar[Spans | None] = ContextVar("spans", default=None)
 
 
@@ -239,6 +254,7 @@ def _mask(base: str, **arguments: Any) -> Any:
     spans = _spans.get()
     if spans is None:
         return AttentionMaskInterface()[base](**arguments)
+    # transformers asks for vmap where a model adds a mask function of its own; then `Spans` would leave its part out.
     if arguments.get("use_vmap"):
         raise NotImplementedError("the model adds to the causal mask")
     return _RowMask(spans, arguments.get("local_size"))
@@ -267,11 +283,14 @@ def _attend(
         if base == "eager":
             mask = _additive(block, mask, query)
         outputs.append(block.attend(function, module, query, key, value, mask, **more))
+    # [sum of R * queries, heads, D] -> [1, N, heads, D]: the outputs back in the order of the row, padding dropped.
     return torch.cat(outputs).index_select(0, spans.places)[None], None
 
 
 def _function(base: str, module: Any) -> Any:
     if base == "eager":
+        # Each model file has its own eager function (soft-caps and sinks are in it), which transformers does not
+        # register.
         return sys.modules[type(module).__module__].eager_attention_forward
     return AttentionInterface()[base]
 

@@ -1,4 +1,4 @@
-"""Statistics of the policy as token columns of a batch, for pieces that read them before the update.
+"""Statistics of the policy as token columns of a batch, for components that read them before the update.
 
 They are taken from the weights as they are, without gradient, in the micro-batches of the update; one forward pass
 however many statistics are asked for, none where none is.
@@ -13,9 +13,9 @@ import torch
 
 from rlvr.config import OptimConfig
 from rlvr.core.needs import Need, Statistic
-from rlvr.policy.microbatch import DeferredColumns, micro_batches
+from rlvr.policy.microbatch import micro_batches
 from rlvr.policy.model import Policy
-from rlvr.policy.statistics import forward
+from rlvr.policy.statistics import DeferredColumns, forward
 from rlvr.records import Batch
 
 
@@ -26,11 +26,13 @@ def add_statistics(
 
     For statistics that are one number per token.
     """
+    # int64 [rollouts with a marked token]: the others cost no forward pass.
     index = np.flatnonzero([bool(w.any()) for w in where])
     columns: dict[Statistic, list[np.ndarray]] = {
         need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts] for need in needs
     }
     later = DeferredColumns()
+    # Without dropout, as the log-probs of the update that these are compared with.
     with torch.no_grad(), policy.evaluating():
         for rows in micro_batches(policy, batch, index, where, config) if len(index) else ():
             statistics = forward(policy, rows, needs)

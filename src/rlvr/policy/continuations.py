@@ -18,6 +18,7 @@ def encoded(policy: Policy, text: str) -> list[int]:
     if text:
         return [int(i) for i in policy.tokenizer.encode(text, add_special_tokens=False)]
     tokenizer = policy.tokenizer
+    # Models without a beginning token, such as Qwen2, get the end token, which stands between texts.
     return [int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)]
 
 
@@ -32,15 +33,16 @@ def continuation_logprobs(
     batch = Batch([_given(n, *asked[n]) for n in fits])
     where = [r.origin == Origin.DEMONSTRATION for r in batch.rollouts]
     add_statistics(policy, batch, [Need("logprobs")], where, config)
-    found = [np.full(len(target), np.nan) for _, target in asked]
+    logprobs = [np.full(len(target), np.nan) for _, target in asked]
     for n, values, on in zip(fits, batch.token_columns[f"logprobs/{CURRENT}"], where, strict=True):
-        found[n] = values[on].astype(np.float64)
-    return found
+        logprobs[n] = values[on].astype(np.float64)
+    return logprobs
 
 
 def _given(number: int, context: Sequence[int], target: Sequence[int]) -> Rollout:
     ids = np.asarray([*context, *target], dtype=np.int64)
     origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
+    # Only the target's tokens are read: `where` marks origin DEMONSTRATION.
     origin[: len(context)] = Origin.PROMPT
     return Rollout(
         id=f"given/{number}",

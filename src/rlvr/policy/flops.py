@@ -23,6 +23,7 @@ from rlvr.policy.microbatch import ComputedPass
 from rlvr.policy.model import Policy
 from rlvr.policy.quantization import dense_shape
 
+# The first entry whose words are all in the name counts, so variants stand before the plain name.
 PEAKS: tuple[tuple[tuple[str, ...], float], ...] = (
     (("GB200",), 2500e12),
     (("B200",), 2250e12),
@@ -104,6 +105,7 @@ class ModelFlops:
         head = model.get_output_embeddings()
         of_head = [] if head is None else list(head.parameters())
         counted = {id(p) for p in [looked_up, *of_head]}
+        # A token is multiplied by num_experts_per_tok of the routed experts; which ones does not matter for the count.
         active = _active_share(config)
         decoder = [
             (_size(p) * (active if ".experts." in name else 1.0), p.requires_grad)
@@ -119,6 +121,8 @@ class ModelFlops:
             trained=sum(count for count, trained in decoder if trained),
             head=sum(map(_size, of_head)),
             trained_head=sum(_size(p) for p in of_head if p.requires_grad),
+            # q k^T needs 2 FLOPs for each key channel of a pair, the product with v 2 for each value channel: 4 x their
+            # mean.
             channels=heads * (of_keys + of_values) / 2,
             windows=attention_windows(config),
         )
@@ -128,13 +132,18 @@ class ModelFlops:
         length = computed.length
         projected = computed.projected
         tokens = float(length.sum())
+        # A multiplication and an addition for each weight and token.
         dense = 2 * (self.weights * tokens + self.head * projected)
+        # int64 [S]: keys that a run's queries are counted with, causal or not, as PaLM counts them.
         seen = length + computed.context
         pairs = sum(float((length * np.minimum(seen, window)).sum()) for window in self.windows)
         attention = 4 * self.channels * pairs
         if not computed.grad:
             return dense + attention
+        # Gradients of weights, of those that are trained only: with LoRA the base has none.
         of_weights = 2 * (self.trained * tokens + self.trained_head * projected)
+        # Forward and gradient of the inputs: 2 x dense. Attention has four products in the backward pass against two in
+        # the forward pass: 3 x in all.
         return 2 * dense + of_weights + 3 * attention
 
     def of_update(self, passes: Iterable[ComputedPass]) -> UpdateFlops:

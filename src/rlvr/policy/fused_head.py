@@ -22,14 +22,18 @@ import torch
 
 from rlvr.policy.model import Head, gather_until_backward_ends, gathered
 
+# 1,024 to 4,096 entries by 128 to 1,024 tokens differ by less than noise on one core (docs/performance.md, "The fused
+# head"); tiles of whole vocabulary rows take 1.5 times as long, since each reads all weights again.
 COLUMNS = 2048
 """Vocabulary entries of a tile."""
 TILE = 1 << 20
 """Logits of a tile: 4 MiB in float32, which stay in a CPU's cache."""
 GPU_TILE = 1 << 22
 """The same elsewhere, where a tile has to keep the device busy."""
+# Keeping three times as much saved a product and no time there: 48 MiB are written and read twice.
 KEEP = 1 << 22
 """Up to so many logits are one tile and are kept for the backward pass: 16 MiB in float32."""
+# Any finite number would do, since the probability that multiplies it is 0; minus infinity would give NaN.
 LOWEST = -1e30
 """Stands for a log-probability of minus infinity where it is multiplied by a probability of zero."""
 PAIRS = "pair_logprobs"
@@ -62,12 +66,14 @@ def fused_statistics(
     waited for: `id_range`, the smallest and the largest of `ids` (None: they are read), and `common_temperature`, that
     of all tokens (None: not known).
     """
+    # [T, H_i] and [V, H_i] of each term.
     tensors = (*head.inputs, *head.weights)
     with gathered(head.weights), torch.set_grad_enabled(torch.is_grad_enabled() and any(asked.values())):
         if PAIRS in asked and ids is not None and ids.numel():
             _check_ids(head, id_range or _range(ids))
         if TOP in asked:
             _check_top_k(head, top_k)
+        # Made here, while a partitioned head is gathered and its number of rows is known.
         plan = TilePlan(dict(asked), top_k, len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
         values = _Fused.apply(plan, ids, temperature, *tensors)
     result = {name: value for name, value in zip(NAMES, values, strict=False) if value is not None}
@@ -124,6 +130,7 @@ class TilePlan:
 
 def fits(tokens: int, plan: TilePlan) -> bool:
     """Return whether the logits are one tile that is kept."""
+    # `Running.add` leaves the tile relative to its largest logit, and the slope of a soft-cap needs the logit itself.
     return tokens * plan.vocabulary <= KEEP and plan.cap is None
 
 
@@ -134,6 +141,7 @@ def tiles(tokens: int, plan: TilePlan, device: torch.device) -> Iterator[tuple[s
         return
     width = min(plan.vocabulary, COLUMNS)
     height = max(1, (TILE if device.type == "cpu" else GPU_TILE) // width)
+    # The vocabulary is the outer loop: the weights of a tile stay in the cache while all rows go by.
     rows = [slice(start, min(start + height, tokens)) for start in range(0, tokens, height)]
     for start in range(0, plan.vocabulary, width):
         yield slice(start, min(start + width, plan.vocabulary)), rows
@@ -153,6 +161,7 @@ class Logits:
         self.inputs = inputs
         self.weights = weights
         self.dtype = torch.promote_types(inputs[0].dtype, torch.float32)
+        # logits / temperature = (last_factor / temperature) x what is in the tile.
         self.factor = plan.last_factor / temperature.to(self.dtype)[:, None]
         """[T, 1]: what a tile is multiplied by last."""
         self.unchanged = plan.common_temperature == plan.last_factor
@@ -172,6 +181,7 @@ class Logits:
         if not weights:
             z.copy_(self.inputs[0][rows, part])
         for i, (x, weight) in enumerate(zip(self.inputs, weights, strict=False)):
+            # In bfloat16 the product is made in its own type, as the module would make it, and summed in float32.
             if x.dtype != z.dtype:
                 product = x[rows] @ weight.t()
                 z.copy_(product) if i == 0 else z.add_(product)
@@ -180,6 +190,7 @@ class Logits:
             else:
                 z.addmm_(x[rows], weight.t())
         if self.plan.cap is not None:
+            # cap tanh(scale x / cap); the cap itself is in the last factor.
             z.mul_(self.plan.scale / self.plan.cap).tanh_()
         if self.unchanged:
             return z
@@ -196,6 +207,8 @@ class Running:
         asked = plan.asked
         self.vocabulary = plan.vocabulary
         self.ids = ids if PAIRS in asked else None
+        # m = largest logit so far, mass = sum exp(z - m), entropy = sum exp(z - m) (z - m), squares = sum exp(z - m)^2,
+        # each [T].
         self.maximum = torch.full_like(zeros(), -torch.inf)
         self.mass = zeros()
         self.entropy = zeros() if ENTROPY in asked else None
@@ -214,6 +227,8 @@ class Running:
         if not first:
             before = self.maximum[rows]
             largest = torch.maximum(before, largest)
+            # Online softmax (Milakov and Gimelshein 2018): sums relative to the old maximum m are multiplied by exp(m -
+            # m').
             shift = _anchor(before) - _anchor(largest)
         self.maximum[rows] = largest
         z.sub_(_anchor(largest)[:, None])
@@ -222,11 +237,13 @@ class Running:
         faded = None if shift is None else shift.exp()
         old = self.mass[rows]
         if self.squares is not None:
+            # One pass that allocates nothing of the tile's size, which weight.square() would.
             squares = torch.linalg.vector_norm(weight, dim=1).square()
             self.squares[rows] = squares if faded is None else squares + faded.square() * self.squares[rows]
         if self.entropy is not None:  # last, as it overwrites the weights
             entropy = weight.mul_(z.clamp_(min=LOWEST)).sum(1)
             if shift is not None and faded is not None:
+                # sum e^(z - m') (z - m') = e^(m - m') (sum e^(z - m) (z - m) + (m - m') sum e^(z - m)).
                 entropy += faded * (self.entropy[rows] + shift * old)
             self.entropy[rows] = entropy
         self.mass[rows] = mass if faded is None else mass + faded * old
@@ -238,6 +255,7 @@ class Running:
             if self.vocabulary == z.shape[1]:
                 self.chosen[rows] = z.gather(1, self.ids[rows])
             else:
+                # Each id lies in one tile of its row; in the others the value so far is kept.
                 inside, local = within(self.ids[rows], part)
                 self.chosen[rows] = torch.where(inside, z.gather(1, local), self.chosen[rows])
         if self.top is not None and self.top_ids is not None:
@@ -263,8 +281,11 @@ def finish(plan: TilePlan, running: Running) -> tuple[list[torch.Tensor | None],
     """The statistics in the order of NAMES, with the ids of the top k; and what the backward pass needs of the sums."""
     asked = plan.asked
     anchor = _anchor(running.maximum)
+    # [T]: logsumexp = anchor + log_mass.
     log_mass = running.mass.log()
+    # H = log sum e^(z - m) - E[z - m]. By the maximum and not as logsumexp - mean logit, which cancels at large logits.
     entropy = None if running.entropy is None else log_mass - running.entropy / running.mass
+    # sum p^2 = sum e^(2 (z - m)) / (sum e^(z - m))^2.
     squares = None if running.squares is None else running.squares / running.mass.square()
 
     def logprobs(values: torch.Tensor) -> torch.Tensor:
@@ -288,36 +309,45 @@ class Slope:
     """The gradient of a tile of logits, from those of the statistics."""
 
     def __init__(self, plan, gradients, ids, state, factor):  # type: ignore[no-untyped-def]
-        given = dict(zip(NAMES, gradients, strict=False))
+        by_name = dict(zip(NAMES, gradients, strict=False))
         self.plan = plan
         self.factor = factor
         self.anchor, self.log_mass, entropy, squares = state
+        # [T]: d logit / d product of the head, but for the cap's slope 1 - tanh^2, which differs from entry to entry.
         inner = factor[:, 0] if plan.cap is None else factor[:, 0] * (plan.scale / plan.cap)
         a = torch.zeros_like(inner)
         self.hot: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.b = self.c = self.d = None
         for name, where in ((PAIRS, ids[0]), (TOP, ids[1])):
-            if (g := given[name]) is not None:
+            if (g := by_name[name]) is not None:
+                # d log p_k / dz = e_k - p: -p times the sum of the gradients, and each gradient at its own token.
                 a = a - g.sum(1)
                 self.hot.append((where[:, : g.shape[1]], g * inner[:, None]))
-        if (g := given[MAXIMUM]) is not None:
+        if (g := by_name[MAXIMUM]) is not None:
             self.hot.append((ids[1][:, :1], (g * inner)[:, None]))
-        if (g := given[LSE]) is not None:
+        if (g := by_name[LSE]) is not None:
+            # d logsumexp / dz = p
             a = a + g
-        if (g := given[ENTROPY]) is not None:
+        if (g := by_name[ENTROPY]) is not None:
+            # dH / dz = -p (log p + H)
             a = a - g * entropy
             self.b = (-g * inner)[:, None]
-        if (g := given[SQUARES]) is not None:
+        if (g := by_name[SQUARES]) is not None:
+            # d sum p^2 / dz = 2 p (p - sum p^2)
             a = a - 2 * g * squares
             self.c = (2 * g * inner)[:, None]
-        if (g := given[MEAN]) is not None:
+        if (g := by_name[MEAN]) is not None:
+            # d mean / dz = 1 / V
             self.d = (g * inner / plan.vocabulary)[:, None]
         self.a = (a * inner)[:, None]
 
     def of(self, rows: slice, part: slice, z: torch.Tensor, scratch: torch.Tensor, relative: bool) -> torch.Tensor:
         """The gradient of the head's products in a tile, in `scratch`; z is overwritten, unless it is the kept one."""
+        # [t, v]: 1 - tanh^2, as z = factor x tanh.
         flat = None if self.plan.cap is None else (z / self.factor[rows]).square_().neg_().add_(1)
         if relative:
+            # The kept tile is relative to the anchor already, and a second backward pass may read it: a copy, not in
+            # place.
             z = z - self.log_mass[rows, None]
         else:
             z.sub_(self.anchor[rows, None]).sub_(self.log_mass[rows, None])  # the bits of the forward pass
@@ -333,6 +363,7 @@ class Slope:
             p.add_(self.d[rows])
         for ids, g in self.hot:
             if p.shape[1] == self.plan.vocabulary:
+                # Adds up where an id is asked for twice.
                 p.scatter_add_(1, ids[rows], g[rows])
             else:
                 here, local = within(ids[rows], part)
@@ -359,7 +390,9 @@ class _Fused(torch.autograd.Function):
                 keep = z
         values, state = finish(plan, running)
         ctx.plan = plan
+        # None instead of zeros for statistics that no loss used, so that they cost nothing.
         ctx.set_materialize_grads(False)
+        # With one tile `keep` is all logits; with several it is the last one and is of no use.
         kept = keep if fits(tokens, plan) and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(*tensors, temperature, ids, running.top_ids, kept, *state)
         ctx.mark_non_differentiable(
@@ -377,6 +410,7 @@ class _Fused(torch.autograd.Function):
         count = len(needed)
         temperature, ids, top_ids, kept, *state = tensors[count:]
         weights = tensors[plan.terms : count]
+        # Under ZeRO-3 the head may have been partitioned again since the forward pass.
         gather_until_backward_ends(weights)
         logits = Logits(plan, temperature, tensors[: plan.terms], weights)
         slope = Slope(plan, gradients, (ids, top_ids), state, logits.factor)
@@ -405,6 +439,7 @@ def _gradients(
             dz = slope.of(rows, part, z, scratch[: z.numel()].view(z.shape), kept is not None)
             if not weights and wide[0] is not None:
                 wide[0][rows, part] = dz
+            # The products of the backward pass run in the type of the inputs, their sums in float32.
             low = dz.to(inputs[0].dtype)
             for into, column in zip(wide, columns, strict=False):
                 if into is not None:

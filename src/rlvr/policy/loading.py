@@ -38,6 +38,7 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is
     not `is_main` only their shapes are there, which take no memory. ConfigError names a path that does not exist, a
     folder without a model, or a section that says nothing.
     """
+    # Before anything is loaded: libraries allocate on the current device, and each rank has another one.
     make_current(device_of(config))
     empty = shared_out and not is_main
     if shared_out and config.quantization is not None:
@@ -51,6 +52,7 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is
         dtype = dtype_of(config)
     if config.scratch is not None:
         tokenizer: Any = build_tokenizer(config.scratch)
+        # Buffers (rotary frequencies) are not in a checkpoint and are made for real on every rank.
         with init_empty_weights(include_buffers=False) if empty else contextlib.nullcontext():
             model: Any = build_model(config.scratch, tokenizer, seed, config.attention)
             model = model.to(dtype)
@@ -59,6 +61,7 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is
     else:
         raise ConfigError("the config says no model: set model.path to a folder or hub name, or model.scratch")
     if any(parameter.is_meta for parameter in model.parameters()):
+        # Expanded from one element: the right shape in host memory, of which it takes none.
         model = model._apply(lambda t: torch.empty((), dtype=t.dtype).expand(t.shape) if t.is_meta else t)
         model.tie_weights()
     return make_policy(model if shared_out else model.to(device_of(config)), tokenizer, config, seed)
@@ -91,18 +94,20 @@ def given_policy(
 
 def _placed(model: Any, device: torch.device) -> Any:
     """The model on `device`. ConfigError says why it cannot be moved there and what to do."""
-    found = {parameter.device for parameter in model.parameters()}
-    if any(one.type == "meta" for one in found):
+    devices = {parameter.device for parameter in model.parameters()}
+    # A user's `with torch.device("meta")`, or a model that accelerate dispatched to disk.
+    if any(one.type == "meta" for one in devices):
         raise ConfigError("the model that was given has no weights (they are on the device `meta`): load them first")
     # accelerate notes in `hf_device_map` where it put the parts of a model that was loaded with a device_map.
     parts = {str(part) for part in (foreign(model, "hf_device_map") or {}).values()}
-    if len(found) > 1 or len(parts) > 1:
+    if len(devices) > 1 or len(parts) > 1:
         raise ConfigError(
-            f"the model that was given is spread over {', '.join(sorted(parts or map(str, found)))} (device_map): "
+            f"the model that was given is spread over {', '.join(sorted(parts or map(str, devices)))} (device_map): "
             "load it without device_map, or onto one device; distributed.zero_stage 3 shares a large model out among "
             "ranks"
         )
-    here = next(iter(found))
+    # All parameters are on one device by now.
+    here = next(iter(devices))
     if here.type == device.type and device.index in (None, here.index):
         return model
     if foreign(model, "is_quantized", False) or has_quantized(model):
@@ -120,6 +125,7 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
     Weights that train are made float32 in place, whatever they were loaded in.
     """
     if tokenizer.pad_token_id is None:
+        # Any id will do: padding is on the right or masked, and no token sees it.
         tokenizer.pad_token = tokenizer.eos_token
     if config.adapter is not None and not is_adapter(model):
         model = add_adapter(model, config.adapter, seed)
@@ -127,6 +133,8 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
         exact(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
+            # bfloat16 has 8 bits of precision, so an update below 0.2 % of a weight would round to nothing. Passes
+            # compute in `dtype` by autocast.
             parameter.data = parameter.data.float()
     if config.checkpoints_activations:  # a model that was given may recompute already, and goes on
         set_checkpointing(model, True)
@@ -143,6 +151,7 @@ def set_checkpointing(model: Any, on: bool) -> None:
     if not on:
         model.gradient_checkpointing_disable()
         return
+    # The reentrant kind needs inputs that require a gradient, which token ids never do under a frozen embedding (LoRA).
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     disable_own_dropout(model)
 
@@ -165,11 +174,13 @@ def disable_own_dropout(model: torch.nn.Module) -> None:
 def _zero(owner: Any) -> None:
     """Set every number in the attributes of `owner` to 0 whose name says that it is a probability of dropout."""
     for name, value in list(vars(owner).items()):
+        # Names such as `dropout`, `attention_dropout` and `layerdrop`. Modules of nn.Dropout are no floats: evaluation
+        # mode has turned these off.
         if "drop" in name and isinstance(value, float):
             setattr(owner, name, 0.0)
 
 
-def _keep_soft_cap(model: Any, asked: str | None) -> None:
+def _keep_soft_cap(model: Any, attention: str | None) -> None:
     """Take eager attention for a model with an attention soft-cap that was loaded with sdpa, which leaves the cap out.
 
     transformers' `sdpa_attention_forward` ignores `softcap`, without a word, and is its default for Gemma 2 and
@@ -179,7 +190,7 @@ def _keep_soft_cap(model: Any, asked: str | None) -> None:
     cap = foreign(model.config.get_text_config(), "attn_logit_softcapping")
     if cap is None or model.config._attn_implementation != "sdpa":
         return
-    if asked == "sdpa":
+    if attention == "sdpa":
         raise ConfigError(
             f"model.attention: sdpa leaves out the attention soft-cap of the model (attn_logit_softcapping is {cap}): "
             "use eager, flex_attention or flash_attention_2, or null, which is eager here"
@@ -230,6 +241,7 @@ def _from_pretrained(
     path = str(config.path)
     registry.refuse_words("model.path", path)
     folder = Path(path).expanduser()
+    # A missing "./model" is a mistyped folder, not a hub name: asking the hub would give an error about names.
     local = folder.exists() or path.startswith((".", "/", "~"))
     if local and not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         raise ConfigError(
@@ -254,6 +266,8 @@ def _from_pretrained(
         if empty:
             return _shape(where, wanted, more), tokenizer
         model = AutoModelForCausalLM.from_pretrained(where, **wanted, **more)
+    # What from_pretrained raises for missing or torn files, unknown architectures, missing packages and shapes that
+    # differ.
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         kind = "folder" if local else "hub model"
         raise ConfigError(f"model.path: the {kind} {path!r} cannot be loaded: {error}") from error

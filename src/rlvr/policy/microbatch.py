@@ -26,8 +26,12 @@ from rlvr.records import Batch
 
 log = logging.getLogger(__name__)
 
+# The gathers of packed attention cost 8 to 14 % where there is no padding to save (docs/performance.md, W1); the
+# estimate does not count them.
 GAIN = 0.85
 """Packed rows are taken where their estimate is at most this share of the padded rows'."""
+# Orders of magnitude. Larger values favour padded rows, which make one call; `scripts/gpu/stages/attention.py` measures
+# what they should be on a GPU.
 CALL = {"cpu": 5e6}
 """Forward FLOPs that take as long as starting one attention call does, by kind of device ..."""
 CALL_ELSEWHERE = 2e10
@@ -91,37 +95,6 @@ class MicroBatch:
         return np.concatenate([columns[i] for i in self.index])[self.flat].astype(np.float32, copy=False)
 
 
-class DeferredColumns:
-    """Values at trained tokens that are to be written into token columns of the batch.
-
-    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait
-    for.
-    """
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = []
-        self._values: list[torch.Tensor] = []
-
-    def add(self, rows: MicroBatch, values: torch.Tensor, columns: Sequence[np.ndarray]) -> None:
-        """Write [T] values of a micro-batch later."""
-        self._parts.append((rows.index, rows.flat, columns))
-        self._values.append(values.detach().float())
-
-    def write(self) -> None:
-        """Write all that was added."""
-        if not self._parts:
-            return
-        fetched = torch.cat(self._values).cpu().numpy()
-        cuts = np.cumsum([len(flat) for _, flat, _ in self._parts])[:-1]
-        for (index, flat, columns), values in zip(self._parts, np.split(fetched, cuts), strict=True):
-            joined = np.concatenate([columns[i] for i in index])
-            joined[flat] = values
-            for i, part in zip(index, np.split(joined, np.cumsum([len(columns[i]) for i in index])[:-1]), strict=True):
-                columns[i][:] = part
-        self._parts.clear()
-        self._values.clear()
-
-
 @dataclass(frozen=True)
 class Tokens:
     """The tokens of some rollouts one after the other, and which of them are trained."""
@@ -143,6 +116,7 @@ class Tokens:
         lengths = np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64)
         starts = np.cumsum(lengths) - lengths
         flat = np.flatnonzero(np.concatenate([trained[i] for i in index]))
+        # int64 [T]: the last rollout that starts at or before the token.
         row = np.searchsorted(starts, flat, side="right") - 1
         column = flat - starts[row]
         if not column.all():
@@ -172,6 +146,7 @@ class Tokens:
             "targets": targets,
             "temperature": temperature[self.row],
         }
+        # All arrays by one copy, for which the host does not wait.
         put = dict(zip(arrays, to_device(list(arrays.values()), device), strict=True))
         return MicroBatch(
             index=np.asarray(index),
@@ -194,12 +169,15 @@ def rows_of(
     """The rollouts at `index` as padded rows; `trained[i]` is bool [T_i] and marks the tokens that any component
     trains."""
     tokens = Tokens.of(batch, index, trained)
+    # [L]
     steps = np.arange(tokens.lengths.max())
+    # bool [R, L]; row-major, so that assigning by it fills the rows with the rollouts' ids in order.
     real = steps < tokens.lengths[:, None]
     ids = np.full(real.shape, pad_id, dtype=np.int64)
     ids[real] = tokens.ids
     width = int(tokens.column.max(initial=1))  # what comes after the last token that predicts one is seen by nothing
     positions = np.repeat(steps[None, :width], len(index), axis=0)
+    # The hidden state at the token before predicts it. The place is in the flattened [R * width].
     source = tokens.row * width + tokens.column - 1
     return tokens.laid_out(batch, index, np.ascontiguousarray(ids[:, :width]), positions, source, device)
 
@@ -210,8 +188,7 @@ def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.nd
     A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is
     small.
     """
-    nothing = np.zeros_like(lengths)
-    return cut_shared(lengths, nothing, np.arange(len(lengths)), size, tokens)
+    return cut_shared(lengths, np.zeros_like(lengths), np.arange(len(lengths)), size, tokens)
 
 
 def cut_shared(
@@ -223,37 +200,25 @@ def cut_shared(
     """
     longest = np.zeros(int(cluster.max(initial=-1)) + 1, dtype=np.int64)
     np.maximum.at(longest, cluster, lengths)
+    # The last key sorts first: cluster by its longest member, then by number, then the members by length.
     order = np.lexsort((-lengths, cluster, -longest[cluster]))
     cuts: list[list[int]] = []
     used = 0
     last = -1
     for i in order:
         own = int(lengths[i] - prefix[i])
+        # The prefix counts once in a micro-batch, with the first member of the cluster.
         extra = own if cuts and cluster[i] == last else int(lengths[i])
         full = not cuts or (size is not None and len(cuts[-1]) == size)
         if full or (tokens is not None and used + extra > tokens):
             cuts.append([])
             used = 0
+            # A new micro-batch computes the prefix again.
             extra = int(lengths[i])
         cuts[-1].append(int(i))
         used = used + extra
         last = cluster[i]
     return [np.asarray(part) for part in cuts]
-
-
-def deal(costs: np.ndarray, world: int) -> list[np.ndarray]:
-    """Positions for each of `world` ranks, in ascending order, so that the dearest rank is little dearer than the mean.
-
-    The dearest item goes first, each to the rank with the least so far (Graham 1969: at most 4/3 of the best possible).
-    The same costs give the same deal on every rank.
-    """
-    ranks: list[list[int]] = [[] for _ in range(world)]
-    totals = np.zeros(world)
-    for i in np.argsort(-costs, kind="stable"):
-        rank = int(np.argmin(totals))
-        ranks[rank].append(int(i))
-        totals[rank] += costs[i]
-    return [np.sort(np.asarray(rank, dtype=np.int64)) for rank in ranks]
 
 
 @dataclass(frozen=True)
@@ -272,11 +237,15 @@ class Cost:
         layers = policy.layers
         call = CALL.get(policy.device.type, CALL_ELSEWHERE)
         flops = 2 * layers.weights
+        # In tokens: FLOPs over those of the layers for one token. A pair is a multiplication and an addition in each of
+        # q k^T and the product with v, for each channel.
         return cls(pair=4 * layers.count * layers.channels / flops, call=layers.count * call / flops)
 
     def padded(self, lengths: np.ndarray) -> float:
         """Rollouts of these lengths as padded rows."""
         longest = int(lengths.max())
+        # One causal call over [R, longest]; the whole square is counted, here and in `packed`, since only the ratio
+        # matters.
         return len(lengths) * (longest + self.pair * longest**2) + self.call
 
     def packed(self, length: np.ndarray, context: np.ndarray) -> float:
@@ -313,6 +282,7 @@ def shared_prefixes(batch: Batch, index: np.ndarray) -> tuple[np.ndarray, np.nda
 def _common(ids: Sequence[np.ndarray]) -> int:
     """The length of the longest prefix that all have."""
     shortest = min(len(one) for one in ids)
+    # bool [shortest]: places at which all have the token of the first.
     same = np.all([one[:shortest] == ids[0][:shortest] for one in ids[1:]], axis=0)
     if same.all():
         return shortest
@@ -327,7 +297,7 @@ class _Runs:
     """int64 [S]"""
     context: np.ndarray
     """int64 [S], as in Spans"""
-    pieces: list[tuple[int, int, int]]
+    segments: list[tuple[int, int, int]]
     """(rollout, first token, past the last token) of each run"""
     prefix: np.ndarray
     """int64 [R]: the tokens of each rollout that lie in its context's run"""
@@ -346,7 +316,7 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
     """Runs of rollouts that come cluster by cluster. A rollout alone in its cluster is one run without a context."""
     count = np.bincount(cluster)
     prefix = np.where(count[cluster] > 1, prefix, 0)
-    pieces: list[tuple[int, int, int]] = []
+    segments: list[tuple[int, int, int]] = []
     context: list[int] = []
     prefix_start = np.zeros(len(lengths), dtype=np.int64)
     own_start = np.zeros(len(lengths), dtype=np.int64)
@@ -356,20 +326,22 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
     start = 0
     for r in range(len(lengths)):
         if prefix[r] and cluster[r] != last:
-            shared = len(pieces)
+            # The first rollout of a cluster lays the prefix down as a run of its own; the others refer to that run.
+            shared = len(segments)
             start = place
-            pieces.append((r, 0, int(prefix[r])))
+            segments.append((r, 0, int(prefix[r])))
             context.append(-1)
             place += int(prefix[r])
         last = int(cluster[r])
         prefix_start[r] = start
         own_start[r] = place
+        # A rollout may be nothing but the prefix (an empty response) and then has no run of its own.
         if lengths[r] > prefix[r]:
-            pieces.append((r, int(prefix[r]), int(lengths[r])))
+            segments.append((r, int(prefix[r]), int(lengths[r])))
             context.append(shared if prefix[r] else -1)
             place += int(lengths[r] - prefix[r])
-    length = np.asarray([end - first for _, first, end in pieces], dtype=np.int64)
-    return _Runs(length, np.asarray(context, dtype=np.int64), pieces, prefix, prefix_start, own_start)
+    length = np.asarray([end - first for _, first, end in segments], dtype=np.int64)
+    return _Runs(length, np.asarray(context, dtype=np.int64), segments, prefix, prefix_start, own_start)
 
 
 def packed_row(
@@ -385,10 +357,12 @@ def packed_row(
     tokens = Tokens.of(batch, index, trained)
     runs = _runs(tokens.lengths, prefix, cluster)
     spans = Spans(runs.length, runs.context, device)
-    ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.pieces])
+    ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.segments])
     row = tokens.row
+    # int64 [T]: the place, in its rollout, of the token that predicts.
     before = tokens.column - 1
     own = runs.own_start[row] + before - runs.prefix[row]
+    # It may lie in the shared run: the prompt's last token predicts the first token of every response.
     source = np.where(before < runs.prefix[row], runs.prefix_start[row] + before, own)
     rows = tokens.laid_out(batch, index, ids[None], spans.positions[None], source, device)
     return dataclasses.replace(rows, spans=spans)
@@ -408,7 +382,7 @@ def micro_batches(
     layouts = _Layouts(policy, batch, index, trained, config)
     budget = token_limit(config)
     if budget is not None and int(layouts.lengths.max()) > budget:
-        _say_once(f"optim.micro_batch_tokens is {budget}, which some rollouts exceed: each of those goes alone")
+        _warn_once(f"optim.micro_batch_tokens is {budget}, which some rollouts exceed: each of those goes alone")
     layout = layouts.cheapest()
     for part in layout.parts:
         yield layout.rows(part)
@@ -434,7 +408,7 @@ def check_packing(policy: Policy, config: OptimConfig) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A way to lay out an optimizer step's rollouts: what it costs, its cuts, and a cut's rows."""
+    """A layout of an optimizer step's rollouts: its cost, its cuts and the rows of a cut."""
 
     cost: float
     parts: list[np.ndarray]
@@ -461,10 +435,12 @@ class _Layouts:
         """The cheapest layout that config and model allow; the model is asked only where packing would pay."""
         demanded = self.config.packing is True or self.config.share_prefix is True
         plain = None if demanded else self._padded()
+        # Demanded packing has nothing to be compared with.
         most = math.inf if plain is None else GAIN * plain.cost
         better = [layout for layout in self._all_packed(most) if layout.cost <= most]
+        # `packing` runs the model on a trial, so it is read only where its answer decides.
         if plain is not None and better and not self.policy.packing.packs:
-            _say_once(f"rows are padded, not packed: {self.policy.packing.reason}")
+            _warn_once(f"rows are padded, not packed: {self.policy.packing.reason}")
             return plain
         better = [layout for layout in better if self.policy.packing.shares or not layout.shares]
         if better or plain is None:
@@ -481,6 +457,7 @@ class _Layouts:
             yield self._packed(np.arange(len(self.index)), np.zeros_like(self.lengths))
         if shares is not False:
             cluster, prefix = shared_prefixes(self.batch, self.index)
+            # [clusters]: the prefix of each cluster's first member; computed once instead of once for each member.
             once = prefix[np.unique(cluster, return_index=True)[1]].sum()
             if total - prefix.sum() + once <= most and (shares is True or prefix.any()):
                 yield self._packed(cluster, prefix)
@@ -508,10 +485,10 @@ class _Layouts:
         return _Layout(cost, parts, rows, shares=bool(prefix.any()))
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def _say_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
         log.warning(message)

@@ -62,6 +62,7 @@ class Policy:
         """Whether the pass that has gradients is random."""
         self._training: list[torch.nn.Module] = []
         """The modules that are in training mode, but for what `evaluating` encloses; none outside of an update."""
+        # 2^30 where the configuration names no limit (state-space models): nothing is too long then.
         self.context = int(foreign(self.causal_lm.config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
         """Longest sequence in tokens, prompt and response together."""
         self.logit_scaling = LogitScaling.of(self.causal_lm)
@@ -89,12 +90,12 @@ class Policy:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """The tokens that end a response: the generation config's, the model's and the tokenizer's."""
-        found: set[int] = set()
+        token_ids: set[int] = set()
         generation = foreign(self.causal_lm, "generation_config")
         for owner in (generation, self.causal_lm.config, self.tokenizer):
             ids = foreign(owner, "eos_token_id")
-            found |= {ids} if isinstance(ids, int) else set(ids or ())
-        return frozenset(found)
+            token_ids |= {ids} if isinstance(ids, int) else set(ids or ())
+        return frozenset(token_ids)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that are trained, by name."""
@@ -104,11 +105,14 @@ class Policy:
     def packing(self) -> Packing:
         """Return whether the model computes packed rows and shared prefixes, tried on a few tokens."""
         with torch.no_grad(), self.evaluating():
+            # Relative to the largest hidden state. Rounding is about 1e-7 in float32 and 4e-3 in bfloat16 and grows
+            # over the layers.
             return try_packing(self.causal_lm, self.hidden_states, 1e-3 if self.dtype == torch.float32 else 5e-2)
 
     def describe(self, folder: Path) -> None:
         """Write what there is of the plain model but for its weights to `folder`: configuration and tokenizer."""
         config = without_quantization(self.causal_lm.config)
+        # vLLM chooses the class of a model by this name.
         config.architectures = config.architectures or [type(self.causal_lm).__name__]  # one never saved has none
         config.save_pretrained(folder)
         if (generation := foreign(self.causal_lm, "generation_config")) is not None:
@@ -123,6 +127,7 @@ class Policy:
         Rows are causal, so padding on the right needs no mask; `spans` say what a packed row's tokens see.
         """
         decoder = self.causal_lm.base_model
+        # use_cache=False: a cache of keys would be filled and never read.
         with self._autocast(), attending(spans):
             output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         return output.last_hidden_state
@@ -136,6 +141,7 @@ class Policy:
         return output.logits.float()
 
     def _autocast(self) -> torch.autocast:
+        # Off in float32, which autocast on a CPU does not take.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def next_logits(
@@ -153,6 +159,7 @@ class Policy:
         with self._autocast():
             if not head_is_enough:
                 return self.model(**inputs, logits_to_keep=1).logits[:, -1].float()
+            # [R, H]: the head on the last column alone.
             hidden = self.causal_lm.base_model(**inputs).last_hidden_state[:, -1]
         return self.logits(hidden)
 
@@ -170,11 +177,13 @@ class Policy:
         with torch.no_grad(), self.evaluating():
             own = self.own_logits(ids, positions)
             ours = self.logits(self.hidden_states(ids, positions))
+        # 1e-3 is above the rounding of float32 and far below any scale, bias or cap that a head could be missing.
         return own.shape == ours.shape and torch.allclose(own, ours, atol=1e-3, rtol=1e-3)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Inside, gradient checkpointing and the adapter's dropout are on; everything else stays in evaluation mode."""
+        # Restored, not cleared, so that `training` can be nested.
         outer = self._training
         self._training = training_modules(self.model, self.adapter_dropout)
         try:
@@ -233,6 +242,7 @@ class LayerSizes:
     def of(cls, causal_lm: Any) -> LayerSizes:
         """Return those of a model. Of a weight that ZeRO-3 has partitioned the whole counts."""
         config = causal_lm.config.get_text_config()
+        # Looked up and not multiplied; the head is counted apart, at trained tokens only.
         embedding = causal_lm.get_input_embeddings()
         head = causal_lm.get_output_embeddings()
         skipped = {id(module.weight) for module in (embedding, head) if module is not None}
@@ -258,10 +268,10 @@ def _flagged(modules: Sequence[torch.nn.Module], on: bool) -> Iterator[None]:
 def training_modules(model: torch.nn.Module, adapter_dropout: bool) -> list[torch.nn.Module]:
     """Return the modules whose flag `training` an update sets: those that checkpoint, and the adapter's dropout if
     asked."""
-    found: list[torch.nn.Module] = []
+    checkpointing: list[torch.nn.Module] = []
     if model.is_gradient_checkpointing:  # the flag is Hugging Face's, which a module has or has not
-        found = [module for module in model.modules() if foreign(module, "gradient_checkpointing", False)]
-    return found + (list(adapter_dropouts(model)) if adapter_dropout else [])
+        checkpointing = [module for module in model.modules() if foreign(module, "gradient_checkpointing", False)]
+    return checkpointing + (list(adapter_dropouts(model)) if adapter_dropout else [])
 
 
 def adapter_dropouts(model: torch.nn.Module) -> Iterator[torch.nn.Dropout]:
@@ -332,6 +342,7 @@ def gathered(weights: Iterable[torch.Tensor], written: bool = False) -> Iterator
         return
     import deepspeed
 
+    # By id: gathering is collective, and every rank has to ask for the weights in one order.
     ordered = [partitioned[key] for key in sorted(partitioned)]
     for weight in ordered:  # it may be on its way to a module that shares it
         under_way = weight._z3_optimizer.parameter_offload.module.ds_inflight_param_registry
@@ -359,6 +370,7 @@ def gather_until_backward_ends(weights: Iterable[torch.Tensor]) -> None:
     """
     stack = contextlib.ExitStack()
     stack.enter_context(gathered(weights))
+    # Called by autograd when the whole backward pass is over; private, and what torch's FSDP uses.
     torch.autograd.Variable._execution_engine.queue_callback(stack.close)
 
 
@@ -379,6 +391,7 @@ def _linear(module: Any, hidden: torch.Tensor, dtype: torch.dtype | None) -> _Te
     dtype = dtype or module.weight.dtype
     terms = [(hidden.to(dtype), module.weight)]
     if module.bias is not None:
+        # [T, 1] times [V, 1] transposed adds the bias to every row.
         terms.append((hidden.new_ones(len(hidden), 1, dtype=dtype), module.bias[:, None]))
     return terms
 
@@ -399,8 +412,10 @@ def _lora(module: Any, hidden: torch.Tensor, dtype: torch.dtype | None) -> _Term
             continue
         down = module.lora_A[name]
         up = module.lora_B[name]
+        # DoRA and other variants are no plain sum of products.
         if name in module.lora_variant or up.bias is not None:
             return None
+        # [T, r]: the logits get low_rank @ up.weight.T, and the [V, H] product of the two matrices is never made.
         low_rank = down(module.lora_dropout[name](hidden.to(down.weight.dtype))) * module.scaling[name]
         terms.append((low_rank.to(terms[0][0].dtype), up.weight))
     return terms

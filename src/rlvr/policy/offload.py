@@ -17,6 +17,7 @@ def offload_activations(decoder: torch.nn.Module) -> None:
 
     def begin(*_: Any) -> None:
         if torch.is_grad_enabled():
+            # Pinned memory lets copies run beside the computation; it needs CUDA.
             opened.append(torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()))
             opened[-1].__enter__()
 
@@ -25,4 +26,5 @@ def offload_activations(decoder: torch.nn.Module) -> None:
             opened.pop().__exit__(None, None, None)
 
     decoder.register_forward_pre_hook(begin)
+    # Also after an exception: saved-tensor hooks that stay open would copy everything that comes later.
     decoder.register_forward_hook(end, always_call=True)

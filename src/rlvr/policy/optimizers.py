@@ -25,6 +25,7 @@ def adamw(
     """
     groups = _decaying(parameters, weight_decay)
     fused = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group["params"])
+    # lr 0: the backend sets the rate of each step before it steps.
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=fused)
 
 

@@ -47,21 +47,26 @@ def _disagree(hidden_states: Callable[..., torch.Tensor], model: Any, tolerance:
     """Why a packed row of two short rollouts is not computed as they are apart; empty where it is."""
     weight = model.get_input_embeddings().weight
     device = weight.device
+    # [10]: a shared prefix of 4 and two responses of 3. Any ids that differ would do; modulo the vocabulary they exist.
     ids = (torch.arange(10, device=device) * 7 + 3) % weight.shape[0]
     apart = torch.stack([torch.cat([ids[:4], ids[4:7]]), torch.cat([ids[:4], ids[7:]])])
     steps = torch.arange(7, device=device)
     if shared:
+        # Runs 1 and 2 have run 0 as their context.
         spans = Spans(np.asarray([4, 3, 3]), np.asarray([-1, 0, 0]), device)
     else:
+        # Flash attention tells packed rows apart by position ids that start again at 0.
         spans = None
     together = ids if shared else apart.flatten()
     positions = torch.cat([steps, steps[4:] if shared else steps])
     try:
         want = hidden_states(apart, steps.expand(2, -1)).flatten(0, 1).float()
         got = hidden_states(together[None], positions[None], spans)[0].float()
+    # Wide, since the model may be any code from the hub: whatever it fails with, rows are padded and the log says why.
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, NotImplementedError) as error:
         return f"a packed row fails in it ({type(error).__name__}: {str(error)[:200]})"
     if shared:
+        # [14, H] -> [10, H]: the second row's copy of the prefix is computed once only in the packed row.
         want = torch.cat([want[:7], want[11:]])
     if float((got - want).abs().max()) <= tolerance * float(want.abs().max()):
         return ""

@@ -26,6 +26,7 @@ def quantizing(dtype: torch.dtype) -> Any:
 
     return BitsAndBytesConfig(
         load_in_4bit=True,
+        # NF4 and double quantisation are the settings of the QLoRA paper.
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
@@ -35,6 +36,7 @@ def quantizing(dtype: torch.dtype) -> Any:
 def exact(model: Any) -> None:
     """Keep the layers from another product on CPUs with bfloat16 instructions, 0.02 off in a layer of width 64."""
     for module in model.modules():
+        # A layer of bitsandbytes; its fast kernel repacks the weight, and what it multiplies with is then not `dense`.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
@@ -79,6 +81,7 @@ def dense_dtype(weight: torch.nn.Parameter) -> torch.dtype:
 
 def dense_model(model: Any) -> Any:
     """`model` with plain linear layers instead of those in 4 bits, in place."""
+    # A list, because the tree is changed while it is walked.
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if is_quantized(foreign(child, "weight")):

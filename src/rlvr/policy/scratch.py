@@ -33,9 +33,13 @@ def build_tokenizer(scratch: ScratchConfig) -> PreTrainedTokenizerFast:
     else:
         alphabet = string.printable[:95] + "\n"
     entries = [PAD, END, UNKNOWN, *ROLES.values(), *scratch.words, *alphabet]
+    # dict.fromkeys drops doubles (a word of one character) and keeps the order.
     vocabulary = {entry: i for i, entry in enumerate(dict.fromkeys(entries))}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    # Longest first, since the alternation takes the first that fits: of "<think>" and "<" it must try "<think>" first.
     words = "|".join(re.escape(word) for word in sorted(scratch.words, key=len, reverse=True))
+    # With the word "<think>" the text "a<think>b" is split into "a", "<think>", "b"; "<thin" into single characters.
+    # [\s\S] is any character with the newline, which "." leaves out.
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{words}|[\s\S]" if words else r"[\s\S]"), "isolated")
     raw.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
@@ -76,6 +80,7 @@ def build_model(
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
         )
+        # The run's own random numbers do not depend on whether its model was built or loaded.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)

@@ -27,6 +27,7 @@ class Snapshot:
         self.policy = policy
         self.follows = follows
         self.weights = {
+            # copy=True: a snapshot that shares memory with the parameter would move with it.
             name: _kept(p).detach().to(torch.float32 if follows else p.dtype, copy=True)
             for name, p in policy.trainable().items()
         }
@@ -39,7 +40,9 @@ class Snapshot:
         in.
         """
         parameters = self.policy.trainable()
+        # Whole copies that ZeRO-3 gathered would go on computing with the old weights after the swap.
         _release(parameters)
+        # Swapping `.data` moves no memory, and optimizer and hooks keep their parameter objects.
         own = {name: _kept(parameter).data for name, parameter in parameters.items()}
         # the same tensor where the types are the same, else a rounded copy
         lent = {name: self.weights[name].to(tensor.dtype) for name, tensor in own.items()}
@@ -54,6 +57,7 @@ class Snapshot:
         """Become mix x the policy as it is now + (1 - mix) x this snapshot."""
         with torch.no_grad():
             for name, parameter in self.policy.trainable().items():
+                # w_ref += mix (w - w_ref), in the snapshot's type.
                 self.weights[name].lerp_(_kept(parameter).detach().to(self.weights[name].dtype), mix)
 
 
@@ -69,7 +73,7 @@ def _kept(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _release(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Let go, where weights are partitioned, of those that are whole for the moment."""
+    """Free the gathered copies of partitioned weights."""
     partitioned: Any = next((p for p in parameters.values() if hasattr(p, "ds_tensor")), None)
     if partitioned is not None:
         partitioned._z3_optimizer.empty_partition_cache()

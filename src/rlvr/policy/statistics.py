@@ -7,8 +7,9 @@ pass; where a model does more after its head than is known, its own logits are u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -34,42 +35,46 @@ def forward(
     token ids of the statistic pair_logprobs. With top_k comes ("top_k_ids", "current"), int64 [T, k].
     """
     needs = [need for need in needs if need.model == CURRENT]
-    asked: dict[str, bool] = {}
+    # Statistic -> whether any need asks for its gradient.
+    differentiated: dict[str, bool] = {}
     for need in needs:
-        asked[need.statistic] = asked.get(need.statistic, False) or need.grad
-    if "pair_logprobs" in asked and pairs is None:
+        differentiated[need.statistic] = differentiated.get(need.statistic, False) or need.grad
+    if "pair_logprobs" in differentiated and pairs is None:
         raise ValueError("pair_logprobs was asked for without saying of which token ids")
     top_k = max((need.k for need in needs), default=0)
     # ids that are not the targets have to be read from the device to be checked
-    if "pair_logprobs" not in asked:
-        known = rows.target_range
+    if "pair_logprobs" not in differentiated:
+        id_range = rows.target_range
     else:
-        known = None
-    found = _fused(policy, rows, _with_pairs(asked), _ids(rows.targets, asked, pairs), top_k, known)
-    if (chosen := found.pop("pair_logprobs", None)) is not None:
-        first = int("logprobs" in asked)
+        id_range = None
+    statistics = _fused(
+        policy, rows, _with_pairs(differentiated), _ids(rows.targets, differentiated, pairs), top_k, id_range
+    )
+    if (chosen := statistics.pop("pair_logprobs", None)) is not None:
+        first = int("logprobs" in differentiated)
+        # chosen is [T, K]: the token's own log-prob, where asked for, stands before the other pairs.
         for name, part in (("logprobs", chosen[:, 0]), ("pair_logprobs", chosen[:, first:])):
-            if name in asked:
-                found[name] = part if asked[name] else part.detach()
-    if "top_k" in asked:
-        names = [*asked, "top_k_ids"]
+            if name in differentiated:
+                statistics[name] = part if differentiated[name] else part.detach()
+    if "top_k" in differentiated:
+        names = [*differentiated, "top_k_ids"]
     else:
-        names = list(asked)
-    return {(name, CURRENT): found[name] for name in names}
+        names = list(differentiated)
+    return {(name, CURRENT): statistics[name] for name in names}
 
 
-def _with_pairs(asked: Mapping[str, bool]) -> dict[str, bool]:
+def _with_pairs(differentiated: Mapping[str, bool]) -> dict[str, bool]:
     """The tokens' own log-probs are those of one more pair each."""
-    both = [asked[name] for name in ("logprobs", "pair_logprobs") if name in asked]
-    return {name: grad for name, grad in asked.items() if name != "logprobs"} | (
+    both = [differentiated[name] for name in ("logprobs", "pair_logprobs") if name in differentiated]
+    return {name: grad for name, grad in differentiated.items() if name != "logprobs"} | (
         {"pair_logprobs": any(both)} if both else {}
     )
 
 
-def _ids(targets: torch.Tensor, asked: Mapping[str, bool], pairs: torch.Tensor | None) -> torch.Tensor | None:
+def _ids(targets: torch.Tensor, differentiated: Mapping[str, bool], pairs: torch.Tensor | None) -> torch.Tensor | None:
     """int64 [T, K]: the tokens, then the ids asked for beside them."""
-    parts = [targets[:, None]] if "logprobs" in asked else []
-    if "pair_logprobs" in asked and pairs is not None:
+    parts = [targets[:, None]] if "logprobs" in differentiated else []
+    if "pair_logprobs" in differentiated and pairs is not None:
         parts += [pairs]
     return torch.cat(parts, 1) if parts else None
 
@@ -77,7 +82,7 @@ def _ids(targets: torch.Tensor, asked: Mapping[str, bool], pairs: torch.Tensor |
 def _fused(
     policy: Policy,
     rows: MicroBatch,
-    asked: dict[str, bool],
+    differentiated: dict[str, bool],
     ids: torch.Tensor | None,
     top_k: int,
     id_range: tuple[int, int] | None,
@@ -88,7 +93,7 @@ def _fused(
         return fused_statistics(
             head,
             rows.temperature[part],
-            asked,
+            differentiated,
             None if ids is None else ids[part],
             top_k,
             id_range=id_range,
@@ -97,6 +102,7 @@ def _fused(
 
     if not policy.head_is_enough:
         return of(Head((policy.own_logits(*inputs).flatten(0, 1).index_select(0, rows.source),)))
+    # [R, L, H] -> [R * L, H] -> [T, H]: only hidden states that predict a trained token reach the head.
     hidden = policy.hidden_states(*inputs).flatten(0, 1).index_select(0, rows.source)
     if (head := head_of(policy, hidden)) is not None:
         return of(head)
@@ -104,8 +110,44 @@ def _fused(
     def called(part: slice) -> dict[str, torch.Tensor]:
         return of(Head((policy.logits(hidden[part]),)), part)
 
+    # Tokens whose logits are CHUNK numbers; at least one token, however large the vocabulary is.
     size = max(1, CHUNK // max(1, policy.causal_lm.config.get_text_config().vocab_size))
     parts = [slice(start, start + size) for start in range(0, max(1, len(hidden)), size)]
-    grad = torch.is_grad_enabled() and any(asked.values())
+    # Without a gradient nothing is kept, and checkpointing would only cost its bookkeeping.
+    grad = torch.is_grad_enabled() and any(differentiated.values())
     chunks = [checkpoint(called, part, use_reentrant=False) if grad else called(part) for part in parts]
     return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
+class DeferredColumns:
+    """Values at trained tokens that are to be written into token columns of the batch.
+
+    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait
+    for.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = []
+        self._values: list[torch.Tensor] = []
+
+    def add(self, rows: MicroBatch, values: torch.Tensor, columns: Sequence[np.ndarray]) -> None:
+        """Write [T] values of a micro-batch later."""
+        self._parts.append((rows.index, rows.flat, columns))
+        self._values.append(values.detach().float())
+
+    def write(self) -> None:
+        """Write all that was added."""
+        if not self._parts:
+            return
+        # The one place where the host waits for these passes.
+        fetched = torch.cat(self._values).cpu().numpy()
+        cuts = np.cumsum([len(flat) for _, flat, _ in self._parts])[:-1]
+        for (index, flat, columns), values in zip(self._parts, np.split(fetched, cuts), strict=True):
+            # `flat` counts tokens of the micro-batch's rollouts one after the other, so the columns are joined, filled
+            # and cut again.
+            joined = np.concatenate([columns[i] for i in index])
+            joined[flat] = values
+            for i, part in zip(index, np.split(joined, np.cumsum([len(columns[i]) for i in index])[:-1]), strict=True):
+                columns[i][:] = part
+        self._parts.clear()
+        self._values.clear()

@@ -31,11 +31,12 @@ class BalanceSources(Selector):
         rewards = batch.column("reward")
         by_source: dict[str | None, list[tuple[float, str, np.ndarray]]] = {}
         for group in batch.groups():
-            known = rewards[group.index][np.isfinite(rewards[group.index])]
-            if len(known) and known.min() < known.max():
-                spread = float(known.std())
+            finite = rewards[group.index][np.isfinite(rewards[group.index])]
+            if len(finite) and finite.min() < finite.max():
+                spread = float(finite.std())
             else:
                 spread = 0.0
+            # Negative spread, so that sorting upwards puts the most varied groups first.
             by_source.setdefault(group.rollouts[0].task.source, []).append((-spread, group.key, group.index))
         least = min(map(len, by_source.values()), default=0)
         keep = int(self.most * least)
@@ -43,6 +44,7 @@ class BalanceSources(Selector):
 
 
 def _rank(group: tuple[float, str, np.ndarray]) -> tuple[float, str]:
+    # The positions are left out: arrays cannot be compared by a sort.
     return group[:2]
 
 
@@ -71,7 +73,9 @@ class BalanceOutcomes(Selector):
         for order in ranked(batch, "reward"):
             right = rewards[order] > self.threshold
             wrong = order[~right]
+            # `ranked` puts the smallest reward first; reversed, the highest of the right ones stay.
             good = order[right][::-1]
+            # 0 where one kind is missing, in which case the group stays whole.
             limit = int(self.most * min(len(wrong), len(good)))
             kept += [order] if not limit else [wrong[:limit], good[:limit]]
         return positions(kept)

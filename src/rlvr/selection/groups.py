@@ -25,6 +25,7 @@ def mixed_groups(batch: Batch) -> np.ndarray:
     keep = np.zeros(len(batch), dtype=bool)
     for group in batch.groups():
         decided = rewards[group.index][np.isfinite(rewards[group.index])]
+        # Compared, not by a standard deviation: that of equal numbers may be a rounding error above 0.
         keep[group.index] = len(decided) > 0 and decided.min() < decided.max()
     return np.flatnonzero(keep)
 
@@ -54,9 +55,9 @@ class PassRateBand(Selector):
         values = batch.column(self.column)
         keep = np.zeros(len(batch), dtype=bool)
         for group in batch.groups():
-            known = values[group.index][np.isfinite(values[group.index])]
-            if len(known):
-                keep[group.index] = float(self.low) <= known.mean() <= float(self.high)
+            finite = values[group.index][np.isfinite(values[group.index])]
+            if len(finite):
+                keep[group.index] = float(self.low) <= finite.mean() <= float(self.high)
         return np.flatnonzero(keep)
 
 
@@ -85,20 +86,24 @@ class SpreadFilter(Selector):
         keep = np.zeros(len(batch), dtype=bool)
         spreads = []
         for group in batch.groups():
-            known = rewards[group.index][np.isfinite(rewards[group.index])]
-            if len(known):
-                if known.min() < known.max():
-                    spread = float(known.std())
+            finite = rewards[group.index][np.isfinite(rewards[group.index])]
+            if len(finite):
+                if finite.min() < finite.max():
+                    spread = float(finite.std())
                 else:
                     spread = 0.0
                 spreads.append(spread)
+                # Without an average yet (first step) the bound is 0 and groups of equal rewards are dropped by `spread
+                # > 0`.
                 keep[group.index] = spread >= self.share * (self._average or 0.0) and (spread > 0 or self.share == 0)
+        # Waits for `observe`: a batch that is looked at and not trained does not move the average.
         self._new = float(np.mean(spreads)) if spreads else None
         return np.flatnonzero(keep)
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """The step was trained: its mean spread goes into the average."""
         if self._new is not None:
+            # The first step's mean begins the average, which needs no correction for starting at 0 then.
             old = self._new if self._average is None else self._average
             self._average = self.decay * old + (1 - self.decay) * self._new
         self._new = None

@@ -60,6 +60,7 @@ class BestWorst(Selector):
         kept = []
         for order in ranked(batch, self.column):
             whole = len(order) <= self.best + self.worst
+            # len(order) - best, since order[-0:] would be all of them.
             kept.append(order if whole else np.concatenate([order[: self.worst], order[len(order) - self.best :]]))
         return positions(kept)
 
@@ -90,11 +91,16 @@ class MostVaried(Selector):
         m = self.keep
         if n <= m:
             return order
+        # [n], smallest first.
         values = values - values.mean()  # sums of squares lose less
+        # [n + 1] each: sums of the first j values and of their squares, so that any i highest and m - i lowest cost two
+        # look-ups.
         first, second = (np.concatenate([[0.0], np.cumsum(values**p)]) for p in (1, 2))
         high = np.arange(m + 1)
         low = m - high
         total, squares = (s[low] + s[n] - s[n - high] for s in (first, second))
+        # [m + 1]: E[x^2] - E[x]^2 for each i from 0 to m. Rounded, so that equal variances are equal and argmax takes
+        # the first.
         variance = np.round(squares / m - (total / m) ** 2, 12)
         i = int(np.argmax(variance))
         return np.concatenate([order[: m - i], order[n - i :]])
@@ -130,6 +136,7 @@ class Shortest(Selector):
                 competing = rewards[order] == rewards[order].max()
             else:
                 competing = np.ones(len(order), dtype=bool)
+            # A stable sort by length keeps the order of `ranked` (member) among equally long ones.
             racers = order[competing]
             kept += [order[~competing], racers[np.argsort(lengths[racers], kind="stable")[: self.keep]]]
         return positions(kept)

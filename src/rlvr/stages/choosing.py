@@ -16,7 +16,7 @@ from rlvr.stages.grpo.scoring import Scoring
 
 
 class Chooser:
-    """The scorer that `config.evaluation.scorer` names: rollouts -> what it likes of each, NaN where it does not know.
+    """The scorer that `config.evaluation.scorer` names: rollouts -> one score each, NaN where it is undecided.
 
     `apart` says that the policy's weights lie in parts on several ranks: ConfigError then for a term that needs a
     forward pass, which only rank 0 would take.
@@ -25,6 +25,7 @@ class Chooser:
     def __init__(self, config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> None:
         scorer = config.evaluation.scorer
         assert scorer is not None
+        # The default algorithm: selectors and modifiers of the run must not be built, or refused, for an evaluation.
         update = {"rewards": [scorer], "algorithm": AlgorithmConfig()}
         alone = config.model_copy(update=update)
         self._policy = policy
@@ -39,6 +40,7 @@ class Chooser:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> np.ndarray:
         trained = [rollout.as_trained() for rollout in rollouts]
+        # No history, and a peek: an evaluation leaves no trace in the memory of a reward.
         return self._scoring.score(trained, self._policy, History(), (0, 1), peek=True).column("reward")
 
 

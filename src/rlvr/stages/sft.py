@@ -48,10 +48,10 @@ class SFTStage(Stage):
         sources that it does not name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of
         reward r)."""
         self.source_weights = source_weights or {}
-        known = {task.source for task in tasks}
+        sources = {task.source for task in tasks}
         for source, weight in self.source_weights.items():
-            if source not in known:
-                named = sorted(s for s in known if s is not None)
+            if source not in sources:
+                named = sorted(s for s in sources if s is not None)
                 raise DataError(
                     f"stage {plan.name!r}: no task is of the source {source!r} of "
                     f"source_weights{nearest(source, named)}"
@@ -60,6 +60,7 @@ class SFTStage(Stage):
                 raise ConfigError(
                     f"stage {plan.name!r}: the weight of the source {source!r} is {weight}: it must be above 0"
                 )
+        # Before super().__init__, whose check_tasks reads _reads_labels.
         self._objective = Objective((_component(plan, ComponentSpec.parse(loss), average),))
         self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
         super().__init__(plan, context, tasks, seed)
@@ -77,6 +78,7 @@ class SFTStage(Stage):
 
     def collect(self, step: int) -> StepRollouts:
         """The demonstrations of the next tasks, as rollouts that nobody sampled."""
+        # Kept for `roll_back`: a step that was collected and not trained is drawn again.
         self._before = self.sampler.state_dict()
         draws = self.sampler.next(self.config.rollout.prompts_per_step)
         return StepRollouts([demonstration(draw.task, self.context, str(draw.number)) for draw in draws])
@@ -92,6 +94,7 @@ class SFTStage(Stage):
         weights = token_weights(batch.rollouts, Origin.DEMONSTRATION, everyone)
         factors = [np.float32(self.source_weights.get(str(r.task.source), 1.0)) for r in batch.rollouts]
         batch.token_columns["weight/likelihood"] = [f * w for f, w in zip(factors, weights, strict=True)]
+        # Before the labels are added, which are not rewards that metrics should show.
         self._trained = batch.with_own_columns()
         if self._reads_labels:
             batch.columns["reward"] = np.asarray([float(r.task.info["label"]) for r in batch.rollouts])
@@ -110,15 +113,16 @@ def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> Object
     """Return what is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
     if loss == LIKELIHOOD:
         return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
-    piece = registry.build("auxiliary", loss)
+    auxiliary = registry.build("auxiliary", loss)
     name = loss.short_name
-    if piece.has_weights or piece.smallest_group > 1:
+    if auxiliary.has_weights or auxiliary.smallest_group > 1:
         raise ConfigError(
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one "
             "given response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
-    return ObjectiveTerm(name, piece, "likelihood")
+    return ObjectiveTerm(name, auxiliary, "likelihood")
 
 
 def _is_number(value: Any) -> bool:
+    # JSON has no NaN, but Python's reader takes it, and a label NaN would be an undecided reward.
     return isinstance(value, (int, float)) and bool(np.isfinite(value))

@@ -74,15 +74,17 @@ class Stage(Component):
     """Whether its rollouts are verified, so that its tasks have to be such that they can be."""
     _shows_demonstrations = False
     """Whether tasks' demonstrations are learned from, so that they have to fit after the prompt."""
-    _said_fewer_updates = False
+    _reported_fewer_updates = False
     """Whether the run has said that a step had fewer groups than optimizer steps."""
 
     def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
         self.plan = plan
         self.config = plan.config
         self.context = context
+        # What can be refused is refused here, before the first rollout is paid for.
         check_packing(context.policy, self.config.optim)
         self._check_updates()
+        # int32 [tasks] each; the ranks share the work of encoding.
         lengths, shown = context.lengths(tasks, demonstrations=self._shows_demonstrations)
         sizes = zip(tasks, lengths.tolist(), shown.tolist(), strict=True)
         problems = {
@@ -105,6 +107,7 @@ class Stage(Component):
         self.longest_response = context.longest_sequence - int(lengths[fits].min())
         """Tokens that the context leaves for a response to the shortest prompt."""
         self.pool = TaskPool(kept, self.config.checkpoint.accept_changed_data)
+        # Of the tasks that fit only: a sampler numbers them, and skipping later would change its epochs.
         self.sampler: Sampler = registry.build("sampler", self.config.data.sampler).bind(
             self.pool, seed=seed, history=context.history
         )
@@ -161,15 +164,17 @@ class Stage(Component):
             context = self.context.longest_sequence
         else:
             context = self.context.policy.context
+        # One token at least must be left for the response.
         limit = min(self.config.data.max_prompt_tokens or context, context - 1)
         if not 0 < length <= limit:
             problem = f"its prompt has {length} tokens, and 1 to {limit} are possible"
             if limit == context - 1:
                 problem += f", in a context of {context} (the smaller one of the model's and the engine's)"
             return problem
+        # The model's context and not the engine's: demonstrations are trained and never sampled.
         if length + shown > self.context.policy.context:
-            room = self.context.policy.context
-            return f"its prompt and demonstration have {length + shown} tokens, the model's context is {room}"
+            policy_context = self.context.policy.context
+            return f"its prompt and demonstration have {length + shown} tokens, the model's context is {policy_context}"
         return None
 
     @property
@@ -197,13 +202,14 @@ class Stage(Component):
     def fewer_updates(self, row: Mapping[str, Any]) -> str | None:
         """Say, once in a stage, that a step had too few groups for its optimizer steps; `row`: its metrics."""
         optim = self.config.optim
-        asked = optim.updates_per_batch * optim.epochs_per_batch
-        fewer = optim.updates_per_batch > 1 and row["update/steps"] < asked and not row["skipped/nonfinite"]
-        if self._said_fewer_updates or not fewer:
+        planned = optim.updates_per_batch * optim.epochs_per_batch
+        # A step that was skipped for a loss that is not finite has fewer updates too, and another warning.
+        fewer = optim.updates_per_batch > 1 and row["update/steps"] < planned and not row["skipped/nonfinite"]
+        if self._reported_fewer_updates or not fewer:
             return None
-        self._said_fewer_updates = True
+        self._reported_fewer_updates = True
         return (
-            f"step {row['step']}: {row['update/steps']} of {asked} optimizer steps were taken: a batch is cut by "
+            f"step {row['step']}: {row['update/steps']} of {planned} optimizer steps were taken: a batch is cut by "
             "whole groups, and this one has fewer than optim.updates_per_batch; the metric update/steps counts them "
             "in each step"
         )
@@ -214,6 +220,7 @@ class Stage(Component):
 
     def controllers(self) -> Iterator[Controller]:
         """The controllers among the scalars of the stage, in a fixed order."""
+        # Checkpoints save controllers by their position in this order.
         yield from self._objective_components().controllers()
         if isinstance(self.config.rollout.temperature, Controller):
             yield self.config.rollout.temperature
@@ -253,6 +260,7 @@ class Stage(Component):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.pool.load_state_dict(state["pool"])
+        # The fingerprint differs where the tasks do, which `checkpoint.accept_changed_data` allows.
         same = state["pool"]["fingerprint"] == self.pool.fingerprint
         self.load_draws_state(state["draws"] if same else _on_other_tasks(state["draws"], self.pool))
         for controller, saved in zip(self.controllers(), state["controllers"], strict=True):
@@ -263,9 +271,10 @@ CONTRACTS["stage"] = (Stage,)
 
 
 def _on_other_tasks(draws: Mapping[str, Any], pool: TaskPool) -> dict[str, Any]:
-    """The state of drawing, moved to the next epoch of a pool of other tasks; what is owed of tasks that are gone is
+    """The state of drawing, moved to the next epoch of a pool of other tasks; requeued draws of tasks that are gone are
     dropped."""
     sampler = draws.get("sampler", draws)
+    # A position in a permutation of other tasks means nothing; the next epoch's seed gives a fresh one.
     moved = {**sampler, "epoch": sampler["epoch"] + 1, "position": 0, "size": len(pool)}
     if "sampler" not in draws:
         return moved
@@ -286,15 +295,18 @@ def sampling_of(stage: Stage, step: int) -> Sampling:
 def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
     """The learning rate of `step` (from 0) of `steps`: linear warm-up, then the schedule down to `min_lr`."""
     if step < optim.warmup_steps:
+        # step + 1: the first step trains, and the last one of the warm-up has the full rate.
         return optim.lr * (step + 1) / optim.warmup_steps
     if optim.schedule == "constant":
         return optim.lr
+    # Share of the steps after the warm-up, 0 to 1.
     done = min(1.0, (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps))
     if optim.schedule == "linear":
-        left = 1 - done
+        remaining = 1 - done
     else:
-        left = (1 + math.cos(math.pi * done)) / 2
-    return optim.min_lr + (optim.lr - optim.min_lr) * left
+        # Cosine from 1 to 0 (Loshchilov and Hutter 2017, without restarts).
+        remaining = (1 + math.cos(math.pi * done)) / 2
+    return optim.min_lr + (optim.lr - optim.min_lr) * remaining
 
 
 def token_weights(rollouts: Sequence[Rollout], origin: int, on: np.ndarray) -> list[np.ndarray]:

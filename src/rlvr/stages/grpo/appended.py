@@ -1,4 +1,4 @@
-"""A token that nobody sampled after every response, for a loss that reads what the policy thinks of it there."""
+"""A token put after every response, for a loss that reads its log-prob there; the policy did not sample it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ def token_after(objective: Objective, policy: Policy) -> int | None:
 def with_token(batch: Batch, token: int, context: int) -> Batch:
     """The batch with `token` after each response that ended by itself and leaves room for it; its origin is HINT, and
     it has 0 in every token column of weights and advantages, NaN elsewhere."""
+    # bool [B]. A truncated response did not come to the place where the token is asked for.
     on = [not r.stop.truncated and 0 < len(r) < context for r in batch.rollouts]
 
     def more(name: str, values: np.ndarray, longer: bool) -> np.ndarray:
+        # 0 where the value is multiplied or summed; NaN says that nothing is known of the token.
         if name in ("advantage", "penalty") or name.startswith("weight/"):
             filler = 0.0
         else:
             filler = np.nan
         if longer:
+            # In the column's own type: a Python float would make float64 of float32.
             return np.append(values, values.dtype.type(filler))
         return values
 
@@ -61,6 +64,7 @@ def _longer(rollout: Rollout, token: int) -> Rollout:
         token_ids=np.append(rollout.token_ids, token),
         origin=np.append(rollout.origin, np.int8(Origin.HINT)),
         behaviour_logprobs=np.append(rollout.behaviour_logprobs, np.float32(np.nan)),
+        # -1: no weights sampled it.
         policy_version=np.append(rollout.policy_version, np.int32(-1)),
         char_ends=None if rollout.char_ends is None else np.append(rollout.char_ends, -1),
     )

@@ -1,6 +1,6 @@
 """From the `algorithm` section to the objective of a grpo stage; contradictions are refused here, by name.
 
-Invariant: no piece is known by name; what a piece can do is seen from what it declares.
+Invariant: no component is known by name; its declared members say what it can do.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
     name = algorithm.loss.name
     _check_loss(loss, name, plan.config.rollout.group_size)
     of_responses = isinstance(loss, SequenceLoss)
+    # A loss that reads behaviour log-probs weighs by them already; a second weight would count the ratio twice. A loss
+    # of whole responses has no weight per token.
     corrects_itself = of_responses or Need("logprobs", BEHAVIOUR) in loss.needs
     if algorithm.token_select and of_responses:
         raise ConfigError(
@@ -37,10 +39,13 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
             "token_select to [] or choose a loss of tokens"
         )
     keep = tuple(registry.build("token_selector", spec) for spec in algorithm.token_select)
+    # Rollouts of groups whose rewards are all the same then cost no pass, if no other term needs them.
     skips = loss.zero_without_advantage
     components = [ObjectiveTerm("policy", loss, "policy", algorithm.loss_coef, skips, not corrects_itself, keep)]
     components += _kl(algorithm, loss, of_responses)
     if algorithm.entropy != 0.0:
+        # The same tokens as the policy loss: an entropy bonus at tokens that are left out would work against their
+        # exclusion.
         components.append(ObjectiveTerm("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy, keep=keep))
     components += _auxiliary(algorithm, plan.config.rollout.group_size)
     if algorithm.loss_coef == 0.0 and len(components) == 1:
@@ -48,11 +53,13 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
             "algorithm.loss_coef is 0 and the policy loss is the only term: set loss_coef above 0, or add a term to "
             "algorithm.auxiliary"
         )
+    # Dr. GRPO divides by the longest response that can be sampled.
     constant = loss.constant or plan.config.rollout.max_new_tokens
     correction = _correction(algorithm, name, corrects_itself, shares_weights)
     objective = Objective(
         tuple(components), float(constant), correction, algorithm.decoupled, _renewal(algorithm.kl or KLConfig())
     )
+    # A penalty in rewards or advantages compares with the reference too, without being a term of the objective.
     compared = objective.needs_reference or build_penalty(algorithm) is not None
     if objective.renewal is not None and not compared:
         raise ConfigError(
@@ -109,6 +116,7 @@ def _kl(algorithm: AlgorithmConfig, loss: Loss | SequenceLoss, of_responses: boo
         penalty = KLPenalty(_divergence(kl), loss.average, kl.weighted)
         return [ObjectiveTerm("kl", penalty, "policy", kl.coef, by_token=kl.scale is not None)]
     for option, neutral in (("gradient", None), ("weighted", False)):
+        # Options of the term's gradient, which a penalty in rewards does not have.
         if getattr(kl, option) != neutral:
             raise ConfigError(
                 f"algorithm.kl.{option} is about the gradient of the term in the loss, and algorithm.kl.where is "
@@ -126,42 +134,44 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTer
     components: list[ObjectiveTerm] = []
     for spec in algorithm.auxiliary:
         kind = spec.short_name
+        # Two terms of one kind are told apart in metrics and weights as NAME and NAME#2.
         count = sum(c.name.partition("#")[0] == kind for c in components)
         name = f"{kind}#{count + 1}" if count else kind
         if name in ("policy", "kl", "entropy"):
             raise ConfigError(
                 f"algorithm.auxiliary: {name!r} is the name of another term of the loss: rename the class"
             )
-        piece: Loss | SequenceLoss = registry.build("auxiliary", spec)
-        _check_group(piece, f"the auxiliary loss {kind!r}", group_size)
+        loss: Loss | SequenceLoss = registry.build("auxiliary", spec)
+        _check_group(loss, f"the auxiliary loss {kind!r}", group_size)
         in_reward = algorithm.kl is not None and algorithm.kl.coef != 0.0 and algorithm.kl.where == "reward"
-        if isinstance(piece, SequenceLoss) and in_reward:
+        if isinstance(loss, SequenceLoss) and in_reward:
             raise ConfigError(
                 f"algorithm.kl.where is 'reward', and the auxiliary loss {kind!r} reads the rewards as the verifier "
                 "gave them: set algorithm.kl.where to loss or advantage"
             )
-        weights = name if piece.has_weights else "policy"
-        components.append(ObjectiveTerm(name, piece, weights, spec.coef))
+        weights = name if loss.has_weights else "policy"
+        components.append(ObjectiveTerm(name, loss, weights, spec.coef))
     return components
 
 
 def _correction(
     algorithm: AlgorithmConfig, name: str, corrects_itself: bool, shares_weights: bool
 ) -> Correction | None:
-    asked = algorithm.correction
-    automatic = asked is not None and asked.name == "auto"
+    spec = algorithm.correction
+    automatic = spec is not None and spec.name == "auto"
     if corrects_itself:
-        if asked is not None and not automatic:
+        if spec is not None and not automatic:
             raise ConfigError(
                 f"algorithm.correction weighs tokens by their ratio to the policy that sampled, and the loss {name!r} "
                 "weighs by that itself or not at all: set correction to null"
             )
         return None
     if automatic:
-        asked = None if shares_weights else ComponentSpec("truncate")
-    if asked is None:
+        # With the trainer's own weights the engine's log-probs differ by rounding alone, and are of the newest version.
+        spec = None if shares_weights else ComponentSpec("truncate")
+    if spec is None:
         return None
-    return registry.build("correction", asked)
+    return registry.build("correction", spec)
 
 
 def _renewal(kl: KLConfig) -> Renewal | None:
@@ -173,12 +183,12 @@ def _renewal(kl: KLConfig) -> Renewal | None:
 def warn_uncorrected(config: Config, objective: Objective) -> None:
     """Warn where the engine's log-probs differ from the trainer's by more than rounding and no weight corrects for
     it."""
-    found = deviations(config.rollout)
+    options = deviations(config.rollout)
     corrects_itself = Need("logprobs", BEHAVIOUR) in objective.needs
-    if found and objective.correction is None and not corrects_itself:
+    if options and objective.correction is None and not corrects_itself:
         log.warning(
             "rollout.engine has %s, so that its log-probs differ from the trainer's by more than rounding, and "
             "algorithm.correction is null: set it to auto or truncate. mismatch/mean says how far they are apart; "
             "`health: {mismatch: stop}` ends a run in which it stays above 0.05",
-            ", ".join(found),
+            ", ".join(options),
         )

@@ -25,6 +25,7 @@ def demonstration(task: Task, context: StageContext, group: str, member: int = 0
         member=member,
         token_ids=ids,
         origin=origin,
+        # Nobody sampled it: unknown, so that a ratio to the behaviour policy is refused and not made up.
         behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
         policy_version=np.full(len(ids), -1, dtype=np.int32),
         stop=StopReason.GIVEN,
@@ -40,10 +41,12 @@ def with_demonstrations(batch: Batch, context: StageContext) -> Batch:
     them.
     """
     shown = [
+        # A member number after the last one keeps ids unique and ties in the order of the sampled members.
         demonstration(group.rollouts[0].task, context, group.key, 1 + max(r.member for r in group.rollouts))
         for group in batch.groups()
         if group.rollouts[0].task.demonstration
     ]
+    # Columns that are multiplied or summed get 0; NaN in the others (rewards) says undecided.
     idle = ("advantage", "weight/policy", "penalty")
 
     def more(name: str, sizes: Sequence[int]) -> list[np.ndarray]:

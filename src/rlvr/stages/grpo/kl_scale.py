@@ -23,10 +23,10 @@ def check_scale(config: Config, tasks: Sequence[Task]) -> None:
         return
     where = f"algorithm.kl.scale: `by: {kl.scale.by}`"
     if kl.scale.by == "source":
-        known = sorted({task.source for task in tasks if task.source is not None})
+        sources = sorted({task.source for task in tasks if task.source is not None})
         for name in kl.scale.factors:
-            if name not in known:
-                raise ConfigError(f"{where} names {name!r}, and no task is of that source{nearest(name, known)}")
+            if name not in sources:
+                raise ConfigError(f"{where} names {name!r}, and no task is of that source{nearest(name, sources)}")
     if kl.scale.by == "turn":
         plan: RolloutPlan = registry.build("plan", config.rollout.plan)
         most = plan.turns
@@ -53,8 +53,10 @@ def _of_rollout(rollout: Rollout, scale: KLScaleConfig, tokenizer: Any) -> np.nd
             rollout.char_ends = char_ends(tokenizer, rollout)
         thinking = thinking_tokens(rollout, scale.closing)
         return np.where(thinking, factors.get("think", other), factors.get("answer", other))
+    # A rollout of one turn has no segments: all of it is turn 1.
     values = np.full(len(rollout), factors.get("1", other))
     turns = [segment for segment in rollout.segments if segment.kind == "turn"]
     for number, turn in enumerate(turns, start=1):
+        # [T]; segments are [start, end) in tokens.
         values[turn.start : turn.end] = factors.get(str(number), other)
     return values

@@ -47,6 +47,7 @@ class RecordedBuffer:
         rollout_context: RolloutContext,
         objective: Objective,
     ) -> None:
+        # Writing to the folder that is read would overwrite rollouts before they were trained on.
         if plan.config.folder.resolve() == Path(options.path).resolve():
             raise ConfigError(
                 f"rollout.engine: the run would write to {options.path}, whose rollouts it reads: choose another "
@@ -54,6 +55,7 @@ class RecordedBuffer:
             )
         if not options.rescore:
             _refuse_other_rewards(options.path, plan)
+        # Recorded steps are counted over the whole run and from 1; `before` are those of earlier stages.
         first = plan.before + 1
         last = plan.before + plan.allowed
         self.recording = Recording(options.path, context.policy, first, last, _needs_logprobs(objective, plan))
@@ -62,6 +64,7 @@ class RecordedBuffer:
         self.sampler = sampler
         self.context = rollout_context
         self.collector = context.collector
+        # For `roll_back`, also when no step was read.
         self._before = sampler.state_dict()
 
     def next(self, step: int) -> StepRollouts:
@@ -72,9 +75,11 @@ class RecordedBuffer:
         self._draw_as_far_as([*collected.rollouts, *collected.dropped])
         if self.options.rescore:
             rollouts = [*collected.rollouts, *collected.dropped]
+            # On the collector's event loop, where verifiers with processes and connections live.
             work = self.collector.begin(verify_again(rollouts, self.context.by_group, self.context.verify_group))
             what = "the verdicts on recorded rollouts"
             self.collector.wait(work, what, self.plan.config.rollout.deadline)
+            # The recorded rewards are of the old verdicts: scoring computes them anew.
             collected.columns = None
         return collected
 
@@ -93,6 +98,7 @@ class RecordedBuffer:
     def _draw_as_far_as(self, rollouts: Iterable[Rollout]) -> None:
         """Draw what the recorded run drew, so that epochs are counted alike."""
         last = max(int(rollout.group.partition("/")[0]) for rollout in rollouts)
+        # A group's name is the number of its draw ("17") or begins with it ("17/1"): draw past the last one.
         while self.sampler.state_dict()["draws"] <= last:
             self.sampler.next(1)
 
@@ -104,6 +110,7 @@ def _needs_logprobs(objective: Objective, plan: StagePlan) -> bool:
     return any(
         Need("logprobs", BEHAVIOUR) in component.loss.needs
         or (component.corrected and objective.correction is not None)
+        # On later optimizer steps of a batch the proximal policy is the one that sampled, unless it is recomputed.
         or (several and not objective.recalls_update and Need("logprobs", PROXIMAL) in component.loss.needs)
         for component in objective.components
     )

@@ -44,24 +44,29 @@ class ReferencePenalty:
         """The token column `penalty`, 0 at tokens that were not sampled; with `where: reward` its sums are taken from
         the column `reward`. `when` is (step, steps) of the stage, `factors` multiply the coefficient at each token.
         Metrics: `kl/ref` and `reward/kl`."""
+        # bool [T_b] each
         where = [r.sampled for r in batch.rollouts]
         add_statistics(policy, batch, [Need("logprobs")], where, optim)
         now = batch.token_columns["logprobs/current"]
+        # The same model object computes with the snapshot's weights and writes the same column, so the policy's is kept
+        # first.
         with reference.in_place():
             add_statistics(policy, batch, [Need("logprobs")], where, optim)
         then = batch.token_columns["logprobs/current"]
         batch.token_columns |= {"logprobs/current": now, "logprobs/reference": then}
 
         divergence = [np.zeros(len(r)) for r in batch.rollouts]
-        for values, on, left, right in zip(divergence, where, now, then, strict=True):
+        # In float64: the sum over a long response is subtracted from a reward.
+        for values, on, current, reference_logprobs in zip(divergence, where, now, then, strict=True):
             values[on] = self.divergence(
-                torch.from_numpy(left[on]).double(), torch.from_numpy(right[on]).double()
+                torch.from_numpy(current[on]).double(), torch.from_numpy(reference_logprobs[on]).double()
             ).numpy()
         coef = scalar_value(self.coef, *when)
         scales: Sequence[Any] = [1.0] * len(batch) if factors is None else factors
         batch.token_columns["penalty"] = [coef * f * values for f, values in zip(scales, divergence, strict=True)]
         sums = np.asarray([values.sum() for values in batch.token_columns["penalty"]])
         if self.where == "reward":
+            # r - coef sum_t KL_t, [B]; NaN stays NaN.
             batch.columns["reward"] = batch.column("reward") - sums
         tokens = sum(int(on.sum()) for on in where)
         return {
@@ -76,8 +81,10 @@ def less_penalty(values: np.ndarray | list[np.ndarray], batch: Batch) -> list[np
         spread = values
     else:
         spread = [np.full(len(r), v) for r, v in zip(batch.rollouts, values, strict=True)]
+    # sum over t' >= t of the penalty, [T_b]: a cumulative sum from the right.
     to_go = [np.cumsum(penalty[::-1])[::-1] for penalty in batch.tokens("penalty")]
     return [
+        # Undecided responses keep 0: a penalty alone would train them.
         np.where(r.sampled & bool(np.isfinite(reward)), v - lost, v)
         for r, reward, v, lost in zip(batch.rollouts, batch.column("reward"), spread, to_go, strict=True)
     ]

@@ -73,7 +73,7 @@ class Scoring:
                 )
 
     def bind(self, tasks: Sequence[Task], setting: RewardContext) -> None:
-        """Let the pieces take what they need from the run."""
+        """Let the components take what they need from the run."""
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)
         self.selectors = [(name, self._bound(name, selector, setting)) for name, selector in self.selectors]
@@ -98,15 +98,18 @@ class Scoring:
         """The batch of these rollouts with its reward columns, and `history/mean`, the mean score of the task's earlier
         draws (NaN where there is none), at step `when[0]` of `when[1]`. Columns that are `known` are taken as they
         are."""
+        # A copy of the columns: those of a recording belong to the caller.
         batch = Batch(list(rollouts), dict(known or {}))
         if known is not None:
             self._add_what_is_needed(batch, policy)
             return batch
+        # Before this step is noted in the history, so that a rollout is not compared with itself.
         rates = [history[r.task.id].pass_rate for r in rollouts]
         batch.columns["history/mean"] = np.asarray(
             [np.nan if rate is None else rate for rate in rates], dtype=np.float64
         )
         self._add_what_is_needed(batch, policy)
+        # Scheduled weights become numbers; the terms with schedules stay in self.terms.
         terms = at_step(self.terms, *when)
         if peek:
             terms = [term.each(_untouched) for term in terms]
@@ -121,12 +124,12 @@ class Scoring:
             call_plain(Batch(list(rollouts)), self.terms)
 
     def _given(self, term: Term, batch: Batch, policy: Policy) -> Term:
-        """The term with the log-probs of what it asks for."""
+        """The term with the log-probs of the continuations that it asks for."""
         if not term.function.asks_continuations:
             return term
-        asked = term.function.asks(batch, lambda text: encoded(policy, text))
-        found = continuation_logprobs(policy, [(one.context, one.target) for one in asked], self.config.optim)
-        scored = list(zip(asked, found, strict=True))
+        requests = term.function.asks(batch, lambda text: encoded(policy, text))
+        logprobs = continuation_logprobs(policy, [(one.context, one.target) for one in requests], self.config.optim)
+        scored = list(zip(requests, logprobs, strict=True))
         function = functools.partial(term.function, scored=scored)
         return dataclasses.replace(term, function=called_as(RewardTerm, function))
 
@@ -143,10 +146,12 @@ class Scoring:
         there."""
         for name, selector in ComponentList(self.selectors).at(step, steps):
             kept = np.asarray(selector(batch))
+            # A selector may return a flag for each rollout instead of positions.
             if kept.dtype == bool:
                 if kept.shape != (len(batch),):
                     raise ConfigError(f"algorithm.select: {name!r} gave {kept.shape} flags for {len(batch)} rollouts")
                 kept = np.flatnonzero(kept)
+            # A negative position would count from the end, and a rollout twice would be trained twice.
             if kept.size and (kept.min() < 0 or kept.max() >= len(batch) or len(np.unique(kept)) < len(kept)):
                 raise ConfigError(f"algorithm.select: {name!r} gave positions outside of the batch, or one twice")
             batch = batch.select(kept)
@@ -170,6 +175,7 @@ def _reads_of(terms: Sequence[Term]) -> Reads:
 def _untouched(term: Term) -> Term:
     """The term with a copy of a function that has a memory: what the copy notes for it is lost."""
     if term.function.remembers:
+        # Shallow: what the copy assigns to its own attributes is lost, a state that it changes in place is not.
         return dataclasses.replace(term, function=copy.copy(term.function))
     return term
 
@@ -212,6 +218,7 @@ class Advantages:
                     f"algorithm.modifiers: {name!r} needs one advantage per response, and {by_token!r} before it "
                     f"gives one per token: put {name!r} first or leave one of them out"
                 )
+            # Once an advantage is per token every later modifier sees one per token.
             by_token = name if component.per_token else by_token
         if by_token is not None and self._loss_per_response:
             raise ConfigError(self._credit_is_lost(by_token))
@@ -226,11 +233,13 @@ class Advantages:
         )
 
     def add(self, batch: Batch, policy: Policy, step: int, steps: int) -> None:
-        """The column `advantage`, or the token column where a piece gives one array per rollout.
+        """The column `advantage`, or the token column where a component gives one array per rollout.
 
-        ConfigError names a piece whose result has another shape, or no number for a decided rollout.
+        ConfigError names a component whose result has another shape, or no number for a decided rollout.
         """
         self._add_what_is_needed(batch, policy)
+        # The penalty comes after the estimator, whose baseline is of rewards, and before modifiers, which may normalise
+        # both.
         (name, estimator), *modifiers = self.components.at(step, steps)
         values = self._checked(estimator(batch), batch, f"algorithm.advantage {name!r}")
         if self._penalised:
@@ -238,7 +247,7 @@ class Advantages:
         for name, modifier in modifiers:
             values = self._checked(modifier(batch, values), batch, f"algorithm.modifiers: {name!r}")
         if isinstance(values, list):
-            if self._loss_per_response:  # a piece that does not declare `per_token`
+            if self._loss_per_response:  # a component that does not declare `per_token`
                 raise ConfigError(self._credit_is_lost(" or ".join(name for name, _ in self._named)))
             batch.token_columns["advantage"] = values
         else:
@@ -256,7 +265,7 @@ class Advantages:
                     rollout.char_ends = char_ends(policy.tokenizer, rollout)
 
     @staticmethod
-    def _checked(values: Any, batch: Batch, piece: str) -> np.ndarray | list[np.ndarray]:
+    def _checked(values: Any, batch: Batch, component: str) -> np.ndarray | list[np.ndarray]:
         if isinstance(values, list):
             columns = [np.asarray(v, dtype=np.float64) for v in values]
             fits = [v.shape for v in columns] == [(len(r),) for r in batch.rollouts]
@@ -265,12 +274,13 @@ class Advantages:
             fits = columns[0].shape == (len(batch),)
         if not fits:
             raise ConfigError(
-                f"{piece} returned shapes {[v.shape for v in columns][:4]} for {len(batch)} rollouts: "
+                f"{component} returned shapes {[v.shape for v in columns][:4]} for {len(batch)} rollouts: "
                 "an array of one number per rollout is needed, or a list of one array per rollout with a number per "
                 "token"
             )
+        # One NaN in an advantage makes the loss of the whole optimizer step NaN.
         if any(not np.isfinite(v).all() for v in columns):
-            raise ConfigError(f"{piece} returned a NaN or an infinity: undecided rollouts get 0")
+            raise ConfigError(f"{component} returned a NaN or an infinity: undecided rollouts get 0")
         if isinstance(values, list):
             return columns
         return columns[0]

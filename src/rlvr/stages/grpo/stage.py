@@ -1,7 +1,7 @@
 """The grpo stage: groups of sampled responses, verified, scored against each other.
 
-rollouts -> reward columns -> selection -> advantages -> weights per token; every piece comes from the configuration,
-and none is known here by name.
+rollouts -> reward columns -> selection -> advantages -> weights per token. Every component comes from the
+configuration, and none is known here by name.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class GRPOStage(Stage):
                 "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
             )
         for name in ("top_p", "top_k", "min_p"):
+            # The neutral values are the defaults: top_p 1, top_k and min_p 0.
             neutral = type(rollout).model_fields[name].default
             if getattr(rollout, name) != neutral:
                 raise ConfigError(
@@ -65,15 +66,16 @@ class GRPOStage(Stage):
                 )
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
+        # After `_shows_demonstrations`, which the base class reads; before what needs the pool of tasks that fit.
         super().__init__(plan, context, tasks, seed)
         self._step = 0
         kept = list(self.pool)  # tasks that are left out are never scored
         self.scoring.bind(kept, RewardContext(plan.config, kept, context.rollout_context.same_answer))
         terms = self.scoring.terms
         self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), context.is_main)
-        asked: RolloutPlan = registry.build("plan", rollout.plan)
-        context.history.keep_answers(asked.answer_characters)
-        asked.check(self.rollout_context_at(0), self.pool.at(0))
+        rollout_plan: RolloutPlan = registry.build("plan", rollout.plan)
+        context.history.keep_answers(rollout_plan.answer_characters)
+        rollout_plan.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
         self.supply: RolloutBuffer | RecordedBuffer
@@ -81,7 +83,7 @@ class GRPOStage(Stage):
             self.supply = RolloutBuffer(
                 self.sampler,
                 context.collector,
-                asked,
+                rollout_plan,
                 self.rollout_context_at,
                 rollout,
                 plan.allowed,
@@ -120,6 +122,7 @@ class GRPOStage(Stage):
         """Return whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so
         that the thread that trains has no function left to call."""
         self._call_plain(rollouts)
+        # The draw's baseline rollout is in no group: its reward must not make a group look varied.
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
 
@@ -130,6 +133,7 @@ class GRPOStage(Stage):
 
     def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights."""
+        # Without baselines: the sampled rollouts first, then those that dynamic sampling dropped.
         everything, compared = self._scored_all(collected)
         self._sampled = everything.with_own_columns()
         metrics = self.raised.look(everything.rollouts)
@@ -144,10 +148,12 @@ class GRPOStage(Stage):
         batch = self.scoring.select(batch, self._step, self.steps)
         if not self.config.algorithm.select_after:
             self._add_advantages(batch)
+        # bool [B]: undecided rollouts get weight 0 and count in no denominator.
         on = np.isfinite(batch.column("reward"))
         if self.config.algorithm.mask_truncated:
             on &= ~np.asarray([r.stop.truncated for r in batch.rollouts], dtype=bool)
         batch.token_columns["weight/policy"] = token_weights(batch.rollouts, Origin.POLICY, on)
+        # Before rollouts and tokens are appended that nobody sampled: metrics are of what the policy did.
         self._trained = batch.with_own_columns()
         metrics |= self._penalised
         if self._shows_demonstrations:
@@ -157,6 +163,7 @@ class GRPOStage(Stage):
         if any(c.by_token for c in self._objective.components):
             batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
         for component in self._choosing:
+            # Last, when every rollout and token that a component may choose is there.
             batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
         return batch, metrics
 
@@ -167,22 +174,22 @@ class GRPOStage(Stage):
     def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
         """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
         everyone = [*collected.rollouts, *collected.dropped]
-        known = collected.columns
+        recorded = collected.columns
         sampled = np.asarray([r.role != BASELINE for r in everyone], dtype=bool)
 
         def scored(on: np.ndarray, peek: bool) -> Batch:
-            if known is None:
-                given = None
+            if recorded is None:
+                columns = None
             else:
-                given = {name: values[on] for name, values in known.items()}
-            return self._scored([everyone[i].as_trained() for i in np.flatnonzero(on)], peek, given)
+                columns = {name: values[on] for name, values in recorded.items()}
+            return self._scored([everyone[i].as_trained() for i in np.flatnonzero(on)], peek, columns)
 
         everything = scored(sampled, peek=False)
         if sampled.all():
             compared = Batch([])
         else:
             compared = scored(~sampled, peek=True)
-        if known is None:
+        if recorded is None:
             collected.columns = {
                 name: np.full(len(everyone), np.nan) for name in (everything.columns | compared.columns)
             }
@@ -194,6 +201,7 @@ class GRPOStage(Stage):
     def _call_plain(self, rollouts: Sequence[Rollout]) -> None:
         """As `_scored_all` shows rollouts to the functions: baselines apart from the groups that are compared with
         them."""
+        # The same batches as `_scored_all` makes: a function of a group sees the same rollouts both times.
         for of_baseline in (False, True):
             self.scoring.call_plain([r.as_trained() for r in rollouts if (r.role == BASELINE) == of_baseline])
 
