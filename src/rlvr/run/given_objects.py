@@ -34,6 +34,8 @@ from rlvr.verifiers.base import FunctionVerifier, Verifier
 
 log = logging.getLogger(__name__)
 
+# A choice: it bounds what a run adds to the disk without being asked. Above it the configuration describes the tasks in
+# words, with their fingerprint.
 LARGEST = 100_000_000
 """Bytes of a file of tasks in the run folder, about 100,000 prompts of 200 tokens: a copy of more is the user's to
 decide on."""
@@ -76,10 +78,12 @@ class GivenObjects:
         if self._verifier is not None:
             tree["verifier"] = verifier_as_written(self._verifier)
             self._for_all_stages(tree, "verifier")
+        # `None` keeps what the configuration names; objects replace it, in the stages too.
         for split, spec in self._specs.items():
             if spec is not None:
                 tree["data"][split] = self._data_as_written(split, spec)
                 self._for_all_stages(tree, "data", split)
+        # Any text may be the name of a component. One that is not costs an import more, which does no harm.
         named = {*_strings(tree), *self._verifiers}
         tree["imports"] = list(dict.fromkeys([*tree["imports"], *_registering(named)]))
         return tree
@@ -119,8 +123,10 @@ class GivenObjects:
         """Write the files of tasks into the run folder. Another file of that name is renamed first."""
         for split, text in self._texts.items():
             path = self.config.folder / TASK_FILES[split]
+            # The same tasks as before, as in a resume: the file keeps its time of change.
             if text is None or (path.is_file() and path.read_bytes() == text.encode()):
                 continue
+            # `lexists`, so that a link that leads nowhere is renamed, too, and not written through.
             if os.path.lexists(path):
                 log.warning("%s holds other tasks; it is kept as %s", path, set_aside(path))
             write_whole(path, text)
@@ -131,6 +137,7 @@ def kept_in_folder(config: Config, split: str, given: Any) -> bool:
 
     The latter are those of an earlier run of the name, which is moved aside where the new one overwrites it.
     """
+    # A path, a hub name or a mapping can be written into config.yaml as it is; a list or a Dataset cannot.
     if given is not None:
         return not _is_plain(given, (str, dict))
     if split == "train":
@@ -171,6 +178,7 @@ def _piece(value: Any) -> Any:
 
 def _partial(value: functools.partial[Any]) -> Any:
     known = registry.options_of(value.func)
+    # A configuration has options by keyword only, so a positional argument has no place in it.
     if value.args or not set(value.keywords) <= set(known):
         raise _NotWritableError(
             f"a functools.partial of {_called(value.func)}, which binds more than keyword-only parameters"
@@ -181,6 +189,7 @@ def _partial(value: functools.partial[Any]) -> Any:
 def _instance(value: Any) -> Any:
     """An object by its class and the options that it was made with, where it keeps them under their names."""
     kind = type(value)
+    # An object of a class with `__slots__` has none.
     kept = getattr(value, "__dict__", {})
     options = {}
     for name, parameter in registry.options_of(kind).items():
@@ -188,6 +197,7 @@ def _instance(value: Any) -> Any:
             raise _NotWritableError(
                 f"an object of class {kind.__qualname__}, which does not keep its option {name!r} as an attribute"
             )
+        # `==` only between plain values: a numpy array, say, compares element by element.
         if kept[name] is parameter.default or (_is_plain(kept[name]) and kept[name] == parameter.default):
             continue
         try:
@@ -239,6 +249,7 @@ def _is_plain(value: Any, kinds: tuple[type, ...] = (str, int, float, bool, list
     if type(value) not in kinds:
         return False
     try:
+        # The round trip finds what JSON changes in silence: keys that are no text, and tuples inside lists.
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):
         return False
@@ -257,6 +268,7 @@ def _name(value: Any) -> str:
         found = operator.attrgetter(value.__qualname__)(sys.modules[value.__module__])
     except AttributeError:
         found = None
+    # Another object has the name now: a decorator replaced the function, or the notebook cell was run again.
     if found is not value:
         raise _NotWritableError(f"{value.__qualname__} ({_line(value)}), which is not what {place} has by that name")
     return f"{place}:{value.__qualname__}"
@@ -269,10 +281,13 @@ def importable(module_name: str) -> str | None:
         return None
     file = vars(module).get("__file__")
     spec = vars(module).get("__spec__")
+    # Modules of a package may use relative imports, so that only the dotted name can be imported elsewhere.
     if vars(module).get("__package__"):
+        # `python -m package.module` runs the module as `__main__`; its spec has the name.
         if module_name == "__main__" and spec is not None:
             return str(spec.name)
         return module_name
+    # A script, or a file beside it that it imports: other processes do not have its folder on their path.
     if file is not None and Path(file).suffix == ".py" and Path(file).is_file():
         path = Path(file).resolve()
         return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
@@ -304,6 +319,7 @@ def _strings(tree: Any) -> Iterator[str]:
 def _model_path(model: Any) -> str:
     """The name that a model was loaded by, or words. An adapter on it would be lost, so that this is put in words."""
     kind = type(model).__qualname__
+    # Its `_name_or_path` is that of the base model, which would be evaluated without the adapter.
     if hasattr(model, "peft_config"):
         return f"<a model with an adapter ({kind})>"
     name = foreign(foreign(model, "config"), "_name_or_path", "")  # where transformers keeps it

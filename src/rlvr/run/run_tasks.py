@@ -37,6 +37,7 @@ class RunTasks:
             spec = config.data.train
         if spec is None:
             raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
+        # Cut after loading: stages with different limits share the tasks that were read.
         return self._load(spec, "train", config)[: config.data.limit]
 
     def evaluation(self, config: Config) -> list[Task]:
@@ -45,6 +46,7 @@ class RunTasks:
             given = self._given["eval"]
         else:
             given = config.data.eval
+        # What the configuration names for evaluation goes before `eval_tasks`: a stage may set its own.
         if config.evaluation.data is not None:
             spec = config.evaluation.data
         else:
