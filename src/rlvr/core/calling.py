@@ -29,6 +29,7 @@ FIELDS = (
 ANSWER_NAMES = ("answer", "solution", "ground_truth")
 """What TRL's users call the column that becomes a task's answer."""
 
+# Arguments that TRL's GRPOTrainer gives to reward functions and that only exist there.
 _TRAINERS_OWN = ("trainer_state", "log_extra", "log_metric", "environments")
 
 
@@ -39,6 +40,7 @@ class _Function:
         self.function = function
         self.name = name_of(function)
         parameters = _parameters(function)
+        # For example `def reward(answer, /)`: which value to give is known by the parameter's name alone.
         if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
             raise ConfigError(f"the function {self.name!r} has positional-only parameters, but it is called by name")
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -63,6 +65,7 @@ class _Function:
     def _call(self, known: dict[str, Any], task: Task) -> Any:
         if (problem := self._lack(known, task)) is not None:
             raise ConfigError(problem)
+        # A function with `**kwargs` gets every field; any other would raise a TypeError for one that it does not name.
         if not self.takes_all:
             known = {name: known[name] for name in (*self.required, *self.optional) if name in known}
         return self.function(**known)
@@ -71,6 +74,7 @@ class _Function:
 class ByName(_Function):
     """A plain function of one completion."""
 
+    # Asked for each task before the run starts, so that a slip in a parameter's name does not cost a step of sampling.
     def missing(self, task: Task) -> str | None:
         """Return what the function asks for and `task` does not have, in words; None when all is there."""
         return self._lack(self._fields(task, "", None), task)
@@ -114,6 +118,7 @@ def sampled_ids(rollout: Rollout | None) -> list[int] | None:
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return how a function is called in messages and columns; a partial is called as what it binds."""
+    # A partial has no `__name__`, nor has an object with `__call__`, which is called by its class.
     return getattr(getattr(function, "func", function), "__name__", type(function).__name__)
 
 
@@ -128,8 +133,10 @@ def _known(task: Task, completion: str, token_ids: Sequence[int] | None) -> dict
     if isinstance(task.prompt, list):
         messages = task.prompt
     else:
+        # A function that reads messages works with text prompts, too: a text stands for the turn of a user.
         messages = [{"role": "user", "content": task.prompt}]
     return {
+        # First, so that a column called `prompt` or `answer` cannot replace the field of the task.
         **task.info,
         "task": task,
         "prompt": task.prompt,
@@ -165,6 +172,8 @@ def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequenc
         answers = {}
     else:
         answers = dict.fromkeys(ANSWER_NAMES, task.answer)
+    # `solution` or `ground_truth` in a task's info is that task's own column and goes before the answer under that
+    # name; `answer` is always the answer of the task.
     fields = {**answers, **task.info} | {name: value for name, value in answers.items() if name == "answer"}
     return {
         **{name: [value] * count for name, value in fields.items()},

@@ -53,6 +53,7 @@ class Need:
     k: int = 0
 
     def __post_init__(self) -> None:
+        # Needs are compared and merged as values: two that mean the same must be equal.
         if (self.k > 0) != (self.statistic == "top_k"):
             raise ValueError(
                 f"k is {self.k} for the statistic {self.statistic!r}: top_k needs k >= 1, the others take none"

@@ -34,8 +34,10 @@ class Schedule(BaseModel):
     """Steps from start to end; null: the whole stage."""
 
     def value(self, step: int, steps: int) -> float:
+        # `max`, for a stage of 0 steps, whose schedules are still asked for their start.
         done = min(1.0, step / max(1, self.over or steps))
         if self.schedule == "cosine":
+            # Half a cosine wave, from 0 to 1 with slope 0 at both ends.
             done = (1 - math.cos(math.pi * done)) / 2
         return self.start + (self.end - self.start) * done
 
@@ -102,27 +104,37 @@ class Controller(BaseModel):
 
     @property
     def _bounded(self) -> float:
+        # `initial` may lie outside of the bounds; they hold for it, too.
         return max(self.minimum, min(self.maximum, self.value if self._current is None else self._current))
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Move by what a step measured; a metric that was not computed changes nothing."""
         measured = metrics.get(self.metric)
+        # For example the KL of a step in which no rollout was decided.
         if measured is None or not math.isfinite(measured):
             return
         if self.delta is None:
+            # Ziegler et al. 2019, "Fine-tuning language models from human preferences": e_t = clip((KL_t - target) /
+            # target, -0.2, 0.2) and beta_{t+1} = beta_t (1 + K_beta e_t), with K_beta = 0.1, here `gain`.
             error = max(-0.2, min(0.2, (measured - self.target) / self.target))
             moved = self._bounded * (1 + self.gain * error)
         else:
             above = measured > self.target
+            # alpha <- alpha + delta where the entropy is below its target, and - delta otherwise; `delta` is negative
+            # there, because `above` is the other way round.
             moved = self._bounded + (self.delta if above else -self.delta)
+            # With delta > 0 the value is there to bring a metric down that is above its target; with delta < 0, to
+            # raise one below.
             self._needed = not self.idle or above == (self.delta > 0)
         self._current = max(self.minimum, min(self.maximum, moved))
 
     def state_dict(self) -> dict[str, Any]:
+        # Bounded, so that a checkpoint under other bounds goes on from a value that was used.
         return {"current": self._bounded, "needed": self._needed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._current = float(state["current"])
+        # Checkpoints of earlier versions lack the key.
         self._needed = bool(state.get("needed", True))
 
 
@@ -139,6 +151,7 @@ alone, which is what a type checker knows."""
 def least_value(scalar: AnyScalar) -> float:
     """Return a lower bound of what `scalar` may become, over all steps."""
     if isinstance(scalar, Controller):
+        # An idle controller stands for 0, which `minimum` does not bound.
         if scalar.idle:
             return min(0.0, scalar.minimum)
         if scalar.delta is None and scalar.value > 0:
@@ -172,6 +185,7 @@ def refuse_below(name: str, scalar: AnyScalar | str | None, limit: float, above:
     """
     if scalar is None or isinstance(scalar, str):
         return
+    # Before the run: a temperature that reaches 0 at step 900 is refused at step 0.
     least = least_value(scalar)
     if least < limit or (above and least == limit):
         if isinstance(scalar, (int, float)):

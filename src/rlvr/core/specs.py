@@ -36,6 +36,7 @@ class ComponentSpec:
         if isinstance(written, str):
             return cls(written)
         options = dict(written)
+        # Keys of the place, such as the `weight` of a reward, which the component's own signature does not know.
         extra = {key: options.pop(key) for key in written if key in cls.extra_keys}
         if "name" not in options:
             raise ConfigError(f"a piece written as a mapping needs a `name`: {options!r}")
@@ -44,6 +45,7 @@ class ComponentSpec:
     @property
     def written(self) -> WrittenSpec:
         """The component as YAML has it: its name alone where it has no options."""
+        # One form for one meaning, so that a checkpoint's configuration compares equal to the present one.
         if not self.options and not self.extra:
             return self.name
         return {"name": self.name, **self.options, **self.extra}
