@@ -2,8 +2,8 @@
 
 The docstrings are the reference page docs/config.md. Unknown keys are errors that suggest the nearest name. Values
 come, weakest first, from the field defaults, the preset named by `algorithm.preset`, the YAML file and dotted
-overrides. A piece (verifier, reward, loss ...) is checked against the piece's own options when the tree is made, so a
-typo in an option is found before any model is loaded.
+overrides. A component (verifier, reward, loss ...) is checked against the component's own options when the tree is
+made, so a typo in an option is found before any model is loaded.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Config(Section):
     """A whole run."""
 
     imports: list[str] = []
-    """Files (`FILE.py`) and modules that are imported first, so that the pieces which they register are known by
+    """Files (`FILE.py`) and modules that are imported first, so that the components which they register are known by
     name."""
     run: RunConfig = RunConfig()
     """The run as a whole."""
@@ -115,7 +115,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _under_preset(cls, values: Any) -> Any:
-        """Import what registers pieces; put the preset under what was written in `algorithm`, and `model` and
+        """Import what registers components; put the preset under what was written in `algorithm`, and `model` and
         `models.policy` together."""
         if not isinstance(values, dict):
             return values

@@ -1,7 +1,8 @@
 """A scalar of the configuration: a constant, a schedule over steps, or a controller on a metric.
 
-A piece (loss, advantage, KL term ...) is a frozen dataclass whose numeric options may each be given in any of the three
-ways. `at(piece, step, steps)` returns the piece with plain floats for one step, so pieces never see a schedule.
+A component (loss, advantage, KL term ...) is a frozen dataclass whose numeric options may each be given in any of the
+three ways. `at(component, step, steps)` returns the component with plain floats for one step, so components never see a
+schedule.
 
 Invariant: a schedule is a pure function of (step, steps); a controller is the only stateful scalar and owns its state.
 """
@@ -219,35 +220,36 @@ def scalar_value(scalar: AnyScalar, step: int, steps: int) -> float:
     return scalar
 
 
-def at(piece: Any, step: int, steps: int) -> Any:
-    """`piece` (a dataclass instance) with every scheduled or driven option as the float it is at `step` of `steps`."""
-    if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
-        return piece
+def at(component: Any, step: int, steps: int) -> Any:
+    """`component` (a dataclass instance) with every scheduled or driven option as the float it is at `step` of
+    `steps`."""
+    if not dataclasses.is_dataclass(component) or isinstance(component, type):
+        return component
     moving = {
         f.name: scalar_value(value, step, steps)
-        for f in dataclasses.fields(piece)
-        if isinstance(value := getattr(piece, f.name), (Schedule, StepSchedule, Controller))
+        for f in dataclasses.fields(component)
+        if isinstance(value := getattr(component, f.name), (Schedule, StepSchedule, Controller))
     }
     if moving:
-        return dataclasses.replace(piece, **moving)
-    return piece
+        return dataclasses.replace(component, **moving)
+    return component
 
 
-def moving_options(piece: Any, prefix: str, step: int, steps: int) -> dict[str, float]:
-    """The options of `piece` that are no constants, as `prefix.option` -> the float that each is at `step` of
+def moving_options(component: Any, prefix: str, step: int, steps: int) -> dict[str, float]:
+    """The options of `component` that are no constants, as `prefix.option` -> the float that each is at `step` of
     `steps`."""
-    if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
+    if not dataclasses.is_dataclass(component) or isinstance(component, type):
         return {}
-    values = {f.name: getattr(piece, f.name) for f in dataclasses.fields(piece)}
+    values = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
     moving = {name: v for name, v in values.items() if isinstance(v, (Schedule, StepSchedule, Controller))}
     return {f"{prefix}.{name}": scalar_value(v, step, steps) for name, v in moving.items()}
 
 
-def controllers(*pieces: Any) -> Iterator[Controller]:
-    """The controllers among the options of `pieces`, in a fixed order."""
-    for piece in pieces:
-        if dataclasses.is_dataclass(piece) and not isinstance(piece, type):
-            values = (getattr(piece, f.name) for f in dataclasses.fields(piece))
+def controllers(*components: Any) -> Iterator[Controller]:
+    """The controllers among the options of `components`, in a fixed order."""
+    for component in components:
+        if dataclasses.is_dataclass(component) and not isinstance(component, type):
+            values = (getattr(component, f.name) for f in dataclasses.fields(component))
             yield from (value for value in values if isinstance(value, Controller))
 
 

@@ -33,7 +33,7 @@ def frame_of(tokenizer: Any, role: str, options: Mapping[str, Any]) -> Frame:
     import jinja2
 
     trouble = f"the chat template takes no message of the role {role!r} after an assistant's turn"
-    mend = "set rollout.plan.role to another one (user, tool)"
+    fix = "set rollout.plan.role to another one (user, tool)"
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             "the prompt is a chat, but the tokenizer has no chat template: use an instruction-tuned model"
@@ -44,13 +44,13 @@ def frame_of(tokenizer: Any, role: str, options: Mapping[str, Any]) -> Frame:
         how = {**options, "add_generation_prompt": True, "tokenize": False}
         text = str(tokenizer.apply_chat_template(chat, **how))
     except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{trouble} ({type(error).__name__}: {error}): {mend}") from error
+        raise ConfigError(f"{trouble} ({type(error).__name__}: {error}): {fix}") from error
     _, turn, rest = text.partition(_TURN)
     before, reply, after = rest.partition(_REPLY)
     if not (turn and reply) or _TURN in rest or _REPLY in after:
-        raise ConfigError(f"{trouble}: it leaves one of the two out, or gives it twice; {mend}")
+        raise ConfigError(f"{trouble}: it leaves one of the two out, or gives it twice; {fix}")
     if _unknown(tokenizer, before + after):
-        raise ConfigError(f"the tokenizer has no tokens for {before!r}, which the chat template writes: {mend}")
+        raise ConfigError(f"the tokenizer has no tokens for {before!r}, which the chat template writes: {fix}")
     return Frame(before, after)
 
 

@@ -44,7 +44,7 @@ def to_task(
 
     `place` says where the row is, for errors; `source` is used when the row names none. `fields` maps our names to
     columns; `info` may also be a list of columns. A row without an id gets `task_id`. DataError names the place, the
-    field, what is wrong and the mend.
+    field, what is wrong and the fix.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{place}: a task is an object with a `prompt`, not {_kind(row)}")
@@ -278,10 +278,10 @@ def _missing(name: str, row: Row, place: str, why: str = "") -> DataError:
     hint = hint if "did you mean" in hint else ""
     has = ", ".join(row) or "nothing"
     if why:
-        mend = ""
+        fix = ""
     else:
-        mend = "; write it, or map it: fields: {" + name + ": COLUMN}"
-    return DataError(f"{place}: there is no field {name!r}{why} (the row has {has}){hint}{mend}")
+        fix = "; write it, or map it: fields: {" + name + ": COLUMN}"
+    return DataError(f"{place}: there is no field {name!r}{why} (the row has {has}){hint}{fix}")
 
 
 def _kind(value: Any) -> str:

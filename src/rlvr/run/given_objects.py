@@ -156,19 +156,19 @@ def _spec_in_folder(config: Config, split: str) -> dict[str, Any]:
 def verifier_as_written(verifier: Any) -> Any:
     """A verifier, class or function as a configuration writes it: a name, a mapping with options, or words in `<>`."""
     try:
-        return _piece(verifier)
+        return _component(verifier)
     except _NotWritableError as error:
         return f"<{error}>"
 
 
-def _piece(value: Any) -> Any:
-    """The piece `value` as written. _NotWritableError where nothing that is written leads to it."""
+def _component(value: Any) -> Any:
+    """The component `value` as written. _NotWritableError where nothing that is written leads to it."""
     if _is_plain(value, (str, dict)):
         return value
     if isinstance(value, ComponentSpec):
         return value.written
     if isinstance(value, FunctionVerifier):
-        return _piece(value.call.function)
+        return _component(value.call.function)
     if isinstance(value, functools.partial):
         return _partial(value)
     if isinstance(value, (type, FunctionType)):
@@ -183,7 +183,7 @@ def _partial(value: functools.partial[Any]) -> Any:
         raise _NotWritableError(
             f"a functools.partial of {_called(value.func)}, which binds more than keyword-only parameters"
         )
-    return _with_options(_piece(value.func), {name: _value(bound) for name, bound in value.keywords.items()})
+    return _with_options(_component(value.func), {name: _value(bound) for name, bound in value.keywords.items()})
 
 
 def _instance(value: Any) -> Any:
@@ -204,19 +204,19 @@ def _instance(value: Any) -> Any:
             options[name] = _value(kept[name])
         except _NotWritableError as error:
             raise _NotWritableError(f"an object of class {kind.__qualname__} with {name}={error}") from error
-    return _with_options(_piece(kind), options)
+    return _with_options(_component(kind), options)
 
 
-def _with_options(piece: Any, options: dict[str, Any]) -> Any:
+def _with_options(component: Any, options: dict[str, Any]) -> Any:
     if not options:
-        return piece
-    if isinstance(piece, str):
-        return {"name": piece, **options}
-    return {**piece, **options}
+        return component
+    if isinstance(component, str):
+        return {"name": component, **options}
+    return {**component, **options}
 
 
 def _value(value: Any) -> Any:
-    """An option in plain YAML types; a verifier or function in it as a piece."""
+    """An option in plain YAML types; a verifier or function in it as a component."""
     if isinstance(value, enum.Enum):
         return _value(value.value)
     if isinstance(value, PurePath):
@@ -228,7 +228,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return _flat({key: _value(item) for key, item in value.items()})
     if callable(value) or isinstance(value, Verifier):
-        return _piece(value)
+        return _component(value)
     raise _NotWritableError(f"an object of class {type(value).__qualname__}")
 
 
@@ -297,10 +297,10 @@ def importable(module_name: str) -> str | None:
 
 
 def _registering(named: set[str]) -> Iterator[str]:
-    """The files and modules that registered pieces whose names are in `named`; words for what is of a notebook."""
-    for kind, name, piece in registry.registered_outside():
+    """The files and modules that registered components whose names are in `named`; words for what is of a notebook."""
+    for kind, name, component in registry.registered_outside():
         if name in named:
-            module_name = getattr(piece, "__module__", "")
+            module_name = getattr(component, "__module__", "")
             yield importable(module_name) or f"<the {kind} {name!r}, which a notebook or a prompt registered>"
 
 
