@@ -47,7 +47,10 @@ def _runs(task: Task, words: int) -> Iterator[int]:
     found = _WORD.findall(text)
     if len(found) < words:
         if text.strip():
+            # Python's hash of text differs between processes, which does not matter here: both sets are made in one.
             yield hash((len(found), re.sub(r"\s+", "", text)))  # signs count here: 2+2 is not 2-2
         return
+    # 64-bit hashes in place of texts: a few million runs of words fit in memory, and two differ
+    # in text and share a hash with a probability of 2^-64 for each pair.
     for begin in range(len(found) - words + 1):
         yield hash(tuple(found[begin : begin + words]))

@@ -30,8 +30,10 @@ Scorer = Callable[[Sequence[Rollout]], np.ndarray]
 SameAnswer = Callable[[Task, str, str], bool]
 """(task, first, second) -> whether two extracted answers to the task are the same, as its own verifier sees it"""
 
+# A choice that bounds memory: 4,096 rollouts of 1,000 tokens are some 100 MB. Results do not depend on it.
 BLOCK = 4096
 """Rollouts that are held at a time, where one task's samples are not more."""
+# A choice: eight tasks with all their samples, after which a verifier that raised on every one is refused.
 FIRST = 8
 """Tasks that are sampled first where no greedy responses were: enough to tell a broken verifier from a bad task."""
 
@@ -77,6 +79,7 @@ def evaluate(
     """
     asked = config.evaluation
     budget = asked.max_new_tokens or config.rollout.max_new_tokens
+    # Those of training: a policy learned to end its answers by them.
     stop = tuple(config.rollout.stop)
     greedy = Sampling(budget, temperature=0.0, stop=stop)
     sampling = Sampling(budget, asked.temperature, asked.top_p, asked.top_k, asked.min_p, stop)
@@ -89,6 +92,7 @@ def evaluate(
             for number, responses in _by_draw(rollouts).items():
                 task_results[number].add_greedy(responses)
             said(draws[-1].number + 1, "greedy")
+        # Before the samples, which cost as many times more as there are samples of a task.
         judge(raised)
     if asked.samples:
         alike = (
@@ -100,6 +104,7 @@ def evaluate(
             raised.add(rollouts)
             for number, samples in _by_draw(rollouts).items():
                 ranking = None if scorer is None else scorer(samples)
+                # The verifier that the task names decides which of its answers are the same.
                 of_task = functools.partial(same, tasks[number])
                 task_results[number].add_samples(samples, asked.k, of_task, ranking)
             said(draws[-1].number + 1, "samples")
@@ -135,6 +140,7 @@ def _results(task_results: Sequence[TaskResult], config: Config) -> dict[str, fl
     results = {f"eval/{name}": value for name, value in summary(task_results, *how).items()}
     for part, members in parts(task_results).items():
         for name, value in summary(members, *how).items():
+            # maj@k, truncation and the others are not given by part, to keep the number of metrics within bounds.
             if name.startswith(("greedy", "mean", "pass@", "best@")):
                 results[f"eval/{part}/{name}"] = value
     return results
@@ -146,4 +152,5 @@ def parts(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
         str(s): [t for t in task_results if t.source == s] for s in dict.fromkeys(t.source for t in task_results)
     }
     levels = {f"difficulty/{level}": members for level, members in by_difficulty(task_results).items()}
+    # One part is the whole, which is there already.
     return (sources if len(sources) > 1 else {}) | (levels if len(levels) > 1 else {})

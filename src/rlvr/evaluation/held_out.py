@@ -33,4 +33,6 @@ def check_held_out(config: Config, tasks: Sequence[Task], lengths: np.ndarray, c
             f"checkpoint.best.metric is {best.metric}, and there are no tasks to evaluate on: set data.eval or "
             "evaluation.data (in Python, eval_tasks=...), or a metric of training steps such as reward/mean"
         )
+    # Training tasks that are too long may be left out by the configuration; evaluation tasks never, as that changes the
+    # score.
     refuse_long(tasks, lengths, context)

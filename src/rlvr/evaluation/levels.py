@@ -8,6 +8,8 @@ import numpy as np
 
 from rlvr.evaluation.task_result import TaskResult
 
+# A choice: a table that fits a screen. Above it numbers become ranges, and words are taken for something else (a
+# source, a topic).
 MOST = 12
 """Levels that are told apart one by one."""
 RANGES = 5
@@ -27,6 +29,7 @@ def by_difficulty(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResu
             return _ranges(said)
         return {}
     # Numbers by their size, then texts by their letters.
+    # False sorts before True, so numbers come first; the second entry is never compared between a number and a text.
     ordered = sorted(levels, key=lambda level: (level not in numbers, level if level in numbers else 0, str(level)))
     return {
         f"{level:g}" if level in numbers else str(level): [t for t in said if t.difficulty == level]
@@ -36,6 +39,7 @@ def by_difficulty(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResu
 
 def _ranges(said: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
     values = np.asarray([t.difficulty for t in said], dtype=np.float64)
+    # `unique`, where many tasks have one level: equal edges would make empty ranges.
     edges = np.unique(np.quantile(values, np.linspace(0, 1, RANGES + 1)))
     place = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
     found = {}

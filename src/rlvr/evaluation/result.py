@@ -53,6 +53,7 @@ def _with_intervals(
         if name in values and value is not None:
             found[f"{name} interval"] = interval(values[name])
     if samples and found.get("mean") is not None:
+        # NaN differs from itself: what is left are the tasks that have a mean.
         known = values["mean"][values["mean"] == values["mean"]]
         found["iqm"] = float(interquartile_mean(known))
         found["iqm interval"] = interval(known, interquartile_mean)
@@ -72,5 +73,6 @@ def read_result(path: Path) -> list[TaskResult]:
         return [TaskResult.from_json(row) for row in written["by_task"]]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+    # Whatever a JSON file of somebody else makes of it: no JSON, no `by_task`, rows with other keys, a list.
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no result of rlvr.evaluate") from error

@@ -70,18 +70,22 @@ class TaskResult:
         verdicts = [v for i in decided if (v := rollouts[i].verdict) is not None]
         if not verdicts:
             return
+        # pass@k counts full marks; partial scores are in `score`.
         right = [v.score == 1.0 for v in verdicts]
         answers = [v.answer for v in verdicts]
         self.samples = len(verdicts)
         self.correct = sum(right)
         self.score = float(np.mean([v.score for v in verdicts]))
+        # Not for k = 1, which is the mean of `right`, and not for more than were decided.
         self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
         if ranking is not None:
             scores = [float(v.score or 0.0) for v in verdicts]
+            # An undecided sample has no score that could be expected of it.
             self.best = {k: best_of_k(ranking[decided], scores, k) for k in ks if 1 < k <= len(scores)}
         counts = Counter(label for label in clusters(answers, same) if label is not None)
         shares = [count / counts.total() for count in counts.values()]
         if shares:
+            # H = -sum p ln p over the clusters of answers. `+ 0.0` turns -0.0, for one cluster, into 0.0.
             self.answer_entropy = -sum(p * math.log(p) for p in shares) + 0.0
         else:
             self.answer_entropy = None
@@ -104,6 +108,7 @@ class TaskResult:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> TaskResult:
+        # JSON makes the keys of a mapping texts.
         by_k = {name: {int(k): v for k, v in row.get(name, {}).items()} for name in ("majority", "best")}
         return cls(**{**row, **by_k})
 
@@ -136,6 +141,7 @@ def summary(
 ) -> dict[str, float | None]:
     """Means over tasks, shares of responses and mean length; None where nothing is decided."""
     means = {name: mean(values) for name, values in values_of(task_results, ks).items()}
+    # A result that was not asked for is absent; one without a decided verdict is None.
     asked = {name: value for name, value in means.items() if (greedy if name == "greedy" else samples)}
     responses = sum(t.responses for t in task_results)
 

@@ -34,9 +34,12 @@ CONTROLS = ("random", "format")
 def as_control(config: Config, reward: str) -> Config:
     """The same run, in a folder of its own, in which `reward` is paid instead of what the configuration says."""
     tree = config.dump()
+    # The run may pay the control's reward already, with options: these are kept, since the form is the task's.
     asked = [term.written for term in config.rewards if term.name == reward]  # with its options
     tree["rewards"] = asked[:1] or [reward]
+    # A stage may set rewards of its own, which would go over the control's.
     tree["stages"] = [{key: value for key, value in stage.items() if key != "rewards"} for stage in tree["stages"]]
+    # Beside the run that it is compared with, which is not to be overwritten.
     tree["run"]["name"] += f"-{reward}"
     return load_config(tree)
 
@@ -65,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=CONTROLS,
         help="the reward is drawn at random, or pays the form alone; the run is called NAME-random or NAME-format",
     )
+    # Overrides may stand between options: `run.steps=5 --dry-run optim.lr=1e-5`.
     options = parser.parse_intermixed_args(arguments)
     if options.devices is not None and not options.dry_run:
         raise ConfigError(
@@ -74,10 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.control is not None:
         config = as_control(config, options.control)
     if config.run.seeds:
+        # Imported here, as is the trainer below: `--help` does not wait for torch.
         from rlvr.train.sweep import of_seed, sweep
 
         if not options.dry_run:
             return sweep(config, options.resume)
+        # The runs of all seeds have the same plan.
         config = of_seed(config, config.run.seeds[0])
     if options.dry_run:
         return _dry_run(config, options.devices)
@@ -92,6 +98,7 @@ def _dry_run(config: Config, devices: str | None) -> int:
     ranks = None
     try:
         if devices is None:
+            # Under a launcher, as the run itself would find it.
             ranks = int(os.environ.get("WORLD_SIZE", "1"))
             found = own_devices(config.model, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         else:
@@ -111,6 +118,8 @@ def _dry_run(config: Config, devices: str | None) -> int:
 
 def _train(config: Config, resume: str | None) -> int:
     phase = "starting"
+    # SIGUSR1 is answered from the first moment on: without a handler it would end a run that is still loading. `train`
+    # has a fuller answer.
     with reporting(lambda: f"run {config.folder}, process {os.getpid()}\nphase: {phase}"):
         from rlvr.trainer import GRPOTrainer
 
@@ -120,6 +129,7 @@ def _train(config: Config, resume: str | None) -> int:
             if trainer.world.is_main:
                 _report(trainer)
             if trainer.stop.signal is not None:
+                # As a shell says it: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP.
                 return 128 + int(trainer.stop.signal)
             _summary(trainer)
     return 0
@@ -173,6 +183,7 @@ def _against_the_start(folder: Path) -> Iterator[str]:
     from rlvr.evaluation import compare, read_result
 
     files = sorted((folder / "evaluations").glob("step-*.json"))
+    # Without the evaluation at the start there is nothing to compare with.
     if len(files) < 2 or files[0].stem != "step-000000":
         return
     try:
@@ -196,6 +207,7 @@ def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first evaluation and the last one of each stage, labelled."""
     if not evaluations:
         return []
+    # Later rows replace earlier ones: the last evaluation of each stage remains.
     last = {row["stage"]: row for row in evaluations if row["step"] > 0}
     if evaluations[0]["step"] == 0:
         first = [{**evaluations[0], "label": "start"}]
