@@ -64,6 +64,7 @@ __all__ = [
 
 
 def _known_monitors(written: str | dict[str, str]) -> str | dict[str, str]:
+    # Called for its error alone: the value stays as it was written.
     checked_modes(written)
     return written
 
@@ -117,12 +118,14 @@ class Config(Section):
     def _under_preset(cls, values: Any) -> Any:
         """Import what registers components; put the preset under what was written in `algorithm`, and `model` and
         `models.policy` together."""
+        # A Config that is validated again comes as an object, with everything done.
         if not isinstance(values, dict):
             return values
         values = with_new_names(values)
         imports = values.get("imports")
         if isinstance(imports, list) and all(isinstance(file, str) for file in imports):  # else refused as a field
             registry.import_pieces(imports)
+        # Here and not in AlgorithmConfig: a registered preset is known only after the imports above.
         algorithm = values.get("algorithm")
         if algorithm is None or isinstance(algorithm, dict):
             values["algorithm"] = over_preset(algorithm or {})
@@ -130,6 +133,7 @@ class Config(Section):
         if isinstance(models, dict) and "policy" in models:
             models = dict(models)
             policy = models.pop("policy")
+            # The same under both names is accepted: a dumped configuration may have been completed by hand.
             if values.get("model") not in (None, policy):
                 raise ValueError("`model` is short for `models.policy`: give one of the two")
             values |= {"model": policy, "models": models}

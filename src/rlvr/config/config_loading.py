@@ -30,6 +30,7 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
         path = Path(source)
         if not path.is_file():
             raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
+        # The file may be the config.yaml of a run folder that was moved: its tasks lie beside it.
         tree = with_tasks_of(path.parent, read_mapping(path))
     tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
     for override in overrides:
@@ -69,6 +70,8 @@ def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Ite
     keys.
     """
     by_place: dict[tuple[str | int, ...], dict[str, list[tuple[tuple[bool, bool], str]]]] = {}
+    # pydantic reports a problem for each type of a union. `rank` sorts out the types that the value was hardly meant
+    # for: those of which it is not even a mapping (the path ends at the choice), then those that do not know its keys.
     for problem in error.errors():
         place = _place(problem["loc"], root or Config)
         rank = (place.path == place.choice, problem["type"] == "extra_forbidden")
@@ -79,6 +82,7 @@ def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Ite
             members.values(),
             key=lambda said: ([sum(r) for r in zip(*(rank for rank, _ in said), strict=True)], len(said)),
         )
+        # Types of one union may say the same in the same words.
         yield from dict.fromkeys(line for _, line in best)
 
 
@@ -128,6 +132,7 @@ def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
             else:
                 hint = None
         else:
+            # An item of a list or the value of a mapping: the last type argument of `list[X]` and of `dict[str, X]`.
             hint = (get_args(hint) or [None])[-1]
     return _Place(tuple(path), known, choice, member)
 

@@ -60,11 +60,15 @@ def stage_plans(config: Config) -> list[StagePlan]:
             registry.check_options("stage", ComponentSpec(kind, options))
         except ConfigError as error:
             raise ConfigError(f"stages[{number}]: {error}{_known_sections(error)}") from error
+        # Without the stages, so that a stage does not hold all the others.
         tree = config.dump() | {"stages": []}
         if isinstance(overrides.get("algorithm"), dict) and "preset" in overrides["algorithm"]:
+            # `dump` has the values of the run's own preset as if somebody had written them; they would go over those of
+            # the stage's preset.
             replaced = {"preset", *registry.find("preset", config.algorithm.preset)()}
             tree["algorithm"] = {k: v for k, v in tree["algorithm"].items() if k not in replaced}
         resolved = make_config(merge(tree, overrides), where=f"stages[{number}].")
+        # Sampling of a stage may differ in every other way.
         if resolved.rollout.engine != config.rollout.engine:
             raise ConfigError(f"stages[{number}].rollout.engine: one engine serves the whole run; set rollout.engine")
         name = written.get("name", kind)
@@ -91,6 +95,7 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
         data = plan.config.data
         rollout = plan.config.rollout
         evaluation = plan.config.evaluation
+        # A plan of several turns puts replies into the context, whose length nobody knows before.
         if data.max_prompt_tokens is None or rollout.plan.name != "single_turn":
             return None
         found = max(found, data.max_prompt_tokens + rollout.max_new_tokens)
@@ -107,11 +112,14 @@ def _known_sections(error: ConfigError) -> str:
 
 def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
     """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
+    # Steps of `run.steps` that the stages before leave; None: no cap.
     left = cap
     before = 0
     for plan in plans:
         if plan.steps is None and left is None:
             raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
+        # `steps` is what the schedules go over, and stays whole where the cap cuts the stage short: `allowed` is then
+        # less, and a run that goes on with a larger cap continues the same schedule.
         plan.steps = left if plan.steps is None else plan.steps
         if left is None:
             plan.allowed = plan.steps or 0

@@ -18,6 +18,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
 
+# As in `arithmetic`.
 EVAL_SHARE = 0.1
 
 Turn = Literal["call", "answer", "guess"]
@@ -37,6 +38,8 @@ def products(
 
     The first tasks of a larger count are those of a smaller one. ConfigError when there are not that many.
     """
+    # 9 * 10^(d-1) numbers have d digits. Half of the pairs of a side at most: they are drawn at random until enough
+    # differ.
     possible = int((9 * 10 ** (digits - 1)) ** 2 * (EVAL_SHARE if split == "eval" else 1 - EVAL_SHARE) / 2)
     if digits < 1 or count > possible:
         raise ConfigError(
@@ -61,6 +64,8 @@ def _task(a: int, b: int, turn: Turn | None) -> Task:
     call = f"[{a}*{b}]"
     answer = f"#### {a * b}"
     if turn == "answer":
+        # The turn that is learned comes after the reply, as in a rollout: the earlier turns are context and train
+        # nothing.
         prompt += [{"role": "assistant", "content": call}, {"role": "user", "content": str(a * b)}]
     if turn is None:
         shown = None

@@ -22,6 +22,8 @@ def in_split(key: str, split: Literal["train", "eval"], eval_share: float) -> bo
         raise DataError(f"there is no split {split!r}{nearest(split, ('train', 'eval'))}")
     if not 0 <= eval_share <= 1:
         raise DataError(f"eval_share={eval_share}: a share is between 0 and 1")
+    # `surrogatepass`: a text may hold half of a surrogate pair, which UTF-8 refuses.
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+    # The first 64 bits of the hash as a uniform number in [0, 2^64).
     held_out = int.from_bytes(digest[:8], "big") < eval_share * 2**64
     return held_out == (split == "eval")
