@@ -136,7 +136,7 @@ def own_name(kind: str, component: Any) -> str | None:
     importlib.import_module(ROOMS[kind])
     if not _is_own(component):
         return None
-    return next((name for name, known in _pieces[kind].items() if known is component), None)
+    return next((name for name, registered in _pieces[kind].items() if registered is component), None)
 
 
 def is_in_words(written: Any) -> bool:
@@ -211,16 +211,16 @@ def _from_module(kind: str, name: str) -> Any:
 def _attribute(kind: str, name: str, module: ModuleType, attribute: str) -> Any:
     try:
         # `attrgetter`, since the attribute may be a path: `FILE.py:Class.method`.
-        found = operator.attrgetter(attribute)(module)
+        target = operator.attrgetter(attribute)(module)
     except AttributeError:
-        found = None
-    if not callable(found):
+        target = None
+    if not callable(target):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         place = vars(module).get("__file__") or module.__name__
         raise ConfigError(
             f"{kind} {name!r}: {place} has no class or function {attribute!r}{nearest(attribute, public)}"
         )
-    return found
+    return target
 
 
 def import_pieces(files: Sequence[str]) -> None:
@@ -305,11 +305,11 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
         )
     refuse_without_base(kind, name, component)
     refuse_two_contracts(kind, component)
-    known = options_of(component)
+    accepted = options_of(component)
     for option in options:
-        if option not in known:
-            raise ConfigError(f"{kind} {name!r} has no option {option!r}{nearest(option, known)}")
-    for option, parameter in known.items():
+        if option not in accepted:
+            raise ConfigError(f"{kind} {name!r} has no option {option!r}{nearest(option, accepted)}")
+    for option, parameter in accepted.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
             raise ConfigError(f"{kind} {name!r} needs the option {option!r}")
     hints = _hints(component)

@@ -135,15 +135,15 @@ def check_modifier(piece: Piece, *, by_group: bool = True) -> None:
     modify = _built("modifier", piece)
     for number, batch in enumerate(made_up_batches()):
         # Any advantage will do; 0.3 makes it differ in sign and size from the reward.
-        given = np.where(np.isfinite(batch.column("reward")), batch.column("reward") - 0.3, 0.0)
-        values = _per_rollout(modify(batch, given.copy()), batch, "a modified advantage")
+        plain = np.where(np.isfinite(batch.column("reward")), batch.column("reward") - 0.3, 0.0)
+        values = _per_rollout(modify(batch, plain.copy()), batch, "a modified advantage")
         assert all(np.isfinite(value).all() for value in values), "a modified advantage is not finite"
         order = np.random.default_rng(number).permutation(len(batch))
-        shuffled = _per_rollout(modify(batch.select(order), given[order].copy()), batch.select(order), "an advantage")
+        shuffled = _per_rollout(modify(batch.select(order), plain[order].copy()), batch.select(order), "an advantage")
         _same(shuffled, [values[i] for i in order], "shuffling the rollouts changes their advantages")
         if by_group:
             added = make_batch([[5.0, -3.0], [0.0, 1.0]])
-            more = modify(_joined(batch, added), np.concatenate([given, [1.0, -1.0, 0.5, -0.5]]))
+            more = modify(_joined(batch, added), np.concatenate([plain, [1.0, -1.0, 0.5, -0.5]]))
             _same(
                 _per_rollout(more, _joined(batch, added), "an advantage")[: len(batch)],
                 values,
@@ -347,9 +347,9 @@ def _per_rollout(values: Any, batch: Batch, what: str) -> list[np.ndarray]:
     return list(array)
 
 
-def _same(found: Sequence[Any], wanted: Sequence[Any], otherwise: str) -> None:
+def _same(actual: Sequence[Any], wanted: Sequence[Any], otherwise: str) -> None:
     # Not bit for bit: sums over a group may be taken in another order.
-    for mine, theirs in zip(found, wanted, strict=True):
+    for mine, theirs in zip(actual, wanted, strict=True):
         assert np.allclose(mine, theirs, rtol=1e-7, atol=1e-9, equal_nan=True), f"{otherwise}: {mine} and {theirs}"
 
 

@@ -276,13 +276,13 @@ class GRPOTrainer(MovedTrainerAttributes):
         """Make or take over the run folder, once."""
         if self.folder.begun:
             return
-        found = self.resumer.begin(resume)
+        checkpoint = self.resumer.begin(resume)
         longest = [stage.longest_response for stage in self.stages]
         self.reporting.start(self.config, self.resolved.lines(longest))
         if self.meters.notice is not None:
             self.reporting.console.message(self.meters.notice)
-        if found is not None:
-            self.reporting.console.message(f"resumed from {found}: step {self.state.step}")
+        if checkpoint is not None:
+            self.reporting.console.message(f"resumed from {checkpoint}: step {self.state.step}")
 
     def _leave(self, failed: bool = False) -> None:
         """After the last step of a call of `train`: a checkpoint of it."""

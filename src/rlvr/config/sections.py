@@ -42,10 +42,10 @@ class RewardSpec(ComponentSpec):
     @property
     def column(self) -> str:
         """The name of the term, whose column is `reward/NAME`."""
-        given = self.extra.get("as")
-        if given is None:
+        alias = self.extra.get("as")
+        if alias is None:
             return self.short_name
-        return str(given)
+        return str(alias)
 
     @property
     def sources(self) -> tuple[str, ...] | None:

@@ -90,7 +90,7 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
     None where the configuration sets none: without `data.max_prompt_tokens`, and where an environment adds to a
     sequence.
     """
-    found = 0
+    longest = 0
     for plan in plans:
         data = plan.config.data
         rollout = plan.config.rollout
@@ -98,10 +98,10 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
         # A plan of several turns puts replies into the context, whose length nobody knows before.
         if data.max_prompt_tokens is None or rollout.plan.name != "single_turn":
             return None
-        found = max(found, data.max_prompt_tokens + rollout.max_new_tokens)
+        longest = max(longest, data.max_prompt_tokens + rollout.max_new_tokens)
         if prompt := longest_evaluated(plan):
-            found = max(found, prompt + (evaluation.max_new_tokens or rollout.max_new_tokens))
-    return found
+            longest = max(longest, prompt + (evaluation.max_new_tokens or rollout.max_new_tokens))
+    return longest
 
 
 def _known_sections(error: ConfigError) -> str:
@@ -113,19 +113,19 @@ def _known_sections(error: ConfigError) -> str:
 def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
     """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
     # Steps of `run.steps` that the stages before leave; None: no cap.
-    left = cap
+    remaining = cap
     before = 0
     for plan in plans:
-        if plan.steps is None and left is None:
+        if plan.steps is None and remaining is None:
             raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
         # `steps` is what the schedules go over, and stays whole where the cap cuts the stage short: `allowed` is then
         # less, and a run that goes on with a larger cap continues the same schedule.
-        plan.steps = left if plan.steps is None else plan.steps
-        if left is None:
+        plan.steps = remaining if plan.steps is None else plan.steps
+        if remaining is None:
             plan.allowed = plan.steps or 0
         else:
-            plan.allowed = min(plan.steps or 0, left)
-        left = None if left is None else left - plan.allowed
+            plan.allowed = min(plan.steps or 0, remaining)
+        remaining = None if remaining is None else remaining - plan.allowed
         plan.before = before
         before = before + plan.allowed
     return plans

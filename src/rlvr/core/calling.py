@@ -49,8 +49,8 @@ class _Function:
         self.has_verl_form = "solution_str" in (*self.required, *self.optional)
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
-    def _lack(self, known: Mapping[str, Any], task: Task) -> str | None:
-        missing = next((name for name in self.required if name not in known), None)
+    def _lack(self, fields: Mapping[str, Any], task: Task) -> str | None:
+        missing = next((name for name in self.required if name not in fields), None)
         if missing is None:
             return None
         if missing in _TRAINERS_OWN:
@@ -62,13 +62,13 @@ class _Function:
             f"the function {self.name!r} asks for {missing!r}, which is neither a field of {task.named} nor in its info"
         )
 
-    def _call(self, known: dict[str, Any], task: Task) -> Any:
-        if (problem := self._lack(known, task)) is not None:
+    def _call(self, fields: dict[str, Any], task: Task) -> Any:
+        if (problem := self._lack(fields, task)) is not None:
             raise ConfigError(problem)
         # A function with `**kwargs` gets every field; any other would raise a TypeError for one that it does not name.
         if not self.takes_all:
-            known = {name: known[name] for name in (*self.required, *self.optional) if name in known}
-        return self.function(**known)
+            fields = {name: fields[name] for name in (*self.required, *self.optional) if name in fields}
+        return self.function(**fields)
 
 
 class ByName(_Function):
@@ -103,8 +103,8 @@ class ByColumns(_Function):
 
 def by_signature(function: Callable[..., Any]) -> ByName | ByColumns:
     """The function ready to be called: in TRL's form when it asks for `prompts` or `completions`."""
-    asked = {p.name for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if asked & {"prompts", "completions"}:
+    names = {p.name for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if names & {"prompts", "completions"}:
         return ByColumns(function)
     return ByName(function)
 

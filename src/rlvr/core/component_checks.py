@@ -150,8 +150,8 @@ COMPUTED = frozenset({"asks_continuations", "has_weights", "injected", "needs_po
 def _nearest(name: str, members: Iterable[str]) -> str | None:
     # `smallestGroup` is `smallest_group` in another spelling.
     plain = {_without_case(member): member for member in members}
-    found = difflib.get_close_matches(_without_case(name), plain, 1, SIMILAR)
-    return plain[found[0]] if found else None
+    matches = difflib.get_close_matches(_without_case(name), plain, 1, SIMILAR)
+    return plain[matches[0]] if matches else None
 
 
 def _without_case(name: str) -> str:

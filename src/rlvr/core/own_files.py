@@ -69,14 +69,14 @@ def set_aside(path: Path) -> Path:
 
 def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
     """The regular files (with a `suffix`) or the folders (without) `step-N` of `folder` by N, in order."""
-    found = {}
+    by_number = {}
     for path in folder.glob(f"step-*{suffix}"):
         # `step-12` and `step-000012.jsonl`; not `step-12.partial`, `step-12-copy` or `step-latest`.
         match = re.fullmatch(rf"step-(\d+){re.escape(suffix)}", path.name)
         # Through a link a removal would reach files elsewhere.
         if match and not path.is_symlink() and (path.is_file() if suffix else path.is_dir()):
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            by_number[int(match[1])] = path
+    return dict(sorted(by_number.items()))
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:

@@ -149,14 +149,14 @@ def exit_now() -> None:
 
 def _members(leader: int) -> list[int]:
     """The other processes of a group."""
-    found = []
+    members = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(ValueError, OSError):
             # Processes come and go while /proc is read: ProcessLookupError is an OSError, and names that are no number
             # a ValueError.
             if int(name) != os.getpid() and os.getpgid(int(name)) == leader:
-                found.append(int(name))
-    return found
+                members.append(int(name))
+    return members
 
 
 def _kill(processes: Iterable[int]) -> None:

@@ -58,10 +58,10 @@ class Wait:
     def __str__(self) -> str:
         now = time.monotonic()
         if math.isinf(self.deadline):
-            left = "no deadline"
+            remaining = "no deadline"
         else:
-            left = f"deadline in {max(0.0, self.deadline - now):.0f} s"
-        return f"{self.what} for {now - self.began:.0f} s ({left})"
+            remaining = f"deadline in {max(0.0, self.deadline - now):.0f} s"
+        return f"{self.what} for {now - self.began:.0f} s ({remaining})"
 
     def check(self) -> None:
         """Warn when half of the time has passed; WaitTimeoutError, after the stacks of all threads, when all of it has.

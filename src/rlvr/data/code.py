@@ -105,7 +105,7 @@ def as_code_row(row: Row, place: str) -> Row | None:
     for columns, read in _LAYOUTS:
         if all(row.get(column) is not None for column in columns):
             try:
-                found = read(dict(row))
+                converted = read(dict(row))
             except NoTestsError as error:
                 raise NoTestsError(f"{place}: {error}") from None
             # What reading foreign text may raise; json.JSONDecodeError and UnicodeDecodeError are ValueErrors.
@@ -114,8 +114,8 @@ def as_code_row(row: Row, place: str) -> Row | None:
                     f"{place}: the columns {', '.join(columns)} look like a programming task, but cannot be read "
                     f"({type(error).__name__}: {error}); map the fields if they mean something else"
                 ) from error
-            if found is not None:
-                return {"verifier": VERIFIER, **found}
+            if converted is not None:
+                return {"verifier": VERIFIER, **converted}
     return None
 
 
@@ -154,8 +154,8 @@ def _humaneval(row: Row) -> Row:
     info["time_limit"] = _seconds_for(test)
     if (solution := row.pop("canonical_solution", None)) is not None:
         info["solution"] = stub + solution
-    asked = f"Complete this function. {_ASK_FUNCTION}\n\n```python\n{stub.rstrip()}\n```"
-    return _with(row, asked, info, "task_id")
+    prompt = f"Complete this function. {_ASK_FUNCTION}\n\n```python\n{stub.rstrip()}\n```"
+    return _with(row, prompt, info, "task_id")
 
 
 def _mbpp(row: Row) -> Row:
@@ -169,8 +169,8 @@ def _mbpp(row: Row) -> Row:
     info["packages"] = _packages("\n".join([setup, *tests]))
     info["time_limit"] = _seconds_for(tests[-1])
     info["entry_point"] = _first_called(tests[0], info["solution"] or "")
-    asked = f"{question.strip()} {_ASK_FUNCTION}\n\nIt must pass tests such as:\n```python\n{tests[0]}\n```"
-    return _with(row, asked, info, "task_id")
+    prompt = f"{question.strip()} {_ASK_FUNCTION}\n\nIt must pass tests such as:\n```python\n{tests[0]}\n```"
+    return _with(row, prompt, info, "task_id")
 
 
 def _first_called(test: str, solution: str) -> str | None:
@@ -183,18 +183,18 @@ def _first_called(test: str, solution: str) -> str | None:
 
 def _with_shapes(test: str) -> str:
     """An EvalPlus test whose comparison of floats looks at lengths, too; any other as it is."""
-    found, replaced = _ALL_CLOSE.subn(r"same_numbers(out, exp, \1)", test)
-    return _SAME_NUMBERS + found if replaced else test
+    text, replaced = _ALL_CLOSE.subn(r"same_numbers(out, exp, \1)", test)
+    return _SAME_NUMBERS + text if replaced else test
 
 
 def _seconds_for(test: str) -> float | None:
     """The limit of time of a test with a list of `inputs`, which are all tried in one run; None for any other."""
     # Matches `inputs = [[1, 2], [3]]` at the begin of a line; not `test_inputs = [`, and not `inputs = load()`.
-    found = re.search(r"^[ \t]*inputs = (?=\[)", test, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^[ \t]*inputs = (?=\[)", test, re.MULTILINE)
+    if match is None:
         return None
     depth = inputs = 0
-    for token in _TOKENS.finditer(test, found.end()):
+    for token in _TOKENS.finditer(test, match.end()):
         depth += (token[0] in "[({") - (token[0] in "])}")
         # Commas at depth 1 are those between the inputs: n inputs have n - 1.
         inputs += depth == 1 and token[0] == ","
@@ -233,13 +233,13 @@ def _quantity(written: Any, units: Mapping[str, float]) -> float | None:
     otherwise."""
     if isinstance(written, str):
         # Matches `2.0 seconds`, `256 megabytes`, `1000ms`; not `2.0 - 3.0 seconds`, which is taken for no limit.
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold())
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold())
     else:
-        found = None
-    if found is None or found[2] not in units:
+        match = None
+    if match is None or match[2] not in units:
         return None
     # 0 means that no limit is known.
-    return float(found[1]) * units[found[2]] or None
+    return float(match[1]) * units[match[2]] or None
 
 
 def _codecontests(row: Row) -> Row:
@@ -256,8 +256,8 @@ def _codecontests(row: Row) -> Row:
         info["memory_mb"] = max(64, memory // 2**20)
     solutions = row.pop("solutions", None) or {}
     # 3 is PYTHON3 in the enum of contest_problem.proto; solutions in other languages cannot be run here.
-    known = zip(solutions.get("language", ()), solutions.get("solution", ()), strict=False)
-    info["solution"] = next((text for language, text in known if language in (3, "PYTHON3")), None)
+    by_language = zip(solutions.get("language", ()), solutions.get("solution", ()), strict=False)
+    info["solution"] = next((text for language, text in by_language if language in (3, "PYTHON3")), None)
     row.pop("incorrect_solutions", None)
     if (source := row.get("source")) in _CONTESTS:
         row["source"] = _CONTESTS[source]
@@ -328,8 +328,8 @@ def _in_place(info: dict[str, Any], starter: Any) -> dict[str, Any]:
         return info
     # Matches `def rotate(self, matrix: List[List[int]]) -> None:`; it does not run on into the next `def`.
     signature = rf"\bdef[ \t]+{re.escape(info['name'])}[ \t]*\((?:(?!\bdef\b).)*?\)[ \t]*->[ \t]*None[ \t]*:"
-    found = isinstance(starter, str) and re.search(signature, starter, re.DOTALL)
-    if found:
+    returns_none = isinstance(starter, str) and re.search(signature, starter, re.DOTALL)
+    if returns_none:
         return {**info, "result_argument": 0}
     return info
 
@@ -394,11 +394,11 @@ def _asked(question: str, info: Mapping[str, Any], starter: str | None = None) -
 
 
 def _with(row: Row, question: str, info: Mapping[str, Any], id_column: str) -> Row:
-    known = row.pop(id_column, None)
-    if known is None or row.get("id") is not None:
+    row_id = row.pop(id_column, None)
+    if row_id is None or row.get("id") is not None:
         named = {}
     else:
-        named = {"id": known}
+        named = {"id": row_id}
     # An absent key means the default of the verifier.
     kept = {name: value for name, value in info.items() if value not in (None, "")}
     return {**row, **named, "prompt": [{"role": "user", "content": question}], "info": kept}

@@ -93,8 +93,8 @@ def holds_media(parts: Sequence[Any]) -> bool:
 
 
 def _refuse_mark(text: str, where: str, place: str) -> None:
-    if (found := _MARK.search(text)) is not None:
-        name = found[1] or found[2]
+    if (mark := _MARK.search(text)) is not None:
+        name = mark[1] or mark[2]
         raise DataError(f"{place}: {_unsupported(_MARKED[name])}, and {where!r} has a place for one: <{name}>")
 
 

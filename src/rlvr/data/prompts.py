@@ -122,7 +122,7 @@ class Prompts:
         """Tokens of each task's prompt, int32 [N]. Prompts that are new are encoded and kept. DataError names a task
         whose prompt cannot be rendered."""
         keys = np.fromiter(map(self._key, tasks), dtype=f"S{_DIGEST}", count=len(tasks))
-        found, missing = self._known(keys)
+        lengths, missing = self._kept_lengths(keys)
         if missing.any():
             where = np.flatnonzero(missing)
             # `unique` sorts by key; the positions are sorted back, so that an error names the first bad task of the
@@ -130,10 +130,10 @@ class Prompts:
             _, first = np.unique(keys[where], return_index=True)  # a prompt may be that of several tasks
             where = where[np.sort(first)]
             self._blocks.append(self._encoded(keys[where], [tasks[i] for i in where]))
-            found, _ = self._known(keys)
-        return found
+            lengths, _ = self._kept_lengths(keys)
+        return lengths
 
-    def _known(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _kept_lengths(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Lengths of the prompts of these keys, int32 [N], and bool [N] for which are not kept."""
         lengths = np.zeros(len(keys), dtype=np.int32)
         missing = np.ones(len(keys), dtype=bool)

@@ -39,8 +39,8 @@ def frame_of(tokenizer: Any, role: str, options: Mapping[str, Any]) -> Frame:
         raise ConfigError(
             "the prompt is a chat, but the tokenizer has no chat template: use an instruction-tuned model"
         )
-    said = (("user", "?"), ("assistant", _TURN), (role, _REPLY))
-    chat = [{"role": speaker, "content": content} for speaker, content in said]
+    turns = (("user", "?"), ("assistant", _TURN), (role, _REPLY))
+    chat = [{"role": speaker, "content": content} for speaker, content in turns]
     try:
         how = {**options, "add_generation_prompt": True, "tokenize": False}
         text = str(tokenizer.apply_chat_template(chat, **how))

@@ -123,10 +123,10 @@ def _open_mapping(spec: Mapping[str, Any], split: str, fields: Mapping[str, Any]
         spec = {"path": name, **{key: value for key, value in spec.items() if key != "name"}}
     if "name" in spec:
         return _registered(spec, fields)
-    known = {field.name for field in dataclasses.fields(_DataSet)}
+    options = {field.name for field in dataclasses.fields(_DataSet)}
     for key in spec:
-        if key not in known:
-            raise DataError(f"the data set {dict(spec)!r} has no option {key!r}{nearest(key, known)}")
+        if key not in options:
+            raise DataError(f"the data set {dict(spec)!r} has no option {key!r}{nearest(key, options)}")
     if not isinstance(spec.get("path"), str):
         raise DataError(f"a data set written as a mapping needs a `path` or the `name` of a source: {dict(spec)!r}")
     return _data_set(_DataSet(**{"split": split, "fields": fields, **spec}))

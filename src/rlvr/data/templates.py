@@ -47,13 +47,13 @@ class Template:
         if isinstance(spec, str):
             # A text with the slot is the template itself; without it, it can only be a path.
             return cls(wrap=_with_slot("template", spec if SLOT in spec else _read(spec)))
-        known = ("user", "system", "text", "options")
+        keys = ("user", "system", "text", "options")
         for key, value in spec.items():
-            if key not in known:
-                raise DataError(f"a template has no key {key!r}{nearest(key, known)}")
-            kind, said = (Mapping, "an object") if key == "options" else (str, "text")
+            if key not in keys:
+                raise DataError(f"a template has no key {key!r}{nearest(key, keys)}")
+            kind, wanted = (Mapping, "an object") if key == "options" else (str, "text")
             if value is not None and not isinstance(value, kind):
-                raise DataError(f"template.{key} must be {said}, not {value!r}")
+                raise DataError(f"template.{key} must be {wanted}, not {value!r}")
         if spec.get("text") is not None and (spec.get("user") is not None or spec.get("system") is not None):
             raise DataError("a template makes text (`text`) or a chat (`user`, `system`), not both: drop one")
         for key in ("user", "text"):

@@ -172,25 +172,25 @@ def _config(options: argparse.Namespace) -> Config:
     source = options.config
     if source is None and options.model is not None and (folder := _run_folder(options.model)) is not None:
         source = _of_run(folder, options.verifier)
-    given = load_config(source, options.overrides)
-    asked: dict[str, Any] = {"at_start": False, "at_end": False}
+    base = load_config(source, options.overrides)
+    settings: dict[str, Any] = {"at_start": False, "at_end": False}
     if options.samples is not None:
         samples = options.samples
     else:
         # 8 is a choice, for a model that no run's configuration gives a number for.
-        samples = given.evaluation.samples or 8
+        samples = base.evaluation.samples or 8
     if samples < 0:
         raise ConfigError("--samples is a number from 0 on")
-    asked["samples"] = samples
+    settings["samples"] = samples
     # Checked before the configuration is, whose error would name keys that nobody wrote.
-    asked["k"] = _ks(options.k, samples, given)
+    settings["k"] = _ks(options.k, samples, base)
     for name in ("temperature", "max_new_tokens", "limit", "scorer"):
         if getattr(options, name) is not None:
-            asked[name] = getattr(options, name)
+            settings[name] = getattr(options, name)
     if options.no_greedy:
-        asked["greedy"] = False
-    tree: dict[str, Any] = given.dump()
-    tree["evaluation"] |= asked
+        settings["greedy"] = False
+    tree: dict[str, Any] = base.dump()
+    tree["evaluation"] |= settings
     if options.verifier is not None:
         tree["verifier"] = options.verifier
     if options.engine is not None:
@@ -206,11 +206,11 @@ def _config(options: argparse.Namespace) -> Config:
     return load_config(tree)
 
 
-def _ks(written: str | None, samples: int, given: Config) -> list[int]:
+def _ks(written: str | None, samples: int, base: Config) -> list[int]:
     """The k asked for. ConfigError for one that is no number or larger than the samples."""
     if written is None:
-        fitting = [k for k in given.evaluation.k if k <= samples]
-        if given.evaluation.samples:
+        fitting = [k for k in base.evaluation.k if k <= samples]
+        if base.evaluation.samples:
             return fitting
         # 0 samples leave k = 1, of which there is no result: only the greedy response is made.
         return sorted({1, samples} - {0})

@@ -19,10 +19,10 @@ def best_of_k(ranking: np.ndarray, scores: Sequence[float], k: int) -> float:
     count = len(scores)
     if not 1 <= k <= count:
         raise ValueError(f"best@{k} cannot be estimated from {count} samples")
-    found = np.asarray(ranking, dtype=np.float64)
+    ranks = np.asarray(ranking, dtype=np.float64)
     # `kind` numbers the distinct ranks from the lowest; `shared` has for each sample, in order of rank, the mean score
     # of its kind.
-    _, kind = np.unique(np.where(np.isnan(found), -np.inf, found), return_inverse=True)
+    _, kind = np.unique(np.where(np.isnan(ranks), -np.inf, ranks), return_inverse=True)
     sums = np.bincount(kind, weights=np.asarray(scores, dtype=np.float64))
     sizes = np.bincount(kind)
     shared = (sums / sizes)[np.sort(kind)]

@@ -59,20 +59,20 @@ def clusters(answers: Sequence[str | None], same: Callable[[str, str], bool]) ->
     """A number for each answer, equal for answers that are the same."""
     kinds: list[str] = []
     labels: list[int | None] = []
-    known: dict[str, int] = {}
+    label_of: dict[str, int] = {}
     for answer in answers:
         if answer is None:
             labels.append(None)
             continue
         # Equal texts are asked about once: `same` may run a computer algebra system.
-        if answer not in known:
+        if answer not in label_of:
             # Compared with the first answer of each cluster, so clusters follow the order where `same` is not
             # transitive.
             number = next((i for i, kind in enumerate(kinds) if same(kind, answer)), len(kinds))
             if number == len(kinds):
                 kinds.append(answer)
-            known[answer] = number
-        labels.append(known[answer])
+            label_of[answer] = number
+        labels.append(label_of[answer])
     return labels
 
 

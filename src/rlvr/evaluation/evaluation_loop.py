@@ -77,15 +77,15 @@ def evaluate(
     sources or levels of difficulty, also greedy, mean, pass@k and best@k of each as `eval/SOURCE/...` and
     `eval/difficulty/LEVEL/...`.
     """
-    asked = config.evaluation
-    budget = asked.max_new_tokens or config.rollout.max_new_tokens
+    settings = config.evaluation
+    budget = settings.max_new_tokens or config.rollout.max_new_tokens
     # Those of training: a policy learned to end its answers by them.
     stop = tuple(config.rollout.stop)
     greedy = Sampling(budget, temperature=0.0, stop=stop)
-    sampling = Sampling(budget, asked.temperature, asked.top_p, asked.top_k, asked.min_p, stop)
-    task_results = [tally_of(task, asked.difficulty) for task in tasks]
+    sampling = Sampling(budget, settings.temperature, settings.top_p, settings.top_k, settings.min_p, stop)
+    task_results = [tally_of(task, settings.difficulty) for task in tasks]
     raised = RaisedVerdicts()
-    if asked.greedy:
+    if settings.greedy:
         for draws in _blocks(tasks, BLOCK):
             rollouts = collect(draws, greedy, 1)
             raised.add(rollouts)
@@ -94,19 +94,19 @@ def evaluate(
             said(draws[-1].number + 1, "greedy")
         # Before the samples, which cost as many times more as there are samples of a task.
         judge(raised)
-    if asked.samples:
+    if settings.samples:
         alike = (
             len({task.verifier for task in tasks}) == 1
         )  # else the first few may be of one verifier, and others sound
-        first = FIRST if alike and not asked.greedy else None
-        for draws in _blocks(tasks, max(1, BLOCK // asked.samples), first):
-            rollouts = collect(draws, sampling, asked.samples)
+        first = FIRST if alike and not settings.greedy else None
+        for draws in _blocks(tasks, max(1, BLOCK // settings.samples), first):
+            rollouts = collect(draws, sampling, settings.samples)
             raised.add(rollouts)
             for number, samples in _by_draw(rollouts).items():
                 ranking = None if scorer is None else scorer(samples)
                 # The verifier that the task names decides which of its answers are the same.
                 of_task = functools.partial(same, tasks[number])
-                task_results[number].add_samples(samples, asked.k, of_task, ranking)
+                task_results[number].add_samples(samples, settings.k, of_task, ranking)
             said(draws[-1].number + 1, "samples")
             if draws[-1].number + 1 == first:
                 judge(raised)
@@ -128,15 +128,15 @@ def _blocks(tasks: Sequence[Task], size: int, first: int | None = None) -> Itera
 
 def _by_draw(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
     """Rollouts by the number of their draw, which begins the name of their group."""
-    found: dict[int, list[Rollout]] = {}
+    by_draw: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
-        found.setdefault(int(rollout.group.split("/")[0]), []).append(rollout)
-    return found
+        by_draw.setdefault(int(rollout.group.split("/")[0]), []).append(rollout)
+    return by_draw
 
 
 def _results(task_results: Sequence[TaskResult], config: Config) -> dict[str, float | None]:
-    asked = config.evaluation
-    how = (asked.k, asked.greedy, asked.samples > 0)
+    settings = config.evaluation
+    how = (settings.k, settings.greedy, settings.samples > 0)
     results = {f"eval/{name}": value for name, value in summary(task_results, *how).items()}
     for part, members in parts(task_results).items():
         for name, value in summary(members, *how).items():

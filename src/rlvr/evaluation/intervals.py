@@ -55,7 +55,7 @@ def interval(
         return None
     # The seed depends on the shape alone, so that metrics of the same tasks are resampled alike.
     random = np.random.default_rng(seed_of("bootstrap", seed, count, runs))
-    found = []
+    statistics = []
     size = max(1, CHUNK // (count * runs))
     for begin in range(0, resamples, size):
         number = min(size, resamples - begin)
@@ -66,6 +66,6 @@ def interval(
             # R, T]
             which = random.integers(runs, size=(number, runs, count))
             chosen = np.take_along_axis(values[None], which, axis=1).reshape(number, runs * count)
-        found.append(statistic(chosen))
-    low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
+        statistics.append(statistic(chosen))
+    low, high = np.quantile(np.concatenate(statistics), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -35,7 +35,7 @@ def compare(
         "tasks": len(pairs),
         "only_before": len(before) - len(pairs),
         "only_after": len(after) - len(pairs),
-        "differences": {name: found for name in first if (found := _difference(first[name], second[name], seed))},
+        "differences": {name: row for name in first if (row := _difference(first[name], second[name], seed))},
         "support": _support(pairs),
     }
 

@@ -31,12 +31,12 @@ def over_runs(runs: Sequence[Sequence[TaskResult]], ks: Sequence[int]) -> dict[s
     if not common:
         raise DataError("the runs have no task in common: they can only be put together on the same tasks")
     values = [values_of([of_run[name] for name in common], ks) for of_run in by_id]
-    found = {}
+    results = {}
     for name in values[0]:
         matrix = np.stack([of_run[name] for of_run in values])  # [R, T]
         matrix = matrix[:, ~np.isnan(matrix).any(axis=0)]
         if matrix.size:
-            found[name] = {
+            results[name] = {
                 "mean": float(matrix.mean()),
                 "interval": interval(matrix),
                 # Over all R x T values, as in rliable, and not the mean of each run's.
@@ -45,4 +45,4 @@ def over_runs(runs: Sequence[Sequence[TaskResult]], ks: Sequence[int]) -> dict[s
                 "runs": [float(of_run) for of_run in matrix.mean(axis=1)],
                 "tasks": matrix.shape[1],
             }
-    return found
+    return results

@@ -115,8 +115,8 @@ class TaskResult:
 
 def tally_of(task: Task, difficulty: str = "difficulty") -> TaskResult:
     """The empty result of a task; `difficulty` is the field of its `info` that says how difficult it is."""
-    said = task.info.get(difficulty)
-    return TaskResult(task.id, task.source, said if isinstance(said, (str, int, float)) else None)
+    level = task.info.get(difficulty)
+    return TaskResult(task.id, task.source, level if isinstance(level, (str, int, float)) else None)
 
 
 def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str, np.ndarray]:
@@ -126,14 +126,14 @@ def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str
     def column(values: Sequence[float | None]) -> np.ndarray:
         return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
 
-    found = {"greedy": column([t.greedy for t in task_results]), "mean": column([t.score for t in task_results])}
+    by_name = {"greedy": column([t.greedy for t in task_results]), "mean": column([t.score for t in task_results])}
     for k in ks:
-        found[f"pass@{k}"] = column([t.pass_at(k) for t in task_results])
+        by_name[f"pass@{k}"] = column([t.pass_at(k) for t in task_results])
         if k > 1:  # a majority of one is a single sample
-            found[f"maj@{k}"] = column([t.majority.get(k) for t in task_results])
+            by_name[f"maj@{k}"] = column([t.majority.get(k) for t in task_results])
             if any(t.best for t in task_results):
-                found[f"best@{k}"] = column([t.best.get(k) for t in task_results])
-    return found
+                by_name[f"best@{k}"] = column([t.best.get(k) for t in task_results])
+    return by_name
 
 
 def summary(
@@ -142,7 +142,7 @@ def summary(
     """Means over tasks, shares of responses and mean length; None where nothing is decided."""
     means = {name: mean(values) for name, values in values_of(task_results, ks).items()}
     # A result that was not asked for is absent; one without a decided verdict is None.
-    asked = {name: value for name, value in means.items() if (greedy if name == "greedy" else samples)}
+    shown = {name: value for name, value in means.items() if (greedy if name == "greedy" else samples)}
     responses = sum(t.responses for t in task_results)
 
     def share(count: int) -> float | None:
@@ -150,7 +150,7 @@ def summary(
 
     return {
         "tasks": len(task_results),
-        **asked,
+        **shown,
         "truncated": share(sum(t.truncated for t in task_results)),
         "unparsable": share(sum(t.unparsable for t in task_results)),
         "undecided": share(sum(t.undecided for t in task_results)),
@@ -165,5 +165,5 @@ def _known_mean(values: Sequence[float | None]) -> float | None:
 
 def mean(values: np.ndarray) -> float | None:
     """The mean of what is not NaN; None of nothing."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if len(present) else None

@@ -152,9 +152,9 @@ class Checkpointer:
         # The checkpoint that is being written is not in the folder yet. Without its value a worse step that follows
         # would count as the best, too.
         begun = self._best_under_way if self.writer.busy else None  # no step waits for the write; asked before the disk
-        found = checkpoint.best(self.folder.checkpoints, keeps.metric, keeps.mode)
-        known = [score for score in (begun, found and found[1]) if score is not None]
-        return all(value > score if keeps.mode == "max" else value < score for score in known)
+        best = checkpoint.best(self.folder.checkpoints, keeps.metric, keeps.mode)
+        scores = [score for score in (begun, best and best[1]) if score is not None]
+        return all(value > score if keeps.mode == "max" else value < score for score in scores)
 
     # saving
 
@@ -194,8 +194,8 @@ class Checkpointer:
 
     def advice(self) -> str:
         """Say, in a sentence, how to go on after an error: which steps are saved."""
-        found = checkpoint.checkpoints(self.folder.checkpoints)
-        steps = [checkpoint.step_of(path) for path in found if checkpoint.is_sealed(path)]
+        saved = checkpoint.checkpoints(self.folder.checkpoints)
+        steps = [checkpoint.step_of(path) for path in saved if checkpoint.is_sealed(path)]
         if steps:
             return f"Steps 1 to {max(steps)} are saved: correct it and go on with --resume auto"
         if self.state.step:

@@ -47,16 +47,16 @@ class DueEvaluations:
 
     def at_start(self, stage: Stage) -> None:
         """Make the baseline evaluation of a run, where the stage asks for it and there is none."""
-        asked = self.state.step == 0 and stage.config.evaluation.at_start and not self.state.evaluations
-        if asked and self.tasks.evaluation(stage.config):
+        due = self.state.step == 0 and stage.config.evaluation.at_start and not self.state.evaluations
+        if due and self.tasks.evaluation(stage.config):
             self._results_or_nothing()
 
     def plan(self, stage: Stage) -> None:
         """Note whether the step that was just counted is to be evaluated."""
-        asked = stage.config.evaluation
+        evaluation = stage.config.evaluation
         # A stage ends at its own steps, or earlier where `run.steps` allows it fewer.
         last = self.state.stage_step in (stage.steps, stage.plan.allowed)
-        now = (last and asked.at_end) or (asked.every and self.state.step % asked.every == 0)
+        now = (last and evaluation.at_end) or (evaluation.every and self.state.step % evaluation.every == 0)
         # Set before the checkpoint of this step is written and cleared after its evaluation, so that a resume from it
         # makes the evaluation that a kill prevented.
         self.state.evaluation_pending = bool(now) and bool(self.tasks.evaluation(stage.config))

@@ -132,14 +132,14 @@ class GivenObjects:
             write_whole(path, text)
 
 
-def kept_in_folder(config: Config, split: str, given: Any) -> bool:
+def kept_in_folder(config: Config, split: str, argument: Any) -> bool:
     """Tell whether the tasks of a split belong in the run folder: given as objects, or read from the file there.
 
     The latter are those of an earlier run of the name, which is moved aside where the new one overwrites it.
     """
     # A path, a hub name or a mapping can be written into config.yaml as it is; a list or a Dataset cannot.
-    if given is not None:
-        return not _is_plain(given, (str, dict))
+    if argument is not None:
+        return not _is_plain(argument, (str, dict))
     if split == "train":
         spec = config.data.train
     else:
@@ -177,9 +177,9 @@ def _component(value: Any) -> Any:
 
 
 def _partial(value: functools.partial[Any]) -> Any:
-    known = registry.options_of(value.func)
+    accepted = registry.options_of(value.func)
     # A configuration has options by keyword only, so a positional argument has no place in it.
-    if value.args or not set(value.keywords) <= set(known):
+    if value.args or not set(value.keywords) <= set(accepted):
         raise _NotWritableError(
             f"a functools.partial of {_called(value.func)}, which binds more than keyword-only parameters"
         )
@@ -265,11 +265,11 @@ def _name(value: Any) -> str:
     if place is None:
         raise _NotWritableError(f"{value.__name__}, which is defined in a notebook or at a prompt")
     try:
-        found = operator.attrgetter(value.__qualname__)(sys.modules[value.__module__])
+        named = operator.attrgetter(value.__qualname__)(sys.modules[value.__module__])
     except AttributeError:
-        found = None
+        named = None
     # Another object has the name now: a decorator replaced the function, or the notebook cell was run again.
-    if found is not value:
+    if named is not value:
         raise _NotWritableError(f"{value.__qualname__} ({_line(value)}), which is not what {place} has by that name")
     return f"{place}:{value.__qualname__}"
 

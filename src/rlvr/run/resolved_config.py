@@ -102,7 +102,7 @@ def resolved_config(
     return ResolvedConfig(memory_plan.config, stage_plans(memory_plan.config), memory_plan, engine_reason, resume)
 
 
-def written_config(given: Config | Mapping[str, Any] | str | Path | None, model: Any) -> tuple[Config, Any]:
+def written_config(written: Config | Mapping[str, Any] | str | Path | None, model: Any) -> tuple[Config, Any]:
     """The configuration as it was given, and a loaded model if `model` is one: a path or hub name becomes part of the
     configuration.
 
@@ -111,10 +111,10 @@ def written_config(given: Config | Mapping[str, Any] | str | Path | None, model:
     # First of all: a script that is only imported for its components (by a worker, or to find a verifier) stops here,
     # before it trains.
     registry.leave_loaded_script()
-    if isinstance(given, Config):
-        config = given
+    if isinstance(written, Config):
+        config = written
     else:
-        config = load_config(given)
+        config = load_config(written)
     if isinstance(model, (str, Path)):
         # `scratch` goes, since a model is loaded or built, and the argument is the one that was given last.
         named = config.model.model_copy(update={"path": str(model), "scratch": None})

@@ -66,7 +66,7 @@ class Resumer:
         """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where
         the folder cannot be made, written to or moved."""
         try:
-            found = self._begin(resume)
+            checkpoint_path = self._begin(resume)
         except OSError as error:
             # A full disk is no fault of the configuration; `rlvr.errors.command` says what to do about it.
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -82,7 +82,7 @@ class Resumer:
         # An adapter names the base that it belongs to. One that was built from random weights exists nowhere else.
         if policy.has_adapter and self.resolved.config.model.scratch is not None:
             write_base(policy, self.folder.path / "base", self.world.is_main)
-        return found
+        return checkpoint_path
 
     def load(self, path: Path) -> None:
         """Take back the state of a checkpoint. CheckpointError names what does not fit."""
@@ -90,28 +90,28 @@ class Resumer:
 
     def _begin(self, resume: str | None) -> Path | None:
         folder = self.folder
-        found = None
+        checkpoint_path = None
         if self.world.is_main:
             folder.refuse_foreign()
             # `lock` makes the folder. A new one is made after `find` below, which may refuse the checkpoint.
             if folder.path.exists():  # else a refusal leaves nothing behind
                 folder.lock()
             # Under the lock: the run that holds it might be removing the checkpoint that is found.
-            found = folder.find(resume) if resume else None
+            checkpoint_path = folder.find(resume) if resume else None
             folder.lock()
         # Rank 0 alone looks and compares checksums: others might see a shared disk at another moment.
-        found = self.world.broadcast(found, "the checkpoint to go on from")
-        if found is not None:
+        checkpoint_path = self.world.broadcast(checkpoint_path, "the checkpoint to go on from")
+        if checkpoint_path is not None:
             # `auto` takes the newest checkpoint, so what lies past it is what a kill left and is done again. A
             # checkpoint that is named may be an old one, whose later steps the user may want.
-            self._take(checkpoint.read(found), keep_cut=resume != "auto")
+            self._take(checkpoint.read(checkpoint_path), keep_cut=resume != "auto")
         elif self.world.is_main and (moved := folder.begin(resume == "auto")) is not None:
             self._report_moved(moved)
         if self.world.is_main:
             folder.open_log(self.reporting.console)
             # After the folder is cut, which frees space.
             self._check_space()
-        return found
+        return checkpoint_path
 
     def _report_moved(self, moved: Path) -> None:
         count = len(list(moved.parent.glob(f"{self.folder.path.resolve().name}.old-*")))

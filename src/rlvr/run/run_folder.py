@@ -297,33 +297,33 @@ class RunFolder:
         # A torn checkpoint has no manifest but the name, and is to be refused as a checkpoint, not as a run without
         # one.
         if (path / checkpoint.MANIFEST).exists() or path.name.startswith("step-"):
-            found: Path | None = path
+            chosen: Path | None = path
             if (problem := checkpoint.why_unusable(path)) is not None:
                 raise CheckpointError(f"--resume: {path} cannot be used: {problem}")
         else:
-            found = checkpoint.latest(path / "checkpoints")
-        if found is None:
+            chosen = checkpoint.latest(path / "checkpoints")
+        if chosen is None:
             raise CheckpointError(f"--resume: {path} holds no whole checkpoint")
         # A copy of another run's state into a folder with steps of its own would mix two runs in one log.
-        elsewhere = found.resolve().parent != self.checkpoints.resolve()
+        elsewhere = chosen.resolve().parent != self.checkpoints.resolve()
         if elsewhere and self._holds_run():
             raise CheckpointError(
-                f"--resume: {found} is not of the run that {self.path} holds: choose another run.name to go on from it"
+                f"--resume: {chosen} is not of the run that {self.path} holds: choose another run.name to go on from it"
             )
-        return found
+        return chosen
 
     def saved_engine(self, resume: str) -> Any:
         """The engine of the newest checkpoint that `resume` may mean, by its configuration alone; None where none can
         be read."""
         path = Path(resume)
         if resume == "auto":
-            found = checkpoint.checkpoints(self.checkpoints)
+            candidates = checkpoint.checkpoints(self.checkpoints)
         elif (path / checkpoint.MANIFEST).exists():
-            found = [path]
+            candidates = [path]
         else:
-            found = checkpoint.checkpoints(path / "checkpoints")
+            candidates = checkpoint.checkpoints(path / "checkpoints")
         # Without comparing checksums, which reads the whole file: `find` does so later, and may then take an older one.
-        for one in reversed(found):
+        for one in reversed(candidates):
             if checkpoint.is_sealed(one):
                 with contextlib.suppress(CheckpointError):  # `find` says what is wrong with it
                     return checkpoint.read(one).state["config"]["rollout"]["engine"]

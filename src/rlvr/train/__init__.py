@@ -35,8 +35,8 @@ def as_control(config: Config, reward: str) -> Config:
     """The same run, in a folder of its own, in which `reward` is paid instead of what the configuration says."""
     tree = config.dump()
     # The run may pay the control's reward already, with options: these are kept, since the form is the task's.
-    asked = [term.written for term in config.rewards if term.name == reward]  # with its options
-    tree["rewards"] = asked[:1] or [reward]
+    terms = [term.written for term in config.rewards if term.name == reward]  # with its options
+    tree["rewards"] = terms[:1] or [reward]
     # A stage may set rewards of its own, which would go over the control's.
     tree["stages"] = [{key: value for key, value in stage.items() if key != "rewards"} for stage in tree["stages"]]
     # Beside the run that it is compared with, which is not to be overwritten.
@@ -100,15 +100,15 @@ def _dry_run(config: Config, devices: str | None) -> int:
         if devices is None:
             # Under a launcher, as the run itself would find it.
             ranks = int(os.environ.get("WORLD_SIZE", "1"))
-            found = own_devices(config.model, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            plan_devices = own_devices(config.model, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         else:
-            found = parse_devices(devices)
+            plan_devices = parse_devices(devices)
     except ConfigError as error:
         if devices is not None:
             raise
         memory = (f"memory: no plan ({error}); give --devices, such as 1x80GB, to plan for GPUs that are not here",)
     else:
-        plan = plan_for(config, found, ranks)
+        plan = plan_for(config, plan_devices, ranks)
         config = plan.config
         memory = plan.lines
     print(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
@@ -187,16 +187,16 @@ def _against_the_start(folder: Path) -> Iterator[str]:
     if len(files) < 2 or files[0].stem != "step-000000":
         return
     try:
-        found = compare(read_result(files[0]), read_result(files[-1]), [])
+        comparison = compare(read_result(files[0]), read_result(files[-1]), [])
     except DataError:  # other tasks than at the start
         return
-    for name, change in found["differences"].items():
+    for name, change in comparison["differences"].items():
         low, high = change["interval"]
         yield (
             f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % "
             f"{low:+.3f} to {high:+.3f}, {change['tasks']} tasks)"
         )
-    solved = found["support"]
+    solved = comparison["support"]
     yield (
         f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, {solved['lost']} "
         f"lost, {solved['neither']} never"

@@ -112,15 +112,15 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
     process = subprocess.Popen(
         [sys.executable, "-c", parent_death.RUN, *arguments], env=environment, start_new_session=True
     )
-    told = False
+    forwarded = False
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 # In short waits, since a signal handler only sets `stop`: five times a second is soon enough for a
                 # person.
                 return process.wait(0.2)
-            if stop.signal is not None and not told:
-                told = True
+            if stop.signal is not None and not forwarded:
+                forwarded = True
                 process.send_signal(stop.signal)
     finally:
         # Also after an ordinary end: nothing of its group, such as a server of vLLM, outlives the run.
@@ -155,12 +155,12 @@ def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dic
         ):  # runs that evaluated on different tasks, or were written by another version
             # The newest file of each run. Six digits (`step-000100`) make the order of names that of steps.
             task_results = [read_result(files[-1]) for files in last]
-            for name, found in over_runs(task_results, config.evaluation.k).items():
-                yield f"eval/{name}", found
+            for name, summary in over_runs(task_results, config.evaluation.k).items():
+                yield f"eval/{name}", summary
     ends = [list(MetricsFile(folder / "metrics.jsonl").rows())[-1:] for folder in folders]
     for name in ENDS:
-        known = [row[0][name] for row in ends if row and row[0].get(name) is not None]
-        values = np.asarray(known, dtype=np.float64)
+        present = [row[0][name] for row in ends if row and row[0].get(name) is not None]
+        values = np.asarray(present, dtype=np.float64)
         # A mean over some of the seeds would be compared with one over all.
         if len(values) == len(folders):
             yield (
