@@ -1,4 +1,4 @@
-"""One strict typed tree: everything that a run can be told, with a docstring under every field.
+"""One strict typed tree: every setting of a run, with a docstring under each field.
 
 The docstrings are the reference page docs/config.md. Unknown keys are errors that suggest the nearest name. Values
 come, weakest first, from the field defaults, the preset named by `algorithm.preset`, the YAML file and dotted
@@ -100,11 +100,11 @@ class Config(Section):
     distributed: DistributedConfig = DistributedConfig()
     """Where the policy's weights and optimizer live."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """When the run is saved."""
+    """When the run is saved, and which checkpoints are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation during training."""
     logging: LoggingConfig = LoggingConfig()
-    """What is said and kept beside metrics.jsonl."""
+    """Console output, trackers and files beside metrics.jsonl."""
     health: Annotated[Mode | dict[str, Mode], AfterValidator(_known_monitors)] = "warn"
     """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` says it once, on the
     console and in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or

@@ -66,7 +66,7 @@ def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
 def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Iterator[str]:
     """Every problem once, as `key.path: what is wrong`.
 
-    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its
+    Of a value that may be one of several types, the problems with the nearest type are reported: one that has its
     keys.
     """
     by_place: dict[tuple[str | int, ...], dict[str, list[tuple[tuple[bool, bool], str]]]] = {}

@@ -1,4 +1,4 @@
-"""The run round the training: its folder, checkpoints, evaluations and what is said and kept."""
+"""The run round the training: its folder, checkpoints, evaluations and logging."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunConfig(Section):
     """Where the run folder already holds a run, move that one to `NAME.old-TIME` and start anew. With `--resume auto`:
     only where it has no checkpoint to go on from."""
     check_memory: bool = True
-    """Refuse a run whose memory plan does not fit its devices, before a model is loaded (docs/memory.md). False: say so
+    """Refuse a run whose memory plan does not fit its devices, before a model is loaded (docs/memory.md). False: warn
     and go on."""
     max_nonfinite: int = Field(default=5, ge=1)
     """Stop, with a checkpoint, after this many steps in a row with a non-finite loss or gradient."""

@@ -3,7 +3,7 @@
 One completion at a time (`ByName`): prompt, messages, completion, answer, task, token_ids, and any field of the task's
 info. A whole group at a time, as TRL calls reward functions (`ByColumns`): prompts, completions, completion_ids, and
 lists of the same fields. A function with `**kwargs` receives everything. Invariant: the signature is read once, when
-the component is made, and a name that cannot be had is an error that says which task lacks it.
+the component is made, and a name that a task does not have is an error that names the task.
 
 A function of one completion that asks for `solution_str` has verl's form, `compute_score(data_source, solution_str,
 ground_truth, extra_info)`: verl's NaiveRewardManager (verl/workers/reward_manager/naive.py) calls it with these four
@@ -55,7 +55,7 @@ class _Function:
             return None
         if missing in _TRAINERS_OWN:
             return (
-                f"the function {self.name!r} asks for {missing!r}, which is of TRL's trainer and not to be had here: "
+                f"the function {self.name!r} asks for {missing!r}, which only TRL's trainer has: "
                 "give the parameter a default"
             )
         return (

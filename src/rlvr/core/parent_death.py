@@ -1,8 +1,8 @@
 """A process that ends when its owner does, however the owner ends.
 
 Invariant: once `die_with_parent` has returned, neither this process nor any process of its group outlives the owner by
-more than a moment, and the owner's scratch folder goes with it. The kernel tells (pidfd), so nothing polls and no
-reused id misleads. Imports nothing that takes time: it comes first in a started process.
+more than a moment, and the owner's scratch folder goes with it. The kernel reports the end of the owner (pidfd),
+so nothing polls and a reused id does no harm. Imports nothing that takes time: it comes first in a started process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typing import Any
 
 OWNER = "RLVR_OWNER"
 SCRATCH = "RLVR_SCRATCH"
-"""Environment of started processes: the process to live as long as, and the folder to remove when it dies first."""
+"""Environment variables of a started process: the id of its owner, with which it ends, and the folder that it removes
+if the owner ended first."""
 PREFIX = "rlvr-vllm-"
-"""How scratch folders are called; nothing else is ever removed."""
+"""Prefix of the names of scratch folders; no other folder is ever removed."""
 # Never released: whoever takes it ends the process, and a second caller waits for that.
 _leaving = threading.Lock()
 # A choice. The leader needs milliseconds; a longer wait keeps processes of a leader that hangs.
@@ -37,7 +38,8 @@ TRACKER_SECONDS = 5.0
 # Matches RANK, LOCAL_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, TORCHELASTIC_RUN_ID, ACCELERATE_MIXED_PRECISION; not RANKING,
 # and not CUDA_VISIBLE_DEVICES, which the engine needs.
 LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(WORLD_SIZE|RANK)$|ROLE_NAME$|MASTER_|TORCHELASTIC_|ACCELERATE_")
-"""Environment variables by which a launcher makes a process a rank of ours, which what it starts is not."""
+"""Environment variables by which a launcher makes a process a rank. Processes that a rank starts are none, and do not
+inherit them."""
 RUN = """
 import sys
 from rlvr.core import parent_death
@@ -46,7 +48,7 @@ import runpy
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-"""How a module is run: tied first, then whatever takes time to import."""
+"""Program that runs a module: first `die_with_parent`, then the imports, which take time."""
 
 
 def start(

@@ -100,7 +100,7 @@ class Controller(BaseModel):
 
     @property
     def current(self) -> float:
-        """The number that it stands for now."""
+        """The present value."""
         return self._bounded if self._needed else 0.0
 
     @property
@@ -212,7 +212,7 @@ def refuse_above(name: str, scalar: AnyScalar, limit: float) -> None:
 
 
 def scalar_value(scalar: AnyScalar, step: int, steps: int) -> float:
-    """The number that `scalar` stands for at `step` of `steps`."""
+    """The value of `scalar` at `step` of `steps`."""
     if isinstance(scalar, Controller):
         return scalar.current
     if isinstance(scalar, (Schedule, StepSchedule)):

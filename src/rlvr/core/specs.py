@@ -24,7 +24,7 @@ class ComponentSpec:
     """Those of `extra_keys` that were written, with their values."""
 
     extra_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys of the mapping that are no options of the component: they say what the place makes of it."""
+    """Keys of the mapping that are no options of the component but of its place, such as the `weight` of a reward."""
 
     @classmethod
     def parse(cls, written: SpecLike) -> Self:

@@ -34,7 +34,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Wait:
     """A wait that is under way: `with Wait(what, deadline) as wait: while not there: wait.check()`.
 
-    `what` is read again whenever it is said, `deadline` in time.monotonic seconds.
+    `what` is put into text each time that a message needs it, so that it may change; `deadline` is in time.monotonic
+    seconds.
     """
 
     under_way: ClassVar[dict[int, Wait]] = {}

@@ -1,4 +1,4 @@
-"""Train and evaluation halves of a generated data set, told apart by a hash of the task's text.
+"""Training and evaluation parts of a generated data set, separated by a hash of the task's text.
 
 Invariant: the split of a task depends on its text alone, so the two never share a task, whatever is generated, in
 whatever order. A digit of the question would not do: it would put a learnable difference between the splits.

@@ -5,7 +5,7 @@ best@k, all with bootstrap intervals over tasks, interquartile mean), the same b
 entropy, truncation, and `by_task`, from which `--compare` takes the differences to an earlier result, with paired
 intervals, and which tasks each can solve. Tasks are gone through in blocks: memory does not grow with tasks x samples.
 Where the model is of a run, the run's configuration holds: its verifier, template, tasks (data.eval), lengths and seed;
-else that of `--config`. What the command line says goes first. Under torchrun every rank samples, and rank 0 writes.
+else that of `--config`. The command line goes before both. Under torchrun every rank samples, and rank 0 writes.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (nothing is written then).
 """
@@ -131,7 +131,7 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
             def say(done: int, kind: str) -> None:
                 print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
-            with suppress(CollectionInterruptedError):  # told by its exit code
+            with suppress(CollectionInterruptedError):  # the exit code reports it
                 done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
         # All ranks meet here; the others have nothing to do before but to serve their engines.
         code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")

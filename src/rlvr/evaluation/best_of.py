@@ -1,4 +1,4 @@
-"""Best of k: what is expected of the response that a scorer likes best among k."""
+"""Best of k: the expected score of the response that a scorer ranks first among k."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Tasks are gone through in blocks, first with greedy responses and then with samples, and of each only its `TaskResult`
 is kept, so that memory does not grow with tasks x samples.
 
-Invariants: an undecided verdict (our own trouble) is left out of a task's samples and counted; a task with none decided
-is left out of the means; results do not depend on the blocks.
+Invariants: an undecided verdict (a fault of the run) is left out of a task's samples and counted; a task with none
+decided is left out of the means; results do not depend on the blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from rlvr.config import Config
 from rlvr.evaluation.levels import by_difficulty
-from rlvr.evaluation.task_result import TaskResult, summary, tally_of
+from rlvr.evaluation.task_result import TaskResult, empty_result, summary
 from rlvr.records import Rollout, Task
 from rlvr.rollout import Draw, Sampling
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
@@ -61,7 +61,7 @@ def evaluate(
     scorer: Scorer | None = None,
     judge: Callable[[RaisedVerdicts], None] = lambda verdicts: None,
 ) -> Evaluation:
-    """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done, and of which kind of
+    """Evaluate on `tasks` as `config.evaluation` says; `said` is called with the number of tasks done and the kind of
     response.
 
     `judge` sees the verdicts of all greedy responses, without these of the samples of the first few tasks, and then
@@ -83,7 +83,7 @@ def evaluate(
     stop = tuple(config.rollout.stop)
     greedy = Sampling(budget, temperature=0.0, stop=stop)
     sampling = Sampling(budget, settings.temperature, settings.top_p, settings.top_k, settings.min_p, stop)
-    task_results = [tally_of(task, settings.difficulty) for task in tasks]
+    task_results = [empty_result(task, settings.difficulty) for task in tasks]
     raised = RaisedVerdicts()
     if settings.greedy:
         for draws in _blocks(tasks, BLOCK):

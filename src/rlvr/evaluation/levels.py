@@ -1,4 +1,4 @@
-"""Tasks by how difficult they are said to be."""
+"""Tasks by their level of difficulty."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANGES = 5
 
 
 def by_difficulty(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
-    """Level -> its tasks, from the easiest; empty where no task says its level, or too many different words are used.
+    """Level -> its tasks, from the easiest; empty where no task has one, or too many different words are used.
 
     Levels are the texts or numbers that tasks have; where there are many numbers, ranges of them.
     """

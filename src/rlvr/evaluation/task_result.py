@@ -1,8 +1,9 @@
 """The result of a task once its responses are judged, and the summary of a set of results.
 
 Invariants:
-- A `TaskResult` is small and does not grow with the number of samples: rollouts are let go as soon as they are tallied.
-- An undecided verdict (our own trouble) is no sample; it is counted. A task with none decided is left out of the means.
+- A `TaskResult` is small and does not grow with the number of samples: rollouts are dropped once they are counted.
+- An undecided verdict (a fault of the run, not of the answer) is no sample; it is counted. A task with none decided is
+  left out of the means.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TaskResult:
     id: str
     source: str | None = None
     difficulty: str | float | None = None
-    """What the task says of itself (`evaluation.difficulty`)."""
+    """The value of the field `evaluation.difficulty` of the task's info."""
     samples: int = 0
     """Decided samples, the greedy response apart."""
     correct: int = 0
@@ -41,7 +42,7 @@ class TaskResult:
     majority: dict[int, float] = field(default_factory=dict)
     """maj@k by k."""
     best: dict[int, float] = field(default_factory=dict)
-    """best@k by k: the score of the one that the scorer likes best."""
+    """best@k by k: the expected score of the one that the scorer ranks first."""
     answer_entropy: float | None = None
     """Entropy of the answers among the samples, in nats."""
     responses: int = 0
@@ -113,8 +114,8 @@ class TaskResult:
         return cls(**{**row, **by_k})
 
 
-def tally_of(task: Task, difficulty: str = "difficulty") -> TaskResult:
-    """The empty result of a task; `difficulty` is the field of its `info` that says how difficult it is."""
+def empty_result(task: Task, difficulty: str = "difficulty") -> TaskResult:
+    """The empty result of a task; `difficulty` is the field of its `info` with its level of difficulty."""
     level = task.info.get(difficulty)
     return TaskResult(task.id, task.source, level if isinstance(level, (str, int, float)) else None)
 

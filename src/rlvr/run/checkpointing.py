@@ -116,7 +116,8 @@ class Checkpointer:
         """After the last step of a call of `train`: a checkpoint of it, on disk. TrainingError where it cannot be
         written.
 
-        `failed`: this rank had to stop; others may be elsewhere, so that with several the last checkpoint has to do.
+        `failed`: this rank stops with an error. With several ranks nothing is saved then, since the others are not at
+        this place; the run goes on from the checkpoint before.
         """
         # A write of rollouts that failed in its thread raises here, before the run is called finished.
         self.rollout_log.flush()

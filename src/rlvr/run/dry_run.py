@@ -13,7 +13,7 @@ from rlvr.policy.microbatch import token_limit
 
 # A guess, used for the estimate of disk space alone: tasks are not read for a dry run.
 PROMPT_TOKENS = 512
-"""Tokens of a prompt that are reckoned with where `data.max_prompt_tokens` sets no bound."""
+"""Tokens of a prompt that are assumed where `data.max_prompt_tokens` sets no bound."""
 
 
 def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path, longest: Sequence[int] = ()) -> list[str]:

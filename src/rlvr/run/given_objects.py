@@ -2,7 +2,7 @@
 tasks.
 
 Invariants: nothing that is recorded loads as something else: an object is written by a name only where that name leads
-to it, and with the options that it was made with; what cannot be written is described in words,
+to it, and with the options that it was made with. Other objects are described in words,
 `<a lambda (train.py, line 3)>`, which `registry.refuse_words` refuses where they are used.
 """
 
@@ -256,7 +256,7 @@ def _is_plain(value: Any, kinds: tuple[type, ...] = (str, int, float, bool, list
 
 
 def _name(value: Any) -> str:
-    """`FILE.py:Name` or `module:Name`, which is_main to the class or function `value`."""
+    """`FILE.py:Name` or `module:Name`, which leads to the class or function `value`."""
     if value.__name__ == "<lambda>":
         raise _NotWritableError(f"a lambda ({_line(value)})")
     if "<locals>" in value.__qualname__:

@@ -67,7 +67,7 @@ NUMBERED = {
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that a full disk costs its lines, in one line on standard error, and no traceback for each."""
+    """A log file. On a full disk its lines are lost, which standard error says once, without a traceback for each."""
 
     _failed = False
 
@@ -113,8 +113,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def keep_evaluation(self, row: dict[str, Any], task_results: Sequence[TaskResult]) -> None:
-        """Write what was found of each task, which a full disk costs, and then the results: they say that it was
-        made."""
+        """Write the results of each task, which are lost on a full disk, and then the `row` of the evaluation, which
+        marks it as made."""
         self.check_held()
         try:
             # The tasks first, then the row: a kill in between leaves an evaluation that counts as not made, and it is

@@ -36,8 +36,8 @@ class RunIdentity:
     def check(
         self, state: Mapping[str, Any], world: World, policy: Policy, report: Callable[[str, Level], None]
     ) -> None:
-        """CheckpointError where the state of a checkpoint is of another run. Values that `auto` has there are taken
-        over.
+        """CheckpointError where the state of a checkpoint is of another run. Values of `auto` are taken over
+        from it.
 
         `report` is told, as (text, level), of values that do not fit here.
         """

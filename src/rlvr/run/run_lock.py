@@ -46,8 +46,8 @@ class RunLock:
     """Held from construction to `release`. ConfigError names the holder where there is another.
 
     A trainer of the same process that was not closed gives way: in a notebook, the one of the cell before. The file
-    stays; what counts are the locks (flock) on it, which says who holds it, and on the folder, which keeps others out
-    even where the file was removed.
+    stays. Both it and the folder are locked (flock): the file holds the name of the process, and the lock on the folder
+    keeps others out even where the file was removed.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -2,7 +2,7 @@
 [--control random|format]
 
 With `run.seeds` it trains one seed after the other (rlvr.train.sweep). `--control` trains the same run with a reward
-that says nothing of the answer: where the held-out score rises as much, it was not the verifier that taught.
+that does not depend on the answer: where the held-out score rises as much, the verifier is not the cause.
 
 Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 CONTROLS = ("random", "format")
-"""Rewards that say nothing of the answer: Shao et al. 2025, "Spurious Rewards", arXiv 2506.10947."""
+"""Rewards that do not depend on the answer: Shao et al. 2025, "Spurious Rewards", arXiv 2506.10947."""
 
 
 def as_control(config: Config, reward: str) -> Config:
@@ -136,7 +136,7 @@ def _train(config: Config, resume: str | None) -> int:
 
 
 def _report(trainer: Any) -> None:
-    """report.html of the run folder; what keeps it from being written is said, and costs nothing else."""
+    """Write report.html of the run folder. An error is logged, and does not fail the run."""
     from rlvr.report import write_report
 
     try:
