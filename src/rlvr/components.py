@@ -138,6 +138,8 @@ class RewardTerm(AdaptiveComponent):
     @property
     def asks_continuations(self) -> bool:
         """Tell whether the log-probs of continuations are given."""
+        # Whether a subclass wrote the method: asking for continuations costs a forward pass even where the list is
+        # empty.
         return type(self).asks is not RewardTerm.asks
 
     @property
@@ -295,7 +297,10 @@ class Correction(Component):
 
 
 class Environment(Component):
-    """An environment that remembers: the policy talks with an episode of it. Its methods may be coroutine functions."""
+    """An environment with state: the policy exchanges turns with an episode of it.
+
+    Its methods may be coroutine functions.
+    """
 
     @abstractmethod
     def begin(self, task: Task) -> Episode | Awaitable[Episode]:
@@ -303,7 +308,7 @@ class Environment(Component):
 
 
 class Episode(ABC):
-    """One rollout's talk with an environment. Its methods may be coroutine functions."""
+    """One rollout's conversation with an environment. Its methods may be coroutine functions."""
 
     @abstractmethod
     def reply(self, text: str) -> str | Awaitable[str | None] | None:
@@ -334,6 +339,8 @@ CONTRACTS |= {
     "modifier": (Modifier,),
     "reward": (RewardTerm,),
     "selector": (Selector,),
+    # The more special contract first: a class with `sequence_losses` is a SequenceLoss. A plain
+    # function as an environment becomes a `Tool`, whose one required member is `__call__`.
     "loss": (SequenceLoss, Loss),
     "auxiliary": (SequenceLoss, Loss),
     "token_selector": (TokenSelector,),

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one clear message that names the thing, the place and the mend.
+"""Errors that a user can fix: one clear message that names the thing, the place and the fix.
 
 Invariant: everything the library refuses because of what it was given is a `RlvrError`; the commands print its
 text without a traceback (`command`). Anything else that escapes is a defect of the library and keeps its traceback.
@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+# With the separator, so that a package `rlvr_ideas` beside this one is not taken for it.
 _PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 
 
@@ -70,8 +71,8 @@ class UserCodeError(TrainingError):
 
 
 USER_CODE_ERRORS = (Exception, SystemExit)
-"""Exceptions of the user's code that are its trouble and not the run's: an answer that it runs with `exec` may call
-exit()."""
+"""Exceptions that are taken for faults of the user's code. SystemExit is among them: an answer that the code runs with
+`exec` may call exit()."""
 
 
 class WaitTimeoutError(RlvrError):
@@ -88,15 +89,18 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
     def guarded(arguments: Sequence[str] | None = None) -> int:
         try:
             return main(arguments)
+        # Everything else keeps its traceback: it is a defect of the library.
         except (RlvrError, OSError) as error:
             text = f"{error}{_advice(error)}"
             print(f"error: {text}", file=sys.stderr)
             tell_launcher(text)
+            # 1 where the same command may work at another time; 2 where the input has to change.
             if isinstance(error, TrainingError | WaitTimeoutError | OSError):
                 return 1
             return 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
+            # 128 + SIGINT, as a shell has it.
             return 130
 
     return guarded
@@ -114,6 +118,7 @@ def user_traceback(error: BaseException) -> str:
         while place is not None and place.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             place = place.tb_next
         return "".join(traceback.format_exception(type(error), error, place or error.__traceback__)).rstrip()
+    # `str(error)` is the user's code and may raise, too.
     except Exception as another:
         return f"{type(error).__name__} (it cannot be shown: {type(another).__name__})"
 
@@ -130,6 +135,7 @@ def tell_launcher(message: str) -> None:
     """Write the error file that torchrun shows at its end, in the layout of torch's own
     ErrorHandler.record_exception."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    # Set by torchrun for each rank; without it nobody would read the file.
     if path:
         more = {
             "py_callstack": message,
@@ -143,6 +149,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A suggestion for an unknown `name`: `"; did you mean 'x'?"`, or the list of what is known when nothing is
     near."""
     known = sorted(known)
+    # 0.6 is difflib's own default: `clp` finds `clip`, and a name that resembles none gives the whole list.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"

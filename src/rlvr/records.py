@@ -164,10 +164,13 @@ class Verdict:
             raise ValueError(f"a verdict's score must be finite or None, not {self.score}")
         for name in ("reason", "traceback"):
             text = self.__dict__[name]
+            # Before `printable`, which goes through all of the text: a reason may be megabytes.
             if isinstance(text, str) and len(text) > LONGEST_REASON:
                 text = cut(text)
             if name == "reason" and isinstance(text, str):
+                # Cut again, since an escape such as `\x1b` is four characters in place of one.
                 text = cut(printable(text))
+            # The dataclass is frozen; this is its own constructor.
             object.__setattr__(self, name, text)
 
     @property
@@ -184,12 +187,13 @@ class Verdict:
                 reason = f"the score is {score}"
             return cls(VerdictStatus.ERROR, None, **{"reason": reason, **more})
         score = float(score)
+        # Scores may be negative or above 1: those are partial, too.
         status = {1.0: VerdictStatus.CORRECT, 0.0: VerdictStatus.WRONG}.get(score, VerdictStatus.PARTIAL)
         return cls(status, score, **more)
 
     @classmethod
     def undecided(cls, reason: str, status: VerdictStatus = VerdictStatus.ERROR, **more: Any) -> Verdict:
-        """A verdict that our own trouble prevents."""
+        """A verdict that a fault of ours, not of the answer, prevents."""
         return cls(status, None, reason=reason, **more)
 
     @classmethod
@@ -311,6 +315,7 @@ class Rollout:
         if self.trained_context is None:
             return self
         written = np.flatnonzero(self.origin != Origin.PROMPT)
+        # The first token that is trained: after the prompt, and after the hint that opens the completion.
         first = int(written[0]) if len(written) else len(self)
         while first < len(self) and self.origin[first] == Origin.HINT:
             first += 1
@@ -330,6 +335,7 @@ class Rollout:
                 "segments": [
                     Segment(s.kind, s.start - first + len(context), s.end - first + len(context))
                     for s in self.segments
+                    # Segments of the part that was replaced have no tokens any more.
                     if s.start >= first
                 ],
                 "char_ends": None if self.char_ends is None else join(-1, self.char_ends),
@@ -366,6 +372,7 @@ class Rollout:
     def to_json(self) -> dict[str, Any]:
         """`row` as JSON types (unknown log-probs are null)."""
         row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in self.row().items()}
+        # JSON has no NaN.
         return row | {"behaviour_logprobs": [None if math.isnan(x) else x for x in row["behaviour_logprobs"]]}
 
     @classmethod
@@ -404,8 +411,8 @@ class Batch:
     """Rollouts plus named columns per rollout and per token.
 
     `columns[name]` is float64 [B] with NaN for undecided; `token_columns[name]` holds one array [T_b] per rollout.
-    A piece declares what it reads and writes by the names it uses. Per-token weights of loss components are the token
-    columns `weight/policy`, `weight/likelihood` ...; advantages are the column (or token column) `advantage`.
+    A component declares what it reads and writes by the names it uses. Per-token weights of loss components are the
+    token columns `weight/policy`, `weight/likelihood` ...; advantages are the column (or token column) `advantage`.
     """
 
     rollouts: list[Rollout]
@@ -437,12 +444,14 @@ class Batch:
         if key:
             keys = [key(r) for r in self.rollouts]
         else:
+            # By the draw and not by the task: a task that is drawn twice makes two groups with baselines of their own.
             keys = [r.group for r in self.rollouts]
         return np.asarray([numbers.setdefault(k, len(numbers)) for k in keys], dtype=np.int64)
 
     def groups(self, key: Callable[[Rollout], str] | None = None) -> Iterator[Group]:
         """The groups in order of first appearance; they may be ragged."""
         index = self.group_index(key)
+        # Stable, so that the members of a group keep their order in the batch.
         order = np.argsort(index, kind="stable")
         for where in np.split(order, np.cumsum(np.bincount(index))[:-1]) if len(index) else ():
             members = [self.rollouts[i] for i in where]
@@ -450,6 +459,7 @@ class Batch:
 
     def with_own_columns(self) -> Batch:
         """The batch as it is now, to which columns that are added or replaced later do not belong."""
+        # Shallow: rollouts and arrays are shared, and only the mappings are new.
         return Batch(self.rollouts, dict(self.columns), dict(self.token_columns))
 
     def select(self, index: Sequence[int] | np.ndarray) -> Batch:
@@ -463,6 +473,8 @@ class Batch:
 
     def digest(self) -> str:
         """A short text that differs where rollouts or columns do: for ranks to compare."""
+        # Lengths and columns and not the token ids: these came from rank 0 in one broadcast, while columns are computed
+        # anew on each rank, where a difference would make the ranks' weights drift apart.
         sums = hashlib.blake2b(digest_size=16)
         for rollout in self.rollouts:
             sums.update(f"{rollout.group} {rollout.member} {len(rollout)}\n".encode())
@@ -471,5 +483,6 @@ class Batch:
         for name in sorted(self.token_columns):
             sums.update(name.encode())
             for values in self.token_columns[name]:
+                # Bit for bit: NaN equals itself here, and -0.0 differs from 0.0.
                 sums.update(np.ascontiguousarray(values).tobytes())
         return sums.hexdigest()

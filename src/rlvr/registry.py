@@ -1,15 +1,15 @@
-"""Names -> pieces: one mechanism for verifiers, rewards, selectors, advantages, losses, samplers, plans, engines ...
+"""Names -> components: one mechanism for all kinds, from verifiers and rewards to losses, samplers and engines.
 
-A piece is a class or a function. In the configuration it is written as a name, as `FILE.py:Name` or `module:Name`, or
-as a mapping `{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the
+A component is a class or a function. In the configuration it is written as a name, as `FILE.py:Name` or `module:Name`,
+or as a mapping `{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the
 keyword-only parameters of a function. They are checked and converted by their annotations before anything runs.
 
-Names are found, in this order: what was registered in this process, the library's own rooms (imported on first use),
+Names are found, in this order: what was registered in this process, the library's own packages (imported on first use),
 and entry points of installed packages (group `rlvr.verifiers`, `rlvr.losses` ...: the kind in the plural).
 
 A file is loaded once, under a name of its own, with its folder at the end of the module search path. A script that
-trains without `if __name__ == "__main__":` is loaded as far as its first GRPOTrainer, so that its pieces are found and
-it does not train again.
+trains without `if __name__ == "__main__":` is loaded as far as its first GRPOTrainer, so that its components are found
+and it does not train again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 
 if TYPE_CHECKING:
-    # Slow to import, and needed only where a piece is built from a configuration: `import rlvr.verifiers` is quick.
+    # Slow to import, and needed only where a component is built from a configuration: `import rlvr.verifiers` is quick.
     import importlib.metadata
 
     from pydantic import TypeAdapter
@@ -61,55 +61,60 @@ ROOMS = {
     "stage": "rlvr.stages",
     "preset": "rlvr.recipes",
 }
-"""Kind of piece -> the room whose import registers the library's own pieces of that kind."""
+"""Kind of component -> the package whose import registers the library's own components of that kind."""
 
 _pieces: dict[str, dict[str, Any]] = {kind: {} for kind in ROOMS}
 
 _loading: list[Path] = []
-"""Files that are being loaded for their pieces, the innermost last."""
+"""Files that are being loaded for their components, the innermost last."""
 
 
 class _TrainerReached(BaseException):
-    """A script that is loaded for its pieces makes a trainer. It is no Exception, so that the script does not catch
+    """A script that is loaded for its components makes a trainer. It is no Exception, so that the script does not catch
     it."""
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
-    """Decorator: make a class or function known as `name` among the pieces of `kind`.
+    """Decorator: make a class or function known as `name` among the components of `kind`.
 
     Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell,
     or from a file that is loaded under a second name, replaces it.
     """
     if kind not in ROOMS:
-        raise ConfigError(f"there is no kind of piece {kind!r}{nearest(kind, ROOMS)}")
+        raise ConfigError(f"there is no kind of component {kind!r}{nearest(kind, ROOMS)}")
 
-    def keep(piece: T) -> T:
+    def keep(component: T) -> T:
         old = _pieces[kind].get(name)
-        if old is not None and _source(old) != _source(piece):
+        # By file and qualified name, not by identity: a notebook cell that is run again makes a new object of the same
+        # source.
+        if old is not None and _source(old) != _source(component):
             raise ConfigError(f"the {kind} {name!r} is taken by {'.'.join(_identity(old))}: choose another name")
-        if not _is_own(piece):
+        # The library's own components are checked by its tests; importing the contracts here would be circular for
+        # them.
+        if not _is_own(component):
             from rlvr.core.component_checks import refuse_misspelt
 
             importlib.import_module(ROOMS[kind])  # with the contract of the kind
-            refuse_misspelt(kind, piece)
-        _pieces[kind][name] = piece
-        return piece
+            refuse_misspelt(kind, component)
+        _pieces[kind][name] = component
+        return component
 
     return keep
 
 
-def _identity(piece: Any) -> tuple[str, str]:
-    return getattr(piece, "__module__", ""), getattr(piece, "__qualname__", repr(piece))
+def _identity(component: Any) -> tuple[str, str]:
+    return getattr(component, "__module__", ""), getattr(component, "__qualname__", repr(component))
 
 
-def _is_own(piece: Any) -> bool:
+def _is_own(component: Any) -> bool:
     """Tell whether a component is the library's."""
-    return _identity(piece)[0].startswith("rlvr.")
+    # With the dot: a user's package may be called `rlvr_ideas`.
+    return _identity(component)[0].startswith("rlvr.")
 
 
-def _source(piece: Any) -> tuple[str, str]:
-    """The file of a piece, or its module where that has no file, and its qualified name."""
-    module, name = _identity(piece)
+def _source(component: Any) -> tuple[str, str]:
+    """The file of a component, or its module where that has no file, and its qualified name."""
+    module, name = _identity(component)
     loaded = sys.modules.get(module)
     if loaded is None:
         file = None
@@ -119,19 +124,19 @@ def _source(piece: Any) -> tuple[str, str]:
 
 
 def registered_outside() -> Iterator[tuple[str, str, Any]]:
-    """(kind, name, piece) of everything that was registered in this process and is not the library's own."""
-    for kind, pieces in _pieces.items():
-        for name, piece in pieces.items():
-            if not _is_own(piece):
-                yield kind, name, piece
+    """(kind, name, component) of everything that was registered in this process and is not the library's own."""
+    for kind, components in _pieces.items():
+        for name, component in components.items():
+            if not _is_own(component):
+                yield kind, name, component
 
 
-def own_name(kind: str, piece: Any) -> str | None:
-    """The name by which the library itself registers `piece`; None where it does not."""
+def own_name(kind: str, component: Any) -> str | None:
+    """The name by which the library itself registers `component`; None where it does not."""
     importlib.import_module(ROOMS[kind])
-    if not _is_own(piece):
+    if not _is_own(component):
         return None
-    return next((name for name, known in _pieces[kind].items() if known is piece), None)
+    return next((name for name, registered in _pieces[kind].items() if registered is component), None)
 
 
 def is_in_words(written: Any) -> bool:
@@ -151,6 +156,7 @@ def refuse_words(what: str, written: Any) -> None:
 
 def names(kind: str) -> list[str]:
     """The names that `kind` is known by in this process, the library's own included."""
+    # Registering is a side effect of the import, so the list is complete only after it.
     importlib.import_module(ROOMS[kind])
     return sorted(set(_pieces[kind]) | {entry.name for entry in _entry_points(kind)})
 
@@ -158,6 +164,7 @@ def names(kind: str) -> list[str]:
 def _entry_points(kind: str) -> importlib.metadata.EntryPoints:
     import importlib.metadata
 
+    # `rlvr.losses`, `rlvr.advantages`; the plural of a kind that ends in s would take `es`.
     return importlib.metadata.entry_points(group=f"rlvr.{kind}{'es' if kind.endswith('s') else 's'}")
 
 
@@ -167,12 +174,14 @@ def find(kind: str, name: str) -> Any:
         raise ConfigError(f"a {kind} is written as a name, not {name!r}")
     refuse_words(kind, name)
     if ":" in name:
+        # `ideas/loss.py:Clip` is a file, `ideas.loss:Clip` a module.
         if name.split(":")[0].endswith(".py"):
             return _from_file(kind, name)
         return _from_module(kind, name)
     if name not in _pieces[kind]:
         importlib.import_module(ROOMS[kind])
     if name not in _pieces[kind]:
+        # Last, so that no installed package can replace a name of the library's in silence.
         for entry in _entry_points(kind):
             if entry.name == name:
                 return _from_package(kind, entry)
@@ -201,20 +210,22 @@ def _from_module(kind: str, name: str) -> Any:
 
 def _attribute(kind: str, name: str, module: ModuleType, attribute: str) -> Any:
     try:
-        found = operator.attrgetter(attribute)(module)
+        # `attrgetter`, since the attribute may be a path: `FILE.py:Class.method`.
+        target = operator.attrgetter(attribute)(module)
     except AttributeError:
-        found = None
-    if not callable(found):
+        target = None
+    if not callable(target):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         place = vars(module).get("__file__") or module.__name__
         raise ConfigError(
             f"{kind} {name!r}: {place} has no class or function {attribute!r}{nearest(attribute, public)}"
         )
-    return found
+    return target
 
 
 def import_pieces(files: Sequence[str]) -> None:
-    """Import files (`FILE.py`) and modules, which register their pieces. ConfigError names the one that cannot be."""
+    """Import files (`FILE.py`) and modules, which register their components. ConfigError names the one that cannot
+    be."""
     for file in files:
         refuse_words("imports", file)
         if file.endswith(".py"):
@@ -234,10 +245,12 @@ def _file_module(what: str, file: str) -> ModuleType:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise ConfigError(f"{what}: there is no file {path}")
+    # Two files of one name in different folders are two modules. The hash need not be the same in another process: each
+    # loads the file by its path.
     module_name = f"{FILE_MODULE}{path.stem}_{abs(hash(str(path))):x}"
     try:
         return sys.modules.get(module_name) or load_file(module_name, path)
-    except USER_CODE_ERRORS as error:  # a script that ends by sys.exit is no end of ours
+    except USER_CODE_ERRORS as error:  # SystemExit too: a script may end by sys.exit()
         raise ConfigError(f"{what}: {path} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -247,6 +260,7 @@ def load_file(module_name: str, path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Before the file runs, as importlib does it: dataclasses and pickle look their module up by name.
     sys.modules[module_name] = module
     if (
         str(path.parent) not in sys.path
@@ -255,9 +269,11 @@ def load_file(module_name: str, path: Path) -> ModuleType:
     _loading.append(path)
     try:
         spec.loader.exec_module(module)
+    # BaseException, which the script's own `except Exception` lets pass.
     except _TrainerReached:
         pass  # what is defined above is there
     except BaseException:
+        # A half-loaded module would be taken for a whole one by the next component of the file.
         del sys.modules[module_name]
         raise
     finally:
@@ -266,13 +282,14 @@ def load_file(module_name: str, path: Path) -> ModuleType:
 
 
 def leave_loaded_script() -> None:
-    """End the loading of a script, where one is being loaded for its pieces: it has come to where it would train."""
+    """End the loading of a script, where one is being loaded for its components: it has come to where it would
+    train."""
     if _loading:
         raise _TrainerReached(str(_loading[-1]))
 
 
 def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
-    """The options of a piece as written, checked and converted by the piece's own signature."""
+    """The options of a component as written, checked and converted by the component's own signature."""
     from pydantic import ValidationError
 
     from rlvr.core.component_checks import refuse_two_contracts, refuse_without_base
@@ -280,25 +297,29 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     spec = ComponentSpec.parse(spec)
     name = spec.name
     options = dict(spec.options)
-    piece = find(kind, name)
+    component = find(kind, name)
     importlib.import_module(ROOMS[kind])  # with the contract of the kind
-    if not (inspect.isclass(piece) or inspect.isroutine(piece) or isinstance(piece, functools.partial)):
-        raise ConfigError(f"{kind} {name!r} is a {type(piece).__name__}: name a class, with its options, or a function")
-    refuse_without_base(kind, name, piece)
-    refuse_two_contracts(kind, piece)
-    known = options_of(piece)
+    if not (inspect.isclass(component) or inspect.isroutine(component) or isinstance(component, functools.partial)):
+        raise ConfigError(
+            f"{kind} {name!r} is a {type(component).__name__}: name a class, with its options, or a function"
+        )
+    refuse_without_base(kind, name, component)
+    refuse_two_contracts(kind, component)
+    accepted = options_of(component)
     for option in options:
-        if option not in known:
-            raise ConfigError(f"{kind} {name!r} has no option {option!r}{nearest(option, known)}")
-    for option, parameter in known.items():
+        if option not in accepted:
+            raise ConfigError(f"{kind} {name!r} has no option {option!r}{nearest(option, accepted)}")
+    for option, parameter in accepted.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
             raise ConfigError(f"{kind} {name!r} needs the option {option!r}")
-    hints = _hints(piece)
+    hints = _hints(component)
     for option, value in options.items():
+        # An option without an annotation is passed on as it is written.
         if option in hints:
             try:
                 options[option] = _adapter(hints[option]).validate_python(value)
             except ValidationError as error:
+                # The first one: of a union the others are about types that the value is not.
                 problem = error.errors()[0]
                 reason = problem["msg"].removeprefix("Value error, ")
                 raise ConfigError(f"{kind} {name!r}: {option}={value!r}: {reason}") from error
@@ -312,6 +333,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
         held = typing.get_args(hint)[0]
     else:
         held = hint
+    # pydantic refuses a second configuration for types that bring their own.
     has_config = isinstance(held, type) and (
         issubclass(held, BaseModel) or typing.is_typeddict(held) or dataclasses.is_dataclass(held)
     )
@@ -321,54 +343,60 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
 
 
-def options_of(piece: Any) -> dict[str, inspect.Parameter]:
+def options_of(component: Any) -> dict[str, inspect.Parameter]:
     """Return what may be given as an option: the keyword-only parameters of a function; all parameters of a class,
     except those that its attribute `injected` names."""
-    parameters = inspect.signature(piece).parameters
+    parameters = inspect.signature(component).parameters
+    # A function's positional parameters are the call's own (a batch, a completion), never options.
     kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
-    if inspect.isclass(piece):
+    if inspect.isclass(component):
         kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if inspect.isclass(piece):
-        injected = piece.injected if issubclass(piece, Component) else ()
+    if inspect.isclass(component):
+        injected = component.injected if issubclass(component, Component) else ()
     else:
+        # Of a plain reward function, the fields that it asks for by name are given by the library, too.
         injected = FIELDS
     return {name: p for name, p in parameters.items() if p.kind in kinds and name not in injected}
 
 
-def _hints(piece: Any) -> dict[str, Any]:
-    whole = not inspect.isclass(piece) or "__init__" not in vars(piece) or dataclasses.is_dataclass(piece)
-    owner = piece if whole else piece.__init__  # a dataclass's inherited fields are found in their own modules
+def _hints(component: Any) -> dict[str, Any]:
+    whole = not inspect.isclass(component) or "__init__" not in vars(component) or dataclasses.is_dataclass(component)
+    # A class without an `__init__` of its own, as a dataclass, has the annotations of its fields.
+    owner = component if whole else component.__init__  # a dataclass's inherited fields are found in their own modules
     try:
         hints = typing.get_type_hints(owner, include_extras=True)
-        if inspect.isclass(piece) and owner is not piece:
-            hints = {**typing.get_type_hints(piece, include_extras=True), **hints}
+        if inspect.isclass(component) and owner is not component:
+            hints = {**typing.get_type_hints(component, include_extras=True), **hints}
         return hints
+    # An annotation that is imported under TYPE_CHECKING alone cannot be looked up: no option is converted then.
     except NameError:
         return {}
 
 
 def build(kind: str, spec: SpecLike) -> Any:
-    """The piece that `spec` writes: an instance of a class, or a function with its options bound."""
+    """The component that `spec` writes: an instance of a class, or a function with its options bound."""
     from rlvr.core.component_checks import check_members, refuse_misspelt
 
     name = ComponentSpec.parse(spec).name
-    piece = find(kind, name)
+    component = find(kind, name)
     options = check_options(kind, spec)
-    refuse_misspelt(kind, piece)
-    if not inspect.isclass(piece):
-        made = adapted(kind, functools.partial(piece, **options) if options else piece)
+    refuse_misspelt(kind, component)
+    if not inspect.isclass(component):
+        made = adapted(kind, functools.partial(component, **options) if options else component)
     else:
-        made = instance(kind, name, adapted(kind, piece), options)
+        made = instance(kind, name, adapted(kind, component), options)
+        # Once more, for members that `__init__` sets on the instance.
         refuse_misspelt(kind, made)
     check_members(kind, name, made)
     return made
 
 
-def instance(kind: str, name: str, piece: type, options: Mapping[str, Any]) -> Any:
-    """Make an instance of the class `piece`. ConfigError says what it refuses, with the user's lines where their code
-    fails."""
+def instance(kind: str, name: str, component: type, options: Mapping[str, Any]) -> Any:
+    """Make an instance of the class `component`. ConfigError says what it refuses, with the user's lines where their
+    code fails."""
     try:
-        return piece(**options)
+        return component(**options)
+    # What constructors raise for a wrong value, in words; of any other exception the user needs the line.
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
     except RlvrError:

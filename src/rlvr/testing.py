@@ -1,4 +1,4 @@
-"""The proofs that the library's own pieces pass, for pieces of your own.
+"""Checks that the library's own components pass, for components of your own.
 
     from rlvr.testing import check_advantage, check_trains
 
@@ -6,9 +6,9 @@
         check_advantage("my_ideas.py:median")
         check_trains(tmp_path, advantage="my_ideas.py:median")
 
-Each check takes a piece as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function itself,
-tries it on made-up batches, and raises AssertionError with the rule that it breaks. Made-up batches come from a seed: a
-failure repeats.
+Each check takes a component as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function
+itself, tries it on made-up batches, and raises AssertionError with the rule that it breaks. Made-up batches come from a
+seed: a failure repeats.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 
 Piece = str | Mapping[str, Any] | Callable[..., Any]
 
+# A choice: enough for ragged groups of every size to meet undecided members; a check of an advantage takes well under a
+# second.
 TRIES = 30
 """Made-up batches of a check."""
 PROMPT = 2
@@ -55,6 +57,7 @@ def make_batch(rewards: Sequence[Sequence[float | None]], lengths: Sequence[Sequ
 def _rollout(task: Task, group: int, member: int, size: int, reward: float | None) -> Rollout:
     total = PROMPT + size
     origin = np.where(np.arange(total) < PROMPT, Origin.PROMPT, Origin.POLICY).astype(np.int8)
+    # Any rule that gives members different texts; 23 keeps the letters within the alphabet.
     ids = (7 * np.arange(total) + 3 * member + group) % 23
     letters = "".join(chr(ord("a") + i) for i in ids[PROMPT:])
     rollout = Rollout(
@@ -83,6 +86,7 @@ def made_up_batches(seed: int = 0, tries: int = TRIES) -> Iterator[Batch]:
         sizes = random.integers(1, 7, size=random.integers(1, 5))
         rewards = [[levels[i] for i in random.integers(0, len(levels), size=size)] for size in sizes]
         yield make_batch(rewards, [random.integers(1, 9, size=size).tolist() for size in sizes])
+    # The edge cases: 0.1, which sums with rounding (a mean of three 0.1 is not 0.1), empty completions, a group of 400.
     yield make_batch([[1.0]])
     yield make_batch([[0.1, 0.1, 0.1], [1.0, 1.0]])
     yield make_batch([[None, None], [None]])
@@ -96,7 +100,7 @@ def check_advantage(piece: Piece, *, by_group: bool = True, zero_when_equal: boo
     are shuffled (N4).
 
     `by_group`: what other groups there are changes nothing (false for one that looks at the whole batch).
-    `zero_when_equal`: a group of equal rewards teaches nothing (false for one without a group baseline).
+    `zero_when_equal`: a group of equal rewards gets advantages of 0 (false for one without a group baseline).
     """
     estimate = _built("advantage", piece)
     for number, batch in enumerate(made_up_batches()):
@@ -131,15 +135,16 @@ def check_modifier(piece: Piece, *, by_group: bool = True) -> None:
     shuffled."""
     modify = _built("modifier", piece)
     for number, batch in enumerate(made_up_batches()):
-        given = np.where(np.isfinite(batch.column("reward")), batch.column("reward") - 0.3, 0.0)
-        values = _per_rollout(modify(batch, given.copy()), batch, "a modified advantage")
+        # Any advantage will do; 0.3 makes it differ in sign and size from the reward.
+        plain = np.where(np.isfinite(batch.column("reward")), batch.column("reward") - 0.3, 0.0)
+        values = _per_rollout(modify(batch, plain.copy()), batch, "a modified advantage")
         assert all(np.isfinite(value).all() for value in values), "a modified advantage is not finite"
         order = np.random.default_rng(number).permutation(len(batch))
-        shuffled = _per_rollout(modify(batch.select(order), given[order].copy()), batch.select(order), "an advantage")
+        shuffled = _per_rollout(modify(batch.select(order), plain[order].copy()), batch.select(order), "an advantage")
         _same(shuffled, [values[i] for i in order], "shuffling the rollouts changes their advantages")
         if by_group:
             added = make_batch([[5.0, -3.0], [0.0, 1.0]])
-            more = modify(_joined(batch, added), np.concatenate([given, [1.0, -1.0, 0.5, -0.5]]))
+            more = modify(_joined(batch, added), np.concatenate([plain, [1.0, -1.0, 0.5, -0.5]]))
             _same(
                 _per_rollout(more, _joined(batch, added), "an advantage")[: len(batch)],
                 values,
@@ -151,6 +156,7 @@ def check_reward(piece: Piece, *, by_group: bool = True) -> None:
     """A reward term: one number per rollout (NaN: undecided, never infinite), on any text; it follows the rollouts."""
     from rlvr.rewards import build_terms
 
+    # By the path that a run takes, which also accepts a plain function of one completion.
     [term] = build_terms([dict(piece) if isinstance(piece, Mapping) else piece])
     for number, batch in enumerate(made_up_batches()):
         values = np.asarray(term.function(batch), dtype=np.float64)
@@ -179,6 +185,7 @@ def check_selector(piece: Piece, *, by_group: bool = True) -> None:
 
     for number, batch in enumerate(made_up_batches()):
         whole = set(kept(batch))
+        # The order in which rollouts are listed is an accident of sampling.
         order = np.random.default_rng(number).permutation(len(batch))
         if by_group:
             more = _joined(batch, make_batch([[1.0, 0.0], [1.0, 1.0]]))
@@ -199,14 +206,17 @@ def check_loss(piece: Piece, *, smooth: bool = True) -> None:
     assert loss.average in AVERAGES, f"`average` is {loss.average!r}, not one of {', '.join(AVERAGES)}"
     for seed in range(TRIES):
         random = np.random.default_rng(seed)
+        # 12 tokens of at most 4 responses, which stand one after the other, as in a micro-batch.
         sequence = np.sort(random.integers(0, 4, size=12))
         values = _made_up_tokens(random, sequence)
+        # Of the whole: token weights, 4 responses, constant length 16. Both parts below are given the same ones (N1).
         over = Denominators(float(values["weight"].sum()), 4.0, 16.0)
         whole, gradient = _value_and_gradient(loss, values, sequence, over)
         assert np.isfinite(whole) and np.isfinite(gradient).all(), "the loss or its gradient is not finite"
         assert not gradient[values["weight"] == 0].any(), "a token of weight 0 has a gradient"
         if loss.zero_without_advantage:
             assert not gradient[values["advantage"] == 0].any(), "a token of advantage 0 has a gradient"
+        # Cut between responses, as micro-batches are.
         parts = [sequence < 2, sequence >= 2]
         shares = [_value_and_gradient(loss, {k: v[p] for k, v in values.items()}, sequence[p], over) for p in parts]
         assert np.isclose(sum(share for share, _ in shares), whole, rtol=1e-6, atol=1e-9), (
@@ -226,6 +236,7 @@ def _made_up_tokens(random: np.random.Generator, sequence: np.ndarray) -> dict[s
         "advantage": random.choice([-1.0, 0.0, 0.7], size=4)[sequence],
         "proximal": proximal,
         "behaviour": proximal + random.normal(0, 0.05, size),
+        # Log-ratios on both sides of every usual clip range (0.2, 0.28) and near 0, none of them exactly on a kink.
         "logprobs": proximal + random.choice([-0.5, -0.05, 0.04, 0.6], size) + random.normal(0, 0.005, size),
         "reference": proximal + random.normal(0, 0.2, size),
         "entropy": random.random(size) * 3,
@@ -251,6 +262,7 @@ def _value_and_gradient(
             ("entropy", CURRENT): tensors["entropy"],
         },
     )
+    # allow_unused: a loss may not depend on these log-probs at all, and its gradient is 0 then.
     value = loss(tokens, over).value
     if value.requires_grad:
         gradient = torch.autograd.grad(value, logprobs, allow_unused=True)[0]
@@ -268,6 +280,8 @@ def _check_gradient(
             logprobs = values["logprobs"].copy()
             logprobs[i] += step
             moved.append(_value_and_gradient(loss, {**values, "logprobs": logprobs}, sequence, over)[0])
+        # Central differences, [f(x + h) - f(x - h)] / 2h with h = 1e-6: in float64 both the truncation, O(h^2), and the
+        # cancellation, about 1e-16 / h, stay below the tolerance.
         slope = (moved[0] - moved[1]) / 2e-6
         assert np.isclose(slope, gradient[i], rtol=1e-4, atol=1e-7), (
             f"the gradient of token {i} is {gradient[i]:.6g}, finite differences give {slope:.6g}"
@@ -297,6 +311,7 @@ def check_trains(
     with GRPOTrainer(None, tasks, _spread, config) as trainer:
         before = {name: p.detach().clone() for name, p in trainer.policy.trainable().items()}
         rows = trainer.train()
+        # An update that was skipped at every step would have finite metrics, too.
         moved = [name for name, p in trainer.policy.trainable().items() if not torch.equal(p, before[name])]
     assert moved, "no weight changed in the whole run"
     for row in rows:
@@ -333,8 +348,9 @@ def _per_rollout(values: Any, batch: Batch, what: str) -> list[np.ndarray]:
     return list(array)
 
 
-def _same(found: Sequence[Any], wanted: Sequence[Any], otherwise: str) -> None:
-    for mine, theirs in zip(found, wanted, strict=True):
+def _same(actual: Sequence[Any], wanted: Sequence[Any], otherwise: str) -> None:
+    # Not bit for bit: sums over a group may be taken in another order.
+    for mine, theirs in zip(actual, wanted, strict=True):
         assert np.allclose(mine, theirs, rtol=1e-7, atol=1e-9, equal_nan=True), f"{otherwise}: {mine} and {theirs}"
 
 

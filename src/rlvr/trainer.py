@@ -102,7 +102,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             self.stages.extend(open_stages(resolved, training, rollouts, self.tasks, reporting.console.message))
             folder.given = self.tasks.given_objects(self.config, model, verifier)
             self.enter(0)
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: the engine and the threads are running by now
             world.fail(error)
             self.close()
             raise
@@ -174,7 +174,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         try:
             yield
         except BaseException as error:
-            if self.state.version == version:
+            if self.state.version == version:  # `_update` has not begun: no weight has seen these draws
                 stage.roll_back()
             if isinstance(error, CollectionInterruptedError):
                 return
@@ -186,7 +186,7 @@ class GRPOTrainer(MovedTrainerAttributes):
 
     def _next_stage(self) -> Stage:
         """The stage of the next step, entered when the one before it is done."""
-        while self.state.stage_step >= self.stages[self.state.stage_number].steps:
+        while self.state.stage_step >= self.stages[self.state.stage_number].steps:  # a stage may have none
             self.enter(self.state.stage_number + 1)
         return self.stages[self.state.stage_number]
 
@@ -200,7 +200,7 @@ class GRPOTrainer(MovedTrainerAttributes):
                     collected = stage.collect(self.state.stage_step)
                     with self.meters.phases("score"):
                         stage.call_functions(collected)
-            except CollectionInterruptedError:
+            except CollectionInterruptedError:  # the other ranks wait for a broadcast, and are to leave as well
                 self.world.broadcast(None, what)
                 raise
             collected = self.world.broadcast(collected, what)
@@ -212,7 +212,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         with self.meters.phases("score"):
             self.rollouts.engine.release()  # the log-probs of a reference need memory
             batch, metrics = stage.score(collected)
-            if self.world.size > 1:
+            if self.world.size > 1:  # ranks that train on different batches would drift apart in silence
                 self.world.same(batch.digest(), "the scored batch")
             return batch, metrics
 
@@ -222,7 +222,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             torch.manual_seed(seed_of(self.config.run.seed, "update", self.state.step))  # for an adapter's dropout
             objective = stage.objective().at(self.state.stage_step, stage.steps)
             lr = stage.learning_rate(self.state.stage_step)
-            self.state.version += 1
+            self.state.version += 1  # before: an update that fails half-way has changed weights, and is not rolled back
             return self.training.learner.update(batch, objective, stage.config.optim, lr)
 
     def _publish(self, stage: Stage) -> None:
@@ -253,14 +253,14 @@ class GRPOTrainer(MovedTrainerAttributes):
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
         """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name.
 
-        Empty when the run was told to stop meanwhile. DataError when there are no tasks; EvaluationError, on all ranks,
-        when sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every
-        answer before the first step; LostRankError when another rank is gone.
+        Empty when the run was asked to stop meanwhile. DataError when there are no tasks; EvaluationError, on all
+        ranks, when sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on
+        every answer before the first step; LostRankError when another rank is gone.
         """
         return self.evaluator.evaluate(tasks)
 
     def enter(self, number: int) -> None:
-        """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
+        """Begin a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
         self.state.stage_number = number
         self.state.stage_step = 0
         self.rollouts.engine.release()  # the backend and the snapshot take memory that an awake engine holds
@@ -276,13 +276,13 @@ class GRPOTrainer(MovedTrainerAttributes):
         """Make or take over the run folder, once."""
         if self.folder.begun:
             return
-        found = self.resumer.begin(resume)
+        checkpoint = self.resumer.begin(resume)
         longest = [stage.longest_response for stage in self.stages]
         self.reporting.start(self.config, self.resolved.lines(longest))
         if self.meters.notice is not None:
             self.reporting.console.message(self.meters.notice)
-        if found is not None:
-            self.reporting.console.message(f"resumed from {found}: step {self.state.step}")
+        if checkpoint is not None:
+            self.reporting.console.message(f"resumed from {checkpoint}: step {self.state.step}")
 
     def _leave(self, failed: bool = False) -> None:
         """After the last step of a call of `train`: a checkpoint of it."""
@@ -297,7 +297,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         return self.checkpointer.save()
 
     def load(self, path: Path) -> None:
-        """Take back the state of a checkpoint; before `train`, the run folder is taken as `train(resume=path)` does.
+        """Restore the state of a checkpoint; before `train`, the run folder is taken as `train(resume=path)` does.
         CheckpointError names what does not fit."""
         if self.folder.begun:
             self.resumer.load(path)
@@ -308,7 +308,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         """End trackers, workers, engine and threads. The trainer cannot train afterwards."""
         self.world.notice()  # from here on each rank ends by itself, some later than others
         self.reporting.finish()
-        self.rollouts.close()
+        self.rollouts.close()  # before the folder is released: its threads may still write warnings to log.txt
         self.checkpointer.close(wait=not self.stop.at_once)
         self.reporting.close()
         self.world.close()

@@ -1,9 +1,9 @@
-"""One strict typed tree: everything that a run can be told, with a docstring under every field.
+"""One strict typed tree: every setting of a run, with a docstring under each field.
 
 The docstrings are the reference page docs/config.md. Unknown keys are errors that suggest the nearest name. Values
 come, weakest first, from the field defaults, the preset named by `algorithm.preset`, the YAML file and dotted
-overrides. A piece (verifier, reward, loss ...) is checked against the piece's own options when the tree is made, so a
-typo in an option is found before any model is loaded.
+overrides. A component (verifier, reward, loss ...) is checked against the component's own options when the tree is
+made, so a typo in an option is found before any model is loaded.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ __all__ = [
 
 
 def _known_monitors(written: str | dict[str, str]) -> str | dict[str, str]:
+    # Called for its error alone: the value stays as it was written.
     checked_modes(written)
     return written
 
@@ -72,7 +73,7 @@ class Config(Section):
     """A whole run."""
 
     imports: list[str] = []
-    """Files (`FILE.py`) and modules that are imported first, so that the pieces which they register are known by
+    """Files (`FILE.py`) and modules that are imported first, so that the components which they register are known by
     name."""
     run: RunConfig = RunConfig()
     """The run as a whole."""
@@ -99,11 +100,11 @@ class Config(Section):
     distributed: DistributedConfig = DistributedConfig()
     """Where the policy's weights and optimizer live."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """When the run is saved."""
+    """When the run is saved, and which checkpoints are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation during training."""
     logging: LoggingConfig = LoggingConfig()
-    """What is said and kept beside metrics.jsonl."""
+    """Console output, trackers and files beside metrics.jsonl."""
     health: Annotated[Mode | dict[str, Mode], AfterValidator(_known_monitors)] = "warn"
     """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` says it once, on the
     console and in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or
@@ -115,14 +116,16 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _under_preset(cls, values: Any) -> Any:
-        """Import what registers pieces; put the preset under what was written in `algorithm`, and `model` and
+        """Import what registers components; put the preset under what was written in `algorithm`, and `model` and
         `models.policy` together."""
+        # A Config that is validated again comes as an object, with everything done.
         if not isinstance(values, dict):
             return values
         values = with_new_names(values)
         imports = values.get("imports")
         if isinstance(imports, list) and all(isinstance(file, str) for file in imports):  # else refused as a field
             registry.import_pieces(imports)
+        # Here and not in AlgorithmConfig: a registered preset is known only after the imports above.
         algorithm = values.get("algorithm")
         if algorithm is None or isinstance(algorithm, dict):
             values["algorithm"] = over_preset(algorithm or {})
@@ -130,6 +133,7 @@ class Config(Section):
         if isinstance(models, dict) and "policy" in models:
             models = dict(models)
             policy = models.pop("policy")
+            # The same under both names is accepted: a dumped configuration may have been completed by hand.
             if values.get("model") not in (None, policy):
                 raise ValueError("`model` is short for `models.policy`: give one of the two")
             values |= {"model": policy, "models": models}

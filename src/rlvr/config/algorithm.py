@@ -18,6 +18,8 @@ def _known_preset(name: str) -> str:
     try:
         registry.find("preset", name)
     except ConfigError as error:
+        # pydantic collects ValueErrors as problems of the field; a ConfigError would end the validation at the first
+        # one.
         raise ValueError(str(error)) from error
     return name
 
@@ -39,12 +41,14 @@ class KLScaleConfig(Section):
     @classmethod
     def _named_by_text(cls, factors: Any) -> Any:
         if isinstance(factors, dict):
+            # YAML reads `{1: 0.5}`, a turn, with a number as the key.
             return {str(name): factor for name, factor in factors.items()}
         return factors
 
     @model_validator(mode="after")
     def _names(self) -> KLScaleConfig:
         for name in self.factors:
+            # `isdecimal` alone is true of digits of other scripts.
             if self.by == "turn" and not (name.isascii() and name.isdecimal() and int(name) > 0):
                 raise ValueError(f"`by: turn` numbers turns from 1, and {name!r} is no such number")
             if self.by == "part" and name not in ("think", "answer"):

@@ -30,6 +30,7 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
         path = Path(source)
         if not path.is_file():
             raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
+        # The file may be the config.yaml of a run folder that was moved: its tasks lie beside it.
         tree = with_tasks_of(path.parent, read_mapping(path))
     tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
     for override in overrides:
@@ -65,10 +66,12 @@ def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
 def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Iterator[str]:
     """Every problem once, as `key.path: what is wrong`.
 
-    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its
+    Of a value that may be one of several types, the problems with the nearest type are reported: one that has its
     keys.
     """
     by_place: dict[tuple[str | int, ...], dict[str, list[tuple[tuple[bool, bool], str]]]] = {}
+    # pydantic reports a problem for each type of a union. `rank` sorts out the types that the value was hardly meant
+    # for: those of which it is not even a mapping (the path ends at the choice), then those that do not know its keys.
     for problem in error.errors():
         place = _place(problem["loc"], root or Config)
         rank = (place.path == place.choice, problem["type"] == "extra_forbidden")
@@ -77,19 +80,20 @@ def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Ite
     for members in by_place.values():
         best = min(
             members.values(),
-            key=lambda said: ([sum(r) for r in zip(*(rank for rank, _ in said), strict=True)], len(said)),
+            key=lambda lines: ([sum(r) for r in zip(*(rank for rank, _ in lines), strict=True)], len(lines)),
         )
+        # Types of one union may say the same in the same words.
         yield from dict.fromkeys(line for _, line in best)
 
 
 def _in_words(problem: Any, place: _Place) -> str:
     where = ".".join(map(str, place.path))
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key{nearest(str(place.path[-1]), place.known)}"
-    said = problem["msg"].removeprefix("Value error, ")
+        return f"{where}: unknown key{nearest(str(place.path[-1]), place.keys)}"
+    reason = problem["msg"].removeprefix("Value error, ")
     if problem["type"] not in ("value_error", "missing"):
-        said += f", not {problem['input']!r}"
-    return f"{where}: {said}" if where else said
+        reason += f", not {problem['input']!r}"
+    return f"{where}: {reason}" if where else reason
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class _Place:
     """The path of a wrong key, without the names of types that pydantic puts between the keys."""
 
     path: tuple[str | int, ...]
-    known: list[str]
+    keys: list[str]
     """The keys of the section that the last part of the path is in."""
     choice: tuple[str | int, ...] | None = None
     """The path of the value that may be one of several types, if there is one,"""
@@ -108,7 +112,7 @@ class _Place:
 def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
     hint: Any = root
     path: list[str | int] = []
-    known: list[str] = []
+    keys: list[str] = []
     choice = None
     member = ""
     for part in location:
@@ -122,14 +126,15 @@ def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
         hint = members[0]
         path.append(part)
         if isinstance(hint, type) and issubclass(hint, BaseModel):
-            known = list(hint.model_fields)
+            keys = list(hint.model_fields)
             if part in hint.model_fields:
                 hint = hint.model_fields[str(part)].annotation
             else:
                 hint = None
         else:
+            # An item of a list or the value of a mapping: the last type argument of `list[X]` and of `dict[str, X]`.
             hint = (get_args(hint) or [None])[-1]
-    return _Place(tuple(path), known, choice, member)
+    return _Place(tuple(path), keys, choice, member)
 
 
 def _members(hint: Any) -> list[Any]:

@@ -94,6 +94,7 @@ class ModelConfig(Section):
     def _one_origin(self) -> ModelConfig:
         if self.path is not None and self.scratch is not None:
             raise ValueError("`path` and `scratch` exclude each other: load a model or build one")
+        # 4-bit weights have no gradient, and bitsandbytes quantizes them as they are read from files.
         if self.quantization is not None and (self.adapter is None or self.path is None):
             raise ValueError(
                 "`quantization` is for the frozen weights of a model that is loaded: set `path` and an `adapter`"

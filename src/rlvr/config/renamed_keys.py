@@ -21,9 +21,11 @@ def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
     """
     changed = dict(tree)
     for path, now in RENAMED.items():
+        # `rollout.engine.silence` is the key `silence` of the mapping `rollout.engine`.
         *sections, old = path.split(".")
         changed = _renamed(changed, sections, old, now, path)
     stages = changed.get("stages")
+    # Anything else is refused by the field's own type.
     if isinstance(stages, list):
         changed["stages"] = [with_new_names(stage) if isinstance(stage, Mapping) else stage for stage in stages]
     return changed
@@ -42,4 +44,5 @@ def _renamed(tree: dict[str, Any], sections: list[str], old: str, now: str, path
         raise ValueError(f"{path} is called {now} now, and both are given: leave the old one out")
     # Shown where the program was started: the lines between are the library's and pydantic's.
     warnings.warn(f"{path} is called {now} now: the old name goes with the next version", FutureWarning, stacklevel=2)
+    # In the old place, so that an error lists the keys in the order in which they were written.
     return {(now if key == old else key): value for key, value in tree.items()}

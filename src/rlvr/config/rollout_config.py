@@ -87,6 +87,7 @@ class RolloutConfig(Section):
     @classmethod
     def _above_zero(cls, temperature: Scalar) -> Scalar:
         """0 alone is left to the stage, because one that does not sample has no use for it."""
+        # A schedule or controller is never equal to 0, and is checked over all of its steps.
         if temperature != 0:
             refuse_below("the temperature", temperature, 0, above=True)
         return temperature

@@ -1,4 +1,4 @@
-"""The run round the training: its folder, checkpoints, evaluations and what is said and kept."""
+"""The run round the training: its folder, checkpoints, evaluations and logging."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunConfig(Section):
     """Where the run folder already holds a run, move that one to `NAME.old-TIME` and start anew. With `--resume auto`:
     only where it has no checkpoint to go on from."""
     check_memory: bool = True
-    """Refuse a run whose memory plan does not fit its devices, before a model is loaded (docs/memory.md). False: say so
+    """Refuse a run whose memory plan does not fit its devices, before a model is loaded (docs/memory.md). False: warn
     and go on."""
     max_nonfinite: int = Field(default=5, ge=1)
     """Stop, with a checkpoint, after this many steps in a row with a non-finite loss or gradient."""
@@ -44,6 +44,7 @@ class RunConfig(Section):
             problem = "is empty"
         elif not name.isprintable():
             problem = "has control characters"
+        # `a//b`, `../b` and `/b` (whose first part is empty).
         elif any(not part.strip() or part in (".", "..") for part in name.split("/")):
             problem = "would be a folder outside of run.dir, or run.dir itself"
         if problem is not None:
@@ -62,6 +63,7 @@ class RunConfig(Section):
     @field_validator("name", mode="before")
     @classmethod
     def _is_text(cls, name: Any) -> Any:
+        # `run.name=2026-11-23` is a date in YAML, and `run.name=1e3` a number: as text they would be written otherwise.
         if isinstance(name, (bool, int, float, date)):
             raise ValueError(
                 f"YAML reads {name} as a {type(name).__name__}, not as text: quote it, run.name='\"{name}\"'"
@@ -75,6 +77,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"the seed {twice[0]} stands in `seeds` twice: the second run would be the first one again"
             )
+        # A seed of 0 is the default and cannot be told from none.
         if self.seeds and self.seed:
             raise ValueError("`seed` and `seeds` exclude each other: leave one out")
         return self
@@ -90,6 +93,7 @@ class BestConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
+        # FAMILIES are the metrics with a free part in their names, such as `eval/...`.
         if self.metric not in METRICS and not self.metric.startswith(tuple(FAMILIES)):
             raise ValueError(f"no metric is called {self.metric!r}{nearest(self.metric, METRICS)}")
         return self
@@ -157,6 +161,7 @@ class EvaluationConfig(Section):
 
     @model_validator(mode="after")
     def _k_fits(self) -> EvaluationConfig:
+        # 0 samples: k is not used.
         if self.samples and max(self.k, default=1) > self.samples:
             raise ValueError(f"pass@{max(self.k)} needs at least {max(self.k)} `samples`, there are {self.samples}")
         return self

@@ -5,7 +5,6 @@ Invariant: a component (verifier, reward, loss ...) is parsed and checked agains
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +17,7 @@ from rlvr.core.schedules import Scalar
 from rlvr.core.specs import ComponentSpec, SpecLike, WrittenSpec
 from rlvr.errors import ConfigError
 
+# Two adapters: a weight that is text ("1") or true is refused as a slip, while a `coef` is converted.
 _SCALAR: TypeAdapter[Scalar] = TypeAdapter(Scalar)
 _STRICT_SCALAR: TypeAdapter[Scalar] = TypeAdapter(Scalar, config=ConfigDict(strict=True))
 
@@ -34,20 +34,18 @@ class RewardSpec(ComponentSpec):
         """The weight in the sum. ConfigError when it is no finite number and no schedule."""
         written = self.extra.get("weight", 1.0)
         try:
-            weight = _STRICT_SCALAR.validate_python(written)
+            # It refuses `.nan` and `.inf` of YAML, too: a weight of NaN would leave every reward undecided.
+            return _STRICT_SCALAR.validate_python(written)
         except ValidationError as error:
             raise ConfigError(f"rewards: the weight of {self.column!r} is {written!r}, not a number") from error
-        if isinstance(weight, float) and not math.isfinite(weight):
-            raise ConfigError(f"rewards: the weight of {self.column!r} is {written!r}, not a number")
-        return weight
 
     @property
     def column(self) -> str:
         """The name of the term, whose column is `reward/NAME`."""
-        given = self.extra.get("as")
-        if given is None:
+        alias = self.extra.get("as")
+        if alias is None:
             return self.short_name
-        return str(given)
+        return str(alias)
 
     @property
     def sources(self) -> tuple[str, ...] | None:
@@ -69,6 +67,7 @@ class AuxiliarySpec(ComponentSpec):
     extra_keys = ("coef",)
 
     def __post_init__(self) -> None:
+        # Read for its error, when the configuration is made.
         _ = self.coef
 
     @cached_property
@@ -101,6 +100,8 @@ class OfKind:
                 raise ValueError(str(error)) from error
             return spec
 
+        # First to the written form (a spec may be given in Python), then the check of a name or a mapping, which words
+        # the error, then the component's own options.
         return core_schema.chain_schema(
             [
                 core_schema.no_info_plain_validator_function(_as_written),
@@ -111,6 +112,7 @@ class OfKind:
         )
 
     def _check(self, spec: ComponentSpec) -> None:
+        # `auto`, say. A word has no options, so that one with options is looked up and refused.
         is_word = spec.name in self.words or registry.is_in_words(spec.name)  # the latter is refused where it is used
         if spec.options or not is_word:
             registry.check_options(self.kind, spec)

@@ -60,11 +60,15 @@ def stage_plans(config: Config) -> list[StagePlan]:
             registry.check_options("stage", ComponentSpec(kind, options))
         except ConfigError as error:
             raise ConfigError(f"stages[{number}]: {error}{_known_sections(error)}") from error
+        # Without the stages, so that a stage does not hold all the others.
         tree = config.dump() | {"stages": []}
         if isinstance(overrides.get("algorithm"), dict) and "preset" in overrides["algorithm"]:
+            # `dump` has the values of the run's own preset as if somebody had written them; they would go over those of
+            # the stage's preset.
             replaced = {"preset", *registry.find("preset", config.algorithm.preset)()}
             tree["algorithm"] = {k: v for k, v in tree["algorithm"].items() if k not in replaced}
         resolved = make_config(merge(tree, overrides), where=f"stages[{number}].")
+        # Sampling of a stage may differ in every other way.
         if resolved.rollout.engine != config.rollout.engine:
             raise ConfigError(f"stages[{number}].rollout.engine: one engine serves the whole run; set rollout.engine")
         name = written.get("name", kind)
@@ -86,17 +90,18 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
     None where the configuration sets none: without `data.max_prompt_tokens`, and where an environment adds to a
     sequence.
     """
-    found = 0
+    longest = 0
     for plan in plans:
         data = plan.config.data
         rollout = plan.config.rollout
         evaluation = plan.config.evaluation
+        # A plan of several turns puts replies into the context, whose length nobody knows before.
         if data.max_prompt_tokens is None or rollout.plan.name != "single_turn":
             return None
-        found = max(found, data.max_prompt_tokens + rollout.max_new_tokens)
+        longest = max(longest, data.max_prompt_tokens + rollout.max_new_tokens)
         if prompt := longest_evaluated(plan):
-            found = max(found, prompt + (evaluation.max_new_tokens or rollout.max_new_tokens))
-    return found
+            longest = max(longest, prompt + (evaluation.max_new_tokens or rollout.max_new_tokens))
+    return longest
 
 
 def _known_sections(error: ConfigError) -> str:
@@ -107,17 +112,20 @@ def _known_sections(error: ConfigError) -> str:
 
 def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
     """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
-    left = cap
+    # Steps of `run.steps` that the stages before leave; None: no cap.
+    remaining = cap
     before = 0
     for plan in plans:
-        if plan.steps is None and left is None:
+        if plan.steps is None and remaining is None:
             raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
-        plan.steps = left if plan.steps is None else plan.steps
-        if left is None:
+        # `steps` is what the schedules go over, and stays whole where the cap cuts the stage short: `allowed` is then
+        # less, and a run that goes on with a larger cap continues the same schedule.
+        plan.steps = remaining if plan.steps is None else plan.steps
+        if remaining is None:
             plan.allowed = plan.steps or 0
         else:
-            plan.allowed = min(plan.steps or 0, left)
-        left = None if left is None else left - plan.allowed
+            plan.allowed = min(plan.steps or 0, remaining)
+        remaining = None if remaining is None else remaining - plan.allowed
         plan.before = before
         before = before + plan.allowed
     return plans

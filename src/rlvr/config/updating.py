@@ -56,6 +56,7 @@ class OptimConfig(Section):
         if not isinstance(written, dict) or written.get("micro_batch_size") is None:
             return written
         tokens = written.get("micro_batch_tokens", "auto")
+        # Else the default `auto` would be a second limit, which `_one_micro_batch` refuses.
         return {**written, "micro_batch_tokens": None if tokens == "auto" else tokens}
 
     @model_validator(mode="after")
@@ -93,6 +94,7 @@ class DistributedConfig(Section):
         else:
             own = {}
         if self.backend.name == "deepspeed":
+            # ZeRO 2 sends as many bytes as plain data parallelism, ZeRO 3 half as many again (Rajbhandari et al. 2020).
             own |= {"zero_stage": self.zero_stage or 2, "offload": self.offload, "deepspeed": self.deepspeed}
         return ComponentSpec(self.backend.name, {**own, **self.backend.options})
 

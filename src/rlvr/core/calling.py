@@ -1,9 +1,9 @@
-"""Plain functions as pieces: they receive by name what their signature asks for.
+"""Plain functions as components: they receive by name what their signature asks for.
 
 One completion at a time (`ByName`): prompt, messages, completion, answer, task, token_ids, and any field of the task's
 info. A whole group at a time, as TRL calls reward functions (`ByColumns`): prompts, completions, completion_ids, and
 lists of the same fields. A function with `**kwargs` receives everything. Invariant: the signature is read once, when
-the piece is made, and a name that cannot be had is an error that says which task lacks it.
+the component is made, and a name that a task does not have is an error that names the task.
 
 A function of one completion that asks for `solution_str` has verl's form, `compute_score(data_source, solution_str,
 ground_truth, extra_info)`: verl's NaiveRewardManager (verl/workers/reward_manager/naive.py) calls it with these four
@@ -29,6 +29,7 @@ FIELDS = (
 ANSWER_NAMES = ("answer", "solution", "ground_truth")
 """What TRL's users call the column that becomes a task's answer."""
 
+# Arguments that TRL's GRPOTrainer gives to reward functions and that only exist there.
 _TRAINERS_OWN = ("trainer_state", "log_extra", "log_metric", "environments")
 
 
@@ -39,6 +40,7 @@ class _Function:
         self.function = function
         self.name = name_of(function)
         parameters = _parameters(function)
+        # For example `def reward(answer, /)`: which value to give is known by the parameter's name alone.
         if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
             raise ConfigError(f"the function {self.name!r} has positional-only parameters, but it is called by name")
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -47,30 +49,32 @@ class _Function:
         self.has_verl_form = "solution_str" in (*self.required, *self.optional)
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
-    def _lack(self, known: Mapping[str, Any], task: Task) -> str | None:
-        missing = next((name for name in self.required if name not in known), None)
+    def _lack(self, fields: Mapping[str, Any], task: Task) -> str | None:
+        missing = next((name for name in self.required if name not in fields), None)
         if missing is None:
             return None
         if missing in _TRAINERS_OWN:
             return (
-                f"the function {self.name!r} asks for {missing!r}, which is of TRL's trainer and not to be had here: "
+                f"the function {self.name!r} asks for {missing!r}, which only TRL's trainer has: "
                 "give the parameter a default"
             )
         return (
             f"the function {self.name!r} asks for {missing!r}, which is neither a field of {task.named} nor in its info"
         )
 
-    def _call(self, known: dict[str, Any], task: Task) -> Any:
-        if (problem := self._lack(known, task)) is not None:
+    def _call(self, fields: dict[str, Any], task: Task) -> Any:
+        if (problem := self._lack(fields, task)) is not None:
             raise ConfigError(problem)
+        # A function with `**kwargs` gets every field; any other would raise a TypeError for one that it does not name.
         if not self.takes_all:
-            known = {name: known[name] for name in (*self.required, *self.optional) if name in known}
-        return self.function(**known)
+            fields = {name: fields[name] for name in (*self.required, *self.optional) if name in fields}
+        return self.function(**fields)
 
 
 class ByName(_Function):
     """A plain function of one completion."""
 
+    # Asked for each task before the run starts, so that a slip in a parameter's name does not cost a step of sampling.
     def missing(self, task: Task) -> str | None:
         """Return what the function asks for and `task` does not have, in words; None when all is there."""
         return self._lack(self._fields(task, "", None), task)
@@ -99,8 +103,8 @@ class ByColumns(_Function):
 
 def by_signature(function: Callable[..., Any]) -> ByName | ByColumns:
     """The function ready to be called: in TRL's form when it asks for `prompts` or `completions`."""
-    asked = {p.name for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if asked & {"prompts", "completions"}:
+    names = {p.name for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if names & {"prompts", "completions"}:
         return ByColumns(function)
     return ByName(function)
 
@@ -114,6 +118,7 @@ def sampled_ids(rollout: Rollout | None) -> list[int] | None:
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return how a function is called in messages and columns; a partial is called as what it binds."""
+    # A partial has no `__name__`, nor has an object with `__call__`, which is called by its class.
     return getattr(getattr(function, "func", function), "__name__", type(function).__name__)
 
 
@@ -128,8 +133,10 @@ def _known(task: Task, completion: str, token_ids: Sequence[int] | None) -> dict
     if isinstance(task.prompt, list):
         messages = task.prompt
     else:
+        # A function that reads messages works with text prompts, too: a text stands for the turn of a user.
         messages = [{"role": "user", "content": task.prompt}]
     return {
+        # First, so that a column called `prompt` or `answer` cannot replace the field of the task.
         **task.info,
         "task": task,
         "prompt": task.prompt,
@@ -165,6 +172,8 @@ def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequenc
         answers = {}
     else:
         answers = dict.fromkeys(ANSWER_NAMES, task.answer)
+    # `solution` or `ground_truth` in a task's info is that task's own column and goes before the answer under that
+    # name; `answer` is always the answer of the task.
     fields = {**answers, **task.info} | {name: value for name, value in answers.items() if name == "answer"}
     return {
         **{name: [value] * count for name, value in fields.items()},

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlvr.errors import ConfigError
 
+# A type checker knows that `property` may be overridden by an attribute, and does not know a descriptor of ours.
 if TYPE_CHECKING:
     from builtins import property as declared
 else:
@@ -33,6 +34,8 @@ else:
         def __set_name__(self, owner: type, name: str) -> None:
             self.name = name
 
+        # No `__set__`, so that Python looks into the instance first: `self.needs = ...` in `__init__` replaces the
+        # default.
         def __get__(self, component: Any, owner: type) -> Any:
             if component is None:
                 raise AttributeError(f"{owner.__name__}.{self.name} is a member of its instances")
@@ -62,10 +65,12 @@ def adapted(kind: str, component: Any) -> Any:
 
     Classes that have the contract are returned as they are, and so is everything of a kind without one.
     """
+    # A source, KL estimator, optimizer or preset has no contract: it is a function without further members.
     contracts = CONTRACTS.get(kind, ())
     if not contracts or kind == "verifier" or (inspect.isclass(component) and issubclass(component, contracts)):
         return component  # what is no Verifier is called as a function
     if inspect.isclass(component):
+        # By name, before any instance is made: the class need not have a base class to be taken for one of a contract.
         own = set(dir(component))
         fitting = [contract for contract in contracts if contract.__abstractmethods__ <= own]
         if fitting:
@@ -86,8 +91,10 @@ def called_as(contract: type, function: Callable[..., Any]) -> Any:
         return function
     if inspect.isroutine(function) or isinstance(function, functools.partial):
         return _with_contract(FunctionComponent, contract)(function)
+    # An instance of a class made of both, without its `__init__`: the object was made by its own already.
     component: Any = object.__new__(_with_contract(type(function), contract))
     if hasattr(function, "__dict__"):
+        # The same mapping, not a copy: what the object changes in itself, such as a counter, is seen by the component.
         component.__dict__ = vars(function)
     for base in type(function).__mro__:
         for slot in vars(base).get("__slots__", ()):
@@ -111,6 +118,7 @@ class FunctionComponent:
         return self.__wrapped__(*arguments, **options)
 
 
+# `isinstance` and pickling need one class, not a new one for each build.
 _made: dict[tuple[type, type], type] = {}
 """(class, contract) -> the class made of both: one class gives one component class however often it is built."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 CACHE = "cache"
+# A thread of a GPU loads 16 bytes at most at once (float4); a start that is no multiple of it splits the load.
 ALIGN = 16
 """Bytes: every array begins at a multiple of the widest load of a GPU's thread."""
 
@@ -115,12 +116,16 @@ class HostOffload:
         leaving: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
+            # By storage and not by tensor: views share one, and it is emptied once. The address of the C++ object is
+            # stable while `_away` holds the storage.
             key = storage._cdata
             if key in self._away or key in leaving or storage.nbytes() == 0:
                 continue
             host = self._host_memory(storage.nbytes())
+            # All copies are queued, and waited for once: only then may a storage be emptied.
             host.copy_(_as_bytes(storage), non_blocking=True)
             leaving[key] = storage, host
+        # Else a storage would be emptied while its bytes are still being copied.
         self._wait()
         for storage, _ in leaving.values():
             storage.resize_(0)
@@ -134,6 +139,7 @@ class HostOffload:
         for storage, host in self._away.values():
             storage.resize_(host.nbytes)
             _as_bytes(storage).copy_(host, non_blocking=True)
+        # The host's buffers go into `_spare` below, and the next `move_out` writes to them.
         self._wait()
         for _, host in self._away.values():
             self._spare.setdefault(host.nbytes, []).append(host)
@@ -142,6 +148,7 @@ class HostOffload:
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself or, where it is out, its contents in host memory, which the next `move_out` may
         overwrite."""
+        # A tensor that was never moved, or is back, is read where it is.
         if tensor.untyped_storage()._cdata not in self._away:
             return tensor
         _, host = self._away[tensor.untyped_storage()._cdata]
@@ -171,10 +178,12 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.
     and the device runs dry. PyTorch's allocator of pinned memory keeps a buffer until the copies from it are done, so
     that it may be dropped here at once.
     """
+    # Rounded up to a multiple of ALIGN: -(-n // a) is ceil(n / a) in integers.
     sizes = [-(-array.nbytes // ALIGN) * ALIGN for array in arrays]
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     host = np.empty(sum(sizes), dtype=np.uint8)
     for start, array in zip(starts, arrays, strict=True):
+        # A strided array (a slice, a transpose) has no view as bytes: `ascontiguousarray` copies it, and no other.
         host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     buffer = torch.from_numpy(host)
     if device.type == "cuda":

@@ -138,6 +138,7 @@ class MovedModules(MetaPathFinder, Loader):
         new = MOVED[module.__name__]
         text = f"{module.__name__} is now {new}: the old name goes with the next version"
         warnings.warn(text, FutureWarning, stacklevel=2)
+        # The same module object under both names, so that a class imported by the old name is the class of the new one.
         sys.modules[module.__name__] = importlib.import_module(new)
 
 
@@ -154,6 +155,7 @@ def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, _, attribute = new.rpartition(".")
         text = f"{module}.{name} is now {home or module}.{attribute}: the old name goes with the next version"
+        # FutureWarning, since Python hides DeprecationWarning outside of `__main__`.
         warnings.warn(text, FutureWarning, stacklevel=2)
         return vars(importlib.import_module(home) if home else sys.modules[module])[attribute]
 

@@ -31,6 +31,7 @@ def is_run_config(path: Path) -> bool:
         tree = read_mapping(path)
     except (OSError, ConfigError):
         return False
+    # Folders of earlier versions count, whose configuration lacks newer sections.
     complete = all(isinstance(tree.get(name), dict) for name in SECTIONS)
     return complete and {"name", "dir"} <= tree["run"].keys()
 
@@ -39,6 +40,8 @@ def is_verbatim(path: Path) -> bool:
     """Tell whether the YAML file `path` is as a program wrote it, so that its comments and layout are nobody's work."""
     try:
         text = path.read_text(encoding="utf-8")
+        # The round trip drops comments, quotes and line breaks of a person's: where it changes nothing, there were
+        # none.
         return text == yaml.safe_dump(yaml.safe_load(text), sort_keys=False, allow_unicode=True)
     except (OSError, ValueError, yaml.YAMLError):
         return False
@@ -50,6 +53,7 @@ def free_path(folder: Path, prefix: str) -> Path:
     free = folder / f"{prefix}{stamp}"
     number = 2
     while os.path.lexists(free):
+        # Two in one second; `.2` sorts behind the name without it.
         free = folder / f"{prefix}{stamp}.{number}"
         number += 1
     return free
@@ -58,18 +62,21 @@ def free_path(folder: Path, prefix: str) -> Path:
 def set_aside(path: Path) -> Path:
     """Rename `path` to `NAME.old-TIME`; the new path. OSError where it cannot be renamed, as a mount point."""
     free = free_path(path.parent, f"{path.name}.old-")
+    # One call within a folder, so on one disk: it is renamed whole or not at all.
     os.rename(path, free)
     return free
 
 
 def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
     """The regular files (with a `suffix`) or the folders (without) `step-N` of `folder` by N, in order."""
-    found = {}
+    by_number = {}
     for path in folder.glob(f"step-*{suffix}"):
+        # `step-12` and `step-000012.jsonl`; not `step-12.partial`, `step-12-copy` or `step-latest`.
         match = re.fullmatch(rf"step-(\d+){re.escape(suffix)}", path.name)
+        # Through a link a removal would reach files elsewhere.
         if match and not path.is_symlink() and (path.is_file() if suffix else path.is_dir()):
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            by_number[int(match[1])] = path
+    return dict(sorted(by_number.items()))
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
@@ -79,9 +86,11 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
     emptied = {folder}
     for name in names:
         file = folder / name
+        # A folder on the way may be a link, or the name may hold `..`: the place that it leads to has to be inside.
         if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(inside):
             file.unlink()
             emptied |= {parent for parent in file.parents if parent.is_relative_to(folder)}
+    # The deepest first: a folder is empty once those in it are gone.
     for parent in sorted(emptied, key=lambda path: len(path.parts), reverse=True):
         with contextlib.suppress(OSError):  # not empty: something there is not ours
             parent.rmdir()
@@ -107,6 +116,7 @@ def check_output(path: Path, is_ours: Callable[[str], bool], what: str) -> None:
         with path.open(encoding="utf-8") as file:
             head = file.read(HEAD)
     except (OSError, ValueError):
+        # No text, so nothing that rlvr writes: refused below as a file of the user's.
         head = "?"
     if head and not is_ours(head):
         raise ConfigError(f"{path} exists and is not {what} of rlvr: choose another file, or remove it first")

@@ -1,7 +1,8 @@
 """A scalar of the configuration: a constant, a schedule over steps, or a controller on a metric.
 
-A piece (loss, advantage, KL term ...) is a frozen dataclass whose numeric options may each be given in any of the three
-ways. `at(piece, step, steps)` returns the piece with plain floats for one step, so pieces never see a schedule.
+A component (loss, advantage, KL term ...) is a frozen dataclass whose numeric options may each be given in any of the
+three ways. `at(component, step, steps)` returns the component with plain floats for one step, so components never see a
+schedule.
 
 Invariant: a schedule is a pure function of (step, steps); a controller is the only stateful scalar and owns its state.
 """
@@ -34,8 +35,10 @@ class Schedule(BaseModel):
     """Steps from start to end; null: the whole stage."""
 
     def value(self, step: int, steps: int) -> float:
+        # `max`, for a stage of 0 steps, whose schedules are still asked for their start.
         done = min(1.0, step / max(1, self.over or steps))
         if self.schedule == "cosine":
+            # Half a cosine wave, from 0 to 1 with slope 0 at both ends.
             done = (1 - math.cos(math.pi * done)) / 2
         return self.start + (self.end - self.start) * done
 
@@ -97,32 +100,42 @@ class Controller(BaseModel):
 
     @property
     def current(self) -> float:
-        """The number that it stands for now."""
+        """The present value."""
         return self._bounded if self._needed else 0.0
 
     @property
     def _bounded(self) -> float:
+        # `initial` may lie outside of the bounds; they hold for it, too.
         return max(self.minimum, min(self.maximum, self.value if self._current is None else self._current))
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Move by what a step measured; a metric that was not computed changes nothing."""
         measured = metrics.get(self.metric)
+        # For example the KL of a step in which no rollout was decided.
         if measured is None or not math.isfinite(measured):
             return
         if self.delta is None:
+            # Ziegler et al. 2019, "Fine-tuning language models from human preferences": e_t = clip((KL_t - target) /
+            # target, -0.2, 0.2) and beta_{t+1} = beta_t (1 + K_beta e_t), with K_beta = 0.1, here `gain`.
             error = max(-0.2, min(0.2, (measured - self.target) / self.target))
             moved = self._bounded * (1 + self.gain * error)
         else:
             above = measured > self.target
+            # alpha <- alpha + delta where the entropy is below its target, and - delta otherwise; `delta` is negative
+            # there, because `above` is the other way round.
             moved = self._bounded + (self.delta if above else -self.delta)
+            # With delta > 0 the value is there to bring a metric down that is above its target; with delta < 0, to
+            # raise one below.
             self._needed = not self.idle or above == (self.delta > 0)
         self._current = max(self.minimum, min(self.maximum, moved))
 
     def state_dict(self) -> dict[str, Any]:
+        # Bounded, so that a checkpoint under other bounds goes on from a value that was used.
         return {"current": self._bounded, "needed": self._needed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._current = float(state["current"])
+        # Checkpoints of earlier versions lack the key.
         self._needed = bool(state.get("needed", True))
 
 
@@ -139,6 +152,7 @@ alone, which is what a type checker knows."""
 def least_value(scalar: AnyScalar) -> float:
     """Return a lower bound of what `scalar` may become, over all steps."""
     if isinstance(scalar, Controller):
+        # An idle controller stands for 0, which `minimum` does not bound.
         if scalar.idle:
             return min(0.0, scalar.minimum)
         if scalar.delta is None and scalar.value > 0:
@@ -172,6 +186,7 @@ def refuse_below(name: str, scalar: AnyScalar | str | None, limit: float, above:
     """
     if scalar is None or isinstance(scalar, str):
         return
+    # Before the run: a temperature that reaches 0 at step 900 is refused at step 0.
     least = least_value(scalar)
     if least < limit or (above and least == limit):
         if isinstance(scalar, (int, float)):
@@ -197,7 +212,7 @@ def refuse_above(name: str, scalar: AnyScalar, limit: float) -> None:
 
 
 def scalar_value(scalar: AnyScalar, step: int, steps: int) -> float:
-    """The number that `scalar` stands for at `step` of `steps`."""
+    """The value of `scalar` at `step` of `steps`."""
     if isinstance(scalar, Controller):
         return scalar.current
     if isinstance(scalar, (Schedule, StepSchedule)):
@@ -205,35 +220,36 @@ def scalar_value(scalar: AnyScalar, step: int, steps: int) -> float:
     return scalar
 
 
-def at(piece: Any, step: int, steps: int) -> Any:
-    """`piece` (a dataclass instance) with every scheduled or driven option as the float it is at `step` of `steps`."""
-    if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
-        return piece
+def at(component: Any, step: int, steps: int) -> Any:
+    """`component` (a dataclass instance) with every scheduled or driven option as the float it is at `step` of
+    `steps`."""
+    if not dataclasses.is_dataclass(component) or isinstance(component, type):
+        return component
     moving = {
         f.name: scalar_value(value, step, steps)
-        for f in dataclasses.fields(piece)
-        if isinstance(value := getattr(piece, f.name), (Schedule, StepSchedule, Controller))
+        for f in dataclasses.fields(component)
+        if isinstance(value := getattr(component, f.name), (Schedule, StepSchedule, Controller))
     }
     if moving:
-        return dataclasses.replace(piece, **moving)
-    return piece
+        return dataclasses.replace(component, **moving)
+    return component
 
 
-def moving_options(piece: Any, prefix: str, step: int, steps: int) -> dict[str, float]:
-    """The options of `piece` that are no constants, as `prefix.option` -> the float that each is at `step` of
+def moving_options(component: Any, prefix: str, step: int, steps: int) -> dict[str, float]:
+    """The options of `component` that are no constants, as `prefix.option` -> the float that each is at `step` of
     `steps`."""
-    if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
+    if not dataclasses.is_dataclass(component) or isinstance(component, type):
         return {}
-    values = {f.name: getattr(piece, f.name) for f in dataclasses.fields(piece)}
+    values = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
     moving = {name: v for name, v in values.items() if isinstance(v, (Schedule, StepSchedule, Controller))}
     return {f"{prefix}.{name}": scalar_value(v, step, steps) for name, v in moving.items()}
 
 
-def controllers(*pieces: Any) -> Iterator[Controller]:
-    """The controllers among the options of `pieces`, in a fixed order."""
-    for piece in pieces:
-        if dataclasses.is_dataclass(piece) and not isinstance(piece, type):
-            values = (getattr(piece, f.name) for f in dataclasses.fields(piece))
+def controllers(*components: Any) -> Iterator[Controller]:
+    """The controllers among the options of `components`, in a fixed order."""
+    for component in components:
+        if dataclasses.is_dataclass(component) and not isinstance(component, type):
+            values = (getattr(component, f.name) for f in dataclasses.fields(component))
             yield from (value for value in values if isinstance(value, Controller))
 
 

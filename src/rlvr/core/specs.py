@@ -24,7 +24,7 @@ class ComponentSpec:
     """Those of `extra_keys` that were written, with their values."""
 
     extra_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys of the mapping that are no options of the component: they say what the place makes of it."""
+    """Keys of the mapping that are no options of the component but of its place, such as the `weight` of a reward."""
 
     @classmethod
     def parse(cls, written: SpecLike) -> Self:
@@ -36,14 +36,16 @@ class ComponentSpec:
         if isinstance(written, str):
             return cls(written)
         options = dict(written)
+        # Keys of the place, such as the `weight` of a reward, which the component's own signature does not know.
         extra = {key: options.pop(key) for key in written if key in cls.extra_keys}
         if "name" not in options:
-            raise ConfigError(f"a piece written as a mapping needs a `name`: {options!r}")
+            raise ConfigError(f"a component written as a mapping needs a `name`: {options!r}")
         return cls(options.pop("name"), options, extra)
 
     @property
     def written(self) -> WrittenSpec:
         """The component as YAML has it: its name alone where it has no options."""
+        # One form for one meaning, so that a checkpoint's configuration compares equal to the present one.
         if not self.options and not self.extra:
             return self.name
         return {"name": self.name, **self.options, **self.extra}

@@ -20,13 +20,17 @@ class _Loader(yaml.SafeLoader):
     """YAML's safe loader with two rules of YAML 1.2: `1e-6` is a number (not text), and `off` is text (not false)."""
 
 
+# PyYAML follows YAML 1.1: `yes`, `no`, `on` and `off` are booleans there. Console `off` would be false.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+# Matches `true`, `True`, `TRUE`; not `yes`, `on`, `tRUE`. The last argument lists the first characters to try it
+# for.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
+# Matches `1e-6` and `+3E5`, which YAML 1.1 takes for text since they lack a point; `1.0e-6` it knows already.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 
 
@@ -37,6 +41,7 @@ def read_yaml(text: str, name: str) -> Any:
     try:
         return loader.get_single_data()
     finally:
+        # Clears the references of the parser to itself, which else wait for the garbage collector.
         loader.dispose()
 
 
@@ -77,9 +82,11 @@ def as_tree(override: str) -> dict[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"the override {override!r} is not of the form key.path=value")
     try:
+        # `run.name=` is an empty text, where YAML would give null.
         value = read_yaml(text, override) if text.strip() else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"the value in {override!r} is not YAML: {error}") from error
+    # From the inside out: `a.b=1` is {"a": {"b": 1}}.
     for part in reversed(key.strip().split(".")):
         value = {part: value}
     assert isinstance(value, dict)
@@ -89,20 +96,22 @@ def as_tree(override: str) -> dict[str, Any]:
 def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:
     """`over` laid over `base`, both trees that stand at `path`: mappings key by key, everything else replaced.
 
-    A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name; a
-    mapping of options over a bare name keeps that name. A scheduled or driven number over a word replaces it. A mapping
-    of numbers over a list changes those items of it (`stages.0.steps=3`); ConfigError where there is none of that
-    number.
+    A component's mapping that names another component replaces the old one whole, since its options belong to the old
+    name; a mapping of options over a bare name keeps that name. A scheduled or driven number over a word replaces it. A
+    mapping of numbers over a list changes those items of it (`stages.0.steps=3`); ConfigError where there is none of
+    that number.
     """
     if isinstance(base, list) and isinstance(over, Mapping) and over and all(str(key).isdigit() for key in over):
         return _items(base, over, path)
-    is_piece = path != ("run",)  # the run has a name of its own; any other mapping with a name is a piece
+    is_component = path != ("run",)  # the run has a name of its own; any other mapping with a name is a component
+    # A schedule (`schedule` or `at`) or a controller (`metric`) over `micro_batch_tokens: auto`, say, has no `name`.
     is_number = isinstance(over, Mapping) and any(key in over for key in ("schedule", "at", "metric"))
     if isinstance(base, str) and isinstance(over, Mapping) and over and "name" not in over and not is_number:
         base = {"name": base}
     if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        # Copied, so that a tree that is changed later does not change the preset that it came from.
         return copy.deepcopy(over)
-    if is_piece and "name" in over and base.get("name", over["name"]) != over["name"]:
+    if is_component and "name" in over and base.get("name", over["name"]) != over["name"]:
         return copy.deepcopy(dict(over))
     return {**base, **{key: merge(base.get(key), value, (*path, key)) for key, value in over.items()}}
 

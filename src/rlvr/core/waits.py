@@ -34,7 +34,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Wait:
     """A wait that is under way: `with Wait(what, deadline) as wait: while not there: wait.check()`.
 
-    `what` is read again whenever it is said, `deadline` in time.monotonic seconds.
+    `what` is put into text each time that a message needs it, so that it may change; `deadline` is in time.monotonic
+    seconds.
     """
 
     under_way: ClassVar[dict[int, Wait]] = {}
@@ -58,18 +59,20 @@ class Wait:
     def __str__(self) -> str:
         now = time.monotonic()
         if math.isinf(self.deadline):
-            left = "no deadline"
+            remaining = "no deadline"
         else:
-            left = f"deadline in {max(0.0, self.deadline - now):.0f} s"
-        return f"{self.what} for {now - self.began:.0f} s ({left})"
+            remaining = f"deadline in {max(0.0, self.deadline - now):.0f} s"
+        return f"{self.what} for {now - self.began:.0f} s ({remaining})"
 
     def check(self) -> None:
         """Warn when half of the time has passed; WaitTimeoutError, after the stacks of all threads, when all of it has.
         Raises what an alarm raises."""
+        # A copy: another World may be closed meanwhile, which takes its alarm out.
         for alarm in list(self.alarms):
             alarm()
         now = time.monotonic()
         if now > self.deadline:
+            # Before the error is raised: it may be caught and shown in one line, and the stacks say which thread hangs.
             log.error("gave up waiting for %s; the stacks of all threads:\n%s", self, stacks())
             raise WaitTimeoutError(
                 f"waited {now - self.began:.0f} s for {self.what}, and nothing came before the deadline"
@@ -89,6 +92,7 @@ def finished(
     """
     with Wait(what, deadline) as waiting:
         while True:
+            # Not one wait to the deadline: Python handles a signal, and `interrupted` is asked, ten times a second.
             done = wait([future], timeout=0.1).done
             if interrupted():
                 return False
@@ -129,7 +133,9 @@ class StopRequest:
         self.signal = None
         self.at_once = False
         self._inside = True
+        # Python sets handlers in the main thread only; elsewhere (a notebook's worker, a test) the block stops nothing.
         if threading.current_thread() is threading.main_thread():
+            # Under nohup the run is to outlive its terminal.
             nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             heard = [number for number in STOPPING if not (nohup and number == signal.SIGHUP)]
             self._before = {number: signal.signal(number, self._ask) for number in heard}
@@ -149,6 +155,7 @@ class StopRequest:
         if self.signal is not None:
             if number == signal.SIGHUP:  # a shell that ends sends it again to each of its jobs
                 return
+            # The first request was taken for the next safe point, which may be far.
             self.at_once = True
             raise KeyboardInterrupt
         self.signal = number
@@ -176,6 +183,7 @@ def reporting(describe: Callable[[], str]) -> Iterator[None]:
         return
     _descriptions.append(describe)
     try:
+        # The outermost block owns handler and thread; those inside only replace the text.
         with _answering() if len(_descriptions) == 1 else contextlib.nullcontext():
             yield
     finally:
@@ -200,12 +208,17 @@ def _answering() -> Iterator[None]:
                 answer()
 
     received, sent = os.pipe()
+    # Required by `set_wakeup_fd`: a handler that blocks on a full pipe would stop the process.
     os.set_blocking(sent, False)
+    # The C handler writes the number of each signal to this descriptor at once, while Python's own handler waits for
+    # the main thread to return to the interpreter, which a CUDA kernel or a collective may keep for minutes.
     others = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
     if others != -1:
+        # An event loop in the main thread, as in a notebook, had one, and gets it back.
         signal.set_wakeup_fd(others)
     answering = threading.Thread(target=answer_all, name="rlvr-status", daemon=True)
     answering.start()
+    # A handler has to be set, even an empty one: without it SIGUSR1 ends the process.
     before = signal.signal(signal.SIGUSR1, lambda *_: answer() if others != -1 else None)
     try:
         yield
@@ -213,6 +226,7 @@ def _answering() -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
         if others == -1:
             signal.set_wakeup_fd(-1)
+        # The end of the pipe ends the thread's read, and with it the thread; only then may the other end be closed.
         os.close(sent)
         answering.join()
         os.close(received)

@@ -17,6 +17,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
 
+# A choice; of all questions, whatever the number of tasks.
 EVAL_SHARE = 0.1
 
 
@@ -34,6 +35,7 @@ def arithmetic(
     """
     lengths = digits or [2, 3]
     possible = sum((9 * 10 ** (n - 1)) ** 2 for n in lengths) * (EVAL_SHARE if split == "eval" else 1 - EVAL_SHARE)
+    # Questions are drawn at random until enough differ: beyond half of them most draws would be repeats.
     if count > possible / 2:
         raise ConfigError(
             f"source 'arithmetic': {count} different tasks are too many for {lengths} digits: at most "
@@ -62,6 +64,7 @@ def _columns(a: int, b: int) -> str:
     carry = 0
     for x, y in zip(reversed(str(a)), reversed(str(b)), strict=True):
         total = int(x) + int(y) + carry
+        # Two digits always (`3+4+0=07`), so that each column has the same number of characters.
         columns.append(f"{x}+{y}+{carry}={total:02d}")
         carry = total // 10
     return ",".join(columns)

@@ -40,6 +40,7 @@ class NoTestsError(DataError):
 
 VERIFIER = "code"
 _NO_TESTS = "this programming task has no test cases; remove the row"
+# 1 GiB by choice, a guard against compressed data that unfolds without end.
 MAX_UNPACKED = 1 << 30
 """Bytes of one row's packed test cases."""
 
@@ -58,12 +59,16 @@ _MEGABYTES = {
     "kb": 2**-10,
 }
 
+# By choice: 10 ms for each input, 5 s for each megabyte of the test, and 2 s beside, as docs/code.md says.
 _CALL_SECONDS = 0.01
 """For each input of an EvalPlus test, whose calls all go through the trainer in one run ..."""
 _BYTE_SECONDS = 5e-6
 """... and for each byte of it, which is compiled in that run, beside ..."""
 _BASE_SECONDS = 2.0
+# Strings first, so that brackets and commas inside them do not count: of `[1, "a,b", (2, 3)]` it gives the outer
+# brackets, the string, the tuple's brackets and every other comma.
 _TOKENS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\[\](){},]")
+# Matches `np.allclose(out, exp, rtol=1e-07, atol=atol)`, as the copies of HumanEval+ and MBPP+ on the hub have it.
 _ALL_CLOSE = re.compile(r"\bnp\.allclose\(\s*out\s*,\s*exp\s*,\s*rtol=1e-0?7\s*,\s*atol=(\w+)\s*\)")
 _SAME_NUMBERS = """
 def same_numbers(out, exp, atol):
@@ -96,19 +101,21 @@ def as_code_row(row: Row, place: str) -> Row | None:
     NoTestsError, which is one, for a task that nothing can be tried on."""
     if row.get("kind") is not None:  # ours already
         return None
+    # In order: the special layouts before the general ones, which share their columns.
     for columns, read in _LAYOUTS:
         if all(row.get(column) is not None for column in columns):
             try:
-                found = read(dict(row))
+                converted = read(dict(row))
             except NoTestsError as error:
                 raise NoTestsError(f"{place}: {error}") from None
+            # What reading foreign text may raise; json.JSONDecodeError and UnicodeDecodeError are ValueErrors.
             except (ValueError, TypeError, KeyError, LookupError, zlib.error, pickle.UnpicklingError) as error:
                 raise DataError(
                     f"{place}: the columns {', '.join(columns)} look like a programming task, but cannot be read "
                     f"({type(error).__name__}: {error}); map the fields if they mean something else"
                 ) from error
-            if found is not None:
-                return {"verifier": VERIFIER, **found}
+            if converted is not None:
+                return {"verifier": VERIFIER, **converted}
     return None
 
 
@@ -117,6 +124,7 @@ def tests_of(graded: Any) -> dict[str, Any] | None:
     such thing."""
     value = graded
     if isinstance(graded, str):
+        # Most references are numbers or words, and need not go through a parser.
         if graded[:1] not in ("{", "["):
             return None
         try:
@@ -146,8 +154,8 @@ def _humaneval(row: Row) -> Row:
     info["time_limit"] = _seconds_for(test)
     if (solution := row.pop("canonical_solution", None)) is not None:
         info["solution"] = stub + solution
-    asked = f"Complete this function. {_ASK_FUNCTION}\n\n```python\n{stub.rstrip()}\n```"
-    return _with(row, asked, info, "task_id")
+    prompt = f"Complete this function. {_ASK_FUNCTION}\n\n```python\n{stub.rstrip()}\n```"
+    return _with(row, prompt, info, "task_id")
 
 
 def _mbpp(row: Row) -> Row:
@@ -161,30 +169,34 @@ def _mbpp(row: Row) -> Row:
     info["packages"] = _packages("\n".join([setup, *tests]))
     info["time_limit"] = _seconds_for(tests[-1])
     info["entry_point"] = _first_called(tests[0], info["solution"] or "")
-    asked = f"{question.strip()} {_ASK_FUNCTION}\n\nIt must pass tests such as:\n```python\n{tests[0]}\n```"
-    return _with(row, asked, info, "task_id")
+    prompt = f"{question.strip()} {_ASK_FUNCTION}\n\nIt must pass tests such as:\n```python\n{tests[0]}\n```"
+    return _with(row, prompt, info, "task_id")
 
 
 def _first_called(test: str, solution: str) -> str | None:
     """The name that a solution defines and a test calls first: some tasks ask for a function that is called `sum`."""
     defined = re.findall(r"^(?:def|class)[ \t]+(\w+)", solution, re.MULTILINE)
+    # In `assert is_prime(7)` the name before the bracket; a call of `set(...)` around it is not one that the solution
+    # defines.
     return next((name for name in re.findall(r"(\w+)[ \t]*\(", test) if name in defined), None)
 
 
 def _with_shapes(test: str) -> str:
     """An EvalPlus test whose comparison of floats looks at lengths, too; any other as it is."""
-    found, replaced = _ALL_CLOSE.subn(r"same_numbers(out, exp, \1)", test)
-    return _SAME_NUMBERS + found if replaced else test
+    text, replaced = _ALL_CLOSE.subn(r"same_numbers(out, exp, \1)", test)
+    return _SAME_NUMBERS + text if replaced else test
 
 
 def _seconds_for(test: str) -> float | None:
     """The limit of time of a test with a list of `inputs`, which are all tried in one run; None for any other."""
-    found = re.search(r"^[ \t]*inputs = (?=\[)", test, re.MULTILINE)
-    if found is None:
+    # Matches `inputs = [[1, 2], [3]]` at the begin of a line; not `test_inputs = [`, and not `inputs = load()`.
+    match = re.search(r"^[ \t]*inputs = (?=\[)", test, re.MULTILINE)
+    if match is None:
         return None
     depth = inputs = 0
-    for token in _TOKENS.finditer(test, found.end()):
+    for token in _TOKENS.finditer(test, match.end()):
         depth += (token[0] in "[({") - (token[0] in "])}")
+        # Commas at depth 1 are those between the inputs: n inputs have n - 1.
         inputs += depth == 1 and token[0] == ","
         if depth == 0:
             break
@@ -204,10 +216,12 @@ def _apps(row: Row) -> Row:
     if packed == "":
         raise NoTestsError(_NO_TESTS)
     info = _in_place(_in_and_out(json.loads(packed) if isinstance(packed, str) else packed), row.get("starter_code"))
+    # A text in JSON, or a list already.
     if isinstance(solutions, str) and solutions:
         solutions = json.loads(solutions)
     info["solution"] = solutions[0] if solutions else None
     if seconds := _quantity(row.pop("time_limit", None), _SECONDS):
+        # A limit that was set for C++ is too short for the same algorithm in Python.
         info["time_limit"] = max(seconds, _APPS_SECONDS)
     if megabytes := _quantity(row.pop("memory_limit", None), _MEGABYTES):
         info["memory_mb"] = megabytes
@@ -218,12 +232,14 @@ def _quantity(written: Any, units: Mapping[str, float]) -> float | None:
     """A limit of TACO in our unit: `2.0 seconds`, `256.0 megabytes`; None where it is not known or written
     otherwise."""
     if isinstance(written, str):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold())
+        # Matches `2.0 seconds`, `256 megabytes`, `1000ms`; not `2.0 - 3.0 seconds`, which is taken for no limit.
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold())
     else:
-        found = None
-    if found is None or found[2] not in units:
+        match = None
+    if match is None or match[2] not in units:
         return None
-    return float(found[1]) * units[found[2]] or None
+    # 0 means that no limit is known.
+    return float(match[1]) * units[match[2]] or None
 
 
 def _codecontests(row: Row) -> Row:
@@ -231,6 +247,7 @@ def _codecontests(row: Row) -> Row:
     pairs = [pair for one in columns for pair in zip(one.get("input", ()), one.get("output", ()), strict=True)]
     if not pairs:
         raise NoTestsError(_NO_TESTS)
+    # The generated tests repeat public ones.
     info: dict[str, Any] = {"kind": "stdio", "cases": [{"input": i, "output": o} for i, o in dict.fromkeys(pairs)]}
     info["comparison"] = {"ignore_case": True}  # as its own harness does (execution/tester_sandboxer.cc)
     if limit := row.pop("time_limit", None):
@@ -238,8 +255,9 @@ def _codecontests(row: Row) -> Row:
     if memory := row.pop("memory_limit_bytes", None):
         info["memory_mb"] = max(64, memory // 2**20)
     solutions = row.pop("solutions", None) or {}
-    known = zip(solutions.get("language", ()), solutions.get("solution", ()), strict=False)
-    info["solution"] = next((text for language, text in known if language in (3, "PYTHON3")), None)
+    # 3 is PYTHON3 in the enum of contest_problem.proto; solutions in other languages cannot be run here.
+    by_language = zip(solutions.get("language", ()), solutions.get("solution", ()), strict=False)
+    info["solution"] = next((text for language, text in by_language if language in (3, "PYTHON3")), None)
     row.pop("incorrect_solutions", None)
     if (source := row.get("source")) in _CONTESTS:
         row["source"] = _CONTESTS[source]
@@ -259,6 +277,7 @@ def _livecodebench(row: Row) -> Row:
 
 
 def _verl(row: Row) -> Row | None:
+    # Not every row of verl's layout is a programming task: then it is left to `row_adapters`.
     graded = row["reward_model"]
     if isinstance(graded, Mapping):
         info = tests_of(graded.get("ground_truth"))
@@ -307,9 +326,10 @@ def _in_place(info: dict[str, Any], starter: Any) -> dict[str, Any]:
     holds then."""
     if info["kind"] != "function" or all(case["expected"] is None for case in info["cases"]):
         return info
+    # Matches `def rotate(self, matrix: List[List[int]]) -> None:`; it does not run on into the next `def`.
     signature = rf"\bdef[ \t]+{re.escape(info['name'])}[ \t]*\((?:(?!\bdef\b).)*?\)[ \t]*->[ \t]*None[ \t]*:"
-    found = isinstance(starter, str) and re.search(signature, starter, re.DOTALL)
-    if found:
+    returns_none = isinstance(starter, str) and re.search(signature, starter, re.DOTALL)
+    if returns_none:
         return {**info, "result_argument": 0}
     return info
 
@@ -344,6 +364,7 @@ class _TextOnly(pickle.Unpickler):
     """Reads pickled text; anything that would have to be imported is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
+        # A pickle names functions to call when it is read; text needs none, so every name is refused.
         raise pickle.UnpicklingError(f"a packed test case wants {module}.{name}")
 
 
@@ -353,6 +374,7 @@ def _unpacked(tests: Any) -> list[Any]:
         return list(tests)
     if tests.lstrip()[:1] != "[":
         inflate = zlib.decompressobj()
+        # `zlib.decompress` has no limit on what it returns.
         data = inflate.decompress(base64.b64decode(tests), MAX_UNPACKED)
         if inflate.unconsumed_tail:
             raise ValueError(f"the packed test cases are larger than {MAX_UNPACKED} bytes")
@@ -372,11 +394,12 @@ def _asked(question: str, info: Mapping[str, Any], starter: str | None = None) -
 
 
 def _with(row: Row, question: str, info: Mapping[str, Any], id_column: str) -> Row:
-    known = row.pop(id_column, None)
-    if known is None or row.get("id") is not None:
+    row_id = row.pop(id_column, None)
+    if row_id is None or row.get("id") is not None:
         named = {}
     else:
-        named = {"id": known}
+        named = {"id": row_id}
+    # An absent key means the default of the verifier.
     kept = {name: value for name, value in info.items() if value not in (None, "")}
     return {**row, **named, "prompt": [{"role": "user", "content": question}], "info": kept}
 

@@ -51,14 +51,17 @@ def split_files(folder: Path, split: str) -> list[Path]:
 
 def _starts_with_bracket(path: Path) -> bool:
     with path.open("rb") as file:
+        # A byte-order mark, as Windows' editors write it, and white space may stand before the bracket.
         return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
 
 
 def _json_lines(path: Path) -> Iterator[Placed]:
+    # As bytes: each line is decoded by itself, so that a line that is not UTF-8 is named.
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
+            # Blank lines, such as one at the end, are no rows, but count as lines.
             if line.strip():
                 place = f"{path}, line {number}"
                 yield place, _parse(line, place)
@@ -81,6 +84,7 @@ def _parse(raw: bytes, place: str, whole: bool = False) -> Any:
         else:
             where = f"column {error.colno}"
         raise DataError(f"{place}, {where}: not valid JSON: {error.msg}") from error
+    # Python's parser recurses; some thousand brackets are enough.
     except RecursionError as error:
         raise DataError(f"{place}: JSON nested too deeply to read") from error
 
@@ -91,6 +95,7 @@ def _parquet(path: Path) -> Iterator[Placed]:
 
     try:
         number = 0
+        # By batches: the whole file as Python objects takes many times its size.
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
             for row in batch.to_pylist():
                 yield f"{path}[{number}]", row

@@ -18,12 +18,16 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
 
+# A choice. It is a share of all questions, so that the number of tasks does not move the border.
 EVAL_SHARE = 0.1
+# From 2 on, since x+0, x-0 and x*1 are one function; to 99 by choice.
 NUMBERS = range(2, 100)
 """A function's number."""
+# From 2 on: together with the first value it tells the three forms apart.
 SECOND = range(2, 10)
 """The second argument that a question shows; the first one is where the function's value is its number: 1 for x*n, else
 0."""
+# Outside of SECOND, so that a table of the two values that are shown passes no test.
 TESTED = (11, 20, -3)
 """Arguments that are tested, none of which a question shows."""
 
@@ -35,6 +39,7 @@ def functions(*, count: int, split: Literal["train", "eval"] = "train", seed: in
     The first tasks of a larger count are those of a smaller one. ConfigError when there are not that many.
     """
     possible = 3 * len(NUMBERS) * len(SECOND) * (EVAL_SHARE if split == "eval" else 1 - EVAL_SHARE)
+    # Questions are drawn at random until enough differ: beyond half of them most draws would be repeats.
     if count > possible / 2:
         raise ConfigError(f"source 'functions': {count} different tasks are too many: at most {int(possible / 2)}")
     numbers = random.Random(seed_of("functions", seed, split))

@@ -1,4 +1,4 @@
-"""Per-prompt history: how often a task was attempted, how it went, and the best answer so far where a piece reads it.
+"""Per-prompt history: how often a task was attempted, how it went, and the best answer where a component reads it.
 
 Invariants: undecided attempts count as attempts and change nothing else; a task that was never attempted has the empty
 record; memory is a few numbers per attempted task, and text only where a sampler or plan declares that it reads it.
@@ -50,6 +50,7 @@ class History:
     def _clear(self) -> None:
         self._rows: dict[str, int] = {}
         # By row. Arrays, since a million objects of Python take some 300 MB.
+        # q: int64, d: float64.
         self._attempts = array("q")
         self._decided = array("q")
         self._total = array("d")
@@ -92,8 +93,11 @@ class History:
         if not decided:
             return
         best, index = max(decided, key=lambda scored: scored[0])  # of equals the first
+        # Strictly better, so that the first of equal answers stays. Before the first decided score the column holds
+        # 0.0, which means nothing.
         if not self._decided[row] or best > self._best_score[row]:
             self._best_score[row] = best
+            # The old answer does not belong to the new score, also where answers are not kept any more.
             self._answers.pop(task_id, None)
             if answers is not None and self.answer_limit:
                 self._answers[task_id] = answers[index][: self.answer_limit]
@@ -116,6 +120,7 @@ class History:
         """Add the verdicts of each group among the rollouts; those that are only a baseline are no attempts."""
         groups: dict[str, list[Rollout]] = {}
         for rollout in rollouts:
+            # A rollout without a verdict was not verified, and so is no attempt either.
             if rollout.verdict is not None and rollout.role != BASELINE:
                 groups.setdefault(rollout.group, []).append(rollout)
         for members in groups.values():
@@ -136,6 +141,7 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._clear()
+        # The form of earlier versions.
         if isinstance(state["tasks"], dict):
             state = _columns(state["tasks"])
         self._rows = {task_id: row for row, task_id in enumerate(state["tasks"])}
@@ -157,5 +163,5 @@ def _columns(tasks: dict[str, list[Any]]) -> dict[str, Any]:
         "total": [row.total for row in rows],
         "last_pass_rate": [row.last_pass_rate or 0.0 for row in rows],
         "best_score": [row.best_score or 0.0 for row in rows],
-        "answers": {},  # kept again from the next group on that is better, where a piece reads them
+        "answers": {},  # kept again from the next group on that is better, where a component reads them
     }

@@ -42,10 +42,13 @@ PARTS = {
 }
 """Types of the parts of a chat message that are no text, as transformers' templates and OpenAI's interfaces name
 them."""
+# Matches `<image>\nWhat is shown?`, `What is shown? <image>`; not `Explain <video> tags`, and not `<image>x</image>`,
+# where an end tag follows.
 _MARK = re.compile(r"^<(image|video|audio)>(?!.*</\1>)|(?<!\w)<(image|video|audio)>\Z", re.DOTALL | re.MULTILINE)
 """The place of a medium in the text of a prompt, as the data sets of LLaVA and verl write it: at the begin of a line or
 at the end. In a sentence, or with an end tag, it is markup that a task asks about."""
 _MARKED = {"image": "images", "video": "videos", "audio": "audio"}
+# Matches `data:image/png;base64,...`, `https://host/a`, `frames/7.jpg`; not `A cat on a mat.`
 _FILE = re.compile(r"^(data:|[a-z]+://)|\.\w{2,5}$", re.IGNORECASE)
 """A text that is a path or an address. In a column called `video`, say, other text is a description, which is kept."""
 
@@ -59,6 +62,7 @@ def refuse_images(columns: Mapping[str, Any], prompt: Any, place: str) -> None:
                 f"{place}: {_unsupported(kind)}, and the column {name!r} has one; where the prompts do not need it, "
                 "leave the column out: data.fields={info: [the columns to keep]}"
             )
+    # Messages are looked at below, one by one.
     if isinstance(prompt, str):
         _refuse_mark(prompt, "prompt", place)
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
@@ -89,8 +93,8 @@ def holds_media(parts: Sequence[Any]) -> bool:
 
 
 def _refuse_mark(text: str, where: str, place: str) -> None:
-    if (found := _MARK.search(text)) is not None:
-        name = found[1] or found[2]
+    if (mark := _MARK.search(text)) is not None:
+        name = mark[1] or mark[2]
         raise DataError(f"{place}: {_unsupported(_MARKED[name])}, and {where!r} has a place for one: <{name}>")
 
 
@@ -104,9 +108,11 @@ def _is_there(value: Any, column: str) -> bool:
     """Tell a medium in a column of that name from null, an empty text, a number, a description, and a list of only
     these."""
     if isinstance(value, (list, tuple)):
+        # A tensor as nested lists: numbers, which in any other column are no medium.
         numbers = column == "pixel_values" and len(value) > 0
         return numbers or any(_is_there(one, column) for one in value)
     if isinstance(value, str):
+        # In `image` any text is taken for a path or base64, even without an ending.
         return bool(value) and (column in ("image", "images") or _FILE.search(value.strip()) is not None)
     return value is not None and not isinstance(value, (bool, int, float))
 
@@ -119,8 +125,10 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, Mapping):
         if {"array", "sampling_rate"} <= set(value):
             return "audio"
+        # What `datasets` gives for an Image or Audio column that is not decoded.
         is_file = set(value) == {"bytes", "path"} and any(one is not None for one in value.values())
         return "images" if is_file else None
+    # By name: an image of PIL exists only where somebody else imported it.
     if type(value).__module__.partition(".")[0] == "PIL":
         return "images"
     return None

@@ -41,6 +41,7 @@ def preferences(
     """
     for task in load_tasks(data, split=split, fields=fields):
         pair = [_text(task, name) for name in ("chosen", "rejected")]
+        # By the row's id: half of the rows have the chosen response first, whatever part of the data is loaded.
         first = seed_of("preference", seed, task.id) % 2
         for swap in (first, 1 - first) if both_orders else (first,):
             a, b = pair[::-1] if swap else pair

@@ -1,9 +1,9 @@
 """Generated products: multiplications too hard for a small policy, for which it can ask a calculator.
 
-The question is a chat message ("58*67=?"). The demonstrations are turns of a talk with the `calculator` environment:
-the call "[58*67]"; the answer "#### 3886" after the reply "3886", which then stands in the prompt; a guess, which is
-the answer outright. Invariant: training and evaluation tasks never share a question; the side is decided by a hash of
-the question.
+The question is a chat message ("58*67=?"). The demonstrations are turns of a conversation with the `calculator`
+environment: the call "[58*67]"; the answer "#### 3886" after the reply "3886", which then stands in the prompt; a
+guess, which is the answer outright. Invariant: training and evaluation tasks never share a question; the side is
+decided by a hash of the question.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
 
+# As in `arithmetic`.
 EVAL_SHARE = 0.1
 
 Turn = Literal["call", "answer", "guess"]
@@ -33,10 +34,12 @@ def products(
     seed: int = 0,
 ) -> Iterator[Task]:
     """`count` different products of two numbers of `digits` digits, of one side of the split; with `demonstrate`, one
-    of these turns of a talk with a calculator each, in rotation.
+    of these turns of a conversation with a calculator each, in rotation.
 
     The first tasks of a larger count are those of a smaller one. ConfigError when there are not that many.
     """
+    # 9 * 10^(d-1) numbers have d digits. Half of the pairs of a side at most: they are drawn at random until enough
+    # differ.
     possible = int((9 * 10 ** (digits - 1)) ** 2 * (EVAL_SHARE if split == "eval" else 1 - EVAL_SHARE) / 2)
     if digits < 1 or count > possible:
         raise ConfigError(
@@ -56,11 +59,13 @@ def products(
 
 
 def _task(a: int, b: int, turn: Turn | None) -> Task:
-    """The question, or the talk as it stands before `turn`, and that turn as the demonstration."""
+    """The question, or the conversation as it stands before `turn`, and that turn as the demonstration."""
     prompt = [{"role": "user", "content": f"{a}*{b}=?"}]
     call = f"[{a}*{b}]"
     answer = f"#### {a * b}"
     if turn == "answer":
+        # The turn that is learned comes after the reply, as in a rollout: the earlier turns are context and train
+        # nothing.
         prompt += [{"role": "assistant", "content": call}, {"role": "user", "content": str(a * b)}]
     if turn is None:
         shown = None

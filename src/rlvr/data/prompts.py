@@ -34,6 +34,7 @@ copy."""
 PROGRESS_SECONDS = 5.0
 """Encoding that takes longer is reported."""
 
+# n^2 / 2^129 pairs collide by chance: 10^12 / 7e38 = 1e-27.
 _DIGEST = 16
 """Bytes of a prompt's key. Two of a million prompts share 128 bits with a probability of 1e-27."""
 
@@ -53,6 +54,8 @@ class _Block:
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positions [N] of keys [N] in the block, and bool [N] for which there are any."""
+        # A key behind the last one would give a position past the end; it is compared like any other and found
+        # different.
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return at, self.keys[at] == keys
 
@@ -106,8 +109,10 @@ class Prompts:
             if there:
                 start = block.starts[at]
                 return tuple(block.ids[start : start + block.lengths[at]].tolist())
+        # The lock of the tokenizer guards `_recent`, too: plans ask from other threads.
         with self._tokenizer as tokenizer:
             if key not in self._recent:
+                # A dict keeps the order of insertion: the first key is the oldest.
                 if len(self._recent) == RECENT:
                     del self._recent[next(iter(self._recent))]
                 self._recent[key] = tuple(render_prompts([task], tokenizer, self._template)[0])
@@ -117,16 +122,18 @@ class Prompts:
         """Tokens of each task's prompt, int32 [N]. Prompts that are new are encoded and kept. DataError names a task
         whose prompt cannot be rendered."""
         keys = np.fromiter(map(self._key, tasks), dtype=f"S{_DIGEST}", count=len(tasks))
-        found, missing = self._known(keys)
+        lengths, missing = self._kept_lengths(keys)
         if missing.any():
             where = np.flatnonzero(missing)
+            # `unique` sorts by key; the positions are sorted back, so that an error names the first bad task of the
+            # data.
             _, first = np.unique(keys[where], return_index=True)  # a prompt may be that of several tasks
             where = where[np.sort(first)]
             self._blocks.append(self._encoded(keys[where], [tasks[i] for i in where]))
-            found, _ = self._known(keys)
-        return found
+            lengths, _ = self._kept_lengths(keys)
+        return lengths
 
-    def _known(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _kept_lengths(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Lengths of the prompts of these keys, int32 [N], and bool [N] for which are not kept."""
         lengths = np.zeros(len(keys), dtype=np.int32)
         missing = np.ones(len(keys), dtype=bool)
@@ -160,10 +167,12 @@ class Prompts:
             done += len(counts)
             end = used + sum(counts)
             if end > len(ids):
+                # `refcheck`: nothing else refers to the array, which numpy cannot tell for sure (a debugger may).
                 ids.resize(int(end * GROWTH), refcheck=False)
             ids[used:end] = np.fromiter(chain.from_iterable(encoded), dtype=np.int32, count=end - used)
             used = end
         ids.resize(used, refcheck=False)  # what it had grown beyond the last prompt is given back
+        # `find` looks keys up by bisection. The ids stay where they are, and `starts` goes with the keys.
         order = np.argsort(keys)
         starts = np.cumsum(lengths, dtype=np.int64) - lengths
         return _Block(keys[order], starts[order], lengths[order], ids)
@@ -190,7 +199,9 @@ class Prompts:
 
     def _key(self, task: Task) -> bytes:
         """A key of prompt and template: not the id, since a task may be rewritten, and two sets may share a prompt."""
+        # The hash of the template goes before that of every prompt: it is computed once.
         digest = self._hash.copy()
+        # `repr` tells a text from a chat with the same words, and escapes what UTF-8 refuses.
         digest.update(repr(task.prompt).encode())
         return digest.digest()
 
@@ -218,6 +229,7 @@ def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
         else:
             prompt = repr(task.prompt)
         size = len(prompt) + len(task.demonstration or "")
+        # At least one prompt in each part, however long it is.
         if number > begin and (number - begin == BATCH_PROMPTS or characters + size > BATCH_CHARACTERS):
             yield tasks[begin:number]
             begin = number

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlvr.errors import ConfigError
 
+# Words that no chat template writes: what stands around them in the rendered text is the template's.
 _TURN = "RlvrTurnMark"
 _REPLY = "RlvrReplyMark"
 
@@ -33,24 +34,27 @@ def frame_of(tokenizer: Any, role: str, options: Mapping[str, Any]) -> Frame:
     import jinja2
 
     trouble = f"the chat template takes no message of the role {role!r} after an assistant's turn"
-    mend = "set rollout.plan.role to another one (user, tool)"
+    fix = "set rollout.plan.role to another one (user, tool)"
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             "the prompt is a chat, but the tokenizer has no chat template: use an instruction-tuned model"
         )
-    said = (("user", "?"), ("assistant", _TURN), (role, _REPLY))
-    chat = [{"role": speaker, "content": content} for speaker, content in said]
+    turns = (("user", "?"), ("assistant", _TURN), (role, _REPLY))
+    chat = [{"role": speaker, "content": content} for speaker, content in turns]
     try:
         how = {**options, "add_generation_prompt": True, "tokenize": False}
         text = str(tokenizer.apply_chat_template(chat, **how))
+    # A template raises TemplateError for a role that it does not know; Python code inside it may raise the others.
     except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{trouble} ({type(error).__name__}: {error}): {mend}") from error
+        raise ConfigError(f"{trouble} ({type(error).__name__}: {error}): {fix}") from error
     _, turn, rest = text.partition(_TURN)
     before, reply, after = rest.partition(_REPLY)
+    # For example a template that drops the assistant's text before a reply, or repeats the first message in each turn.
     if not (turn and reply) or _TURN in rest or _REPLY in after:
-        raise ConfigError(f"{trouble}: it leaves one of the two out, or gives it twice; {mend}")
+        raise ConfigError(f"{trouble}: it leaves one of the two out, or gives it twice; {fix}")
+    # A character-level tokenizer may lack a character of the template, which would become `unk` in every reply.
     if _unknown(tokenizer, before + after):
-        raise ConfigError(f"the tokenizer has no tokens for {before!r}, which the chat template writes: {mend}")
+        raise ConfigError(f"the tokenizer has no tokens for {before!r}, which the chat template writes: {fix}")
     return Frame(before, after)
 
 
@@ -64,7 +68,9 @@ def reply_ids(text: str, tokenizer: Any, frame: Frame | None, end: int | None) -
         return _plain(text, tokenizer)
     before = frame.before
     if end is not None:
+        # The policy sampled the end token already: with the template's own it would stand there twice.
         before = _behind(before, str(tokenizer.decode([end])))
+    # In three parts then: `split_special_tokens` cannot hold for a part of one call.
     if any(token.content in text for token in tokenizer.added_tokens_decoder.values() if token.special):
         return [*_parsed(before, tokenizer), *_plain(text, tokenizer), *_parsed(frame.after, tokenizer)]
     return _parsed(before + text + frame.after, tokenizer)  # in one piece, as the template's own rendering is
@@ -72,6 +78,7 @@ def reply_ids(text: str, tokenizer: Any, frame: Frame | None, end: int | None) -
 
 def _behind(text: str, end: str) -> str:
     """`text` without the end token that it begins with, if it does."""
+    # Some templates put a line break between the text and the end token; it goes with the token.
     if text.lstrip().startswith(end):
         return text.lstrip().removeprefix(end)
     return text

@@ -32,6 +32,7 @@ FIELDS = ("id", "prompt", "answer", "demonstration", "verifier", "info", "source
 """Our names: the fields of a Task, and what the keys of a field map may be."""
 
 _ANSWERS = ("answer", "ground_truth", "solution")
+# Matches `1,234`, `-3.5`, `$20`; not `5 apples`, whose comma, if any, is part of a text.
 _NUMBER = re.compile(r"[-+]?\$?[\d,]+(\.\d+)?")
 
 Row = dict[str, Any]
@@ -44,7 +45,7 @@ def to_task(
 
     `place` says where the row is, for errors; `source` is used when the row names none. `fields` maps our names to
     columns; `info` may also be a list of columns. A row without an id gets `task_id`. DataError names the place, the
-    field, what is wrong and the mend.
+    field, what is wrong and the fix.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{place}: a task is an object with a `prompt`, not {_kind(row)}")
@@ -80,6 +81,7 @@ def task_id(prompt: str | Messages, answer: Any, info: Mapping[str, Any], source
         content = [prompt, answer]
     else:
         content = [prompt, dict(info)]
+    # 64 bits of it: two of a million tasks share an id by chance with a probability of 3e-8.
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{source or 'task'}-{digest[:16]}"
 
@@ -98,6 +100,7 @@ def check_json(values: Mapping[str, Any], place: str) -> None:
 
 def _recognised(row: Row, place: str) -> Row:
     """The row with our names in place of its layout's; other columns stay."""
+    # First: programming tasks have columns of other layouts, too (`question`, `prompt`).
     row = as_code_row(row, place) or row
     if isinstance(row.get("reward_model"), Mapping):
         return _verl(row, place)
@@ -117,6 +120,7 @@ def _verl(row: Row, place: str) -> Row:
     if row.get("prompt") is None:
         raise _missing("prompt", row, place)
     answer = graded.pop("ground_truth", None)
+    # "rule" or "model": who judges, which our `verifier` says.
     _ = graded.pop("style", None)
     ours = {"answer": answer, "source": row.pop("data_source", None)}
     return {**row, **ours, "info": {**graded, **extra, **_object(row, "info", place)}}
@@ -125,6 +129,7 @@ def _verl(row: Row, place: str) -> Row:
 def _trl(row: Row, place: str) -> Row:
     if row.get("completion") is not None and row.get("demonstration") is None:
         row["demonstration"] = _reply(row.pop("completion"), "completion", place)
+    # The first of them that is there; a row with `answer` and `solution` keeps the solution in info.
     reference = next((name for name in _ANSWERS if row.get(name) is not None), None)
     if reference is not None:
         row["answer"] = row.pop(reference)
@@ -134,6 +139,7 @@ def _trl(row: Row, place: str) -> Row:
 def _conversation(row: Row, place: str) -> Row:
     messages = _messages(row.pop("messages"), "messages", place)
     row = _trl(row, place)
+    # Else the last turn is the user's, and there is no demonstration.
     if messages[-1]["role"] == "assistant":
         reply = _reply(messages[-1:], "messages", place)
         messages = messages[:-1]
@@ -156,6 +162,7 @@ def _gsm8k(row: Row, place: str) -> Row:
     return {
         **row,
         "prompt": [{"role": "user", "content": question}],
+        # GSM8K writes thousands with a comma, `#### 1,200`; verifiers of text compare with what the model writes.
         "answer": final.replace(",", "") if _NUMBER.fullmatch(final) else final,
         "demonstration": worked if row.get("demonstration") is None else row["demonstration"],
     }
@@ -278,10 +285,10 @@ def _missing(name: str, row: Row, place: str, why: str = "") -> DataError:
     hint = hint if "did you mean" in hint else ""
     has = ", ".join(row) or "nothing"
     if why:
-        mend = ""
+        fix = ""
     else:
-        mend = "; write it, or map it: fields: {" + name + ": COLUMN}"
-    return DataError(f"{place}: there is no field {name!r}{why} (the row has {has}){hint}{mend}")
+        fix = "; write it, or map it: fields: {" + name + ": COLUMN}"
+    return DataError(f"{place}: there is no field {name!r}{why} (the row has {has}){hint}{fix}")
 
 
 def _kind(value: Any) -> str:

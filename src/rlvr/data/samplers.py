@@ -48,6 +48,7 @@ class TaskPool:
     def _reset(self) -> None:
         self._tasks = dict(self._loaded)
         self._ids = list(self._loaded)
+        # A dict for its order: added tasks are added again in the same order on resume.
         self._changed: dict[str, None] = {}
 
     def __len__(self) -> int:
@@ -118,6 +119,7 @@ def fingerprint_of(tasks: Iterable[Task]) -> str:
     """A hash of the content of tasks, in order."""
     digest = hashlib.sha256()
     for task in tasks:
+        # Without the place: a data set that was moved or renamed has the same tasks.
         digest.update(json.dumps(task.to_json(), sort_keys=True).encode() + b"\n")
     return digest.hexdigest()[:16]
 
@@ -152,6 +154,7 @@ class Sampler(Component):
         self.seed = seed
         self.history = History() if history is None else history
         self.history.keep_answers(self.answer_characters)
+        # Of the whole run: a task that is drawn again in another epoch makes a group of its own.
         self._draws = 0
         self._begin(epoch=0)
         return self
@@ -167,6 +170,7 @@ class Sampler(Component):
     @property
     def epoch(self) -> int:
         """The epoch of the next draw, from 0."""
+        # At the end of an epoch, the next draw begins the next one.
         if self._position < len(self._order):
             return self._epoch
         return self._epoch + 1
@@ -178,6 +182,7 @@ class Sampler(Component):
         return [self._draw() for _ in range(count)]
 
     def _draw(self) -> Draw:
+        # Only when a draw is asked for: tasks added after the last draw of an epoch belong to the next one.
         if self._position == len(self._order):
             self._begin(self._epoch + 1)
         draw = Draw(self._draws, self.pool.at(int(self._order[self._position])))
@@ -196,11 +201,14 @@ class Sampler(Component):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state was taken. The sampler must be bound, to the pool as it was then."""
+        # The pool grows only; a smaller one is another data set, in which positions mean other tasks.
         if state["size"] > len(self.pool):
             raise CheckpointError(
                 f"the sampler was saved with {state['size']} tasks, but the pool now holds {len(self.pool)}; "
                 "resume with the data it was made with, or start a new run"
             )
+        # The order is computed anew, for the size that the pool had when the epoch began, and the draws go on within
+        # it.
         self._begin(state["epoch"], state["size"])
         self._draws = state["draws"]
         self._position = state["position"]
@@ -214,6 +222,7 @@ class Shuffle(Sampler):
     """Every task once per epoch, in an order that depends on (seed, epoch) only: the default."""
 
     def order(self, epoch: int, size: int) -> np.ndarray:
+        # No generator is kept: an epoch's order does not depend on how many epochs went before in this process (N7).
         return np.random.default_rng(seed_of(self.seed, "sampler", epoch)).permutation(size)
 
 

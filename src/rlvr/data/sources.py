@@ -38,9 +38,11 @@ from rlvr.records import Task
 
 log = logging.getLogger(__name__)
 
+# Matches `gsm8k` and `my-tasks.v2`; not `What is 2+2?`, which is a prompt.
 _WORD = re.compile(r"[\w.-]+", re.ASCII)
 """A word alone in a list is a name, so that a mistyped one is refused; a prompt of one word is written
 `{prompt: word}`."""
+# Matches `openai/gsm8k`, `openai/gsm8k/main`, `openai/gsm8k/main:train[:100]`; not `gsm8k`, and not `1/2 + 1/3 = ?`.
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?(:(?P<split>.+))?")
 
 PlacedTask = tuple[str, Task]
@@ -66,16 +68,19 @@ def load_tasks(
 
     `split` and `fields` (our name -> column) hold where a spec says nothing else. A repeated id is refused; rows
     without an id that ask the same with the same reference are kept once, and the log says how many were dropped.
-    DataError names the file, line or row, the field and the mend.
+    DataError names the file, line or row, the field and the fix.
     """
     tasks: dict[str, PlacedTask] = {}
     dropped = 0
+    # Before anything is read: 0 or a negative number would read the whole data set.
     _checked_limit(limit)
     for place, task in _open(spec, split, fields):
         if task.id not in tasks:
             tasks[task.id] = place, task
             if len(tasks) == limit:
                 break
+        # The id is the hash of the content, so the two rows ask the same. Any other id was given by the data, and
+        # twice.
         elif task.id == task_id(task.prompt, task.answer, task.info, task.source):
             dropped += 1
         else:
@@ -96,6 +101,7 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
         if _is_registered(spec):
             return _registered(spec, fields)
         return _data_set(_DataSet(spec, split, fields=fields))
+    # Before Mapping, which a DatasetDict is, too.
     if isinstance(spec, _hub_types()):
         if isinstance(spec, Mapping):
             chosen: Any = spec[_known_split(spec, split)]
@@ -117,10 +123,10 @@ def _open_mapping(spec: Mapping[str, Any], split: str, fields: Mapping[str, Any]
         spec = {"path": name, **{key: value for key, value in spec.items() if key != "name"}}
     if "name" in spec:
         return _registered(spec, fields)
-    known = {field.name for field in dataclasses.fields(_DataSet)}
+    options = {field.name for field in dataclasses.fields(_DataSet)}
     for key in spec:
-        if key not in known:
-            raise DataError(f"the data set {dict(spec)!r} has no option {key!r}{nearest(key, known)}")
+        if key not in options:
+            raise DataError(f"the data set {dict(spec)!r} has no option {key!r}{nearest(key, options)}")
     if not isinstance(spec.get("path"), str):
         raise DataError(f"a data set written as a mapping needs a `path` or the `name` of a source: {dict(spec)!r}")
     return _data_set(_DataSet(**{"split": split, "fields": fields, **spec}))
@@ -143,6 +149,7 @@ def _is_spec(item: Any, fields: Mapping[str, Any] | None) -> bool:
         return bool(named) or bool(_WORD.fullmatch(item)) or _is_registered(item)
     if isinstance(item, Mapping):
         asks = {"prompt", "question", "messages", (fields or {}).get("prompt")}
+        # A row may have a column `name` or `path`; one that has a question is a task.
         return bool({"name", "path"} & set(item)) and not asks & set(item)
     return isinstance(item, _hub_types())
 
@@ -164,6 +171,7 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
     split = spec.split
     rows: Iterator[tuple[str, Any]]
     folder, colon, last = spec.path.rpartition(":")
+    # `FOLDER:SPLIT`. A file or folder whose own name holds a colon goes first.
     if not path.exists() and colon and Path(folder).expanduser().is_dir():
         path = Path(folder).expanduser()
         split = last
@@ -172,11 +180,13 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
         source = path.resolve().name
     elif path.is_file():
         rows = read_rows(path)
+        # `gsm8k/train.jsonl` is of the source `gsm8k`, not `train`.
         if path.stem in SPLITS:
             source = path.resolve().parent.name
         else:
             source = path.stem
     elif hub := _HUB_NAME.fullmatch(spec.path):
+        # `data/train.jsonl` has the form of a hub name, and is a file that is missing: the network is not asked.
         if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):
             raise _no_file(spec.path)
         source = hub["name"]
@@ -216,6 +226,7 @@ def _known_split(splits: Mapping[str, Any], split: str) -> str:
 
 def _hub_types() -> tuple[type, ...]:
     """The classes of `datasets`, if anyone has imported it: nothing can be of them otherwise."""
+    # The import takes seconds, and nothing can be of its classes where nobody has imported it.
     datasets = sys.modules.get("datasets")
     if datasets:
         return (datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict)
@@ -259,6 +270,7 @@ def _as_task(item: Any, place: str, fields: Mapping[str, Any] | None, source: st
 
 def _filled(name: str, tasks: Iterator[PlacedTask]) -> Iterator[PlacedTask]:
     """`tasks`, refused by name if there is none."""
+    # The first task is read here, so that an empty data set is named by the place that wrote it.
     first = next(tasks, None)
     if first is None:
         raise DataError(f"{name} is empty: there is no task in it")

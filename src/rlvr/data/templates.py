@@ -45,14 +45,15 @@ class Template:
         if spec is None:
             return cls()
         if isinstance(spec, str):
+            # A text with the slot is the template itself; without it, it can only be a path.
             return cls(wrap=_with_slot("template", spec if SLOT in spec else _read(spec)))
-        known = ("user", "system", "text", "options")
+        keys = ("user", "system", "text", "options")
         for key, value in spec.items():
-            if key not in known:
-                raise DataError(f"a template has no key {key!r}{nearest(key, known)}")
-            kind, said = (Mapping, "an object") if key == "options" else (str, "text")
+            if key not in keys:
+                raise DataError(f"a template has no key {key!r}{nearest(key, keys)}")
+            kind, wanted = (Mapping, "an object") if key == "options" else (str, "text")
             if value is not None and not isinstance(value, kind):
-                raise DataError(f"template.{key} must be {said}, not {value!r}")
+                raise DataError(f"template.{key} must be {wanted}, not {value!r}")
         if spec.get("text") is not None and (spec.get("user") is not None or spec.get("system") is not None):
             raise DataError("a template makes text (`text`) or a chat (`user`, `system`), not both: drop one")
         for key in ("user", "text"):
@@ -70,10 +71,12 @@ class Template:
                     return prompt
                 return self.wrap.replace(SLOT, prompt)
             prompt = [{"role": "user", "content": prompt}]
+        # `user` makes a chat of a text; on a chat both do the same.
         around = self.user if self.user is not None else self.wrap
         messages = prompt if around is None else _wrapped(prompt, around)
         if self.system is None:
             return messages
+        # A chat template takes one system message; the configured one goes before the row's.
         rest = messages[1:] if messages[0]["role"] == "system" else messages
         return [{"role": "system", "content": self.system}, *rest]
 
@@ -94,6 +97,7 @@ def render_prompts(tasks: Sequence[Task], tokenizer: Any, template: TemplateSpec
     prompts = [_applied(task, around) for task in tasks]
     kinds = [_kind(prompt) for prompt in prompts]
     ids: list[list[int]] = [[] for _ in tasks]
+    # Each kind in one call: a batch has to be continued or opened as a whole, and texts are no chats.
     for kind in sorted(set(kinds)):
         where = [number for number, other in enumerate(kinds) if other == kind]
         alike = [prompts[number] for number in where]
@@ -148,6 +152,7 @@ def render_demonstrations(tasks: Sequence[Task], tokenizer: Any) -> list[list[in
         raise DataError(
             "the tokenizer has no end-of-sequence token, which ends a demonstration: set tokenizer.eos_token"
         )
+    # A demonstration may be written with its end-of-sequence token; a second one would never be sampled.
     return [ids if ids[-1:] == [end] else [*ids, end] for ids in _bare(texts, tokenizer)]
 
 
@@ -157,6 +162,7 @@ def _text_ids(texts: Sequence[Any], tokenizer: Any) -> list[list[int]]:
     bos = tokenizer.bos_token_id
     others = [number for number, ids in enumerate(bare) if bos is not None and ids[:1] != [bos]]
     # One text tells for all whether the tokenizer begins them: it does so by its settings, not by the text.
+    # `add_special_tokens=True` is the default of a call, and adds what the tokenizer's settings say.
     if not others or tokenizer(texts[others[0]])["input_ids"][:1] != [bos]:
         return bare
     return [ids if ids[:1] == [bos] else [bos, *ids] for ids in bare]
@@ -178,10 +184,12 @@ def _chat_ids(
             "model, or make it text with data.template={text: 'Question: {prompt}\\nAnswer:'}"
         )
     continued = chats[0][-1]["role"] == "assistant"
+    # An assistant's message at the end is the begin of the answer: its turn is left open and no new one begun.
     how = {"add_generation_prompt": not continued, "continue_final_message": continued, "return_dict": False}
     try:
         return list(tokenizer.apply_chat_template(list(chats), tokenize=True, **{**options, **how}))
     except (jinja2.TemplateError, ValueError, TypeError) as error:
+        # Slow, but only for an error: the batch says nothing of which chat it was.
         if len(chats) > 1:  # one of them is at fault: alone it is named
             alone = [_chat_ids([chat], [task], tokenizer, options) for chat, task in zip(chats, tasks, strict=True)]
             return [ids for (ids,) in alone]

@@ -16,6 +16,7 @@ class TokenizerCopy:
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        # Deep, since the object of the `tokenizers` package behind it is what the calls write to.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
 

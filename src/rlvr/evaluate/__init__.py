@@ -5,7 +5,7 @@ best@k, all with bootstrap intervals over tasks, interquartile mean), the same b
 entropy, truncation, and `by_task`, from which `--compare` takes the differences to an earlier result, with paired
 intervals, and which tasks each can solve. Tasks are gone through in blocks: memory does not grow with tasks x samples.
 Where the model is of a run, the run's configuration holds: its verifier, template, tasks (data.eval), lengths and seed;
-else that of `--config`. What the command line says goes first. Under torchrun every rank samples, and rank 0 writes.
+else that of `--config`. The command line goes before both. Under torchrun every rank samples, and rank 0 writes.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (nothing is written then).
 """
@@ -104,12 +104,14 @@ def _run(options: argparse.Namespace) -> int:
         before = None
     else:
         before = read_result(Path(options.compare))
+    # Read here only for its errors; it is read again after sampling, so that it takes no memory in between.
     if options.contamination is not None:  # what cannot be read is refused before the model is sampled
         load_tasks(options.contamination, split="train", fields=config.data.fields)
     tasks = load_tasks(spec, split="eval", fields=config.data.fields)[: config.evaluation.limit]
     world = World.from_environment(config.distributed.heartbeat_timeout)
     try:
         code = _evaluate(config, tasks, world, options, before)
+    # Also for Ctrl-C: the other ranks serve their engines until they learn that rank 0 is gone.
     except BaseException as error:
         world.fail(error)
         raise
@@ -129,8 +131,9 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
             def say(done: int, kind: str) -> None:
                 print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
-            with suppress(CollectionInterruptedError):  # told by its exit code
+            with suppress(CollectionInterruptedError):  # the exit code reports it
                 done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
+        # All ranks meet here; the others have nothing to do before but to serve their engines.
         code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
     if code or not world.is_main:
         return code
@@ -169,23 +172,25 @@ def _config(options: argparse.Namespace) -> Config:
     source = options.config
     if source is None and options.model is not None and (folder := _run_folder(options.model)) is not None:
         source = _of_run(folder, options.verifier)
-    given = load_config(source, options.overrides)
-    asked: dict[str, Any] = {"at_start": False, "at_end": False}
+    base = load_config(source, options.overrides)
+    settings: dict[str, Any] = {"at_start": False, "at_end": False}
     if options.samples is not None:
         samples = options.samples
     else:
-        samples = given.evaluation.samples or 8
+        # 8 is a choice, for a model that no run's configuration gives a number for.
+        samples = base.evaluation.samples or 8
     if samples < 0:
         raise ConfigError("--samples is a number from 0 on")
-    asked["samples"] = samples
-    asked["k"] = _ks(options.k, samples, given)
+    settings["samples"] = samples
+    # Checked before the configuration is, whose error would name keys that nobody wrote.
+    settings["k"] = _ks(options.k, samples, base)
     for name in ("temperature", "max_new_tokens", "limit", "scorer"):
         if getattr(options, name) is not None:
-            asked[name] = getattr(options, name)
+            settings[name] = getattr(options, name)
     if options.no_greedy:
-        asked["greedy"] = False
-    tree: dict[str, Any] = given.dump()
-    tree["evaluation"] |= asked
+        settings["greedy"] = False
+    tree: dict[str, Any] = base.dump()
+    tree["evaluation"] |= settings
     if options.verifier is not None:
         tree["verifier"] = options.verifier
     if options.engine is not None:
@@ -201,12 +206,13 @@ def _config(options: argparse.Namespace) -> Config:
     return load_config(tree)
 
 
-def _ks(written: str | None, samples: int, given: Config) -> list[int]:
+def _ks(written: str | None, samples: int, base: Config) -> list[int]:
     """The k asked for. ConfigError for one that is no number or larger than the samples."""
     if written is None:
-        fitting = [k for k in given.evaluation.k if k <= samples]
-        if given.evaluation.samples:
+        fitting = [k for k in base.evaluation.k if k <= samples]
+        if base.evaluation.samples:
             return fitting
+        # 0 samples leave k = 1, of which there is no result: only the greedy response is made.
         return sorted({1, samples} - {0})
     try:
         ks = sorted({int(part) for part in written.split(",")})
@@ -223,6 +229,7 @@ def _run_folder(model: str) -> Path | None:
     if not Path(model).exists():
         return None
     path = Path(model).resolve()
+    # RUN, RUN/checkpoints/step-N, RUN/checkpoints/step-N/model.
     runs = [path, *(above.parent for above in path.parents[:2] if above.name == "checkpoints")]
     return next((run for run in runs if (run / WRITTEN).is_file() and (run / "checkpoints").is_dir()), None)
 
@@ -240,8 +247,10 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
         raise ConfigError(f"{error}, or give the run's configuration with --config FILE") from error
     if verifier is not None:
         tree["verifier"] = verifier
+        # The verifier of the command line goes before that of any stage.
         tree["stages"] = [{k: v for k, v in stage.items() if k != "verifier"} for stage in tree.get("stages") or []]
     last = stage_plans(load_config(tree))[-1].config.dump()
+    # Left to the default, or to --engine: a run's `vllm-server`, say, names a machine.
     last["rollout"].pop("engine")
     return {
         **{name: last[name] for name in ("data", "rollout", "verifier", "verification", "evaluation", "rewards")},
@@ -300,7 +309,9 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
         policy = load_policy(config.model, config.run.seed)
         prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))
         rollouts.start_engine(policy)
+        # After the engine has started, whose context may be shorter than the model's.
         refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], rollouts.context)
+        # An engine samples only with published weights; 1 is any version.
         rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
         collect = rollouts.evaluation_samples(config, verification, prompts)
         with stop:
@@ -309,6 +320,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
 def _is_result(head: str) -> bool:
     """Tell whether a file that begins so is one that this command wrote."""
+    # As `_write` lays it out: `{\n "version": 1,\n "model": ...`. Any other file is not overwritten.
     return re.match(r'\{\s*"version": \d+,\s*"model": ', head) is not None and '"by_source": ' in head
 
 

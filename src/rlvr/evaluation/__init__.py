@@ -1,4 +1,4 @@
-"""Evaluation: estimators, the run of one over held-out tasks, and what can be said of its results."""
+"""Evaluation: estimators, the run of one over held-out tasks, and statistics of its results."""
 
 from rlvr.core.moved import renamed
 from rlvr.evaluation.best_of import best_of_k

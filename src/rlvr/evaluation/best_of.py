@@ -1,4 +1,4 @@
-"""Best of k: what is expected of the response that a scorer likes best among k."""
+"""Best of k: the expected score of the response that a scorer ranks first among k."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def best_of_k(ranking: np.ndarray, scores: Sequence[float], k: int) -> float:
     count = len(scores)
     if not 1 <= k <= count:
         raise ValueError(f"best@{k} cannot be estimated from {count} samples")
-    found = np.asarray(ranking, dtype=np.float64)
-    _, kind = np.unique(np.where(np.isnan(found), -np.inf, found), return_inverse=True)
+    ranks = np.asarray(ranking, dtype=np.float64)
+    # `kind` numbers the distinct ranks from the lowest; `shared` has for each sample, in order of rank, the mean score
+    # of its kind.
+    _, kind = np.unique(np.where(np.isnan(ranks), -np.inf, ranks), return_inverse=True)
     sums = np.bincount(kind, weights=np.asarray(scores, dtype=np.float64))
     sizes = np.bincount(kind)
     shared = (sums / sizes)[np.sort(kind)]
@@ -29,6 +31,8 @@ def best_of_k(ranking: np.ndarray, scores: Sequence[float], k: int) -> float:
 
 def _chances(count: int, k: int) -> np.ndarray:
     """[n]: for each rank from the lowest, the share of the subsets of k in which it is the highest."""
+    # The chance of rank i is C(i-1, k-1) / C(n, k). For i = n that is k / n, and from i + 1 to i it is multiplied by (i
+    # - k + 1) / i, which never overflows.
     ranks = np.arange(count - 1, k - 1, -1)
     falling = np.concatenate([[k / count], k / count * np.cumprod((ranks - k + 1) / ranks)])
     return np.concatenate([np.zeros(k - 1), falling[::-1]])

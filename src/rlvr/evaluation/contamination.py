@@ -25,29 +25,32 @@ def contamination(train: Iterable[Task], held_out: Sequence[Task], words: int = 
     equal only as a whole.
     """
     seen = {run for task in train for run in _runs(task, words)}
-    found: list[dict[str, Any]] = []
+    overlapping: list[dict[str, Any]] = []
     for task in held_out:
         runs = list(_runs(task, words))
         shared = sum(run in seen for run in runs)
         if shared:
-            found.append({"id": task.id, "overlap": shared / len(runs)})
-    found.sort(key=lambda row: row["overlap"], reverse=True)
+            overlapping.append({"id": task.id, "overlap": shared / len(runs)})
+    overlapping.sort(key=lambda row: row["overlap"], reverse=True)
     return {
         "words": words,
         "tasks": len(held_out),
-        "contaminated": len(found),
-        "share": len(found) / len(held_out) if held_out else None,
-        "found": found[:LISTED],
+        "contaminated": len(overlapping),
+        "share": len(overlapping) / len(held_out) if held_out else None,
+        "found": overlapping[:LISTED],
     }
 
 
 def _runs(task: Task, words: int) -> Iterator[int]:
     """The hashes of the prompt's runs of words; of a prompt of fewer words, of the whole."""
     text = prompt_text(task.prompt).lower()
-    found = _WORD.findall(text)
-    if len(found) < words:
+    tokens = _WORD.findall(text)
+    if len(tokens) < words:
         if text.strip():
-            yield hash((len(found), re.sub(r"\s+", "", text)))  # signs count here: 2+2 is not 2-2
+            # Python's hash of text differs between processes, which does not matter here: both sets are made in one.
+            yield hash((len(tokens), re.sub(r"\s+", "", text)))  # signs count here: 2+2 is not 2-2
         return
-    for begin in range(len(found) - words + 1):
-        yield hash(tuple(found[begin : begin + words]))
+    # 64-bit hashes in place of texts: a few million runs of words fit in memory, and two differ
+    # in text and share a hash with a probability of 2^-64 for each pair.
+    for begin in range(len(tokens) - words + 1):
+        yield hash(tuple(tokens[begin : begin + words]))

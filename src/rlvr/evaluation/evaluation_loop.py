@@ -3,8 +3,8 @@
 Tasks are gone through in blocks, first with greedy responses and then with samples, and of each only its `TaskResult`
 is kept, so that memory does not grow with tasks x samples.
 
-Invariants: an undecided verdict (our own trouble) is left out of a task's samples and counted; a task with none decided
-is left out of the means; results do not depend on the blocks.
+Invariants: an undecided verdict (a fault of the run) is left out of a task's samples and counted; a task with none
+decided is left out of the means; results do not depend on the blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from rlvr.config import Config
 from rlvr.evaluation.levels import by_difficulty
-from rlvr.evaluation.task_result import TaskResult, summary, tally_of
+from rlvr.evaluation.task_result import TaskResult, empty_result, summary
 from rlvr.records import Rollout, Task
 from rlvr.rollout import Draw, Sampling
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
@@ -30,8 +30,10 @@ Scorer = Callable[[Sequence[Rollout]], np.ndarray]
 SameAnswer = Callable[[Task, str, str], bool]
 """(task, first, second) -> whether two extracted answers to the task are the same, as its own verifier sees it"""
 
+# A choice that bounds memory: 4,096 rollouts of 1,000 tokens are some 100 MB. Results do not depend on it.
 BLOCK = 4096
 """Rollouts that are held at a time, where one task's samples are not more."""
+# A choice: eight tasks with all their samples, after which a verifier that raised on every one is refused.
 FIRST = 8
 """Tasks that are sampled first where no greedy responses were: enough to tell a broken verifier from a bad task."""
 
@@ -59,7 +61,7 @@ def evaluate(
     scorer: Scorer | None = None,
     judge: Callable[[RaisedVerdicts], None] = lambda verdicts: None,
 ) -> Evaluation:
-    """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done, and of which kind of
+    """Evaluate on `tasks` as `config.evaluation` says; `said` is called with the number of tasks done and the kind of
     response.
 
     `judge` sees the verdicts of all greedy responses, without these of the samples of the first few tasks, and then
@@ -75,33 +77,36 @@ def evaluate(
     sources or levels of difficulty, also greedy, mean, pass@k and best@k of each as `eval/SOURCE/...` and
     `eval/difficulty/LEVEL/...`.
     """
-    asked = config.evaluation
-    budget = asked.max_new_tokens or config.rollout.max_new_tokens
+    settings = config.evaluation
+    budget = settings.max_new_tokens or config.rollout.max_new_tokens
+    # Those of training: a policy learned to end its answers by them.
     stop = tuple(config.rollout.stop)
     greedy = Sampling(budget, temperature=0.0, stop=stop)
-    sampling = Sampling(budget, asked.temperature, asked.top_p, asked.top_k, asked.min_p, stop)
-    task_results = [tally_of(task, asked.difficulty) for task in tasks]
+    sampling = Sampling(budget, settings.temperature, settings.top_p, settings.top_k, settings.min_p, stop)
+    task_results = [empty_result(task, settings.difficulty) for task in tasks]
     raised = RaisedVerdicts()
-    if asked.greedy:
+    if settings.greedy:
         for draws in _blocks(tasks, BLOCK):
             rollouts = collect(draws, greedy, 1)
             raised.add(rollouts)
             for number, responses in _by_draw(rollouts).items():
                 task_results[number].add_greedy(responses)
             said(draws[-1].number + 1, "greedy")
+        # Before the samples, which cost as many times more as there are samples of a task.
         judge(raised)
-    if asked.samples:
+    if settings.samples:
         alike = (
             len({task.verifier for task in tasks}) == 1
         )  # else the first few may be of one verifier, and others sound
-        first = FIRST if alike and not asked.greedy else None
-        for draws in _blocks(tasks, max(1, BLOCK // asked.samples), first):
-            rollouts = collect(draws, sampling, asked.samples)
+        first = FIRST if alike and not settings.greedy else None
+        for draws in _blocks(tasks, max(1, BLOCK // settings.samples), first):
+            rollouts = collect(draws, sampling, settings.samples)
             raised.add(rollouts)
             for number, samples in _by_draw(rollouts).items():
                 ranking = None if scorer is None else scorer(samples)
+                # The verifier that the task names decides which of its answers are the same.
                 of_task = functools.partial(same, tasks[number])
-                task_results[number].add_samples(samples, asked.k, of_task, ranking)
+                task_results[number].add_samples(samples, settings.k, of_task, ranking)
             said(draws[-1].number + 1, "samples")
             if draws[-1].number + 1 == first:
                 judge(raised)
@@ -123,18 +128,19 @@ def _blocks(tasks: Sequence[Task], size: int, first: int | None = None) -> Itera
 
 def _by_draw(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
     """Rollouts by the number of their draw, which begins the name of their group."""
-    found: dict[int, list[Rollout]] = {}
+    by_draw: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
-        found.setdefault(int(rollout.group.split("/")[0]), []).append(rollout)
-    return found
+        by_draw.setdefault(int(rollout.group.split("/")[0]), []).append(rollout)
+    return by_draw
 
 
 def _results(task_results: Sequence[TaskResult], config: Config) -> dict[str, float | None]:
-    asked = config.evaluation
-    how = (asked.k, asked.greedy, asked.samples > 0)
+    settings = config.evaluation
+    how = (settings.k, settings.greedy, settings.samples > 0)
     results = {f"eval/{name}": value for name, value in summary(task_results, *how).items()}
     for part, members in parts(task_results).items():
         for name, value in summary(members, *how).items():
+            # maj@k, truncation and the others are not given by part, to keep the number of metrics within bounds.
             if name.startswith(("greedy", "mean", "pass@", "best@")):
                 results[f"eval/{part}/{name}"] = value
     return results
@@ -146,4 +152,5 @@ def parts(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
         str(s): [t for t in task_results if t.source == s] for s in dict.fromkeys(t.source for t in task_results)
     }
     levels = {f"difficulty/{level}": members for level, members in by_difficulty(task_results).items()}
+    # One part is the whole, which is there already.
     return (sources if len(sources) > 1 else {}) | (levels if len(levels) > 1 else {})

@@ -20,11 +20,11 @@ def check_held_out(config: Config, tasks: Sequence[Task], lengths: np.ndarray, c
 
     `at_start` and `at_end` are true by default and mean "where there are tasks", so only `every` asks for them.
     """
-    asked = config.evaluation
+    evaluation = config.evaluation
     best = config.checkpoint.best
-    if asked.every and not tasks:
+    if evaluation.every and not tasks:
         raise ConfigError(
-            f"evaluation.every is {asked.every}, and there are no tasks to evaluate on: set data.eval or "
+            f"evaluation.every is {evaluation.every}, and there are no tasks to evaluate on: set data.eval or "
             "evaluation.data (in Python, eval_tasks=...), or evaluation.every to 0"
         )
     # With several stages another one may have tasks.
@@ -33,4 +33,6 @@ def check_held_out(config: Config, tasks: Sequence[Task], lengths: np.ndarray, c
             f"checkpoint.best.metric is {best.metric}, and there are no tasks to evaluate on: set data.eval or "
             "evaluation.data (in Python, eval_tasks=...), or a metric of training steps such as reward/mean"
         )
+    # Training tasks that are too long may be left out by the configuration; evaluation tasks never, as that changes the
+    # score.
     refuse_long(tasks, lengths, context)

@@ -35,15 +35,18 @@ def compare(
         "tasks": len(pairs),
         "only_before": len(before) - len(pairs),
         "only_after": len(after) - len(pairs),
-        "differences": {name: found for name in first if (found := _difference(first[name], second[name], seed))},
+        "differences": {name: row for name in first if (row := _difference(first[name], second[name], seed))},
         "support": _support(pairs),
     }
 
 
 def _difference(first: np.ndarray, second: np.ndarray, seed: int) -> dict[str, Any] | None:
+    # [T]: NaN where either evaluation has no result of the task. The pairs are resampled as one number, so that the
+    # variance between tasks, which both share, cancels.
     change = (second - first)[~np.isnan(second - first)]
     if not len(change):
         return None
+    # Fixed seed: the same two files give the same interval.
     low_high = interval(change, seed=seed)
     return {
         "before": float(first[~np.isnan(second - first)].mean()),
@@ -58,6 +61,7 @@ def _difference(first: np.ndarray, second: np.ndarray, seed: int) -> dict[str, A
 
 def solved(task_result: TaskResult) -> bool:
     """Return whether any response to the task was correct."""
+    # A score of 1 is right; partial scores solve nothing.
     return task_result.correct > 0 or task_result.greedy == 1.0
 
 
@@ -71,5 +75,6 @@ def _support(pairs: Sequence[tuple[TaskResult, TaskResult]]) -> dict[str, Any]:
         "neither": sum(not solved(a) and not solved(b) for a, b in pairs),
         "gained_ids": gained[:LISTED],
         "lost_ids": lost[:LISTED],
+        # With fewer samples fewer tasks are solved by chance: a reader has to compare the two numbers.
         "samples": [min(a.samples for a, _ in pairs), min(b.samples for _, b in pairs)],
     }

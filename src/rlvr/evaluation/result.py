@@ -21,19 +21,19 @@ VERSION = 1
 
 def describe(done: Evaluation, config: Config) -> dict[str, Any]:
     """The object that is written: results with intervals, by source, by difficulty, and by task."""
-    asked = config.evaluation
+    settings = config.evaluation
     task_results = done.task_results
-    how = (asked.k, asked.greedy, asked.samples > 0)
+    how = (settings.k, settings.greedy, settings.samples > 0)
     sources = dict.fromkeys(t.source for t in task_results)
     results = _with_intervals(task_results, *how)
     return {
         "version": VERSION,
         "model": config.model.path,
-        "samples": asked.samples,
-        "k": asked.k,
-        "sampling": {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-        | {"max_new_tokens": asked.max_new_tokens or config.rollout.max_new_tokens, "seed": config.run.seed},
-        "scorer": None if asked.scorer is None else asked.scorer.written,
+        "samples": settings.samples,
+        "k": settings.k,
+        "sampling": {name: getattr(settings, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        | {"max_new_tokens": settings.max_new_tokens or config.rollout.max_new_tokens, "seed": config.run.seed},
+        "scorer": None if settings.scorer is None else settings.scorer.written,
         "results": results,
         "answer_entropy": results.get("answer_entropy"),
         "by_source": {str(s): _with_intervals([t for t in task_results if t.source == s], *how) for s in sources},
@@ -47,16 +47,17 @@ def _with_intervals(
 ) -> dict[str, Any]:
     plain = summary(task_results, ks, greedy, samples)
     values = values_of(task_results, ks)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, value in plain.items():
-        found[name] = value
+        results[name] = value
         if name in values and value is not None:
-            found[f"{name} interval"] = interval(values[name])
-    if samples and found.get("mean") is not None:
-        known = values["mean"][values["mean"] == values["mean"]]
-        found["iqm"] = float(interquartile_mean(known))
-        found["iqm interval"] = interval(known, interquartile_mean)
-    return found
+            results[f"{name} interval"] = interval(values[name])
+    if samples and results.get("mean") is not None:
+        # NaN differs from itself: what is left are the tasks that have a mean.
+        means = values["mean"][values["mean"] == values["mean"]]
+        results["iqm"] = float(interquartile_mean(means))
+        results["iqm interval"] = interval(means, interquartile_mean)
+    return results
 
 
 def write_task_results(path: Path, task_results: Sequence[TaskResult], **more: Any) -> None:
@@ -72,5 +73,6 @@ def read_result(path: Path) -> list[TaskResult]:
         return [TaskResult.from_json(row) for row in written["by_task"]]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+    # Whatever a JSON file of somebody else makes of it: no JSON, no `by_task`, rows with other keys, a list.
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no result of rlvr.evaluate") from error

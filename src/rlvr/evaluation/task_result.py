@@ -1,8 +1,9 @@
 """The result of a task once its responses are judged, and the summary of a set of results.
 
 Invariants:
-- A `TaskResult` is small and does not grow with the number of samples: rollouts are let go as soon as they are tallied.
-- An undecided verdict (our own trouble) is no sample; it is counted. A task with none decided is left out of the means.
+- A `TaskResult` is small and does not grow with the number of samples: rollouts are dropped once they are counted.
+- An undecided verdict (a fault of the run, not of the answer) is no sample; it is counted. A task with none decided is
+  left out of the means.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TaskResult:
     id: str
     source: str | None = None
     difficulty: str | float | None = None
-    """What the task says of itself (`evaluation.difficulty`)."""
+    """The value of the field `evaluation.difficulty` of the task's info."""
     samples: int = 0
     """Decided samples, the greedy response apart."""
     correct: int = 0
@@ -41,7 +42,7 @@ class TaskResult:
     majority: dict[int, float] = field(default_factory=dict)
     """maj@k by k."""
     best: dict[int, float] = field(default_factory=dict)
-    """best@k by k: the score of the one that the scorer likes best."""
+    """best@k by k: the expected score of the one that the scorer ranks first."""
     answer_entropy: float | None = None
     """Entropy of the answers among the samples, in nats."""
     responses: int = 0
@@ -70,18 +71,22 @@ class TaskResult:
         verdicts = [v for i in decided if (v := rollouts[i].verdict) is not None]
         if not verdicts:
             return
+        # pass@k counts full marks; partial scores are in `score`.
         right = [v.score == 1.0 for v in verdicts]
         answers = [v.answer for v in verdicts]
         self.samples = len(verdicts)
         self.correct = sum(right)
         self.score = float(np.mean([v.score for v in verdicts]))
+        # Not for k = 1, which is the mean of `right`, and not for more than were decided.
         self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
         if ranking is not None:
             scores = [float(v.score or 0.0) for v in verdicts]
+            # An undecided sample has no score that could be expected of it.
             self.best = {k: best_of_k(ranking[decided], scores, k) for k in ks if 1 < k <= len(scores)}
         counts = Counter(label for label in clusters(answers, same) if label is not None)
         shares = [count / counts.total() for count in counts.values()]
         if shares:
+            # H = -sum p ln p over the clusters of answers. `+ 0.0` turns -0.0, for one cluster, into 0.0.
             self.answer_entropy = -sum(p * math.log(p) for p in shares) + 0.0
         else:
             self.answer_entropy = None
@@ -104,14 +109,15 @@ class TaskResult:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> TaskResult:
+        # JSON makes the keys of a mapping texts.
         by_k = {name: {int(k): v for k, v in row.get(name, {}).items()} for name in ("majority", "best")}
         return cls(**{**row, **by_k})
 
 
-def tally_of(task: Task, difficulty: str = "difficulty") -> TaskResult:
-    """The empty result of a task; `difficulty` is the field of its `info` that says how difficult it is."""
-    said = task.info.get(difficulty)
-    return TaskResult(task.id, task.source, said if isinstance(said, (str, int, float)) else None)
+def empty_result(task: Task, difficulty: str = "difficulty") -> TaskResult:
+    """The empty result of a task; `difficulty` is the field of its `info` with its level of difficulty."""
+    level = task.info.get(difficulty)
+    return TaskResult(task.id, task.source, level if isinstance(level, (str, int, float)) else None)
 
 
 def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str, np.ndarray]:
@@ -121,14 +127,14 @@ def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str
     def column(values: Sequence[float | None]) -> np.ndarray:
         return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
 
-    found = {"greedy": column([t.greedy for t in task_results]), "mean": column([t.score for t in task_results])}
+    by_name = {"greedy": column([t.greedy for t in task_results]), "mean": column([t.score for t in task_results])}
     for k in ks:
-        found[f"pass@{k}"] = column([t.pass_at(k) for t in task_results])
+        by_name[f"pass@{k}"] = column([t.pass_at(k) for t in task_results])
         if k > 1:  # a majority of one is a single sample
-            found[f"maj@{k}"] = column([t.majority.get(k) for t in task_results])
+            by_name[f"maj@{k}"] = column([t.majority.get(k) for t in task_results])
             if any(t.best for t in task_results):
-                found[f"best@{k}"] = column([t.best.get(k) for t in task_results])
-    return found
+                by_name[f"best@{k}"] = column([t.best.get(k) for t in task_results])
+    return by_name
 
 
 def summary(
@@ -136,7 +142,8 @@ def summary(
 ) -> dict[str, float | None]:
     """Means over tasks, shares of responses and mean length; None where nothing is decided."""
     means = {name: mean(values) for name, values in values_of(task_results, ks).items()}
-    asked = {name: value for name, value in means.items() if (greedy if name == "greedy" else samples)}
+    # A result that was not asked for is absent; one without a decided verdict is None.
+    shown = {name: value for name, value in means.items() if (greedy if name == "greedy" else samples)}
     responses = sum(t.responses for t in task_results)
 
     def share(count: int) -> float | None:
@@ -144,7 +151,7 @@ def summary(
 
     return {
         "tasks": len(task_results),
-        **asked,
+        **shown,
         "truncated": share(sum(t.truncated for t in task_results)),
         "unparsable": share(sum(t.unparsable for t in task_results)),
         "undecided": share(sum(t.undecided for t in task_results)),
@@ -159,5 +166,5 @@ def _known_mean(values: Sequence[float | None]) -> float | None:
 
 def mean(values: np.ndarray) -> float | None:
     """The mean of what is not NaN; None of nothing."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if len(present) else None

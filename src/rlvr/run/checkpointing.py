@@ -30,6 +30,8 @@ from rlvr.run.run_folder import RunFolder
 from rlvr.run.run_identity import RunIdentity
 from rlvr.run.train_state import TrainState
 
+# A choice, not a measurement. Where each checkpoint holds the steps up for c seconds, they come about c / MOST apart
+# (33 s for each second); a larger value saves more often.
 MOST = 0.03
 """The share of the time since the start that checkpoints may have held the steps up after one by the clock."""
 
@@ -114,12 +116,17 @@ class Checkpointer:
         """After the last step of a call of `train`: a checkpoint of it, on disk. TrainingError where it cannot be
         written.
 
-        `failed`: this rank had to stop; others may be elsewhere, so that with several the last checkpoint has to do.
+        `failed`: this rank stops with an error. With several ranks nothing is saved then, since the others are not at
+        this place; the run goes on from the checkpoint before.
         """
+        # A write of rollouts that failed in its thread raises here, before the run is called finished.
         self.rollout_log.flush()
+        # `save` broadcasts. A rank that failed gets here alone, and the others wait for it at another exchange.
         if failed and self.world.size > 1:
             return
+        # The write may have failed, and the last step may never have been due. A run of no step has nothing to save.
         saved = self.writer.wait() is None and (self._path.exists() or not self.state.step)
+        # `save` is collective: all ranks take the same branch, that of rank 0.
         if not self.world.broadcast(saved, "whether the last step is saved"):
             self.save()
 
@@ -132,6 +139,8 @@ class Checkpointer:
         """Set when the next checkpoint by the clock is due, after one that held the steps up for `seconds`: so late
         that another one that costs as much keeps within the share. What the first one costs, nobody knows before."""
         self._held += seconds
+        # With b = `_began`, h = `_held` and c = `seconds`, the cost of the last one, the next one is due at the first
+        # time t at which (h + c) / (t - b) <= MOST, so at t = b + (h + c) / MOST, and not before `minutes` have passed.
         self._due = max(time.monotonic() + 60 * self.config.minutes, self._began + (self._held + seconds) / MOST)
 
     def _is_best(self) -> bool:
@@ -141,10 +150,12 @@ class Checkpointer:
         value = self.state.metrics[-1].get(keeps.metric)
         if value is None:
             return False
+        # The checkpoint that is being written is not in the folder yet. Without its value a worse step that follows
+        # would count as the best, too.
         begun = self._best_under_way if self.writer.busy else None  # no step waits for the write; asked before the disk
-        found = checkpoint.best(self.folder.checkpoints, keeps.metric, keeps.mode)
-        known = [score for score in (begun, found and found[1]) if score is not None]
-        return all(value > score if keeps.mode == "max" else value < score for score in known)
+        best = checkpoint.best(self.folder.checkpoints, keeps.metric, keeps.mode)
+        scores = [score for score in (begun, best and best[1]) if score is not None]
+        return all(value > score if keeps.mode == "max" else value < score for score in scores)
 
     # saving
 
@@ -159,7 +170,10 @@ class Checkpointer:
         `logs` it is logged.
         """
         problem = None
+        # First of all: another trainer may have taken the folder, or somebody may have removed it.
         self.folder.check_held()
+        # From here to `_schedule` the step waits: for the write before, for the copy to host memory and, with `wait`,
+        # for the disk.
         began = time.monotonic()
         self.rollout_log.flush()
         logs = logs and not wait  # an error that is raised is reported by whoever catches it
@@ -169,6 +183,7 @@ class Checkpointer:
             self.writer.write(self._contents(), logs)
         if wait:
             problem = self.writer.wait()
+        # After a failure too: else a full disk would be tried again after each step.
         self._schedule(time.monotonic() - began)
         if problem is not None:
             last = next(reversed(checkpoint.checkpoints(self.folder.checkpoints)), None)
@@ -180,8 +195,8 @@ class Checkpointer:
 
     def advice(self) -> str:
         """Say, in a sentence, how to go on after an error: which steps are saved."""
-        found = checkpoint.checkpoints(self.folder.checkpoints)
-        steps = [checkpoint.step_of(path) for path in found if checkpoint.is_sealed(path)]
+        saved = checkpoint.checkpoints(self.folder.checkpoints)
+        steps = [checkpoint.step_of(path) for path in saved if checkpoint.is_sealed(path)]
         if steps:
             return f"Steps 1 to {max(steps)} are saved: correct it and go on with --resume auto"
         if self.state.step:
@@ -200,14 +215,19 @@ class Checkpointer:
         """A copy of the run's state."""
         policy = self.training.policy
         backend = self.training.backend
+        # The thread writes the copies while the next step changes the weights in place. DeepSpeed's backend gathers its
+        # shards into new tensors (`saves_copies`); to copy those again would only take memory.
         live = backend.saved_tensors()
         tensors = live if backend.saves_copies else self._copies(live)
+        # `model/` has the same weights under other names. It is written from these copies, which are found by the
+        # address of the live tensor, so that both files are of one version and no weight is copied twice.
         copied = {tensor.data_ptr(): tensors[name] for name, tensor in live.items()}
         models = [("model", model_files(policy, self.world.is_main, copied))]
         if self.config.merged and policy.has_adapter:
             models.append(("merged", merged_files(policy, self.world.is_main)))
         if (reference := self.training.learner.reference) is not None:
             tensors = {**tensors, **saved_reference(reference, self.world)}
+        # Each rank writes its own tensors. State, metrics, models and logs are written once, by rank 0.
         if not self.world.is_main:
             return Contents(self.state.step, tensors)
         return Contents(
@@ -216,6 +236,8 @@ class Checkpointer:
             state=self._state(),
             metrics=self.state.metrics[-1] if self.state.metrics else {},
             models=_all(models),
+            # Synced before the manifest: a resume expects the lines of all steps up to the checkpoint's, and
+            # `MetricsFile` leaves them in the page cache, which a power cut loses.
             logs=[self.folder.metrics.path, self.folder.evaluations.path],
         )
 
@@ -236,6 +258,7 @@ class Checkpointer:
 
     def restore_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load weights, optimizer and reference of the current stage."""
+        # The backend of the stage that trains: `Resumer` enters that stage first, which opens it.
         self.training.backend.load_tensors(tensors)
         if self.training.learner.reference is not None:
             load_reference(self.training.learner.reference, tensors)
@@ -244,6 +267,8 @@ class Checkpointer:
 def _all(models: list[tuple[str, Files]]) -> Files:
     def write(folder: Path) -> None:
         for name, files in models:
+            # Merging an adapter computes with the parameters. The switch is per thread, and on in a new one, such as
+            # the writer's.
             with torch.no_grad():
                 files(folder / name)
 

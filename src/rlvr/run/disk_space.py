@@ -23,6 +23,8 @@ def check_space(folder: Path, resolved: ResolvedConfig, checkpoint_size: int, ex
     count = kept_checkpoints(resolved.config.checkpoint, resolved.steps) + 1  # and the one that is being written
     rollouts = recorded_bytes(resolved.config, resolved.plans)[1]
     needed = count * checkpoint_size + rollouts
+    # A run that goes on has part of what it needs already: its old files are replaced by the new ones. `exempt` files
+    # stay.
     files = (file for name in ("checkpoints", "rollouts") for file in (folder / name).rglob("*"))
     there = sum(file.stat().st_size for file in files if file.is_file()) - exempt
     free = shutil.disk_usage(folder).free
@@ -37,12 +39,15 @@ def check_space(folder: Path, resolved: ResolvedConfig, checkpoint_size: int, ex
 
 def kept_checkpoints(config: CheckpointConfig, steps: int) -> int:
     """The number of checkpoints that a run of so many steps keeps at most, as far as it can be known before."""
+    # The best checkpoint is kept beside the `keep` newest ones, of which it may not be one.
     best = int(config.best is not None)
     if config.every == 0:
         return min(config.keep, 2, max(1, steps)) + best  # how many more there will be, only the clock can tell
     if config.minutes:
+        # Checkpoints by the clock fall between the multiples of `every`.
         between = checkpoint.kept_between(config.keep)
     else:
+        # The end of a run is saved at a step that need not be a multiple of `every`.
         between = 1
     return min(config.keep, steps // config.every) + between + best
 
@@ -53,9 +58,11 @@ def checkpoint_bytes(config: Config, policy: Policy, keeps_reference: bool) -> i
     trained = policy.trainable().values()
     weights = sum(whole_size(p) * p.element_size() for p in trained)
     optimizer = config.optim.optimizer.name
+    # STATE is in bytes for a weight: 8 for Adam's two float32 moments. An optimizer of the user's is taken for AdamW.
     state = sum(whole_size(p) for p in trained) * STATE.get(optimizer, STATE["adamw"])
     reference = weights if keeps_reference else 0
     model = sum(whole_size(p) * p.element_size() for p in policy.model.parameters())
     if policy.has_adapter:
+        # `model/` then holds the adapter alone; `merged/` is the whole model.
         model = weights + (model if config.checkpoint.merged else 0)
     return int(weights + state + reference + model)

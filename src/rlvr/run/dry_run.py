@@ -11,8 +11,9 @@ from rlvr.config.stage_plan import StagePlan
 from rlvr.monitor.rollout_log import estimate
 from rlvr.policy.microbatch import token_limit
 
+# A guess, used for the estimate of disk space alone: tasks are not read for a dry run.
 PROMPT_TOKENS = 512
-"""Tokens of a prompt that are reckoned with where `data.max_prompt_tokens` sets no bound."""
+"""Tokens of a prompt that are assumed where `data.max_prompt_tokens` sets no bound."""
 
 
 def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path, longest: Sequence[int] = ()) -> list[str]:
@@ -38,6 +39,7 @@ def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int
         prompt = plan.config.data.max_prompt_tokens or PROMPT_TOKENS
         of_step = estimate(rollout.prompts_per_step * group, prompt + rollout.max_new_tokens)
         largest = max(largest, of_step)
+        # `logging.rollouts` is the number of steps between files, 0 for none: that case returns 0 below.
         total += of_step * plan.allowed / max(1, config.logging.rollouts)
     if config.logging.rollouts == 0:
         return 0, 0
@@ -45,6 +47,7 @@ def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int
         limit = math.inf
     else:
         limit = config.logging.rollouts_gb * 1e9
+    # The newest file stays even where it alone is over the limit.
     return largest, int(min(total, max(limit, largest)))
 
 
@@ -75,6 +78,7 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     sampled = plan.kind != "sft"
     group = rollout.group_size if sampled else 1
     rows = rollout.prompts_per_step * group
+    # A batch is cut by whole groups, so there are never more optimizer steps than groups.
     updates = min(optim.updates_per_batch, rollout.prompts_per_step)
     per_update = math.ceil(rows / updates)
     if token_limit(optim) is not None:
@@ -86,6 +90,7 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
         made = f"{rollout.prompts_per_step} prompts x {group} = {rows} completions"
     else:
         made = f"{rows} demonstrations"
+    # `limit` is what the context leaves after the stage's shortest prompt, and so a bound for all responses.
     new = min(limit, rollout.max_new_tokens)
     if sampled:
         tokens = f", at most {new} new tokens each ({rows * new} in all)"

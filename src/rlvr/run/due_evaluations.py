@@ -47,15 +47,18 @@ class DueEvaluations:
 
     def at_start(self, stage: Stage) -> None:
         """Make the baseline evaluation of a run, where the stage asks for it and there is none."""
-        asked = self.state.step == 0 and stage.config.evaluation.at_start and not self.state.evaluations
-        if asked and self.tasks.evaluation(stage.config):
+        due = self.state.step == 0 and stage.config.evaluation.at_start and not self.state.evaluations
+        if due and self.tasks.evaluation(stage.config):
             self._results_or_nothing()
 
     def plan(self, stage: Stage) -> None:
         """Note whether the step that was just counted is to be evaluated."""
-        asked = stage.config.evaluation
+        evaluation = stage.config.evaluation
+        # A stage ends at its own steps, or earlier where `run.steps` allows it fewer.
         last = self.state.stage_step in (stage.steps, stage.plan.allowed)
-        now = (last and asked.at_end) or (asked.every and self.state.step % asked.every == 0)
+        now = (last and evaluation.at_end) or (evaluation.every and self.state.step % evaluation.every == 0)
+        # Set before the checkpoint of this step is written and cleared after its evaluation, so that a resume from it
+        # makes the evaluation that a kill prevented.
         self.state.evaluation_pending = bool(now) and bool(self.tasks.evaluation(stage.config))
 
     def after_step(self) -> None:
@@ -63,6 +66,8 @@ class DueEvaluations:
         failure cut the evaluation off."""
         if not self.state.evaluation_pending:
             return
+        # The results go into the record of the step, which is already in `state.metrics` but not yet written to
+        # metrics.jsonl.
         if results := self._results_or_nothing():
             self.state.evaluation_pending = False
             self.state.metrics[-1] = record({**self.state.metrics[-1], **results})
@@ -73,6 +78,7 @@ class DueEvaluations:
         if not self.state.evaluation_pending:
             return
         self.after_step()
+        # Here, unlike in a step, the line was written before the interruption, without the results.
         if not self.state.evaluation_pending:
             self.reporting.completed_step(self.state.metrics[-1])
 
@@ -81,6 +87,7 @@ class DueEvaluations:
         try:
             return self.evaluate()
         except EvaluationError as error:
+            # The error is raised on all ranks; one of them logs it.
             if self.world.is_main:
                 if self.state.step:
                     later = "this one when the run is resumed here"

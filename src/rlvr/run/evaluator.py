@@ -63,12 +63,14 @@ class Evaluator:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
         start = time.perf_counter()
         if tasks is not None:
+            # Other tasks than the run's: their token ids are not to stay in the run's cache.
             prompts = Prompts(
                 self.training.policy.tokenizer, plan.config.data.template
             )  # kept for as long as these tasks
             self._check_lengths(prompts, chosen, plan.config)
         else:
             prompts = self.tasks.prompts.under(plan.config.data.template)
+        # The weights may have changed since the last publish: a stage that does not sample publishes none.
         self.rollouts.publish(self.state.version, self.training)
         results: dict[str, Any] = {}
         task_results: list[TaskResult] = []
@@ -77,8 +79,10 @@ class Evaluator:
             try:
                 results, task_results = self._sampled(chosen, prompts, plan)
                 results |= {"time/evaluate": time.perf_counter() - start}
+            # The run is to stop. `results` stay empty, which the broadcast below tells the other ranks.
             except CollectionInterruptedError:
                 pass
+            # These end the run: in `train`, `failing_together` tells the other ranks, which wait at the broadcast.
             except (UserCodeError, LostRankError):
                 raise
             except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
@@ -86,9 +90,11 @@ class Evaluator:
         if failure is None:
             problem = None
         else:
+            # Text, since an exception of a verifier or an engine may not be picklable.
             problem = f"{type(failure).__name__}: {failure}"
         results, problem = self.world.broadcast((results, problem), "the evaluation")
         if problem is not None:
+            # Only rank 0 has the cause; None elsewhere.
             raise EvaluationError(f"the evaluation at step {self.state.step} failed: {problem}") from failure
         if not results:
             return {}
@@ -104,6 +110,7 @@ class Evaluator:
         refuse_long(tasks, lengths, context)
         response = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
         cut = int((lengths > context - response).sum())
+        # The model itself could take longer sequences: vLLM was started with `max_model_len` for the run's own tasks.
         if cut and context < self.training.policy.context:  # which was chosen for the run's own tasks
             self.reporting.console.message(
                 f"the engine's context of {context} tokens leaves less than {response} tokens for responses to {cut} "

@@ -2,7 +2,7 @@
 tasks.
 
 Invariants: nothing that is recorded loads as something else: an object is written by a name only where that name leads
-to it, and with the options that it was made with; what cannot be written is described in words,
+to it, and with the options that it was made with. Other objects are described in words,
 `<a lambda (train.py, line 3)>`, which `registry.refuse_words` refuses where they are used.
 """
 
@@ -34,6 +34,8 @@ from rlvr.verifiers.base import FunctionVerifier, Verifier
 
 log = logging.getLogger(__name__)
 
+# A choice: it bounds what a run adds to the disk without being asked. Above it the configuration describes the tasks in
+# words, with their fingerprint.
 LARGEST = 100_000_000
 """Bytes of a file of tasks in the run folder, about 100,000 prompts of 200 tokens: a copy of more is the user's to
 decide on."""
@@ -76,10 +78,12 @@ class GivenObjects:
         if self._verifier is not None:
             tree["verifier"] = verifier_as_written(self._verifier)
             self._for_all_stages(tree, "verifier")
+        # `None` keeps what the configuration names; objects replace it, in the stages too.
         for split, spec in self._specs.items():
             if spec is not None:
                 tree["data"][split] = self._data_as_written(split, spec)
                 self._for_all_stages(tree, "data", split)
+        # Any text may be the name of a component. One that is not costs an import more, which does no harm.
         named = {*_strings(tree), *self._verifiers}
         tree["imports"] = list(dict.fromkeys([*tree["imports"], *_registering(named)]))
         return tree
@@ -119,20 +123,23 @@ class GivenObjects:
         """Write the files of tasks into the run folder. Another file of that name is renamed first."""
         for split, text in self._texts.items():
             path = self.config.folder / TASK_FILES[split]
+            # The same tasks as before, as in a resume: the file keeps its time of change.
             if text is None or (path.is_file() and path.read_bytes() == text.encode()):
                 continue
+            # `lexists`, so that a link that leads nowhere is renamed, too, and not written through.
             if os.path.lexists(path):
                 log.warning("%s holds other tasks; it is kept as %s", path, set_aside(path))
             write_whole(path, text)
 
 
-def kept_in_folder(config: Config, split: str, given: Any) -> bool:
+def kept_in_folder(config: Config, split: str, argument: Any) -> bool:
     """Tell whether the tasks of a split belong in the run folder: given as objects, or read from the file there.
 
     The latter are those of an earlier run of the name, which is moved aside where the new one overwrites it.
     """
-    if given is not None:
-        return not _is_plain(given, (str, dict))
+    # A path, a hub name or a mapping can be written into config.yaml as it is; a list or a Dataset cannot.
+    if argument is not None:
+        return not _is_plain(argument, (str, dict))
     if split == "train":
         spec = config.data.train
     else:
@@ -149,19 +156,19 @@ def _spec_in_folder(config: Config, split: str) -> dict[str, Any]:
 def verifier_as_written(verifier: Any) -> Any:
     """A verifier, class or function as a configuration writes it: a name, a mapping with options, or words in `<>`."""
     try:
-        return _piece(verifier)
+        return _component(verifier)
     except _NotWritableError as error:
         return f"<{error}>"
 
 
-def _piece(value: Any) -> Any:
-    """The piece `value` as written. _NotWritableError where nothing that is written leads to it."""
+def _component(value: Any) -> Any:
+    """The component `value` as written. _NotWritableError where nothing that is written leads to it."""
     if _is_plain(value, (str, dict)):
         return value
     if isinstance(value, ComponentSpec):
         return value.written
     if isinstance(value, FunctionVerifier):
-        return _piece(value.call.function)
+        return _component(value.call.function)
     if isinstance(value, functools.partial):
         return _partial(value)
     if isinstance(value, (type, FunctionType)):
@@ -170,17 +177,19 @@ def _piece(value: Any) -> Any:
 
 
 def _partial(value: functools.partial[Any]) -> Any:
-    known = registry.options_of(value.func)
-    if value.args or not set(value.keywords) <= set(known):
+    accepted = registry.options_of(value.func)
+    # A configuration has options by keyword only, so a positional argument has no place in it.
+    if value.args or not set(value.keywords) <= set(accepted):
         raise _NotWritableError(
             f"a functools.partial of {_called(value.func)}, which binds more than keyword-only parameters"
         )
-    return _with_options(_piece(value.func), {name: _value(bound) for name, bound in value.keywords.items()})
+    return _with_options(_component(value.func), {name: _value(bound) for name, bound in value.keywords.items()})
 
 
 def _instance(value: Any) -> Any:
     """An object by its class and the options that it was made with, where it keeps them under their names."""
     kind = type(value)
+    # An object of a class with `__slots__` has none.
     kept = getattr(value, "__dict__", {})
     options = {}
     for name, parameter in registry.options_of(kind).items():
@@ -188,25 +197,26 @@ def _instance(value: Any) -> Any:
             raise _NotWritableError(
                 f"an object of class {kind.__qualname__}, which does not keep its option {name!r} as an attribute"
             )
+        # `==` only between plain values: a numpy array, say, compares element by element.
         if kept[name] is parameter.default or (_is_plain(kept[name]) and kept[name] == parameter.default):
             continue
         try:
             options[name] = _value(kept[name])
         except _NotWritableError as error:
             raise _NotWritableError(f"an object of class {kind.__qualname__} with {name}={error}") from error
-    return _with_options(_piece(kind), options)
+    return _with_options(_component(kind), options)
 
 
-def _with_options(piece: Any, options: dict[str, Any]) -> Any:
+def _with_options(component: Any, options: dict[str, Any]) -> Any:
     if not options:
-        return piece
-    if isinstance(piece, str):
-        return {"name": piece, **options}
-    return {**piece, **options}
+        return component
+    if isinstance(component, str):
+        return {"name": component, **options}
+    return {**component, **options}
 
 
 def _value(value: Any) -> Any:
-    """An option in plain YAML types; a verifier or function in it as a piece."""
+    """An option in plain YAML types; a verifier or function in it as a component."""
     if isinstance(value, enum.Enum):
         return _value(value.value)
     if isinstance(value, PurePath):
@@ -218,7 +228,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return _flat({key: _value(item) for key, item in value.items()})
     if callable(value) or isinstance(value, Verifier):
-        return _piece(value)
+        return _component(value)
     raise _NotWritableError(f"an object of class {type(value).__qualname__}")
 
 
@@ -239,13 +249,14 @@ def _is_plain(value: Any, kinds: tuple[type, ...] = (str, int, float, bool, list
     if type(value) not in kinds:
         return False
     try:
+        # The round trip finds what JSON changes in silence: keys that are no text, and tuples inside lists.
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):
         return False
 
 
 def _name(value: Any) -> str:
-    """`FILE.py:Name` or `module:Name`, which is_main to the class or function `value`."""
+    """`FILE.py:Name` or `module:Name`, which leads to the class or function `value`."""
     if value.__name__ == "<lambda>":
         raise _NotWritableError(f"a lambda ({_line(value)})")
     if "<locals>" in value.__qualname__:
@@ -254,10 +265,11 @@ def _name(value: Any) -> str:
     if place is None:
         raise _NotWritableError(f"{value.__name__}, which is defined in a notebook or at a prompt")
     try:
-        found = operator.attrgetter(value.__qualname__)(sys.modules[value.__module__])
+        named = operator.attrgetter(value.__qualname__)(sys.modules[value.__module__])
     except AttributeError:
-        found = None
-    if found is not value:
+        named = None
+    # Another object has the name now: a decorator replaced the function, or the notebook cell was run again.
+    if named is not value:
         raise _NotWritableError(f"{value.__qualname__} ({_line(value)}), which is not what {place} has by that name")
     return f"{place}:{value.__qualname__}"
 
@@ -269,10 +281,13 @@ def importable(module_name: str) -> str | None:
         return None
     file = vars(module).get("__file__")
     spec = vars(module).get("__spec__")
+    # Modules of a package may use relative imports, so that only the dotted name can be imported elsewhere.
     if vars(module).get("__package__"):
+        # `python -m package.module` runs the module as `__main__`; its spec has the name.
         if module_name == "__main__" and spec is not None:
             return str(spec.name)
         return module_name
+    # A script, or a file beside it that it imports: other processes do not have its folder on their path.
     if file is not None and Path(file).suffix == ".py" and Path(file).is_file():
         path = Path(file).resolve()
         return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
@@ -282,10 +297,10 @@ def importable(module_name: str) -> str | None:
 
 
 def _registering(named: set[str]) -> Iterator[str]:
-    """The files and modules that registered pieces whose names are in `named`; words for what is of a notebook."""
-    for kind, name, piece in registry.registered_outside():
+    """The files and modules that registered components whose names are in `named`; words for what is of a notebook."""
+    for kind, name, component in registry.registered_outside():
         if name in named:
-            module_name = getattr(piece, "__module__", "")
+            module_name = getattr(component, "__module__", "")
             yield importable(module_name) or f"<the {kind} {name!r}, which a notebook or a prompt registered>"
 
 
@@ -304,6 +319,7 @@ def _strings(tree: Any) -> Iterator[str]:
 def _model_path(model: Any) -> str:
     """The name that a model was loaded by, or words. An adapter on it would be lost, so that this is put in words."""
     kind = type(model).__qualname__
+    # Its `_name_or_path` is that of the base model, which would be evaluated without the adapter.
     if hasattr(model, "peft_config"):
         return f"<a model with an adapter ({kind})>"
     name = foreign(foreign(model, "config"), "_name_or_path", "")  # where transformers keeps it

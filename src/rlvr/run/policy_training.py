@@ -44,6 +44,7 @@ class PolicyTraining:
 
         Both take device memory: the engine has to be released before.
         """
+        # Before the snapshot, which copies the weights as they lie: DeepSpeed may change their type and partition them.
         backend = self.backends.open(self.policy, stage.config.optim.optimizer, self.world)
         if stage.keeps_reference:
             stage.reference = Snapshot(self.policy, stage.reference_follows)

@@ -37,6 +37,7 @@ class Reporting:
         self.folder = folder
         self.is_main = is_main
         self.console = Console(how.console if is_main else "off", how.samples_every, counts=counts)
+        # Else each rank would start a run of its own with every tracker.
         if is_main:
             self.trackers = background_trackers(how, config.run.name, trackers)
         else:
@@ -45,7 +46,9 @@ class Reporting:
         if how.rollouts_gb is None:
             limit = math.inf
         else:
+            # Gigabytes of 10^9 bytes, as disks are sold.
             limit = how.rollouts_gb * 1e9
+        # 0 steps between files means none: the other ranks write no rollouts.
         self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, limit)
         self.profiler = StepProfiler(folder.path, how.profile)
 
@@ -74,6 +77,7 @@ class Reporting:
         """Write and show a step's record, and send it to the trackers."""
         if self.is_main:
             self.folder.check_held()
+            # The file first: no tracker that fails or hangs can cost the line.
             self.folder.metrics.append(row)
         for tracker in self.trackers:
             tracker.log(row["step"], row)
@@ -84,6 +88,7 @@ class Reporting:
         """Replace the last step's line by one with the results of its evaluation, made after a resume."""
         if not self.is_main:
             return
+        # The line that is there lacks the results of the evaluation.
         self.folder.metrics.truncate_after(row["step"] - 1)
         self.folder.metrics.append(row)
         for tracker in self.trackers:

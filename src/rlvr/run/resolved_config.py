@@ -58,6 +58,7 @@ class ResolvedConfig:
 
     def check_engine(self, saved: Any) -> None:
         """CheckpointError where `rollout.engine: auto` took another engine than `saved`, that of the checkpoint."""
+        # Another engine rounds otherwise, which is a change of the configuration that nobody asked for.
         if self.engine_reason is not None and ComponentSpec.parse(saved) != self.config.rollout.engine:
             raise CheckpointError(
                 f"the checkpoint was made with rollout.engine {saved!r}, and here {self.engine_reason}. Set "
@@ -73,7 +74,9 @@ class ResolvedConfig:
         them.
         """
         self.memory_plan = plan_resumed(self.memory_plan, world, saved)
+        # The model is loaded by now, under the value that was planned for this machine.
         before = self.config.model.gradient_checkpointing
+        # In place: learner and stages hold these objects already.
         put_values(self.memory_plan.config, self.config, self.plans)
         if self.config.model.gradient_checkpointing != before:
             set_checkpointing(policy.model, self.config.model.gradient_checkpointing is True)
@@ -90,6 +93,7 @@ def resolved_config(
     names them.
     """
     saved = None
+    # Before the engine is chosen: `auto` takes that of the checkpoint where this machine has it.
     if resume is not None and world.is_main:
         saved = RunFolder(config).saved_engine(resume)
     config, engine_reason = engine_of_run(config, world, saved)
@@ -98,20 +102,24 @@ def resolved_config(
     return ResolvedConfig(memory_plan.config, stage_plans(memory_plan.config), memory_plan, engine_reason, resume)
 
 
-def written_config(given: Config | Mapping[str, Any] | str | Path | None, model: Any) -> tuple[Config, Any]:
+def written_config(written: Config | Mapping[str, Any] | str | Path | None, model: Any) -> tuple[Config, Any]:
     """The configuration as it was given, and a loaded model if `model` is one: a path or hub name becomes part of the
     configuration.
 
     ConfigError where it is wrong: before ranks wait for each other.
     """
+    # First of all: a script that is only imported for its components (by a worker, or to find a verifier) stops here,
+    # before it trains.
     registry.leave_loaded_script()
-    if isinstance(given, Config):
-        config = given
+    if isinstance(written, Config):
+        config = written
     else:
-        config = load_config(given)
+        config = load_config(written)
     if isinstance(model, (str, Path)):
+        # `scratch` goes, since a model is loaded or built, and the argument is the one that was given last.
         named = config.model.model_copy(update={"path": str(model), "scratch": None})
         config = config.model_copy(update={"model": named})
         model = None
+    # Called for its errors: a wrong stage is refused before the ranks meet and a model is loaded.
     stage_plans(config)
     return config, model

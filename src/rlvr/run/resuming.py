@@ -66,20 +66,23 @@ class Resumer:
         """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where
         the folder cannot be made, written to or moved."""
         try:
-            found = self._begin(resume)
+            checkpoint_path = self._begin(resume)
         except OSError as error:
+            # A full disk is no fault of the configuration; `rlvr.errors.command` says what to do about it.
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise ConfigError(
                 f"the run folder {self.folder.path} cannot be used: {error.strerror}"
                 f"{'' if error.filename is None else f' ({error.filename})'}. Choose another run.dir or run.name"
             ) from error
+        # From here on: loading the model and reading a checkpoint are not counted as training.
         self.checkpointer.start_clock()
         self.folder.begun = True
         policy = self.training.policy
+        # An adapter names the base that it belongs to. One that was built from random weights exists nowhere else.
         if policy.has_adapter and self.resolved.config.model.scratch is not None:
             write_base(policy, self.folder.path / "base", self.world.is_main)
-        return found
+        return checkpoint_path
 
     def load(self, path: Path) -> None:
         """Take back the state of a checkpoint. CheckpointError names what does not fit."""
@@ -87,22 +90,28 @@ class Resumer:
 
     def _begin(self, resume: str | None) -> Path | None:
         folder = self.folder
-        found = None
+        checkpoint_path = None
         if self.world.is_main:
             folder.refuse_foreign()
+            # `lock` makes the folder. A new one is made after `find` below, which may refuse the checkpoint.
             if folder.path.exists():  # else a refusal leaves nothing behind
                 folder.lock()
-            found = folder.find(resume) if resume else None
+            # Under the lock: the run that holds it might be removing the checkpoint that is found.
+            checkpoint_path = folder.find(resume) if resume else None
             folder.lock()
-        found = self.world.broadcast(found, "the checkpoint to go on from")
-        if found is not None:
-            self._take(checkpoint.read(found), keep_cut=resume != "auto")
+        # Rank 0 alone looks and compares checksums: others might see a shared disk at another moment.
+        checkpoint_path = self.world.broadcast(checkpoint_path, "the checkpoint to go on from")
+        if checkpoint_path is not None:
+            # `auto` takes the newest checkpoint, so what lies past it is what a kill left and is done again. A
+            # checkpoint that is named may be an old one, whose later steps the user may want.
+            self._take(checkpoint.read(checkpoint_path), keep_cut=resume != "auto")
         elif self.world.is_main and (moved := folder.begin(resume == "auto")) is not None:
             self._report_moved(moved)
         if self.world.is_main:
             folder.open_log(self.reporting.console)
+            # After the folder is cut, which frees space.
             self._check_space()
-        return found
+        return checkpoint_path
 
     def _report_moved(self, moved: Path) -> None:
         count = len(list(moved.parent.glob(f"{self.folder.path.resolve().name}.old-*")))
@@ -122,15 +131,21 @@ class Resumer:
         """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its
         own."""
         state = saved.state
+        # This may refuse the checkpoint, and so may `restore_objects` below, for other tasks. Both come before the
+        # folder is cut.
         self.identity.check(state, self.world, self.training.policy, self.reporting.console.message)
         for line in version_differences(saved.manifest, self.world.size):
             log.warning("%s: %s", saved.path, line)
         self.rollouts.engine.release()  # the weights change, and their version with them
+        # The order matters: the stages take back their draws; then the stage that trains is entered, which opens its
+        # backend and learner and makes a snapshot for the reference; then the tensors go into both.
         self.checkpointer.restore_objects(state)
         if self.state.stage_number != state["stage_number"]:
             self.training.enter(self.stages[state["stage_number"]])
         self.state.load_state_dict(state)
         self.checkpointer.restore_tensors(saved.tensors)
+        # Only rank 0 reads and cuts the files; the others get the records, which `metrics` and the health monitors
+        # give.
         rows: tuple[list[Any], list[Any]] = ([], [])
         if self.world.is_main:
             rows = self._records(saved, keep_cut)
@@ -142,8 +157,11 @@ class Resumer:
         """Cut the run folder to a checkpoint, on rank 0; the records of the steps and evaluations up to it."""
         folder = self.folder
         state = saved.state
+        # A checkpoint of another run: this folder begins anew, and the lines of the steps before are in the other one.
         here = saved.path.resolve().parent == folder.checkpoints.resolve()
         made = [row for row in folder.evaluations.rows() if row["step"] == state["step"]]
+        # The checkpoint is written before the evaluation of its step, and says that it is pending. Where it was made
+        # after all, its row is in evaluations.jsonl.
         self.state.evaluation_pending = state["owes_evaluation"] and here and not made
         cut = folder.cut(state["step"], self.state.evaluation_pending, keep_cut)
         if cut is not None:
@@ -165,10 +183,13 @@ class Resumer:
         """
         file = self.folder.metrics
         written = {row["step"]: row for row in file.rows()}
+        # The lines before it are missing, too: the file was removed or edited, and one line alone would leave a hole.
         if not last or max(written, default=0) < last["step"] - 1:
             return
         before = written.get(last["step"])
         results = {name: value for name, value in evaluation.items() if name not in ("step", "stage")}
+        # The line that was written may have the results of an earlier evaluation of the same step, which the newer ones
+        # replace.
         line = record({**(before or last), **results})
         if line != before:
             file.truncate_after(last["step"] - 1)
@@ -179,10 +200,12 @@ class Resumer:
         one."""
         limit = self.resolved.config.logging.rollouts_gb
         before = state["config"]["logging"].get("rollouts_gb")
+        # A lower limit would remove what was recorded under the higher one; the user asked for it for what comes.
         lowered = limit is not None and (before is None or limit < before)
         if lowered:
             kept_until = state["step"]
         else:
+            # Checkpoints of earlier versions lack the key.
             kept_until = state.get("rollouts_kept", 0)
         kept = self.reporting.rollout_log.keep_until(kept_until)
         self._kept_rollouts = kept

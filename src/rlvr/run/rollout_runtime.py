@@ -66,6 +66,7 @@ class RolloutRuntime:
         """Build the verifiers of a run and start its engine; `verifier` is one given in Python, in the place of the
         configuration's."""
         self.build_verifiers([plan.config.verifier if verifier is None else verifier for plan in resolved.plans])
+        # Without it no request is open while weights change, and the engine need not be able to go on with new ones.
         samples_ahead = any(plan.config.rollout.staleness for plan in resolved.plans)
         self.start_engine(
             training.policy,
@@ -89,6 +90,7 @@ class RolloutRuntime:
         """Start the engine that the configuration names, on all ranks; its options are those of `open_engine`."""
         spec = self.config.rollout.engine
         self.engine = open_engine(spec, policy, in_flight, self.world, self.collector, partitions, longest)
+        # In `close` the engine ends after the collector: plans that run would wait for an engine that is gone.
         self._engines.callback(self.engine.close)
         self.context = min(policy.context, self.engine.context)  # vLLM may have been given a shorter one
 
@@ -119,6 +121,8 @@ class RolloutRuntime:
         plan = evaluation_plan(config.rollout.plan)
 
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
+            # The path has neither stage nor step: every evaluation draws with the same seeds, so that a change is the
+            # policy's.
             context = self.rollout_context(verification, prompts, sampling, samples, "evaluation")
             return self.collector.collect(draws, plan, context, config.rollout.deadline)
 
@@ -127,6 +131,9 @@ class RolloutRuntime:
     def publish(self, version: int, training: PolicyTraining) -> None:
         """Hand the weights that are trained to the engine as `version`, on all ranks."""
         backend = training.backend
+        # An engine with weights of its own needs memory while the trainer waits; gradients (on a GPU) and, with
+        # `offload_during_rollout`, the optimizer's state leave it. The HF engine shares the weights and needs none of
+        # that.
         if not self.engine.shares_weights or self.config.distributed.offloads_during_rollout:
             backend.release()
         self.hand_over(version, training.policy, backend.named_weights)
@@ -135,11 +142,14 @@ class RolloutRuntime:
         """Give the engine weights as `version`, on all ranks. TrainingError when it does not sample with them."""
         self.published = self.engine.publish(version, weights)
         if not self.engine.shares_weights:
+            # An engine that computes in fp8, say, has other log-probs than the trainer however well the weights were
+            # sent.
             coarse = bool(low_precision(self.config.rollout.engine))
             verify_weight_sync(self.engine, self.world, policy, self.collector, weights, coarse)
 
     def close(self) -> None:
         """End threads, engine and verifier processes."""
+        # First what asks, then what answers: plans use the engine and the pool.
         self.collector.close()
         self._engines.close()
         self.pool.close()

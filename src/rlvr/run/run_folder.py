@@ -57,6 +57,7 @@ FREE_ON_RESUME = (
 WRITTEN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "health.jsonl", "log.txt", "report.html", "base")
 """What every run writes into its folder; one that was given tasks as objects also writes `GivenObjects.files`."""
 NUMBERED = {
+    # Full matches, as of `step-000100.json`; `step-best.json` or `step-3.json.bak` is the user's and refuses nothing.
     "evaluations": r"step-\d+\.json",
     "rollouts": r"step-\d+\.jsonl",
     "checkpoints": r"step-\d+",
@@ -66,7 +67,7 @@ NUMBERED = {
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that a full disk costs its lines, in one line on standard error, and no traceback for each."""
+    """A log file. On a full disk its lines are lost, which standard error says once, without a traceback for each."""
 
     _failed = False
 
@@ -101,6 +102,7 @@ class RunFolder:
         self.health = MetricsFile(self.path / "health.jsonl")
         self.begun = False
         """A run was begun in the folder, fresh or from a checkpoint; set on every rank."""
+        # Taken by `lock` on rank 0 alone: the other ranks write no file but their tensors, which `Writer` places.
         self._lock: RunLock | None = None
         self._log: logging.Handler | None = None
         self._screen: logging.Handler | None = None
@@ -111,10 +113,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def keep_evaluation(self, row: dict[str, Any], task_results: Sequence[TaskResult]) -> None:
-        """Write what was found of each task, which a full disk costs, and then the results: they say that it was
-        made."""
+        """Write the results of each task, which are lost on a full disk, and then the `row` of the evaluation, which
+        marks it as made."""
         self.check_held()
         try:
+            # The tasks first, then the row: a kill in between leaves an evaluation that counts as not made, and it is
+            # made again.
             write_task_results(
                 self.path / "evaluations" / f"step-{row['step']:06d}.json", task_results, step=row["step"]
             )
@@ -138,6 +142,7 @@ class RunFolder:
         if self._log is None:
             self._screen = ConsoleHandler(console)
             logging.getLogger("rlvr").addHandler(self._screen)
+            # `delay`: the file is made at its first line, so that a run without warnings leaves none.
             self._log = _LogFile(self.path / "log.txt", delay=True, encoding="utf-8")
             self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             self._log.setLevel(logging.WARNING)
@@ -152,6 +157,7 @@ class RunFolder:
         if self._screen is not None:
             logging.getLogger("rlvr").removeHandler(self._screen)
         if self._lock is not None:
+            # Last: until then no other run may write to the files that are being closed.
             self._lock.release()
         self._log = self._lock = self._screen = None
 
@@ -166,7 +172,8 @@ class RunFolder:
                 raise ConfigError(self._refusal(resume))
             moved = self._move_aside()
         self.path.mkdir(parents=True, exist_ok=True)
-        # Of a run that was killed before its first step was done.
+        # All lines go: those of a run that was killed before its first step was done, whose evaluation at the start has
+        # step 0.
         for file in (self.metrics, self.evaluations, self.health):
             file.truncate_after(-1)
         self._clear_partial()
@@ -175,6 +182,7 @@ class RunFolder:
 
     def _holds_run(self) -> bool:
         """Tell whether a step was done here."""
+        # metrics.jsonl may be cut or lost; rollouts and checkpoints show a run, too.
         files = (numbered(self.path / "rollouts", ".jsonl"), numbered(self.checkpoints))
         return self.metrics.lines() > 0 or any(files)
 
@@ -193,6 +201,7 @@ class RunFolder:
     def _move_aside(self) -> Path:
         """Rename the folder that holds a run, its files and all others, and take its place; where it is now."""
         place = self.path.resolve()  # of a link, what it leads to: the new run is to be on the same disk
+        # A run name may be `a/b`, so that runs lie inside this folder. A rename would take them along under their feet.
         for lock in place.rglob(f"*/{LOCK}"):
             if (holder := holder_of(lock)) is not None:
                 raise ConfigError(f"{place} cannot be moved aside: {lock.parent} is in use by {holder}")
@@ -201,6 +210,7 @@ class RunFolder:
                 f"run.overwrite: {needed} is in the run folder that would be moved aside, and the new run needs it: "
                 "copy it to another place, or choose another run.name"
             )
+        # The lock is on the inode of the old folder and moves with it. The new folder gets one of its own.
         held = self._lock is not None
         moved = set_aside(place)
         if self._lock is not None:
@@ -215,6 +225,7 @@ class RunFolder:
         """A path in the configuration that leads into the run folder; None where there is none."""
         tree = self.config.dump()
         read = [tree[section] for section in tree.keys() - {"run", "logging"}]
+        # A config.yaml of this run, given as the configuration, names these.
         own = [place / file for file in TASK_FILES.values()]  # in memory by now, and written anew
         for text in _texts(read):
             for name in (text, text.rpartition(":")[0]):  # FILE.py:Name, FOLDER:split
@@ -223,6 +234,8 @@ class RunFolder:
                     continue
                 if Path(path).resolve() in own:
                     continue
+                # Both, as a link outside may lead into the folder, and a link in the folder to the outside moves with
+                # it.
                 lexical = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(self.path))
                 if lexical or Path(path).resolve().is_relative_to(place):
                     return name
@@ -241,6 +254,7 @@ class RunFolder:
         )
         files = (self.path / name for name in (*WRITTEN, *self.given.files))
         for path in (*files, *numbered_files):
+            # `lexists`, so that a link that leads nowhere counts: to write through it would make a file elsewhere.
             if os.path.lexists(path):
                 if config.is_file():
                     self._refuse_broken(config)
@@ -261,6 +275,7 @@ class RunFolder:
 
     def _write_config(self) -> None:
         path = self.path / "config.yaml"
+        # The run writes the resolved tree. Comments and layout of a person would be lost.
         if path.exists() and not is_verbatim(path):
             log.warning("%s was edited by hand; it is kept as %s", path, set_aside(path))
         self.given.write_tasks()
@@ -270,6 +285,7 @@ class RunFolder:
         """The checkpoint that `resume` (auto, a run or a checkpoint) means; None where `auto` finds nothing."""
         if resume == "auto":
             try:
+                # It passes over torn checkpoints with a warning, and refuses where there are only such.
                 return checkpoint.latest(self.checkpoints)
             except CheckpointError as error:
                 raise CheckpointError(
@@ -278,32 +294,36 @@ class RunFolder:
         path = Path(resume)
         if not path.is_dir():
             raise CheckpointError(f"--resume: there is no run or checkpoint {path}")
+        # A torn checkpoint has no manifest but the name, and is to be refused as a checkpoint, not as a run without
+        # one.
         if (path / checkpoint.MANIFEST).exists() or path.name.startswith("step-"):
-            found: Path | None = path
+            chosen: Path | None = path
             if (problem := checkpoint.why_unusable(path)) is not None:
                 raise CheckpointError(f"--resume: {path} cannot be used: {problem}")
         else:
-            found = checkpoint.latest(path / "checkpoints")
-        if found is None:
+            chosen = checkpoint.latest(path / "checkpoints")
+        if chosen is None:
             raise CheckpointError(f"--resume: {path} holds no whole checkpoint")
-        elsewhere = found.resolve().parent != self.checkpoints.resolve()
+        # A copy of another run's state into a folder with steps of its own would mix two runs in one log.
+        elsewhere = chosen.resolve().parent != self.checkpoints.resolve()
         if elsewhere and self._holds_run():
             raise CheckpointError(
-                f"--resume: {found} is not of the run that {self.path} holds: choose another run.name to go on from it"
+                f"--resume: {chosen} is not of the run that {self.path} holds: choose another run.name to go on from it"
             )
-        return found
+        return chosen
 
     def saved_engine(self, resume: str) -> Any:
         """The engine of the newest checkpoint that `resume` may mean, by its configuration alone; None where none can
         be read."""
         path = Path(resume)
         if resume == "auto":
-            found = checkpoint.checkpoints(self.checkpoints)
+            candidates = checkpoint.checkpoints(self.checkpoints)
         elif (path / checkpoint.MANIFEST).exists():
-            found = [path]
+            candidates = [path]
         else:
-            found = checkpoint.checkpoints(path / "checkpoints")
-        for one in reversed(found):
+            candidates = checkpoint.checkpoints(path / "checkpoints")
+        # Without comparing checksums, which reads the whole file: `find` does so later, and may then take an older one.
+        for one in reversed(candidates):
             if checkpoint.is_sealed(one):
                 with contextlib.suppress(CheckpointError):  # `find` says what is wrong with it
                     return checkpoint.read(one).state["config"]["rollout"]["engine"]
@@ -317,6 +337,7 @@ class RunFolder:
         goes on in Python with its objects, and by the command with the configuration that names them.
         """
         changes = list(differences(saved, self.config.dump(), free))
+        # Both have to differ: the run may have been begun with objects and go on with files, or the other way round.
         if changes and list(differences(recorded, self.given.tree, free)):
             lines = "\n".join(f"  {line}" for line in changes)
             raise CheckpointError(f"the checkpoint was made with another configuration:\n{lines}")
@@ -338,6 +359,7 @@ class RunFolder:
             self.health: step,
             self.evaluations: step - 1 if owes_evaluation else step,
         }
+        # Only checkpoints are folders. One that is newer and was not chosen cost training time, so it is not removed.
         keep = keep or any(path.is_dir() for path in later)
         rows = {file: [row for row in file.rows() if row["step"] > last] for file, last in logs.items()}
         aside = free_path(self.path, "cut-")
@@ -353,6 +375,7 @@ class RunFolder:
                 aside.mkdir(exist_ok=True)
                 for row in rows[file]:
                     MetricsFile(aside / file.path.name).append(row)
+            # It writes a new file and renames it over the old one, so that a kill leaves one of the two.
             file.truncate_after(last)
         self._clear_partial()
         self._write_config()
@@ -378,6 +401,7 @@ def _texts(tree: Any) -> Iterator[str]:
 
 def differences(saved: Any, now: Any, free: Collection[str] = (), path: str = "") -> Iterator[str]:
     """Each key that differs and may not, as `key: saved -> now`; those in `free` may, too."""
+    # The key itself or a section of it: `logging` frees `logging.console`, and not a key `logging_level`.
     if path and any(path == key or path.startswith(f"{key}.") for key in (*FREE_ON_RESUME, *free)):
         return
     if isinstance(saved, dict) and isinstance(now, dict):

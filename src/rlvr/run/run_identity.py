@@ -36,13 +36,16 @@ class RunIdentity:
     def check(
         self, state: Mapping[str, Any], world: World, policy: Policy, report: Callable[[str, Level], None]
     ) -> None:
-        """CheckpointError where the state of a checkpoint is of another run. Values that `auto` has there are taken
-        over.
+        """CheckpointError where the state of a checkpoint is of another run. Values of `auto` are taken over
+        from it.
 
         `report` is told, as (text, level), of values that do not fit here.
         """
+        # A checkpoint of the version before has keys under their old names.
         config = with_new_names(state["config"])
         self.resolved.check_engine(config["rollout"]["engine"])
+        # Before the comparison of configurations: values that `auto` takes here may differ from those in the
+        # checkpoint.
         self.resolved.take_saved_values(config, world, policy, report)
         self.folder.check(config, with_new_names(state.get("recorded", config)), self.resolved.automatic_keys)
         self._check_evaluation_tasks(state["evaluated_on"])
@@ -63,5 +66,6 @@ class RunIdentity:
         """Fingerprints of the stages' evaluation tasks."""
         if self._fingerprints is None:
             tasks = [self.tasks.evaluation(plan.config) for plan in self.resolved.plans]
+            # Kept: it goes through the text of every task, and each checkpoint asks for it.
             self._fingerprints = [fingerprint_of(of_stage) for of_stage in tasks]
         return self._fingerprints

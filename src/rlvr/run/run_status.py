@@ -34,6 +34,8 @@ def status(
         f"step: {state.step} done of {resolved.steps}; stage {stage.name}: {state.stage_step} of {stage.allowed}; "
         f"weights of version {state.version}",
         f"phase: {phases.current or 'between phases (evaluation, logging, saving)'}",
+        # A copy: other threads begin and end waits while this one reads. No lock is taken, since the thread that holds
+        # it may be the one that hangs.
         *[f"waits for: {wait}" for wait in list(Wait.under_way.values())],
         f"verifier processes: {pool.processes}",
         f"checkpoint: {writer.state}",

@@ -25,30 +25,32 @@ class RunTasks:
         self, train: Any, evaluation: Any, tokenizer: Any, world: World, report: Callable[[str], None]
     ) -> None:
         self.prompts = Prompts(tokenizer, report=report)
-        self._given = {"train": train, "eval": evaluation}
+        self._arguments = {"train": train, "eval": evaluation}
         self._world = world
         self._loaded: dict[str, list[Task]] = {}
 
     def training(self, config: Config) -> list[Task]:
         """The tasks that a stage with this configuration trains on. ConfigError where it names none."""
-        if self._given["train"] is not None:
-            spec = self._given["train"]
+        if self._arguments["train"] is not None:
+            spec = self._arguments["train"]
         else:
             spec = config.data.train
         if spec is None:
             raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
+        # Cut after loading: stages with different limits share the tasks that were read.
         return self._load(spec, "train", config)[: config.data.limit]
 
     def evaluation(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration; empty without any."""
-        if self._given["eval"] is not None:
-            given = self._given["eval"]
+        if self._arguments["eval"] is not None:
+            default = self._arguments["eval"]
         else:
-            given = config.data.eval
+            default = config.data.eval
+        # What the configuration names for evaluation goes before `eval_tasks`: a stage may set its own.
         if config.evaluation.data is not None:
             spec = config.evaluation.data
         else:
-            spec = given
+            spec = default
         if spec is None:
             return []
         return self._load(spec, "eval", config)[: config.evaluation.limit]
@@ -71,19 +73,19 @@ class RunTasks:
         read."""
         data = config.data
         tasks = {
-            split: self._load(written if self._given[split] is None else self._given[split], split, config)
+            split: self._load(written if self._arguments[split] is None else self._arguments[split], split, config)
             for split, written in {"train": data.train, "eval": data.eval}.items()
-            if kept_in_folder(config, split, self._given[split])
+            if kept_in_folder(config, split, self._arguments[split])
         }
         verifiers = {
             task.verifier for of_split in self._loaded.values() for task in of_split if task.verifier is not None
         }
-        return GivenObjects(config, model, verifier, self._given, tasks, verifiers)
+        return GivenObjects(config, model, verifier, self._arguments, tasks, verifiers)
 
     def _load(self, spec: Any, split: str, config: Config) -> list[Task]:
         """The tasks that `spec` writes, read once."""
-        given = spec is self._given[split]  # its text would be long, and its identity lasts as long as we do
-        key = f"{split} {config.data.fields!r} {id(spec) if given else spec!r}"
+        is_argument = spec is self._arguments[split]  # its text would be long, and its identity lasts as long as we do
+        key = f"{split} {config.data.fields!r} {id(spec) if is_argument else spec!r}"
         if key not in self._loaded:
             self._loaded[key] = load_tasks(spec, split=split, fields=config.data.fields)
         return self._loaded[key]

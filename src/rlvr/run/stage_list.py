@@ -74,15 +74,19 @@ def _open_stage(
         shares_weights=rollouts.engine.shares_weights,
         is_main=is_main,
     )
+    # `find`, not `build`: a stage takes its context beside the options, which `stage_plans` has checked.
     make = registry.find("stage", plan.kind)
+    # By number: two stages on the same tasks draw them in different orders.
     seed = seed_of(config.run.seed, number, "sampler")
     stage: Stage = make(plan, context, tasks.training(config), seed, **plan.options)
     if stage.left_out:
         report(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
+    # Rank 0 alone verifies, so it alone needs what the check looks for, such as a sandbox.
     if stage.verifies and is_main:
         verification.check(stage.pool)
     held_out = tasks.evaluation(config)
     lengths = tasks.lengths(prompts, held_out)[0]
+    # Before the first step: evaluation tasks that fail at the end of a stage would cost the whole stage.
     check_held_out(config, held_out, lengths, rollouts.context, len(resolved.plans))
     chooser(config, training.policy, held_out, training.partitions)  # refuses tasks that it cannot score
     if is_main:

@@ -34,13 +34,17 @@ class StepRecorder:
         state = self.state
         with self.meters.phases("score"):
             metrics = stage.metrics_of_scoring() | metrics
+        # Those that dynamic sampling dropped, too: they were attempts at their tasks. After the update, so that a step
+        # that is rolled back leaves no trace.
         self.rollouts.history.record_rollouts([*collected.rollouts, *collected.dropped])
+        # Before the step is counted: these are the values that it was trained with.
         metrics |= stage.scheduled(state.stage_step)
         state.step += 1
         state.stage_step += 1
         published = self.rollouts.published
         metrics |= (
             self._times(collected, metrics)
+            # The update has raised the version; the batch was sampled for the version before it.
             | staleness_metrics(batch, state.version - 1)
             | {
                 "step": state.step,
@@ -60,6 +64,7 @@ class StepRecorder:
         stage.observe(metrics)
         row = record(metrics)
         state.metrics.append(row)
+        # In a row: one finite step begins the count anew. `run.max_nonfinite` limits it.
         state.nonfinite = state.nonfinite + 1 if row["skipped/nonfinite"] else 0
 
     def _times(self, collected: StepRollouts, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class RunStop(StopRequest):
         """Tell whether a signal asked any rank to stop; the same answer on every rank, each of which notes the
         signal."""
         if self._world.size > 1:
+            # A launcher may send the signal to some ranks only, or to each at its own time. All have to leave at the
+            # same step, since the next one is collective.
             signals = self._world.gather(self.signal, "whether to go on")
             self.signal = self.signal or next((number for number in signals if number), None)
             return any(signals)
@@ -39,11 +41,12 @@ def failing_together(world: World) -> Iterator[None]:
     """Tell the other ranks of an error inside the block, which is raised. A SystemExit becomes a UserCodeError."""
     try:
         yield
-    except SystemExit as error:  # of a piece of the user's that nothing asked about: the run is not done
+    except SystemExit as error:  # from a user's component, in a call that does not catch it: the run is not done
         problem = f"code that the run called asked Python to exit ({error.code})"
         stopped = UserCodeError(problem, cut(user_traceback(error)))
         world.fail(stopped)
         raise stopped from error
+    # KeyboardInterrupt, too: the other ranks wait at a barrier until they learn of it.
     except BaseException as error:
         world.fail(error)
         raise

@@ -22,7 +22,7 @@ class TrainState:
     nonfinite: int = 0
     """Steps in a row that had to be skipped."""
     evaluation_pending: bool = False
-    """The last step is due for evaluation and was not evaluated: a stop, a kill or a failure may have come between."""
+    """The last step is due for evaluation and was not evaluated, for example because of a stop, a kill or a failure."""
     first_step: int | None = None
     """The first step of this process, where it went on from a checkpoint; not part of one."""
     metrics: list[dict[str, Any]] = field(default_factory=list)

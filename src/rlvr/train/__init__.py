@@ -2,7 +2,7 @@
 [--control random|format]
 
 With `run.seeds` it trains one seed after the other (rlvr.train.sweep). `--control` trains the same run with a reward
-that says nothing of the answer: where the held-out score rises as much, it was not the verifier that taught.
+that does not depend on the answer: where the held-out score rises as much, the verifier is not the cause.
 
 Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
@@ -28,15 +28,18 @@ log = logging.getLogger(__name__)
 
 
 CONTROLS = ("random", "format")
-"""Rewards that say nothing of the answer: Shao et al. 2025, "Spurious Rewards", arXiv 2506.10947."""
+"""Rewards that do not depend on the answer: Shao et al. 2025, "Spurious Rewards", arXiv 2506.10947."""
 
 
 def as_control(config: Config, reward: str) -> Config:
     """The same run, in a folder of its own, in which `reward` is paid instead of what the configuration says."""
     tree = config.dump()
-    asked = [term.written for term in config.rewards if term.name == reward]  # with its options
-    tree["rewards"] = asked[:1] or [reward]
+    # The run may pay the control's reward already, with options: these are kept, since the form is the task's.
+    terms = [term.written for term in config.rewards if term.name == reward]  # with its options
+    tree["rewards"] = terms[:1] or [reward]
+    # A stage may set rewards of its own, which would go over the control's.
     tree["stages"] = [{key: value for key, value in stage.items() if key != "rewards"} for stage in tree["stages"]]
+    # Beside the run that it is compared with, which is not to be overwritten.
     tree["run"]["name"] += f"-{reward}"
     return load_config(tree)
 
@@ -65,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=CONTROLS,
         help="the reward is drawn at random, or pays the form alone; the run is called NAME-random or NAME-format",
     )
+    # Overrides may stand between options: `run.steps=5 --dry-run optim.lr=1e-5`.
     options = parser.parse_intermixed_args(arguments)
     if options.devices is not None and not options.dry_run:
         raise ConfigError(
@@ -74,10 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.control is not None:
         config = as_control(config, options.control)
     if config.run.seeds:
+        # Imported here, as is the trainer below: `--help` does not wait for torch.
         from rlvr.train.sweep import of_seed, sweep
 
         if not options.dry_run:
             return sweep(config, options.resume)
+        # The runs of all seeds have the same plan.
         config = of_seed(config, config.run.seeds[0])
     if options.dry_run:
         return _dry_run(config, options.devices)
@@ -92,16 +98,17 @@ def _dry_run(config: Config, devices: str | None) -> int:
     ranks = None
     try:
         if devices is None:
+            # Under a launcher, as the run itself would find it.
             ranks = int(os.environ.get("WORLD_SIZE", "1"))
-            found = own_devices(config.model, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            plan_devices = own_devices(config.model, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         else:
-            found = parse_devices(devices)
+            plan_devices = parse_devices(devices)
     except ConfigError as error:
         if devices is not None:
             raise
         memory = (f"memory: no plan ({error}); give --devices, such as 1x80GB, to plan for GPUs that are not here",)
     else:
-        plan = plan_for(config, found, ranks)
+        plan = plan_for(config, plan_devices, ranks)
         config = plan.config
         memory = plan.lines
     print(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
@@ -111,6 +118,8 @@ def _dry_run(config: Config, devices: str | None) -> int:
 
 def _train(config: Config, resume: str | None) -> int:
     phase = "starting"
+    # SIGUSR1 is answered from the first moment on: without a handler it would end a run that is still loading. `train`
+    # has a fuller answer.
     with reporting(lambda: f"run {config.folder}, process {os.getpid()}\nphase: {phase}"):
         from rlvr.trainer import GRPOTrainer
 
@@ -120,13 +129,14 @@ def _train(config: Config, resume: str | None) -> int:
             if trainer.world.is_main:
                 _report(trainer)
             if trainer.stop.signal is not None:
+                # As a shell says it: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP.
                 return 128 + int(trainer.stop.signal)
             _summary(trainer)
     return 0
 
 
 def _report(trainer: Any) -> None:
-    """report.html of the run folder; what keeps it from being written is said, and costs nothing else."""
+    """Write report.html of the run folder. An error is logged, and does not fail the run."""
     from rlvr.report import write_report
 
     try:
@@ -173,19 +183,20 @@ def _against_the_start(folder: Path) -> Iterator[str]:
     from rlvr.evaluation import compare, read_result
 
     files = sorted((folder / "evaluations").glob("step-*.json"))
+    # Without the evaluation at the start there is nothing to compare with.
     if len(files) < 2 or files[0].stem != "step-000000":
         return
     try:
-        found = compare(read_result(files[0]), read_result(files[-1]), [])
+        comparison = compare(read_result(files[0]), read_result(files[-1]), [])
     except DataError:  # other tasks than at the start
         return
-    for name, change in found["differences"].items():
+    for name, change in comparison["differences"].items():
         low, high = change["interval"]
         yield (
             f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % "
             f"{low:+.3f} to {high:+.3f}, {change['tasks']} tasks)"
         )
-    solved = found["support"]
+    solved = comparison["support"]
     yield (
         f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, {solved['lost']} "
         f"lost, {solved['neither']} never"
@@ -196,6 +207,7 @@ def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first evaluation and the last one of each stage, labelled."""
     if not evaluations:
         return []
+    # Later rows replace earlier ones: the last evaluation of each stage remains.
     last = {row["stage"]: row for row in evaluations if row["step"] > 0}
     if evaluations[0]["step"] == 0:
         first = [{**evaluations[0], "label": "start"}]

@@ -41,6 +41,7 @@ SUMMARY = "seeds.json"
 
 def of_seed(config: Config, seed: int) -> Config:
     """The configuration of the run of one seed."""
+    # `NAME/seed-N`; without `seeds`, so that the run of one seed is an ordinary run.
     run = {"dir": str(config.folder), "name": f"seed-{seed}", "seed": seed, "seeds": []}
     return config.model_copy(update={"run": config.run.model_copy(update=run)})
 
@@ -51,12 +52,14 @@ def sweep(config: Config, resume: str | None = None) -> int:
     0 where all seeds are done, 128 + N after signal N, else 2 where each one was refused, else 1. With `resume` auto,
     runs go on where they are, and those that are done are left alone. ConfigError for what a sweep cannot do.
     """
+    # Each seed is a process that the sweep starts by itself; under torchrun every rank would start one.
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "run.seeds starts runs of one process; under torchrun, start a run for each seed with run.seed"
         )
     if resume not in (None, "auto"):
         raise ConfigError(f"run.seeds resumes all of its runs: --resume auto, not {resume}")
+    # The live view of a run draws over its lines; here several runs write one after the other.
     console = Console("plain" if config.logging.console == "auto" else config.logging.console)
     codes = {}
     _refuse_foreign(config)
@@ -66,6 +69,7 @@ def sweep(config: Config, resume: str | None = None) -> int:
         for number, seed in enumerate(config.run.seeds, start=1):
             console.message(f"seed {seed} ({number} of {len(config.run.seeds)}): {config.folder / f'seed-{seed}'}")
             codes[seed] = _train(of_seed(config, seed), resume, stop)
+            # The exit code of the run that was stopped is not a failure of its seed.
             if stop:
                 break
             if codes[seed]:
@@ -77,6 +81,7 @@ def sweep(config: Config, resume: str | None = None) -> int:
     if done:
         _conclude(config, done, console)
     if len(done) < len(codes):
+        # Every run refused the same configuration: bad input of the sweep.
         if not done and set(codes.values()) == {2}:
             return 2
         return 1
@@ -98,20 +103,27 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
     """The exit code of one run."""
     path = config.folder.parent / f"{config.run.name}.yaml"
     write_whole(path, yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
+    # A file and not arguments: the configuration may hold anything, and the command line is limited.
     arguments = ["rlvr.train", "--config", str(path), *(["--resume", resume] if resume else [])]
+    # With the owner set, the run ends when the sweep is killed, however that happens (`die_with_parent` in RUN).
     environment = {**os.environ, parent_death.OWNER: str(os.getpid())}
+    # A session of its own: a Ctrl-C in the terminal reaches the sweep alone, which hands the signal on once. Else the
+    # run would get it twice, and a second one stops at once.
     process = subprocess.Popen(
         [sys.executable, "-c", parent_death.RUN, *arguments], env=environment, start_new_session=True
     )
-    told = False
+    forwarded = False
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
+                # In short waits, since a signal handler only sets `stop`: five times a second is soon enough for a
+                # person.
                 return process.wait(0.2)
-            if stop.signal is not None and not told:
-                told = True
+            if stop.signal is not None and not forwarded:
+                forwarded = True
                 process.send_signal(stop.signal)
     finally:
+        # Also after an ordinary end: nothing of its group, such as a server of vLLM, outlives the run.
         parent_death.kill(process)
 
 
@@ -141,13 +153,15 @@ def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dic
         with contextlib.suppress(
             DataError
         ):  # runs that evaluated on different tasks, or were written by another version
+            # The newest file of each run. Six digits (`step-000100`) make the order of names that of steps.
             task_results = [read_result(files[-1]) for files in last]
-            for name, found in over_runs(task_results, config.evaluation.k).items():
-                yield f"eval/{name}", found
+            for name, summary in over_runs(task_results, config.evaluation.k).items():
+                yield f"eval/{name}", summary
     ends = [list(MetricsFile(folder / "metrics.jsonl").rows())[-1:] for folder in folders]
     for name in ENDS:
-        known = [row[0][name] for row in ends if row and row[0].get(name) is not None]
-        values = np.asarray(known, dtype=np.float64)
+        present = [row[0][name] for row in ends if row and row[0].get(name) is not None]
+        values = np.asarray(present, dtype=np.float64)
+        # A mean over some of the seeds would be compared with one over all.
         if len(values) == len(folders):
             yield (
                 name,
