@@ -156,9 +156,9 @@ class PartingMonitor(Monitor):
         best = max(evaluated, key=lambda place: entries[place].values[1])
         (_, score, tasks) = entries[-1].values
         (_, top, _) = entries[best].values
-        # Standard error of the difference of two shares p, q of n tasks each, taken as independent: sqrt((p(1-p) +
-        # q(1-q)) / n). Three of them: 0.13 % of the comparisons of equal scores are beyond that on one side. Scores
-        # outside of [0, 1] are no shares, and only the fixed bound of 0.03 holds for them.
+        # Standard error of the difference of two shares p, q of n tasks each, taken as independent:
+        # sqrt((p (1 - p) + q (1 - q)) / n). Three of them and not two, since the best of many evaluations is above its
+        # expectation. Scores outside of [0, 1] are no shares, and only the fixed bound of 0.03 holds for them.
         if 0 <= score <= top <= 1:
             chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks)
         else:
