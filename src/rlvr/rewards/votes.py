@@ -59,7 +59,7 @@ class MajorityVote(RewardTerm):
             if bad:
                 raise ConfigError(
                     "rewards: majority_vote with `of: partner` needs info.partner, the id of another task; "
-                    f"{bad[0].named} names no task of this run ({len(bad)} such tasks)"
+                    f"{bad[0].named} has none among the tasks of this run ({len(bad)} such tasks)"
                 )
         bound = dataclasses.replace(self)
         bound._same = setting.same_answer
