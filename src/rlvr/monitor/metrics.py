@@ -153,7 +153,8 @@ _ALL = [
     Metric(
         "mismatch/mean",
         "nats",
-        "Mean |proximal - behaviour| of log-probs, of rollouts with a gradient and of a sample of those without.",
+        "Mean absolute difference of proximal and behaviour log-probs, of rollouts with a gradient and of a sample of "
+        "the others.",
         "below 0.01",
     ),
     Metric("mismatch/max", "nats", "Largest difference of a token.", "below 1"),
