@@ -110,7 +110,7 @@ def test_what_cannot_be_scored_is_said(recorded, run, tmp_path, capsys, pieces):
         ((recorded, "--steps", "9:"), "none of these steps .* there are 1-3"),
         ((recorded, "--steps", "one"), "steps are written A:B"),
         ((recorded, "--output", recorded / "rollouts" / "x.jsonl"), "among the recorded rollouts"),
-        ((recorded, "--rescore", "verifier=countdown"), "no task of the first step can be verified so: t"),
+        ((recorded, "--rescore", "verifier=countdown"), "this verifier can check no task of the first step: t"),
     ):
         code, _, err = replay(capsys, *arguments)
         assert code == 2
@@ -139,7 +139,7 @@ def test_a_cut_file_and_a_folder_of_another_version(recorded, capsys):
     config.unlink()
     code, text, err = replay(capsys, recorded, "--rescore", "verifier=exact")
     assert (code, err) == (0, "")
-    assert "the defaults stand in for it" in text
+    assert "the defaults are used" in text
 
 
 def batch(scores, rewards, groups):

@@ -43,6 +43,7 @@ from rlvr.verifiers.audit.trial import Example, TrickTrial, try_tricks
 from rlvr.verifiers.base import Verifier, as_verifier
 from rlvr.verifiers.pool import VerifierPool
 
+# Each task is tried with every trick; more tasks seldom show another hole of the same verifier.
 TRIED_TASKS = 8
 """Tasks of an input, the first different ones, that the tricks are tried on."""
 VERDICT_KEYS = {"id", "status", "score", "reason", "seconds"}
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Of other libraries only errors: one warning for each of many thousand completions would bury the tables.
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("rlvr").setLevel(logging.WARNING)
+    # Matches modules that do not begin with rlvr or __main__ ("sympy.core"), so that warnings of this library and of
+    # the user's own file are shown.
     warnings.filterwarnings("ignore", module=r"(?!rlvr|__main__)")
     verifier = build_verifier(options.verifier, options.options)
     _check_files(options)
@@ -87,14 +90,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def build_verifier(name: str, options: Sequence[str]) -> Verifier:
     """The verifier of the command line. ConfigError where it cannot be had."""
-    piece: Any = {"name": name}
+    component: Any = {"name": name}
     for option in options:
-        piece = merge(piece, as_tree(option))
-    return as_verifier(piece)
+        component = merge(component, as_tree(option))
+    return as_verifier(component)
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Refuse what cannot be done before anything is done."""
+    """Refuse impossible requests before any work."""
     if not options.tricks and not (options.input and options.output):
         raise ConfigError("--input and --output are needed (or --tricks, to try the built-in tricks)")
     if options.output and not options.input:
@@ -102,6 +105,7 @@ def _check_files(options: argparse.Namespace) -> None:
     if options.input and not Path(options.input).is_file():
         raise DataError(f"there is no file {options.input!r} to read completions from")
     if options.output:
+        # Resolved, so that a link to the input is found too.
         if Path(options.output).resolve() == Path(options.input).resolve():
             raise ConfigError("--output is the --input: it would overwrite the completions")
         check_output(Path(options.output), lambda head: first_keys(head) == VERDICT_KEYS, "a file of verdicts")
@@ -120,7 +124,7 @@ def _pool(options: argparse.Namespace) -> VerifierPool:
 
 
 def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) -> int:
-    """Score, try tricks, and say what was found."""
+    """Score, try tricks, and print the findings."""
     console = Console()
     if options.output:
         findings = Findings()
@@ -169,7 +173,7 @@ def _until_signal(work: Coroutine[Any, Any, None]) -> int:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One line of the input: what is to be verified, or what is wrong with it."""
+    """One line of the input: a task and a completion, or the reason why it cannot be read."""
 
     id: Any
     completion: str = ""
@@ -183,6 +187,7 @@ def read_rows(path: Path) -> Iterator[AuditRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if number == 1:
+                # The byte order mark that Windows editors write.
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.strip():
                 yield _row(line, number)
@@ -196,13 +201,13 @@ def _row(line: bytes, number: int) -> AuditRow:
         return AuditRow(place, problem=f"{place} is not valid JSON: {error}")
     if not isinstance(fields, dict):
         return AuditRow(place, problem=f"{place} is not an object with a `completion`")
-    known = fields.get("id")
-    if not isinstance(known, (str, int)) or isinstance(known, bool):
-        known = place
+    row_id = fields.get("id")
+    if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
+        row_id = place
     try:
-        return AuditRow(known, _completion(fields, place), _task(fields, place), _expected(fields, place))
+        return AuditRow(row_id, _completion(fields, place), _task(fields, place), _expected(fields, place))
     except DataError as error:
-        return AuditRow(known, problem=str(error))
+        return AuditRow(row_id, problem=str(error))
 
 
 def _completion(fields: dict[str, Any], place: str) -> str:
@@ -223,6 +228,7 @@ def _task(fields: dict[str, Any], place: str) -> Task:
     """The row's task; unlike one to train on, it may be without a prompt."""
     fields = {name: value for name, value in fields.items() if name != "expected"}
     written = any(fields.get(name) is not None for name in ("prompt", "messages")) and fields.get("prompt") != ""
+    # GSM8K's form: the worked solution in `answer` ends with `#### 42`, and the prompt is in `question`.
     worked = isinstance(fields.get("answer"), str) and "####" in fields["answer"]
     if written or (worked and "question" in fields):
         return to_task(fields, place=place)
@@ -259,12 +265,14 @@ async def score(
         )
 
     groups = _groups(read_rows(path), alone=verifier.verify_group is None)
+    # The size of the texts bounds how much is under way at once.
     async for rows, verdicts in in_order(groups, judge, lambda rows: sum(len(row.completion) for row in rows)):
         for row, verdict in zip(rows, verdicts, strict=True):
             readable += row.task is not None
             written = {"id": row.id, "status": str(verdict.status), "score": verdict.score, "reason": verdict.reason}
             sink.write(json.dumps({**written, "seconds": round(verdict.seconds, 6)}) + "\n")
             findings.add(FindingCase(str(row.id), name, row.completion, verdict, row.expected, row.task))
+        # After each group, so that an interrupt loses no verdict that was reached.
         sink.flush()
     if not readable:
         if findings.rows:
@@ -284,6 +292,7 @@ def _groups(rows: Iterator[AuditRow], alone: bool) -> Iterator[list[AuditRow]]:
 
     def key(row: AuditRow) -> object:
         if alone or row.task is None:
+            # A key that differs from every other one: groupby then puts the row into a group of its own.
             return next(numbers)
         return (row.task.prompt, row.task.answer, row.task.info)
 
@@ -292,19 +301,21 @@ def _groups(rows: Iterator[AuditRow], alone: bool) -> Iterator[list[AuditRow]]:
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:
-    """Return what tricks are tried on: the first different tasks of the input, or built-in examples."""
+    """The examples for the tricks: the first different tasks of the input, or built-in ones."""
     if not options.input:
         return examples_for(options.verifier)
     examples: dict[str, Example] = {}
     for row in read_rows(Path(options.input)):
         if row.task is not None:
+            # Rows of one task have different completions; a right one among them (`expected`) is kept as an example
+            # that must be paid.
             key = json.dumps([row.task.prompt, row.task.answer, dict(row.task.info)])
             if key in examples or len(examples) < TRIED_TASKS:
-                known = examples.get(key, Example(row.task))
+                example = examples.get(key, Example(row.task))
                 if row.expected:
-                    examples[key] = replace(known, completion=row.completion)
+                    examples[key] = replace(example, completion=row.completion)
                 else:
-                    examples[key] = known
+                    examples[key] = example
     if not examples:
         raise DataError(f"{options.input} holds no row that can be read")
     return list(examples.values())

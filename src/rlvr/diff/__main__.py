@@ -48,24 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not run.is_dir():
             raise DataError(f"there is no run folder {run}")
     notes: list[str] = []
+    # In the order of cause and effect within a step: rollouts are sampled, metrics follow, a checkpoint is last.
     compare = (compare_rollouts, compare_metrics, compare_checkpoints)
-    found = [one(a, b, options.tolerance, notes) for one in compare]
-    if not any(one.compared for one in found):
+    partings = [one(a, b, options.tolerance, notes) for one in compare]
+    if not any(one.compared for one in partings):
         why = "".join(f"\n  {note}" for note in dict.fromkeys(notes))
         raise DataError(f"{a} and {b} have no finished step in common: there is nothing to compare{why}")
-    return _say(
+    return _print_result(
         Console(),
         list(differences(with_new_names(recorded_config(a)), with_new_names(recorded_config(b)))),
-        found,
+        partings,
         notes,
     )
 
 
-def _say(console: Console, keys: Sequence[str], found: Sequence[Parting], notes: Sequence[str]) -> int:
+def _print_result(console: Console, keys: Sequence[str], partings: Sequence[Parting], notes: Sequence[str]) -> int:
     console.message("config: " + ("differs in" if keys else "the same in all that changes what is learned"))
     for key in [*keys[:KEYS], *([f"and {len(keys) - KEYS} more keys"] if len(keys) > KEYS else [])]:
         console.message(f"  {key}")
-    for one in found:
+    for one in partings:
         if not one.compared:
             console.message(f"{one.what}: none in common")
         elif one.step is None:
@@ -76,12 +77,13 @@ def _say(console: Console, keys: Sequence[str], found: Sequence[Parting], notes:
                 console.message(f"  {line}")
     for note in dict.fromkeys(notes):
         console.message(note, "warning")
-    parted = [(one.step, place) for place, one in enumerate(found) if one.step is not None]
+    parted = [(one.step, place) for place, one in enumerate(partings) if one.step is not None]
     if not parted:
         console.message("the runs are equal as far as both go")
         return 0
+    # By step, then by the order above.
     step, place = min(parted)
-    console.message(f"the runs part at step {step}, first in their {found[place].what}")
+    console.message(f"the runs part at step {step}, first in their {partings[place].what}")
     return 1
 
 

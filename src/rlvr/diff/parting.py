@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Parting:
-    """The finding of one comparison."""
+    """The result of one comparison."""
 
     what: str
     """What was compared: metrics, rollouts, checkpoints."""
@@ -21,7 +21,7 @@ class Parting:
     step: int | None = None
     """The first step in which they differ; None where they do not."""
     lines: list[str] = field(default_factory=list)
-    """In words."""
+    """Descriptions of the difference."""
 
 
 def differ(a: float, b: float, tolerance: float) -> bool:
@@ -29,8 +29,10 @@ def differ(a: float, b: float, tolerance: float) -> bool:
     NaN."""
     if math.isnan(a) or math.isnan(b):
         return math.isnan(a) != math.isnan(b)
+    # inf - inf is NaN, so infinities are compared before the subtraction.
     if a == b or math.isinf(a) or math.isinf(b):
         return a != b
+    # Relative for numbers above 1, absolute below, so that a loss of 1e-9 and one of 2e-9 are equal within 1e-6.
     return abs(a - b) > tolerance * max(1.0, abs(a), abs(b))
 
 

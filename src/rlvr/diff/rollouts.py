@@ -26,29 +26,31 @@ Decode = Callable[[int], str] | None
 def compare_rollouts(a: Path, b: Path, tolerance: float, notes: list[str]) -> Parting:
     """The steps that both runs recorded, in order, up to the first in which completions differ; what is made of equal
     ones may differ before."""
-    found = Parting("rollouts")
+    parting = Parting("rollouts")
     try:
         files = recorded_steps(a), recorded_steps(b)
     except DataError as error:
         notes.append(str(error))
-        return found
+        return parting
     decode: tuple[Decode, Decode] = decoder_of(a), decoder_of(b)
     for step in sorted(files[0].keys() & files[1].keys()):
-        found.compared += 1
+        parting.compared += 1
         pairs = itertools.zip_longest(*(read_recorded(of_run[step], notes) for of_run in files))
         for number, (one, other) in enumerate(pairs, start=1):
             written = _written(number, one, other, decode)
-            lines = written or ([] if found.step else _made_of_it(number, one, other, tolerance))
+            # Different verdicts or log-probs of equal tokens are reported for the first such rollout only; the search
+            # goes on for the first that differs in tokens.
+            lines = written or ([] if parting.step else _made_of_it(number, one, other, tolerance))
             if lines:
-                found.step = found.step or step
-                found.lines += [f"step {step}, {lines[0]}", *lines[1:]]
+                parting.step = parting.step or step
+                parting.lines += [f"step {step}, {lines[0]}", *lines[1:]]
             if written:
-                return found
-    return found
+                return parting
+    return parting
 
 
 def _written(number: int, one: Recorded | None, other: Recorded | None, decode: tuple[Decode, Decode]) -> list[str]:
-    """Return how two rollouts differ in their tokens, in words; empty where they do not."""
+    """A description of the difference in tokens between two rollouts; empty where there is none."""
     if one is None or other is None:
         return [f"line {number}: one run has {number - 1} rollouts, the other more"]
     a = one.rollout
@@ -59,6 +61,7 @@ def _written(number: int, one: Recorded | None, other: Recorded | None, decode: 
     place = _first(a.token_ids, b.token_ids)
     if place is None:
         return []
+    # Origin 0 is the prompt, so this is the first token of the completion.
     begins = [np.flatnonzero(r.origin != 0) for r in (a, b)]
     first = min((int(b[0]) for b in begins if len(b)), default=0)
     if place >= first:
@@ -69,8 +72,8 @@ def _written(number: int, one: Recorded | None, other: Recorded | None, decode: 
 
 
 def _made_of_it(number: int, one: Recorded | None, other: Recorded | None, tolerance: float) -> list[str]:
-    """Return how two rollouts of the same tokens differ otherwise: log-probs, versions, stop reason, verdicts, columns,
-    use."""
+    """Descriptions of the other differences between two rollouts of the same tokens: log-probs, versions, stop reason,
+    verdicts, columns, use."""
     assert one is not None and other is not None
     a = one.rollout
     b = other.rollout
@@ -87,8 +90,8 @@ def _made_of_it(number: int, one: Recorded | None, other: Recorded | None, toler
         lines = [f"stopped by {a.stop} and by {b.stop}"]
     for name in dict.fromkeys([*a.verdicts, *b.verdicts]):
         verdicts = a.verdicts.get(name), b.verdicts.get(name)
-        said = [v and (v.status, v.score) for v in verdicts]
-        if said[0] != said[1]:
+        judged = [v and (v.status, v.score) for v in verdicts]
+        if judged[0] != judged[1]:
             shown = [f"{v.status}, {v.score} ({v.reason})" if v else "none" for v in verdicts]
             lines.append(f"the verdict of {name}: {shown[0]}; {shown[1]}")
     for name in (name for name in one.columns if name in other.columns):
@@ -106,8 +109,10 @@ def _where(number: int, rollout: Rollout) -> str:
 def _first(x: np.ndarray, y: np.ndarray, tolerance: float = 0.0) -> int | None:
     """The first place where two arrays differ; the end of the shorter where one goes on."""
     count = min(len(x), len(y))
+    # The second half: NaN in both (x != x) is equal.
     same = (x[:count] == y[:count]) | ((x[:count] != x[:count]) & (y[:count] != y[:count]))
     if tolerance:
+        # As `differ`, for arrays.
         scale = np.maximum(1.0, np.maximum(np.abs(x[:count]), np.abs(y[:count])))
         same |= (np.abs(x[:count] - y[:count]) <= tolerance * scale) & np.isfinite(scale)
     places = np.flatnonzero(~same)

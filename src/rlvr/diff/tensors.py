@@ -14,13 +14,14 @@ from rlvr.diff.parting import Parting
 from rlvr.distributed.checkpoint import Tensors, checkpoints, step_of
 from rlvr.errors import CheckpointError
 
+# 4 million numbers are 32 MiB in float64 for each of the four temporaries; an embedding may have a billion.
 CHUNK = 1 << 22
 """Numbers compared at a time."""
 
 
 def compare_checkpoints(a: Path, b: Path, tolerance: float, notes: list[str]) -> Parting:
     """The steps of which both runs have a checkpoint, in order, up to the first that differs."""
-    found = Parting("checkpoints")
+    parting = Parting("checkpoints")
     folders = [{step_of(path): path for path in checkpoints(run / "checkpoints")} for run in (a, b)]
     for step in sorted(folders[0].keys() & folders[1].keys()):
         for part in ("model/*.safetensors", "tensors-*.safetensors"):
@@ -29,27 +30,27 @@ def compare_checkpoints(a: Path, b: Path, tolerance: float, notes: list[str]) ->
             except CheckpointError as error:
                 notes.append(f"{error}; it is not compared")
                 continue
-            found.lines = _parting(tensors[0], tensors[1], tolerance)
-            if found.lines:
-                found.compared = found.compared + 1
-                found.step = step
-                found.lines = [f"{part.partition('/')[0].partition('-')[0]}: {line}" for line in found.lines]
-                return found
-        found.compared += 1
-    return found
+            parting.lines = _parting(tensors[0], tensors[1], tolerance)
+            if parting.lines:
+                parting.compared += 1
+                parting.step = step
+                parting.lines = [f"{part.partition('/')[0].partition('-')[0]}: {line}" for line in parting.lines]
+                return parting
+        parting.compared += 1
+    return parting
 
 
 def _parting(a: Tensors, b: Tensors, tolerance: float) -> list[str]:
-    """Return what differs between two sets of tensors, in words."""
+    """Descriptions of the differences between two sets of tensors."""
     lines = [f"{name} is in one checkpoint only" for name in sorted(set(a) ^ set(b), key=_natural)[:3]]
     first = ""
     different = 0
     common = sorted(set(a) & set(b), key=_natural)
     for name in common:
-        said = _difference(a[name], b[name], tolerance)
-        if said is not None:
+        difference = _difference(a[name], b[name], tolerance)
+        if difference is not None:
             different += 1
-            first = first or f"{name}{said}"
+            first = first or f"{name}{difference}"
     if first:
         lines.append(f"{first}; {different} of {len(common)} tensors differ")
     return lines
@@ -65,8 +66,11 @@ def _difference(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> str | Non
     count = 0
     for begin in range(0, len(flat[0]), CHUNK):
         x, y = (values[begin : begin + CHUNK].double() for values in flat)
+        # In float64, where the difference of two float32 or bfloat16 numbers is exact enough to be compared with the
+        # tolerance.
         gap = (x - y).abs()
         near = gap.isfinite() & (gap <= tolerance * torch.maximum(x.abs(), y.abs()).clamp(min=1))
+        # inf in both and NaN in both are equal, though their difference is NaN.
         over = ~(near | (x == y) | (x.isnan() & y.isnan()))
         if bool(over.any()):
             places = over.nonzero()[:, 0]
@@ -82,4 +86,5 @@ def _difference(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> str | Non
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """A key that sorts layer 2 before layer 10."""
+    # "layers.10.bias" becomes [(-1, "layers."), (10, ""), (-1, ".bias")]: digits compare as numbers.
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

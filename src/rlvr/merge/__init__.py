@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out = Path(options.out)
     check_new_folder(out, "the merged model")
+    # After the arguments are checked: torch and peft take seconds to import.
     from rlvr.policy.adapters import merge_adapter
 
     merge_adapter(options.adapter, options.base, options.out)

@@ -15,8 +15,11 @@ import numpy as np
 
 from rlvr.records import Batch, Origin, Rollout, StopReason, VerdictStatus
 
+# Above the rounding of sums of rewards near 1 in float64 (about 1e-16 a term), far below any difference that a verifier
+# means.
 SAME = 1e-8
 """Rewards of a group closer than this are the same: what is left is rounding."""
+# Four, as the `repetition` reward has it by default: shorter runs ("of the") come again in ordinary text.
 REPEATED = 4
 """Tokens of a run whose return within a completion is a repetition."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -84,6 +87,7 @@ def _groups(batch: Batch) -> dict[str, float | None]:
     verdicts = [r.verdict for r in batch.rollouts]
     total = int(group.max(initial=-1)) + 1
     score = np.asarray([v.score if v and v.decided else np.nan for v in verdicts], dtype=np.float64)
+    # Counts per group; `score == score` is False for NaN, the undecided.
     decided, right, wrong = (np.bincount(group[of], minlength=total) for of in (score == score, score == 1, score == 0))
     some = decided > 0
     kinds = {
@@ -104,11 +108,12 @@ def _zero_variance(batch: Batch, group: np.ndarray, total: int) -> float | None:
     """The share of the groups whose decided rewards are all the same."""
     if (reward := batch.columns.get("reward")) is None:
         return None
-    known = ~np.isnan(reward)
+    decided = ~np.isnan(reward)
+    # Minimum and maximum by group in one pass, [G]; a group without a decided reward keeps inf and -inf.
     low = np.full(total, np.inf)
     high = np.full(total, -np.inf)
-    np.minimum.at(low, group[known], reward[known])
-    np.maximum.at(high, group[known], reward[known])
+    np.minimum.at(low, group[decided], reward[decided])
+    np.maximum.at(high, group[decided], reward[decided])
     with np.errstate(invalid="ignore"):  # infinite rewards
         return _share(int((high - low < SAME)[low <= high].sum()), total)
 
@@ -129,12 +134,14 @@ def _completions(batch: Batch) -> dict[str, float | None]:
 
 
 def _entropy(batch: Batch) -> float | None:
-    """Minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of the mean entropy that they were
-    drawn with, for which no forward pass is needed. None where no log-prob is known."""
+    """Minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of the mean entropy of the
+    distributions that they were drawn from, without a forward pass. None where no log-prob is known."""
+    # H = -E[log p(y)] over y from p, so the mean over sampled tokens estimates the mean entropy at their positions. All
+    # tokens of the batch, [T]; NaN where an engine reported none.
     logprobs = np.concatenate([r.behaviour_logprobs[r.sampled] for r in batch.rollouts] or [np.empty(0)])
-    known = logprobs[np.isfinite(logprobs)]
-    if len(known):
-        return -float(known.mean(dtype=np.float64))
+    finite = logprobs[np.isfinite(logprobs)]
+    if len(finite):
+        return -float(finite.mean(dtype=np.float64))
     return None
 
 
@@ -145,14 +152,18 @@ def _origins(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | None:
-    """Runs of `REPEATED` sampled tokens that their completion already holds, over all such runs.
+    """Runs of `REPEATED` sampled tokens that occurred earlier in their completion, over all such runs.
 
-    Runs are told apart by hashes of 64 bits.
+    Two runs are taken to be equal where their hashes of 64 bits are.
     """
+    # [N] tokens of all completions in a row, and the runs of REPEATED tokens that start at each of the first `count`.
     row = row[sampled]
     ids = np.concatenate([r.token_ids for r in batch.rollouts] or [row])[sampled].astype(np.uint64)
     count = max(0, len(row) - REPEATED + 1)
+    # A run that begins in one completion and ends in the next is no run.
     whole = row[len(row) - count :] == row[:count]
+    # A polynomial hash modulo 2^64 (uint64 wraps around). It begins with the number of the rollout, so that equal runs
+    # of different completions differ.
     key = row[:count].astype(np.uint64)
     for place in range(REPEATED):
         key = key * _FACTOR + ids[place : place + count]
@@ -178,20 +189,26 @@ def _explained(batch: Batch) -> dict[str, float | None]:
         return {}
     group = batch.group_index()
     reward = batch.columns["reward"]
+    # corr^2 of term x and reward y after the group means are subtracted: the share of the variance of y within groups
+    # that a linear function of x has. Group means are left out since a baseline of the group removes them from the
+    # advantage.
     return {f"explained/{name}": _squared_correlation(group, values, reward) for name, values in terms.items()}
 
 
 def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarray) -> float | None:
     """Of what is left of two columns when their means in each group are taken away, where both are finite."""
-    known = np.isfinite(first) & np.isfinite(second)
-    group, size = group[known], np.maximum(np.bincount(group[known]), 1) if known.any() else np.ones(1)
+    finite = np.isfinite(first) & np.isfinite(second)
+    group = group[finite]
+    size = np.maximum(np.bincount(group), 1) if finite.any() else np.ones(1)
 
     def within(values: np.ndarray) -> np.ndarray:
-        kept = values[known]
+        kept = values[finite]
         if len(kept):
             rest: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group]
         else:
             rest = kept
+        # What is left of a constant column after its mean is subtracted is rounding, in proportion to its size. Without
+        # this a constant term would explain all of a constant reward.
         return np.where(np.abs(rest) > SAME * (1 + np.abs(kept)), rest, 0.0)
 
     x = within(first)
@@ -204,7 +221,7 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
 
 
 def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:
-    """Return how many versions older than `version`, which trains, the weights were that sampled each token."""
+    """Mean and maximum age of the sampled tokens: `version`, which trains, minus the version that sampled."""
     origin, _ = _origins(batch)
     versions = np.concatenate([r.policy_version for r in batch.rollouts] or [np.empty(0)])
     ages = version - versions[origin == Origin.POLICY]

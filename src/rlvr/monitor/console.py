@@ -3,8 +3,8 @@
 Invariants:
 - Both say the same. Plain output has no control characters and no wrapping: for logs, pipes and notebooks.
 - Text from outside (prompts, completions, reasons, names) is cleaned and shown as `rich.text.Text`, never as markup.
-- No method raises for what it is asked to show; when the stream itself is gone, the console says so in the log, once,
-  and is off.
+- No method raises for its contents. When the stream itself is gone, the console is switched off and one warning is
+  logged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ Mode = Literal["auto", "plain", "quiet", "off"]
 Level = Literal["info", "warning", "error"]
 
 _LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
+# Steps of the sparkline in a row of the table: as wide as the cells beside it.
 _TREND = 8
+# Rows after which the header is printed again, so that one is always in view on a terminal of 24 lines.
 _HEADER_EVERY = 20
 
 
@@ -62,6 +64,7 @@ class Console:
         self._counts = counts
         self._off = mode == "off"
         self._quiet = mode == "quiet"
+        # `file` is looked up now and not as a default: pytest and notebooks replace sys.stdout after this import.
         self._live = mode == "auto" and _is_terminal(file or sys.stdout)
         self._output = _output(file, self._live)
         self._view: LiveView | None = None
@@ -75,7 +78,7 @@ class Console:
         self._began = time.monotonic()
 
     def start(self, plan: str | Iterable[str]) -> None:
-        """Say what is about to run, line by line."""
+        """Print the plan of the run, line by line."""
         for line in plan.splitlines() if isinstance(plan, str) else plan:
             self._say(line)
 
@@ -126,6 +129,7 @@ class Console:
         """Return what the bar says on a terminal: the stage, step k/N, the time elapsed and left."""
         elapsed = time.monotonic() - self._began
         cells = {self._stage: f"{self._done}/{self._total or '?'}", "elapsed": duration(elapsed)}
+        # Steps of this process only: those of an earlier one took its time, not ours.
         if self._total >= self._done > self._resumed:
             cells["left"] = duration(elapsed / (self._done - self._resumed) * (self._total - self._done))
         return cells
@@ -138,11 +142,11 @@ class Console:
             self._guard(self._view.again)
 
     def message(self, text: str, level: Level = "info") -> None:
-        """A line of words; a warning or an error says that it is one, is shown in quiet mode too, and stays in view."""
-        said = text if level == "info" else f"{level}: {text}"
-        self._say(said, _LEVELS.get(level, ""), always=level != "info")
+        """Print a line. A warning or an error is labelled, is shown in quiet mode too, and stays in the live view."""
+        labelled = text if level == "info" else f"{level}: {text}"
+        self._say(labelled, _LEVELS.get(level, ""), always=level != "info")
         if self._view is not None and level != "info":
-            line = self._text(" ".join(said.split()), _LEVELS[level])
+            line = self._text(" ".join(labelled.split()), _LEVELS[level])
             line.no_wrap = True
             line.overflow = "ellipsis"
             self._view.note(line)
@@ -165,6 +169,7 @@ class Console:
 
     def finish(self) -> None:
         """Take the live view away and give the terminal back; may be called twice."""
+        # Set to None first: a message that `stop` makes rich print would otherwise go to a view that is ending.
         view = self._view
         self._view = None
         if view is not None:
@@ -177,7 +182,8 @@ class Console:
         """Print text, in quiet mode only what is `always` shown; on a terminal it is wrapped, or cut at the edge."""
         if self._quiet and not always:
             return
-        if not self._live:  # what rich would print, at a tenth of its time
+        # The same text as rich would print, at a tenth of its time.
+        if not self._live:
             self._guard(lambda: self._output.write_line(encodable(clean(text), self._output.encoding)))
             return
         how: dict[str, Any] = {"no_wrap": True, "overflow": "crop"} if cut else {}
@@ -192,6 +198,7 @@ class Console:
         try:
             show()
         # A closed pipe, a closed file, a terminal that went away: the run goes on without its console.
+        # ValueError is Python's "I/O operation on closed file".
         except (OSError, ValueError) as error:
             self._off = True
             logger.warning("the console cannot be written to and is off: %s: %s", type(error).__name__, error)
@@ -224,15 +231,17 @@ def _output(file: TextIO | None, live: bool) -> _Output:
     if live:
         plain: dict[str, Any] = {}
     else:
+        # Tables alone are laid out to a width; 160 holds those of rlvr.replay in a log.
         plain = {"force_terminal": False, "color_system": None, "width": 160}
     # A notebook gets lines of text, not an HTML block for each.
     return _Output(file=file, force_jupyter=False, markup=False, highlight=False, emoji=False, **plain)
 
 
+# Widths of usual values; a longer one pushes its row out of line and is not cut. 11 holds `0.123 ±0.45`.
 _WIDTHS = {"step": 5, "reward": 11, "trend": _TREND, "length": 6, "kl": 7, "grad": 7, "tok/s": 5}
 
 
 def _aligned(cells: Cells) -> str:
-    """Cells under each other, to the right, but for the last, which is as long as it is."""
+    """The cells of a row, right-aligned under their titles; the last one has no width."""
     *aligned, last = cells.items()
     return "  ".join([*(text.rjust(max(len(title), _WIDTHS.get(title, 0))) for title, text in aligned), last[1]])

@@ -36,6 +36,7 @@ def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
     cells["kl"] = _if(get("kl/ref"), number)
     cells["grad"] = _if(get("grad_norm"), number)
     cells["tok/s"] = _if(get("time/tokens_per_second"), lambda rate: f"{rate:.0f}")
+    # The peak of a step is the largest peak of its phases; `_max` is already over ranks.
     peaks = [size for phase in _PHASES if (size := get(f"memory/{phase}_max")) is not None]
     cells["mem"] = f"{max(peaks):.1f}GiB" if peaks else None
     cells["mfu"] = _if(get("mfu/update"), lambda share: f"{100 * share:.0f}%")
@@ -60,6 +61,7 @@ def number(value: Any) -> str:
         return "-"
     if not isinstance(value, float):
         return str(value)
+    # Outside of this range `.3g` would switch to an exponent itself or fill the column with zeros.
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.1e}"
     if abs(value) < 1000:
@@ -71,6 +73,7 @@ def sparkline(values: Sequence[float]) -> str:
     """One bar per value, the lowest and the highest of them as the ends of the scale."""
     low = min(values, default=0.0)
     high = max(values, default=0.0)
+    # Equal values have no scale: all are drawn as the lowest bar.
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 

@@ -1,8 +1,8 @@
-"""The part of a terminal that moves: the stage's bar, bars inside the step, and the last thing that a monitor said.
+"""The live part of a terminal: the stage's bar, bars inside the step, and the last warning of a monitor.
 
 Invariants:
 - It is drawn by a thread of its own, which only reads counters.
-- What it leaves behind is nothing: lines are printed above it, and it is wiped off at the end.
+- Lines are printed above it, and it is removed at the end.
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ class LiveView:
         self._counts = counts
         self._before = dict(counts())
         self._note: Text | None = None
+        # Four frames a second, as rich has it by default: each frame holds the console's lock, for which the loop's
+        # thread waits when it prints a line.
         self._live = Live(console=output, get_renderable=self._view, transient=True, refresh_per_second=4)
         self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     def start(self) -> None:
         """Show the view; log handlers that write to the terminal write above it from here on."""
+        # Live.start replaces sys.stdout and sys.stderr. A handler that holds the old stream would write into the bars,
+        # so each is moved to the stream that now stands under the same name.
         before = {id(stream): name for name in ("stdout", "stderr") if (stream := getattr(sys, name)) is not None}
         self._live.start()
         for handler in [*logging.getLogger("rlvr").handlers, *logging.getLogger().handlers]:
@@ -69,6 +73,7 @@ class LiveView:
 
     def again(self) -> None:
         """Count what is done inside a step from here on."""
+        # Counters run on over the whole run; the bars show what was done since this point.
         self._before = {name: (done, done) for name, (done, _) in self._counts().items()}
 
     def note(self, text: Text) -> None:
@@ -76,11 +81,11 @@ class LiveView:
         self._note = text
 
     def _view(self) -> RenderableType:
-        for name, (done, asked) in self._counts().items():
+        for name, (done, requested) in self._counts().items():
             before = self._before.get(name, (0, 0))[0]
             if name not in self._bars:
                 self._bars[name] = self._within.add_task(name)
-            self._within.update(self._bars[name], completed=done - before, total=max(asked - before, 0))
+            self._within.update(self._bars[name], completed=done - before, total=max(requested - before, 0))
         shown: list[RenderableType] = [self._steps.get_renderable()]
         if self._bars:
             shown.append(self._within.get_renderable())

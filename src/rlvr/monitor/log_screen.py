@@ -27,6 +27,7 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
+        # A program that shows warnings itself would otherwise show each of them twice.
         if not any(handler.level <= record.levelno and _on_screen(handler) for handler in handlers_of_the_program()):
             if record.levelno < logging.ERROR:
                 level: Level = "warning"
@@ -38,6 +39,7 @@ class ConsoleHandler(logging.Handler):
 def handlers_of_the_program() -> Iterator[logging.Handler]:
     """The handlers that get the library's records, ours apart."""
     library = logging.getLogger(LIBRARY)
+    # Without propagation, handlers of the root logger never see the library's records.
     if library.propagate:
         loggers = [library, logging.getLogger()]
     else:

@@ -20,7 +20,7 @@ from rlvr.errors import nearest
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a step reports: its key, its unit, what it says, and what it looks like in a healthy run."""
+    """A number that a step reports: its key, its unit, its meaning, and its values in a healthy run."""
 
     name: str
     unit: str
@@ -55,7 +55,7 @@ _ALL = [
     Metric("step", "steps", "The step, counted from 1 across all stages.", "grows by 1"),
     Metric("run/stage", "name", "The stage that the step belongs to.", "-"),
     Metric("run/epoch", "epochs", "Passes over the training tasks so far.", "grows"),
-    # What the policy earns
+    # Rewards and verdicts
     Metric("reward/mean", "reward", "Mean reward of the decided rollouts.", "rises, then levels off"),
     Metric("reward/std", "reward", "Standard deviation of the reward over decided rollouts.", "above 0"),
     Metric("reward/undecided", "share", "Share of rollouts without a reward; they are left out of the loss.", "0"),
@@ -64,14 +64,14 @@ _ALL = [
     Metric("advantage/std", "advantage", "Standard deviation of the advantage.", "above 0; 0 teaches nothing"),
     *(Metric(f"verdict/{s}", "share", f"Share of rollouts {text}.", "-") for s, text in _VERDICTS.items()),
     Metric("verdict/raised", "verdicts", "Verdicts that are missing because the verifier raised an exception.", "0"),
-    # What the groups teach
+    # Groups
     Metric("group/count", "groups", "Groups in the batch.", "rollout.prompts_per_step"),
     Metric("group/all_correct", "share", "Share of groups in which every decided score is 1.", "low: else too easy"),
     Metric("group/all_wrong", "share", "Share of groups in which every decided score is 0.", "low: else too hard"),
     Metric("group/mixed", "share", "Share of groups with any other decided scores.", "above 0.2"),
     Metric("group/undecided", "share", "Share of groups without a single decided score.", "0"),
     Metric("group/zero_variance", "share", "Share of groups whose decided rewards are all the same.", "below 0.8"),
-    # What was written
+    # Completions and throughput
     Metric("completion/length_mean", "tokens", "Mean length of the completions.", "no sudden jump"),
     Metric("completion/length_max", "tokens", "Longest completion.", "below rollout.max_new_tokens"),
     Metric("completion/length_min", "tokens", "Shortest completion.", "above a few tokens"),
@@ -123,7 +123,7 @@ _ALL = [
     Metric(
         "update/steps",
         "steps",
-        "Optimizer steps taken in this step; fewer than asked where it had fewer groups, or where one was skipped.",
+        "Optimizer steps taken in this step; fewer than set where it had fewer groups, or where one was skipped.",
         "optim.updates_per_batch x epochs_per_batch",
     ),
     Metric("lr", "1", "Learning rate of the last optimizer step.", "as scheduled"),
@@ -149,15 +149,16 @@ _ALL = [
     Metric("ratio/clipped_low", "share", "Share of trained tokens clipped at the lower bound.", "below 0.05"),
     Metric("ratio/clipped_high", "share", "Share of trained tokens clipped at the upper bound.", "below 0.05"),
     Metric("tokens/kept", "share", "Mean factor that token selectors give the tokens of the policy loss.", "as asked"),
-    Metric("tokens/chosen", "share", "Share of tokens that the loss singled out in the whole step.", "small"),
+    Metric("tokens/chosen", "share", "Share of tokens that the loss selected in the whole step.", "small"),
     Metric(
         "mismatch/mean",
         "nats",
-        "Mean gap |proximal - behaviour| of log-probs, of rollouts with a gradient and of a sample of those without.",
+        "Mean absolute difference of proximal and behaviour log-probs, of rollouts with a gradient and of a sample of "
+        "the others.",
         "below 0.01",
     ),
-    Metric("mismatch/max", "nats", "Largest gap of a token.", "below 1"),
-    Metric("mismatch/share_over", "share", "Share of tokens whose gap is over the gate.", "below 0.01"),
+    Metric("mismatch/max", "nats", "Largest difference of a token.", "below 1"),
+    Metric("mismatch/share_over", "share", "Share of tokens whose difference is over the gate.", "below 0.01"),
     Metric("mismatch/kl", "nats", "Estimate of KL(behaviour || proximal) per token.", "below 0.01"),
     Metric("mismatch/effective", "share", "Effective sample size of the tokens, over their number.", "above 0.9"),
     Metric("correction/weight", "ratio", "Mean weight that the correction gives a token.", "near 1"),
@@ -165,7 +166,7 @@ _ALL = [
     Metric(
         "skipped/nonfinite", "share", "Share of optimizer steps skipped for a NaN or infinite loss or gradient.", "0"
     ),
-    # Whose weights
+    # Versions of the weights
     Metric("policy/version", "version", "Version of the weights after this step's update.", "grows by 1"),
     Metric("policy/staleness_mean", "versions", "Mean age of the weights that sampled a token.", "0 if synchronous"),
     Metric("policy/staleness_max", "versions", "Age of the oldest weights that sampled a token.", "0 if synchronous"),
@@ -174,7 +175,7 @@ _ALL = [
     Metric("publish/bytes", "bytes", "What was sent to the engine; null where it shares the weights.", "steady"),
     Metric("publish/seconds", "seconds", "Time that sending took, without the probe.", "far below time/rollout"),
     Metric("publish/gb_per_second", "GB/s", "publish/bytes over publish/seconds.", "steady"),
-    # What the devices did
+    # Devices
     Metric(
         "mfu/update",
         "share",
@@ -197,7 +198,7 @@ _ALL = [
         for kind, what in {"": "Peak of GPU memory in tensors", "_reserved": "Peak that torch's allocator held"}.items()
         for over, whose in {"": "the first rank", "_max": "the rank with the most"}.items()
     ),
-    # Where the time went
+    # Times
     *(Metric(f"time/{p}", "seconds", f"Time spent {text}.", "-") for p, text in _PHASES.items()),
     Metric("time/step", "seconds", "Wall clock of the step, evaluation and checkpoint apart.", "steady"),
     Metric("time/evaluate", "seconds", "Wall clock of the step's evaluation.", "-"),
@@ -205,6 +206,7 @@ _ALL = [
     Metric("time/unaccounted", "seconds", "Wall clock of the step in none of the phases.", "below 5 % of time/step"),
 ]
 
+# An insertion order that never changes: readers of metrics.jsonl as a table rely on the columns.
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 """Every key that a record always holds, in the order of the record."""
 
@@ -219,16 +221,16 @@ FAMILIES: dict[str, Metric] = {
             "terms.",
             "most with the verdict",
         ),
-        Metric("loss/*", "loss", "A further component of the loss, named by the piece that adds it.", "finite"),
+        Metric("loss/*", "loss", "A further component of the loss, named by the component that adds it.", "finite"),
         Metric("schedule/*", "-", "The value of a scalar that is scheduled or driven by a metric.", "as scheduled"),
         Metric("eval/*", "-", "A result of an evaluation, at the steps that run one.", "rises"),
     )
 }
-"""Prefix -> what its members are; a piece may add members, and they are in a record when computed."""
+"""Prefix -> a description of its members. A component may add members; they are in a record when computed."""
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return what a key of metrics.jsonl is, by itself or as a member of a family; None for one of another version."""
+    """The metric of a key of metrics.jsonl, by itself or as a member of a family; None for one of another version."""
     family = next((metric for prefix, metric in FAMILIES.items() if name.startswith(prefix)), None)
     return METRICS.get(name, family)
 
@@ -248,6 +250,7 @@ def record(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     """`value` as JSON has it: None, bool, int, finite float or string."""
+    # Integers of any size are exact in JSON; a float may be NaN or infinite, which JSON lacks.
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):

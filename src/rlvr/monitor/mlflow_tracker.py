@@ -1,8 +1,8 @@
 """MLflow as a tracker: metrics, the configuration as parameters, tables of sample rollouts.
 
 Invariants:
-- Without a tracking server it writes to a database in the run folder's `mlflow/`; a server that cannot be reached is
-  said once, and the same is done.
+- Without a tracking server it writes to a database in the run folder's `mlflow/`; so it does, with a warning, where the
+  server cannot be reached.
 - A resumed run goes on in the same MLflow run.
 """
 
@@ -23,9 +23,9 @@ from rlvr.monitor.trackers import require
 logger = logging.getLogger(__name__)
 
 FEW = 100
-"""Parameters in one call; MLflow takes no more."""
+"""Parameters in one call: MAX_PARAMS_TAGS_PER_BATCH of mlflow/utils/validation.py (3.17); more are refused."""
 LONGEST = 500
-"""Characters of a parameter's value; a longer one is cut."""
+"""Characters of a parameter's value; a longer one is cut. MLflow 3.17 takes 6,000, older servers 500."""
 _RUN_ID = "run-id.txt"
 
 
@@ -53,6 +53,7 @@ class MlflowTracker:
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # as shipped, an unreachable server is tried for minutes
             "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         }.items():
+            # A value that the user set in the environment stays.
             os.environ.setdefault(key, value)
         self._mlflow = importlib.import_module("mlflow")
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # the tables that a new database gets
@@ -64,16 +65,17 @@ class MlflowTracker:
             try:
                 self._open(uri, None, folder, name, run)
                 return
+            # Whatever MLflow and its HTTP client raise for a server that is not there: the database is the way out.
             except Exception as error:
-                said = f"{type(error).__name__}: {error}".splitlines()[0]
-                logger.warning("mlflow cannot log to %s and logs to %s: %s", uri, folder, said)
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                logger.warning("mlflow cannot log to %s and logs to %s: %s", uri, folder, reason)
         self._open(f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri(), folder, name, run)
 
     def _open(self, uri: str, artifacts: str | None, folder: Path, name: str, run: Mapping[str, Any]) -> None:
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
-        known = folder / _RUN_ID
-        if known.exists():
-            self._run = _same_run(self._client, uri, known.read_text())
+        id_file = folder / _RUN_ID
+        if id_file.exists():
+            self._run = _same_run(self._client, uri, id_file.read_text())
         else:
             self._run = ""
         if self._run:
@@ -84,13 +86,15 @@ class MlflowTracker:
         else:
             number = experiment.experiment_id
         self._run = self._client.create_run(number, run_name=name).info.run_id
-        known.write_text(f"{self._run} {uri}")
+        # Written before the parameters: a process that dies here is resumed in the same run, without them.
+        id_file.write_text(f"{self._run} {uri}")
         params = [self._mlflow.entities.Param(_key(key), str(value)[:LONGEST]) for key, value in _leaves(run)]
         for begin in range(0, len(params), FEW):
             self._client.log_batch(self._run, params=params[begin : begin + FEW])
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One step's numbers; None and texts are left out."""
+        # MLflow's timestamps are milliseconds since 1970.
         now = int(time.time() * 1000)
         metric = self._mlflow.entities.Metric
         numbers = [
@@ -127,6 +131,8 @@ def _same_run(client: Any, uri: str, written: str) -> str:
 
 def _key(name: str) -> str:
     """The name in the letters that MLflow takes: pass@8 is pass_at_8."""
+    # `eval/pass@8` becomes `eval/pass_at_8`; `reward/mean` is unchanged. Two names that differ in odd characters only
+    # would be one metric.
     return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"))
 
 

@@ -19,14 +19,14 @@ KNOWN = ("rollout", "verify", "score", "update", "publish")
 
 
 class Meter(Protocol):
-    """Something else than time that is counted by phase."""
+    """A quantity other than time that is counted by phase (GPU memory, idle time)."""
 
     def start(self) -> None:
         """Begin a step."""
         ...
 
     def settle(self, phase: str | None) -> None:
-        """Count what was since the last call as the phase's; None: as no phase's."""
+        """Add what accrued since the last call to `phase`; None: to no phase."""
         ...
 
 
@@ -48,7 +48,7 @@ class Phases:
         self.start()
 
     def start(self) -> None:
-        """Begin a step now; what went before (an evaluation, a checkpoint) is not part of it."""
+        """Begin a step now; time before this call (an evaluation, a checkpoint) is not part of it."""
         self._seconds = dict.fromkeys(KNOWN, 0.0)
         self._began = self._mark = time.perf_counter()
         for meter in self._meters:
@@ -59,6 +59,7 @@ class Phases:
         """Count the block's time as phase `name`; KeyError when there is no such phase."""
         if name not in KNOWN:
             raise KeyError(f"there is no phase {name!r}{nearest(name, KNOWN)}")
+        # Before the phase is opened: the time so far is the outer phase's, or none's.
         self._settle()
         self._open.append(name)
         try:
@@ -87,6 +88,6 @@ class Phases:
         self._settle()
         total = self._mark - self._began
         spent = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
-        # Rounding alone could make the difference negative.
+        # `time/step` is the sum of all phases and of this. Rounding alone could make it negative.
         rest = max(0.0, total - sum(spent.values()))
         return {**spent, "time/step": total, "time/unaccounted": rest}

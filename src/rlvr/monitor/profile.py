@@ -59,5 +59,6 @@ def _phases(record: Mapping[str, Any]) -> str:
     """A step's seconds by phase, with their shares of the step."""
     whole = record["time/step"]
     times = {key: value for key, value in record.items() if key.startswith("time/") and value is not None}
+    # Rates are no times, and the idle time of an engine overlaps the phases: neither has a share of the step.
     shown = {key: value for key, value in times.items() if "tokens_per_second" not in key and key != "time/engine_idle"}
     return "\n".join(f"{key:20} {value:10.4f} s {value / whole:7.1%}" for key, value in shown.items())

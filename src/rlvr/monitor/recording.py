@@ -1,7 +1,7 @@
 """Recorded rollouts read back: the files that `rollout_log` writes.
 
-Invariants: one line is in memory at a time; a file of an older version, whose lines do not say what became of a
-rollout, is read as one in which everything trained; what cannot be read is named by file and line.
+Invariants: one line is in memory at a time; a rollout in a line without `use` (of an older version) is
+taken to have trained; a line that cannot be read is named by file and line.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ def read_recorded(path: str | Path, notes: list[str] | None = None) -> Iterator[
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
+                # Every exception that a wrong type, a missing key or a nesting beyond Python's stack raises while a
+                # line is read.
                 recorded = _recorded(line, number)
             except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
                 if not line.endswith("\n"):
@@ -106,8 +108,10 @@ def read_recorded(path: str | Path, notes: list[str] | None = None) -> Iterator[
 def _recorded(line: str, number: int) -> Recorded:
     row = json.loads(line)
     final = _numbers(row.pop("columns", {}))
+    # Scoring's own columns: those of the batch less what came later, and over them the values that were changed since.
     scored = {name: value for name, value in final.items() if name not in COMPUTED} | _numbers(row.pop("scored", {}))
     use = str(row.pop("use", "trained"))
+    # Rounded, and for looking at only: nothing is computed from them.
     row.pop("tokens", None)
     return Recorded(Rollout.from_json(row), use, final, scored, number)
 

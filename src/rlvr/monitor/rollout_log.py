@@ -2,8 +2,8 @@
 
 `rollouts/step-000012.jsonl` holds one rollout per line: the fields of `Rollout`, and
 
-- `use`: what became of it. `trained`; `left_out` by a selector; `dropped` with a group that was replaced; `baseline`,
-  what others are compared with; `added`, a demonstration that trained beside what was sampled.
+- `use`: `trained`; `left_out` by a selector; `dropped` with a group that was replaced; `baseline`, a rollout that
+  others are compared with; `added`, a demonstration that trained beside the sampled rollouts.
 - `columns`: its columns in the batch that trained; of one that did not train, those that scoring gave (null:
   undecided).
 - `scored`: those that scoring gave, where they were changed since (a reward less its KL penalty).
@@ -12,8 +12,8 @@
   tokens.
 
 Invariants: numbers come back bit for bit, `tokens` apart; lines are in the order of the draws, what was dropped after
-the rest; a file is written aside and renamed, so it is whole or not there, and it is there before a checkpoint of its
-step or a later one is begun; a disk that takes no more costs the file, not the run.
+the rest; a file is written under another name and renamed, so it is whole or absent, and it is there before a
+checkpoint of its step or a later one is begun; a full disk costs the file, not the run.
 """
 
 from __future__ import annotations
@@ -38,10 +38,16 @@ from rlvr.records import BASELINE, UPDATED, Batch, Origin, Rollout
 
 log = logging.getLogger(__name__)
 
+# Ten minutes: a file system that is slow (a network disk under load) gets through; one that hangs ends the run with a
+# message.
 WRITE_SECONDS = 600.0
 """How long the rollouts of a step may take to be written."""
+# A quarter: what the policy wrote at the start is what later steps are compared with, and the newest are looked at
+# most.
 FIRST = 0.25
 """The share of the bytes that the first steps of a run may keep; the newest have the rest."""
+# Both figures only feed the check of free disk space at the start (rlvr.run), which errs on the side of too much where
+# texts are short.
 TOKEN_BYTES = 45
 """Bytes of a token on a line, measured: its id, log-prob, version, origin, log-ratio and text."""
 ROLLOUT_BYTES = 1000
@@ -113,6 +119,7 @@ class RolloutLog:
         columns: Mapping[str, np.ndarray] | None,
     ) -> None:
         """`write` in a thread of its own, while the next step goes on; two steps are never under way at once."""
+        # Waits for the previous file: `_sizes` and the batch belong to one thread at a time.
         self.flush()
         if self.due(step):
             self._under_way = self._thread.submit(self.write, step, batch, sampled, dropped, columns)
@@ -121,6 +128,7 @@ class RolloutLog:
         """Wait for what is being written. WaitTimeoutError where the disk hangs."""
         if self._under_way is not None:
             finished(self._under_way, "the file of rollouts", time.monotonic() + WRITE_SECONDS)
+            # Raises here what the write raised there; OSError is caught in `write` and costs the file only.
             self._under_way.result()
             self._under_way = None
 
@@ -135,6 +143,8 @@ class RolloutLog:
         try:
             with naming(path), aside.open("wb") as file:
                 file.writelines(_line(row) for row in rows)
+            # Atomic on one file system: a reader sees the old file or the new one. Without fsync: after a power cut the
+            # file may be lost, which costs a step's rollouts and no checkpoint.
             os.replace(aside, path)
         except OSError:
             aside.unlink(missing_ok=True)  # half a file would keep a full disk full
@@ -150,6 +160,8 @@ class RolloutLog:
             self._sizes = {step: path.stat().st_size for step, path in within.items()}
         self._sizes[newest] = self._path(newest).stat().st_size
         total = sum(self._sizes.values())
+        # Files of the first steps are kept while they fit into FIRST of the limit. After them the oldest are removed
+        # until the total fits.
         first = 0.0
         for step, size in sorted(self._sizes.items()):
             if total <= self.limit or step == newest:
@@ -171,6 +183,8 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """One row for each rollout that was collected, the first `kept` of them not dropped, then for each that was
     added."""
+    # (group, member, role) is unique among the rollouts of a step; the batch may hold them in another order and with
+    # fewer or other members.
     places = {_key(rollout): place for place, rollout in enumerate(batch.rollouts)}
     final = _by_rollout(batch.columns, len(batch))
     scored = _by_rollout(columns, len(collected))
@@ -178,14 +192,15 @@ def _rows(
     for number, rollout in enumerate(collected):
         place = places.pop(_key(rollout), None)
         row = rollout.row()
-        given = scored[number]
+        as_scored = scored[number]
         if place is None:
             left_out = "baseline" if rollout.role == BASELINE else "left_out"
-            row |= {"use": left_out if number < kept else "dropped", "columns": given}
+            row |= {"use": left_out if number < kept else "dropped", "columns": as_scored}
         else:
             now = final[place]
-            row |= {"use": "trained", "columns": {**given, **now}, "tokens": tokens[place]}
-            before = {name: x for name, x in given.items() if x != (y := now.get(name, x)) and (x == x or y == y)}
+            row |= {"use": "trained", "columns": {**as_scored, **now}, "tokens": tokens[place]}
+            # `x == x` is False for NaN: two NaN are no change.
+            before = {name: x for name, x in as_scored.items() if x != (y := now.get(name, x)) and (x == x or y == y)}
             if before:
                 row["scored"] = before
         yield row
@@ -209,32 +224,38 @@ def _key(rollout: Rollout) -> tuple[str, int, str]:
 def _of_tokens(batch: Batch) -> list[dict[str, np.ndarray]]:
     """For each rollout what the batch holds of the tokens that the policy sampled in it."""
     result: list[dict[str, np.ndarray]] = [{} for _ in batch.rollouts]
-    found = {}
+    arrays = {}
     if UPDATED in batch.token_columns and result:
         behaviour = np.concatenate([rollout.behaviour_logprobs for rollout in batch.rollouts])
-        found["log_ratio"] = np.concatenate(batch.token_columns[UPDATED]) - behaviour
+        arrays["log_ratio"] = np.concatenate(batch.token_columns[UPDATED]) - behaviour
     if "advantage" in batch.token_columns and result:
-        found["advantage"] = np.concatenate(batch.token_columns["advantage"])
-    if not found:
+        arrays["advantage"] = np.concatenate(batch.token_columns["advantage"])
+    if not arrays:
         return result
     sampled = np.concatenate([rollout.origin for rollout in batch.rollouts]) == int(Origin.POLICY)
+    # Sampled tokens before each rollout, [B + 1]: rollout i has places counts[i] to counts[i + 1] among all sampled
+    # tokens.
     counts = np.concatenate([[0], np.cumsum(sampled)])[np.cumsum([0, *map(len, batch.rollouts)])].tolist()
-    for name, values in found.items():
+    for name, values in arrays.items():
+        # Four decimals, since these are for colours in a report: 5 digits or so in the place of 17. Adding 0.0 turns
+        # -0.0 into 0.0.
         rounded = np.round(values[sampled].astype(np.float64), 4) + 0.0
-        known = np.concatenate([[0], np.cumsum(np.isfinite(rounded))])[counts].tolist()
+        finite = np.concatenate([[0], np.cumsum(np.isfinite(rounded))])[counts].tolist()
         for i, row in enumerate(result):
-            if known[i] < known[i + 1]:
+            # A rollout without one finite value (a demonstration, say) has no such array.
+            if finite[i] < finite[i + 1]:
                 row[name] = rounded[counts[i] : counts[i + 1]]
     return result
 
 
-_HOW = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+# NON_STR_KEYS: `info` of a task may have numbers as keys, which JSON writes as text.
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
     """A row in JSON; NaN and infinities are null."""
     try:
-        return orjson.dumps(row, default=_plain, option=_HOW)
+        return orjson.dumps(row, default=_plain, option=_OPTIONS)
     except TypeError:  # half a surrogate pair, or an integer over 64 bits, which JSON itself can hold
         return (json.dumps(_finite(row), default=_plain) + "\n").encode("ascii")
 
@@ -251,7 +272,7 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON lacks, which an answer or info may hold: an array is written as a list, the rest as its text."""
+    """The JSON form of a value that JSON lacks (in an answer or info): a list for an array, else its text."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)

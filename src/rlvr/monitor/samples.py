@@ -1,4 +1,4 @@
-"""One group of a batch, written out so that a person can see what the policy writes and what the verifier says of it.
+"""One group of a batch as text, with the verdict of each completion.
 
 Invariants:
 - A sample is short however long the texts are, and every text in it went through `clean`.
@@ -18,6 +18,8 @@ Block = tuple[str, str]
 """(style, text), the style as rich names it."""
 
 _STYLES = {"correct": "bold green", "partial": "bold yellow", "wrong": "bold red"}
+# A completion of many short lines would push the rest of the group off the screen; it is shown as one wrapped
+# paragraph.
 _MOST_LINES = 12
 
 
@@ -29,6 +31,7 @@ def sample_blocks(batch: Batch, completions: int = 4, characters: int = 400) -> 
     groups = list(batch.groups())
     if not groups:
         return []
+    # A group with different verdicts shows what tells right from wrong; a uniform one shows one kind of answer only.
     group = next((g for g in groups if len({_status(r) for r in g.rollouts}) > 1), groups[0])
     task = group.rollouts[0].task
     shown = _varied(group)[:completions]

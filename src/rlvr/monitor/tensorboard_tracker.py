@@ -15,8 +15,11 @@ import yaml
 from rlvr.monitor.console_text import clean, shorten
 from rlvr.monitor.trackers import require
 
+# TensorBoard keeps the text of each step in its event file and sends whole tables to the browser: 32 rows of this size
+# are 64 kB a column.
 CELL = 2000
 """Characters of one cell of the table of rollouts."""
+# torch's default is 120 s; a run that is looked at while it goes on should be less behind.
 FLUSH = 30
 """Seconds after which what was logged is on disk."""
 
@@ -84,6 +87,7 @@ def _cell(value: Any) -> str:
         text = ""
     else:
         text = clean(shorten(str(value), CELL))
+    # & first, or the entities that follow would be escaped again.
     for sign, written in {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "\n": "<br>"}.items():
         text = text.replace(sign, written)
     return text

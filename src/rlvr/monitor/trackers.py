@@ -54,6 +54,7 @@ class MetricsFile:
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one step's record (see `monitor.metrics.record`). ValueError for a NaN or an infinity, TrainingError
         when it cannot be written; then the file is as it was, and a folder that is gone is not made again."""
+        # NaN is no JSON: `metrics.record` has replaced it by null, so one that arrives here is a defect.
         line = json.dumps(row, allow_nan=False)
         size = 0
         try:
@@ -63,6 +64,8 @@ class MetricsFile:
         except FileNotFoundError as error:  # of the folder, since a file that is not there is made
             raise folder_gone(self.path.parent) from error
         except OSError as error:
+            # A full disk may have taken half of the line. Truncated, the file is whole again; where that fails too,
+            # readers pass over the half line.
             with contextlib.suppress(OSError):
                 os.truncate(self.path, size)
             raise TrainingError(
@@ -79,6 +82,7 @@ class MetricsFile:
         # Bytes that a crash of the machine garbled are refused as JSON, not as text.
         with self.path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
+                # Lines are appended whole with their newline, so only a killed process leaves one without.
                 if not line.endswith("\n"):
                     return
                 try:

@@ -1,7 +1,7 @@
 """Weights & Biases as a tracker: metrics and a table of sample rollouts.
 
 Invariants:
-- Without a network or a key it logs offline, and says so once.
+- Without a network or a key it logs offline, with one warning.
 - Files go to the run folder's `wandb/`. wandb's own waits are bounded where this version of it can bound them.
 - It is called from a thread of its own (`rlvr.monitor.background_trackers`), its import included.
 """
@@ -43,6 +43,7 @@ class WandbTracker:
         self.mode: str = mode
         self._keyless = False
         if mode == "auto":
+            # Without a key and a terminal `wandb.init` fails, and with a terminal it asks: offline needs neither.
             self._keyless = not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"))
             self.mode = os.environ.get("WANDB_MODE") or ("offline" if self._keyless else "online")
         if self.mode != "disabled":
@@ -70,6 +71,7 @@ class WandbTracker:
             "config": dict(run),
             "dir": str(directory),
         }
+        # Offline runs cannot be resumed: each start is a run of its own, which `wandb sync` uploads.
         if self.mode == "online":
             options |= {"id": _run_id(directory), "resume": "allow"}
         self._run = _open(self._wandb, options, self.patience)
@@ -97,6 +99,7 @@ def _run_id(directory: Path) -> str:
     path = directory / "wandb" / "run-id.txt"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Eight characters, as wandb's own ids have.
         path.write_text(secrets.token_hex(4))
     return path.read_text()
 
@@ -108,6 +111,7 @@ def _open(wandb: Any, options: dict[str, Any], timeout: float) -> Any:
     wandb.setup(settings)
     try:
         return wandb.init(settings=settings, **options)
+    # Errors of wandb, of its service process and of the network have no common class.
     except Exception as error:
         if options["mode"] != "online":
             raise
@@ -121,6 +125,7 @@ def _open(wandb: Any, options: dict[str, Any], timeout: float) -> Any:
 def _settings(wandb: Any, timeout: float) -> Any:
     """No capture of the console, no chatter, and bounds on the waits that this version of wandb can bound."""
     wanted = {"console": "off", "silent": True, "init_timeout": timeout, "finish_timeout": timeout}
+    # `finish_timeout` does not exist in older versions, and pydantic refuses unknown settings.
     known = wandb.Settings.model_fields
     return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
 

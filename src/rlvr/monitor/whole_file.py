@@ -1,4 +1,4 @@
-"""A file that is whole or not there."""
+"""Writing of files so that they are whole or absent."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from rlvr.errors import TrainingError
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Inside, a disk that is full is said with the file `path`: a write that fails does not say of which file."""
+    """Inside, an OSError for a full disk gets the name `path`: that of a failed write has none."""
     try:
         yield
     except OSError as error:
+        # No space, quota used up, file size limit of the process: errors of write(2), which knows a descriptor only.
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             error.filename = error.filename or str(path)
         raise
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` aside and put it in the place of `path`, whose folder is made. OSError, which names the file, where
-    the disk refuses: then nothing of it is left. What is no file (/dev/stdout, a pipe) is written to, and stays what it
-    is."""
+    """Write `text` under another name and rename it to `path`, whose folder is made. OSError, which names the file,
+    where the disk refuses: then nothing of it is left. A path that is no regular file (/dev/stdout, a pipe) is written
+    to directly."""
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
             stream.write(text)

@@ -30,19 +30,24 @@ from rlvr.policy.adapters import add_adapter, is_adapter, no_false_alarms
 from rlvr.policy.attention import Spans, attending, hook
 from rlvr.policy.model import training_modules
 
+# Any length would do for attention without a mask; 512 is a usual prompt and divides TOKENS.
 RUN = 512
 """Tokens of each run of the packed row that is measured, or as many as a sliding window has; attention without a mask
 keeps nothing that depends on it, and masks are counted elsewhere (rlvr.planner.micro_batch)."""
+# Bytes are a line in tokens, so two points give it. Both are above the size at which the peak changes its place: for
+# few tokens it is where weights' gradients are made, for many where activations are.
 TOKENS = (8192, 32768)
 """Where the passes are measured: many enough that a layer's activations, not its weights' gradients, decide where its
 peak is."""
+# Two depths give the line in layers: bytes(n) = bytes(2) + (n - 2) (bytes(3) - bytes(2)). From 2 and not from 1, since
+# the first layer's input needs no gradient where the embedding is frozen.
 DEPTHS = (2, 3)
 """Layers that are measured. The first one is not like the others where the embedding does not train."""
 
 
 _measured: dict[tuple[str, str, str, Way], list[np.ndarray]] = {}
-"""What was measured in this process, by model, adapter and way, for each depth [tokens, field]: a plan asks again and
-again, for one layer and for all of them, and each pass takes a second."""
+"""Results of this process by model, adapter and way, for each depth [tokens, field]. A plan needs them many times, for
+one layer and for all of them, and each pass takes a second."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -59,6 +64,7 @@ class LiveBytes(TorchDispatchMode):
         self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Experts (mixture-of-experts models): torch's own fake kernel refuses float32.
         if function is torch.ops.aten._grouped_mm.default:
             product = _grouped_product
         else:
@@ -67,6 +73,8 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor):
                 self._count(tensor.untyped_storage())
+        # Autograd adds the second gradient of a tensor in place, but under a dispatch mode it makes a new tensor. That
+        # copy does not exist in a real run, so it is no peak.
         if not (self.in_backward and function is torch.ops.aten.add.Tensor and not torch.is_grad_enabled()):
             self.peak = max(self.peak, self.now)
         return output
@@ -77,6 +85,7 @@ class LiveBytes(TorchDispatchMode):
         self._seen.add(storage)
         size = storage.nbytes()
         self.now += size
+        # Called when the last reference to the storage goes, as the allocator would free it.
         weakref.finalize(storage, self._drop, size)
 
     def _drop(self, size: int) -> None:
@@ -111,7 +120,7 @@ class DecoderPasses:
 
 @dataclass(frozen=True)
 class Way:
-    """Settings of a decoder that its memory depends on."""
+    """The settings of an update on which the memory of a decoder depends."""
 
     compute: torch.dtype
     weights: torch.dtype
@@ -123,7 +132,7 @@ class Way:
 
     @property
     def casts(self) -> bool:
-        """Return whether autocast copies the weights that train to the type computed in."""
+        """True where autocast copies the weights that train to the type computed in."""
         return self.weights != self.compute
 
 
@@ -146,11 +155,13 @@ class Given:
         else:
             adapters = ()
         freezes = adapted and not adapters
+        # An adapter is put on after this; its weights will train and all others will not.
         trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         types = Counter(
             parameter.dtype
             for parameter in model.parameters()
             if parameter.is_floating_point() and (freezes or not parameter.requires_grad)
+            # Counted as often as it has dimensions: matrices decide the type, not the many vectors of norms.
             for _ in range(parameter.dim())  # matrices rather than vectors
         )
         return cls(None if freezes else frozenset(trains), next(iter(dict(types.most_common(1))), None), adapters)
@@ -174,7 +185,7 @@ class Given:
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """A model's decoder, of which no weight is there."""
+    """A model's decoder without its weights."""
 
     model: type[PreTrainedModel]
     described: Any
@@ -211,17 +222,22 @@ class DecoderSettings:
         measured = _measured[key][0]
         if self.alike:
             few, more = _measured[key]
+            # The line in layers, [tokens, field]; exact where layers are alike.
             measured = few + (more - few) * ((self.layers if layers is None else layers) - DEPTHS[0])
+        # The line in tokens for each of the four fields: bytes(t) = fixed + slope t.
         slopes = (measured[1] - measured[0]) / (TOKENS[1] - TOKENS[0])
         fixed = measured[0] - slopes * TOKENS[0]
         return DecoderPasses(*(Line(float(a), float(b)) for a, b in zip(fixed, slopes, strict=True)))
 
     def _at(self, way: Way, layers: int, tokens: int) -> tuple[int, int, int, int]:
-        """The bytes of DecoderPasses, of so many layers and tokens."""
+        """The bytes of DecoderPasses for this number of layers and tokens."""
         with _without_log(), FakeTensorMode(allow_non_fake_inputs=True):
             model = self._fake_model(way, layers)
+            # Without the LM head, whose logits are computed in tiles (rlvr.policy.fused_head) and counted in
+            # rlvr.planner.micro_batch.
             decoder = (model.base_model.model if is_adapter(model) else model).base_model
             run = _run(self.described.get_text_config())
+            # Packed row: tokens / run sequences of `run` tokens, none with a shared prefix (-1).
             spans = Spans(np.full(tokens // run, run), np.full(tokens // run, -1), torch.device("cpu"))
             positions = torch.arange(run).repeat(tokens // run)[None]
             looked_up = model.get_input_embeddings().weight
@@ -239,6 +255,8 @@ class DecoderSettings:
                 embedded = torch.zeros(
                     1, tokens, self.described.get_text_config().hidden_size, dtype=next(iter(weights)).dtype
                 )
+                # The output of an embedding that trains has a gradient; that of a frozen one has none, and then the
+                # first layer keeps less.
                 embedded.requires_grad_(torch.is_grad_enabled() and looked_up.requires_grad)
                 autocast = torch.autocast("cpu", way.compute, enabled=way.compute != torch.float32)
                 with autocast, attending(spans):
@@ -250,10 +268,11 @@ class DecoderSettings:
             for module in training_modules(model, adapter_dropout=False):
                 module.training = True
             with LiveBytes(before) as live:
-                # of one token, as the LM head takes those of trained tokens: what is not kept is gone before the
-                # backward pass
+                # One token [1, H], as the LM head selects the trained ones: hidden states that are not kept are freed
+                # before the backward pass.
                 chosen = hidden_states().flatten(0, 1).index_select(0, positions[0, :1]).sum()
                 forward = live.peak
+                # From here on the peak is that of the backward pass.
                 kept = live.peak = live.now
                 live.in_backward = True
                 chosen.backward()
@@ -263,10 +282,11 @@ class DecoderSettings:
         described = copy.deepcopy(self.described)
         text = described.get_text_config()
         text.num_hidden_layers = layers
+        # A configuration with a kind for each layer (sliding, full) has to have as many as layers.
         if kinds := getattr(text, "layer_types", None):
             text.layer_types = [kinds[i % len(kinds)] for i in range(layers)]
         frozen = way.compute
-        # DeepSpeed brings all weights to the type computed in
+        # DeepSpeed converts all weights to the type computed in.
         if self.given is not None and self.given.frozen is not None and way.gradients_stay:
             frozen = self.given.frozen
         with torch.device("meta"):
@@ -287,6 +307,7 @@ class DecoderSettings:
 
 def _run(text: Any) -> int:
     """A power of two, so that `TOKENS` are a multiple of it."""
+    # Runs within the window need no mask; bytes of masks are counted in rlvr.planner.micro_batch.
     window = getattr(text, "sliding_window", None) or RUN
     return 1 << (min(RUN, int(window)).bit_length() - 1)
 
@@ -296,6 +317,7 @@ def to_cpu(model: torch.nn.Module) -> None:
     contents."""
     made: dict[int, Any] = {}
     for module in model.modules():
+        # Tied weights are one object in several modules and have to stay one, hence `made` by id.
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is None:
@@ -316,8 +338,7 @@ def _take_away(parameter: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """torch logs each operation that fake tensors cannot do with a traceback; the plan says in a line that there is
-    none."""
+    """Suppress the tracebacks that torch logs for operations that fake tensors lack; the plan has a line for those."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled = logger.disabled
     logger.disabled = True

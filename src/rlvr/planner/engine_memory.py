@@ -22,12 +22,18 @@ from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 from rlvr.rollout.vllm.settings import CommonSettings
 
 GIB = 1 << 30
+# Resident memory after the imports was 482 MiB on one machine (docs/log.md, 2026-11-23); the rest is for the tokenizer
+# and for what the first operations allocate.
 PROGRAM = 550 << 20
 """Python, torch and transformers themselves, as measured on a CPU."""
+# An estimate that no GPU has confirmed yet (docs/gpu.md).
 CONTEXT = 2 * GIB
 """vLLM's GPU context and CUDA graphs, which stay while it sleeps."""
+# VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE is 394 MiB in vllm/envs.py of 0.32; the rest is for cuBLAS, whose workspace is
+# tens of MiB. FlashAttention needs less.
 WORKSPACE = GIB // 2
-"""Buffers of vLLM's attention kernels (FlashInfer: 394 MiB) and of matrix products."""
+"""Buffers of vLLM's attention kernels and of matrix products."""
+# 2 + 4 * 4 bytes: one copy in bfloat16, four in float32.
 LOGIT = 18
 """Bytes for each logit while vLLM samples: the logits in bfloat16 and in float32, and in float32 their log-probs,
 probabilities and noise (vllm/v1/sample, logprobs_mode processed_logprobs)."""
@@ -35,9 +41,13 @@ IN_FLIGHT = 2
 """Batches of vLLM's scheduler that are under way at once (its asynchronous scheduling)."""
 BLOCK = 16
 """Tokens of a block of vLLM's cache."""
+# Both bounds are in EngineArgs.get_batch_defaults (vllm/engine/arg_utils.py, 0.32). An A100 of 80 GB is excepted from
+# the larger batches there; a plan knows sizes and no names, so it takes too much for an A100, which is the safe side.
 LARGE_GPU = 70 * GIB
-"""From so much memory on vLLM's own server takes larger batches, but on an A100, which a plan does not tell apart."""
+"""From this memory on, the defaults of vLLM's server are larger batches (H100, H200)."""
 HUGE_GPU = 160 * GIB
+"""And from this one on, the largest (B200, B300)."""
+# The value that the vllm engine sets on a CPU (rlvr.rollout.vllm.launch).
 CPU_CACHE = 1.0
 """GiB of keys and values that vLLM takes on a CPU where nothing else is set."""
 ENGINE = "vLLM's share"
@@ -45,7 +55,7 @@ ENGINE = "vLLM's share"
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes by part on a device that is trained on."""
+    """Bytes of the engine by part, on a device that also trains."""
 
     program: float = 0.0
     """Of its process, all the time."""
@@ -60,18 +70,19 @@ class EngineMemory:
     sampling: StageContext = field(default_factory=dict)
     evaluating: StageContext = field(default_factory=dict)
     inside: StageContext = field(default_factory=dict)
-    """What has to fit into vLLM's `share` of a GPU."""
+    """Parts that have to fit into vLLM's `share` of a GPU."""
     share: float = 0.0
 
 
 def shares_weights(options: Any, config: Config) -> bool:
-    """Return whether the engine samples with the trainer's own weights."""
+    """True where the engine samples with the trainer's own weights."""
+    # With staleness the engine samples while the trainer updates, so it needs weights of its own.
     embedded = isinstance(options, HFEngineOptions | RecordedOptions)
     return embedded and not options.copy_weights and not config.rollout.staleness
 
 
 def utilization(options: CommonSettings) -> float:
-    """The share of a GPU's memory that vLLM is told to take."""
+    """`gpu_memory_utilization`: the share of a GPU's memory that vLLM may take."""
     return float(options.engine_args.get("gpu_memory_utilization", options.gpu_memory_utilization))
 
 
@@ -114,6 +125,7 @@ def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
             tokens = 8192 if large else 2048
         sequences = 1024 if large else 256
     else:
+        # vLLM's defaults on a CPU for one rank.
         tokens = 2048
         sequences = 128
     tokens = int(options.engine_args.get("max_num_batched_tokens", options.max_num_batched_tokens) or tokens)
@@ -128,7 +140,10 @@ def work_bytes(options: CommonSettings, shape: Shape, config: Config, devices: D
     tokens, sequences = batch_limits(options, devices)
     drafted = int((options.speculative_config or {}).get("num_speculative_tokens", 0))
     width = torch.finfo(dtype_of(config.model)).bits // 8
+    # Rows of logits: one for each sequence and one for each drafted token, but no more than tokens in a step; and the
+    # hidden states of all tokens in front of the LM head.
     sampled = min(sequences * (1 + drafted), tokens) * shape.vocabulary * LOGIT + tokens * shape.hidden * width
+    # Not the sum: activations of the layers are freed before the logits are made.
     return WORKSPACE + max(layer_bytes(shape, config.model, tokens), sampled)
 
 
@@ -137,6 +152,8 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
     the window and of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
     each = shape.keys_and_values / shape.layers
     if shape.windowed:
+        # The window less the token itself, the tokens of batches under way, and one block more, since a window may
+        # begin inside of one.
         kept = min(length, shape.window - 1 + in_flight + BLOCK)
     else:
         kept = length
@@ -144,8 +161,8 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
 
 
 def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> StageContext:
-    """Return what one copy of the model has to have on each of its devices: weights, and the cache of one longest
-    sequence."""
+    """The least that one copy of the model needs on each of its devices: weights, the cache of one longest sequence,
+    and work."""
     split = options.tensor_parallel_size
     width = torch.finfo(dtype_of(config.model)).bits // 8
     length = options.max_model_len or longest
@@ -155,8 +172,10 @@ def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Dev
     if options.quantization is None:
         saved = 0
     else:
+        # fp8: one byte for each weight of a linear layer in the place of `width`.
         saved = (width - 1) * shape.linear
     if options.kv_cache_dtype.startswith("fp8"):
+        # shape.keys_and_values is counted in the type computed in; in fp8 each number is one byte.
         cached = 1 / width
     else:
         cached = 1.0
@@ -171,6 +190,7 @@ def _on_cpu(options: CommonSettings, shape: Shape, config: Config, copies: float
     """`copies`: of the model, for each device."""
     cache = (CPU_CACHE if options.kv_cache_gib is None else options.kv_cache_gib) * GIB
     width = torch.finfo(dtype_of(config.model)).bits // 8
+    # A process of its own, which holds the whole model.
     each = PROGRAM + width * shape.parameters + cache
     return EngineMemory(has_weights=True, always={"engine": copies * each})
 
@@ -179,6 +199,7 @@ def _vllm(options: VLLMOptions, shape: Shape, config: Config, devices: Devices, 
     if not devices.on_gpu:
         return _on_cpu(options, shape, config, 1)
     inside = _in_vllm(options, shape, config, devices, longest)
+    # vLLM refuses to start unless this share is free, however little of it the cache takes later.
     demanded = utilization(options) * devices.memory
     share = demanded
     if options.kv_cache_gib is not None:
@@ -217,6 +238,7 @@ def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int
     half = dtype_of(config.model) == torch.bfloat16
     return {
         # every layer keeps all tokens, those with a sliding window too (rlvr.rollout.rows)
+        # GROWTH: tokens by which a full cache is enlarged.
         "keys and values": rows * (sampled.length + GROWTH) * shape.keys_and_values,
         "logits": rows * shape.vocabulary * 4 * LOGITS_COPIES,
         "activations": layer_bytes(shape, config.model, prefill),

@@ -1,4 +1,4 @@
-"""Changes that make a run fit which does not: tried in the planner, the smallest first."""
+"""Changes that make a run fit: tried in the planner, the smallest first."""
 
 from __future__ import annotations
 
@@ -23,14 +23,19 @@ from rlvr.rollout.hf import HFEngineOptions
 from rlvr.rollout.vllm.options import VLLMOptions
 from rlvr.rollout.vllm.settings import CommonSettings
 
+# With ten changes 10 + 45 + 120 + 210 sets; five together would be longer than anybody reads.
 TOGETHER = 4
 """Changes that are tried at once at most."""
+# A plan takes milliseconds once the model is measured; a refusal should not take longer than a start.
 TRIES = 500
 """Sets of changes that are tried at most: a few seconds."""
 FIXES = 3
 """Fixes that are named."""
+# NVIDIA datasheets: T4 and V100 16, L4 and RTX 3090/4090 24, V100 32, A100 40 and 80, L40S 48, H100 80, RTX PRO 6000
+# 96, H200 141, B200 180 to 192, B300 288.
 SIZES = (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288)
 """Memory of GPUs that are sold, in GB."""
+# Beyond this the answer is another setting, not more devices; the loop doubles, so it ends after ten rounds.
 MOST_DEVICES = 1024
 GIB = 1 << 30
 
@@ -75,30 +80,34 @@ def fixes(planner: Planner, stages: Stages) -> list[Fix]:
     which the phase that does not fit needs less, those that save most first."""
     changes = list(_changes(planner, stages))
     larger = _larger_devices(planner, stages)
-    known = [] if larger is None else [larger]
-    found: list[Fix] = []
+    on_larger = [] if larger is None else [larger]
+    enough: list[Fix] = []
     used: list[frozenset[str]] = []
     for picked in itertools.islice(_together(changes), TRIES):
-        if len(picked) > 2 and found:
-            break  # a user has enough to choose from
+        # Sets of three and four are looked at only where no one or two changes are enough.
+        if len(picked) > 2 and enough:
+            break
         settings = frozenset[str]().union(*(change.settings for change in picked))
+        # A proper subset of these settings is already a fix.
         if any(before < settings for before in used):
-            continue  # fewer settings were enough
+            continue
         fix = _tried(planner, stages, picked)
         if fix is not None:
-            found.append(fix)
+            enough.append(fix)
             used.append(settings)
-        if len(found) + len(known) == FIXES:
+        if len(enough) + len(on_larger) == FIXES:
             break
-    if len(found) + len(known) < FIXES:
+    helping: list[Fix] = []
+    if len(enough) + len(on_larger) < FIXES:
         helpful = [change for change in changes if not any(before <= change.settings for before in used)]
-        found += _helping(planner, stages, helpful)[: FIXES - len(found) - len(known)]
-    return sorted([*found, *known], key=lambda fix: not fix.enough)
+        helping = _helping(planner, stages, helpful)[: FIXES - len(enough) - len(on_larger)]
+    return sorted([*enough, *helping, *on_larger], key=lambda fix: not fix.enough)
 
 
 def _together(changes: Sequence[Change]) -> Iterator[list[Change]]:
     """The changes alone, in twos, and so on, of each number the smallest changes first, as they are in the list."""
     for together in range(1, TOGETHER + 1):
+        # The list is ordered from mild to strong, so the sum of places orders sets of one size by how much they change.
         for chosen in sorted(itertools.combinations(range(len(changes)), together), key=sum):
             picked = [changes[number] for number in chosen]
             if not _exclude_each_other(picked):
@@ -146,6 +155,7 @@ def _helping(planner: Planner, stages: Stages, changes: Sequence[Change]) -> lis
             continue
         phase = next((phase for phase in after[number].phases if phase.name == worst.name), None)
         if phase is not None and phase.left > worst.left:
+            # Reported as not enough where the phase still lacks memory.
             enough = all(plan.fits() for plan in after)  # without the margin that is left free
             less.append((phase.left, Fix(_text(planner, [change], [change.values[-1]]), phase.total, enough)))
     return [fix for _, fix in sorted(less, key=lambda one: -one[0])]
@@ -153,6 +163,7 @@ def _helping(planner: Planner, stages: Stages, changes: Sequence[Change]) -> lis
 
 def _tried(planner: Planner, stages: Stages, changes: Sequence[Change]) -> Fix | None:
     """The changes with the mildest values that fit; None where the strongest do not."""
+    # If the strongest values are not enough, no milder ones are: needs fall along `values`.
     values = [change.values[-1] for change in changes]
     if _made(planner, stages, changes, values) is None:
         return None
@@ -220,6 +231,8 @@ def _allowed(config: Config) -> bool:
         return False
     if backend.name != "deepspeed":
         return not offloads
+    # adamw_8bit is refused under DeepSpeed; 4-bit weights and sampling with the trainer's own weights need them whole,
+    # which ZeRO 3 does not have.
     whole = backend.options["zero_stage"] < 3
     samples_here = config.rollout.engine.name in ("hf", "recorded")
     eight_bits = config.optim.optimizer.name == "adamw_8bit"
@@ -272,7 +285,9 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     if config.rollout.staleness:
         yield _setting("rollout.staleness=0", "rollout", staleness=0)
     longest = max(one.config.rollout.max_new_tokens for one in stages)
+    # Shorter responses change the experiment: offered only where they are long, and never below 256 tokens.
     if longest >= 1024:
+        # A half, a quarter, an eighth.
         halves = tuple(longest >> power for power in (1, 2, 3) if longest >> power >= 256)
         yield Change(halves, lambda new: f"rollout.max_new_tokens={new}", _set_longest)
     if config.model.adapter is None:
@@ -283,6 +298,7 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     elif config.model.quantization is None and config.model.path is not None:
         yield _setting("model.quantization=nf4", "model", quantization="nf4")
     if on_gpu:
+        # 2 to 256 times as many devices.
         factors = tuple(2**power for power in range(1, 9))
         yield Change(
             factors,
@@ -327,6 +343,7 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
                 lambda stages, most: _with_engine(stages, {"max_rows": most}),
             )
     if isinstance(options, CommonSettings) and planner.devices.on_gpu:
+        # gpu_memory_utilization in twentieths.
         shares = tuple(_shares(planner, stages, options))
         if shares:
             yield Change(
@@ -390,8 +407,10 @@ def _shares(planner: Planner, stages: Stages, options: CommonSettings) -> Iterat
         ),
         default=0.0,
     )
+    # Twentieths: the smallest share that holds what vLLM needs and the margin.
     least = math.ceil(20 * inside / (1 - planner.margin) / planner.devices.memory)
     now = utilization(options)
+    # 19 of 20: vLLM takes no whole GPU.
     most = 19 if least > 20 * now else math.ceil(20 * now) - 1
     for twentieth in range(most, least - 1, -1):
         yield twentieth / 20

@@ -24,6 +24,9 @@ from rlvr.policy.loading import dtype_of
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
+# QLoRA (Dettmers et al. 2023, arXiv 2305.14314, section 3): blocks of 64 weights with one constant, and double
+# quantisation, which keeps these constants in 8 bits with one float32 for 256 of them. 0.5 + 1 / 64 + 4 / 16384 =
+# 0.5159 bytes, 4.127 bits.
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in 4 bits: itself, a constant of a byte for 64 of them, and one of four bytes for 256 constants."""
 
@@ -46,11 +49,14 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     frozen = [p for p in here.parameters() if not p.requires_grad or (adds and model is not None)]
     layers = int(text.num_hidden_layers)
     width = torch.finfo(compute).bits // 8
+    # Some configurations (Qwen 3, Gemma) have a head_dim that is not hidden_size / heads.
     head = foreign(text, "head_dim") or text.hidden_size // text.num_attention_heads
+    # Grouped-query attention: fewer heads of keys and values than of queries.
     heads = foreign(text, "num_key_value_heads") or text.num_attention_heads
     head_weight = bare.get_output_embeddings().weight
     packed: set[Any] = set()
     if config.quantization is not None:
+        # Linear layers are packed in 4 bits; transformers leaves the LM head as it is.
         packed = {m.weight for m in bare.modules() if isinstance(m, torch.nn.Linear)} - {head_weight}
     eager = model is not None and bare.config._attn_implementation == "eager"
     outside = {id(bare.get_input_embeddings().weight), id(head_weight)}
@@ -60,10 +66,12 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         trained=sum(map(_numel, trained)),
         frozen=sum(_frozen_bytes(p, p in packed, None if model is not None else width) for p in frozen),
         largest=max(map(_numel, [*trained, *frozen])),
+        # `recurse=False`: ZeRO 3 gathers the parameters that a module has itself.
         largest_module=max(sum(map(_numel, module.parameters(recurse=False))) for module in here.modules()),
         layers=layers,
         hidden=int(text.hidden_size),
         vocabulary=int(text.vocab_size),
+        # A configuration without a bound: 2^30 tokens are none in practice.
         context=int(foreign(text, "max_position_embeddings", 0) or 1 << 30),
         decoder=decoder,
         head_trained=head_weight.numel() if head_weight.requires_grad and config.adapter is None else 0,
@@ -71,6 +79,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         scores=kept_scores(config.model_copy(update={"attention": "eager"}) if eager else config, text),
         queries=int(text.num_attention_heads) * head,
         keys=heads * head,
+        # 2 (keys, values) x layers x heads x width of a head x bytes of a number, for one token.
         keys_and_values=2 * layers * heads * head * width,
         # matrices of the decoder: layers' norms and biases are vectors
         linear=sum(_numel(p) for p in bare.parameters() if p.dim() > 1 and id(p) not in outside),

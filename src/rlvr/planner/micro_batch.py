@@ -24,6 +24,8 @@ TILE = 4 * GPU_TILE
 TILES = 4
 """Tiles that the LM head has at once: logits, their gradient, and a product and the gradient in the type computed in,
 of half its size each, with the slice of the weights."""
+# rlvr.rollout.rows.draw: the logits in float32, these over the temperature, their softmax and a padded copy of it. The
+# sort of top-k, top-p and min-p (`truncate`) takes more, which is not counted.
 LOGITS_COPIES = 4
 """Temporaries of the size of the logits that sampling has."""
 
@@ -48,11 +50,13 @@ def micro_batch_bytes(
     """
     way = way_of(model, deepspeed)
     # where inputs of layers wait in host memory, the device has one layer at a time
+    # One layer's activations are on the device, those of the others in host memory.
     layers = 1 if model.activation_offload else shape.layers
     passes = shape.decoder.passes(way, layers)
     work = _Work(shape, way, passes, tokens, trained, _beside(shape, way, tokens, trained, length, prefix))
     # autocast's copies of the weights of all layers live until the forward pass ends
     copies = shape.decoder.passes(way).forward.fixed
+    # Everything that is alive at one of four moments; their maximum is the micro-batch's peak.
     points = [work.forward(copies), work.head(), work.backward(), work.embedding()]
     return {name: size for name, size in max(points, key=lambda parts: sum(parts.values())).items() if size}
 
@@ -74,15 +78,20 @@ def _beside(shape: Shape, way: Way, tokens: float, trained: float, length: int, 
     width = way.compute.itemsize
     # sdpa makes of a boolean mask what it adds to the scores, in each layer, and of keys and values a copy for each
     # query head
+    # shape.scores: bytes for each pair of a token and a position, over all layers.
     every = tokens * length * shape.scores / shape.layers
     windowed = masks = 0.0
     if prefix and trained > length - prefix:
         # a mask for every row, where prefixes are not equally long, in layers with a window or without
+        # Own tokens of each row: length - prefix. Masks [rows, own tokens, length] in the type computed in.
         rows = trained / (length - prefix)
+        # Beside the mask, keys and values of the prefix are repeated for each row and query head, less what the layer
+        # has anyway.
         pairs = rows * (length - prefix) * length
         every += width * (pairs + 2 * (rows * length * shape.queries - tokens * shape.keys))
     elif shape.windowed and length > shape.window:
         # rows of one length have one mask, which is there for all layers
+        # One bool [length, length], shared by all layers, and in each layer the additive form of it.
         masks = length**2
         windowed = width * (length**2 + 2 * tokens * (shape.queries - shape.keys))
     if way.checkpointing:
@@ -123,7 +132,8 @@ class _Work:
     def head(self) -> StageContext:
         """In the backward pass of the LM head."""
         parts = self._layers(self.passes.kept)
-        # the hidden states of trained tokens in the type computed in, their gradient in float32 and again in that type
+        # [T, H] three times: the hidden states of trained tokens in the type computed in, their gradient in float32 (4
+        # bytes) and again in that type.
         parts["activations"] += self.trained * self.shape.hidden * (4 + 2 * self.way.compute.itemsize)
         return parts | {"logits": logits_bytes(self.shape, self.trained), "gradient of the LM head": self.gradient}
 
@@ -136,6 +146,7 @@ class _Work:
 
     def embedding(self) -> StageContext:
         """In the backward pass of the token embedding, whose gradient is as large as the LM head's."""
+        # Tied: the head's gradient waits while the embedding's, of the same size, is made.
         both = 2 if self.shape.tied else 1
         return {
             "gradient of the LM head": both * self.gradient,
@@ -145,6 +156,7 @@ class _Work:
 
 def logits_bytes(shape: Shape, trained: float) -> float:
     """Bytes of the logits of so many tokens that are there at once."""
+    # 4 bytes a logit in float32; more than a tile is never there.
     return TILES * min(4 * trained * shape.vocabulary, TILE)
 
 
@@ -156,7 +168,10 @@ def layer_bytes(shape: Shape, model: ModelConfig, tokens: float) -> float:
 def kept_scores(config: ModelConfig, text: Any) -> float:
     """Bytes of attention scores that eager attention keeps over all layers, for each pair of positions: a float32 for
     each head after the softmax and, with a soft-cap (Gemma 2), one after its tanh."""
+    # Gemma 2: rlvr.policy.loading takes eager attention where a model has a soft-cap and the setting is null, since
+    # sdpa leaves the cap out.
     cap = getattr(text, "attn_logit_softcapping", None)
     if config.attention != "eager" and (config.attention is not None or cap is None):
         return 0.0
+    # 4 bytes of a float32.
     return 4.0 * (1 if cap is None else 2) * int(text.num_attention_heads) * int(text.num_hidden_layers)

@@ -40,11 +40,11 @@ from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 
 GIB = 1 << 30
+# An estimate that no GPU has confirmed yet (docs/gpu.md).
 CONTEXT = GIB
 """A GPU context of the trainer with NCCL's buffers and loaded kernels."""
 PASSES = (UPDATE, SCORING)
-"""Phases that take as much as their micro-batches do. What others take is known: smaller micro-batches would not free
-any of it."""
+"""Phases whose memory depends on the size of the micro-batches. Smaller ones free nothing in the others."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ class Plan:
 
     def fits(self, margin: float = 0.0) -> bool:
         """Return whether every phase fits, and those that micro-batches decide leave that share of the memory."""
+        # The margin is for what a smaller micro-batch can give: other phases need what they need, and a margin on them
+        # would refuse runs that fit.
         return all(phase.left >= (margin if phase.name in PASSES else 0.0) * phase.available for phase in self.phases)
 
 
@@ -110,6 +112,7 @@ def training_ranks(config: Config, devices: Devices) -> int:
     if isinstance(options, VLLMServerOptions) and not options.urls:
         taken = options.servers * options.tensor_parallel_size * options.data_parallel_size
     elif isinstance(options, VLLMOptions):
+        # The embedded engine shares the trainer's GPU; its further ranks take GPUs of their own.
         taken = options.tensor_parallel_size - 1
     if devices.on_gpu and taken >= devices.count:
         raise ConfigError(
@@ -124,6 +127,7 @@ def training_ranks(config: Config, devices: Devices) -> int:
 
 def step_rows(config: Config, ranks: int, sampled: bool) -> int:
     """Completions of one optimizer step that a rank computes at most."""
+    # Prompts of one optimizer step: a batch is cut into updates_per_batch parts by whole groups.
     prompts = math.ceil(
         config.rollout.prompts_per_step / min(config.optim.updates_per_batch, config.rollout.prompts_per_step)
     )
@@ -138,6 +142,7 @@ def micro_batch_tokens(shape: Shape, config: Config, ranks: int, sampled: bool) 
     _, length = lengths(shape, config)
     rows = step_rows(config, ranks, sampled)
     optim = config.optim
+    # A micro-batch holds at least one sequence, however low the limit is.
     if (limit := token_limit(optim)) is not None:
         return min(rows * length, max(length, limit))
     return min(rows, optim.micro_batch_size or rows) * length
@@ -181,34 +186,36 @@ def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int, eva
 
 
 def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
-    """All phases, with what the engine has in each."""
+    """All phases, with the parts of the trainer and of the engine in each."""
     trainer = work.trainer
     program = {"programs": (CONTEXT if work.devices.on_gpu else PROGRAM) + engine.program}
     if engine.sleeps:
         beside = engine.always
     else:
         beside = engine.awake | engine.always
+    # With staleness the engine samples while the trainer updates and scores.
     if work.config.rollout.staleness:
         overlapping = engine.sampling
     else:
         overlapping = {}
-    found: dict[str, StageContext] = {
+    by_phase: dict[str, StageContext] = {
         START: program | trainer.at(START) | engine.demanded,
         UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
         STEP: program | trainer.at(STEP) | beside | overlapping,
     }
     if work.sampled:
+        # The bucket of the publish and the weights of the check's own pass are not there at the same time.
         sent = max(trainer.published(), trainer.pass_weights(PUBLISH), key=lambda parts: sum(parts.values()))
         if engine.has_weights:
-            found[PUBLISH] = program | trainer.at(PUBLISH) | engine.awake | engine.always | sent
-        found[SAMPLING] = program | trainer.at(SAMPLING) | engine.awake | engine.always | engine.sampling
+            by_phase[PUBLISH] = program | trainer.at(PUBLISH) | engine.awake | engine.always | sent
+        by_phase[SAMPLING] = program | trainer.at(SAMPLING) | engine.awake | engine.always | engine.sampling
     if engine.evaluating:
-        found[EVALUATION] = program | trainer.at(EVALUATION) | engine.awake | engine.always | engine.evaluating
+        by_phase[EVALUATION] = program | trainer.at(EVALUATION) | engine.awake | engine.always | engine.evaluating
     if trainer.reference:
-        found[SCORING] = program | trainer.at(SCORING) | beside | _added(work.scoring(), overlapping)
+        by_phase[SCORING] = program | trainer.at(SCORING) | beside | _added(work.scoring(), overlapping)
     phases = [
         Phase(name, {key: size for key, size in parts.items() if size}, work.devices.memory)
-        for name, parts in sorted(found.items(), key=lambda one: PHASES.index(one[0]))
+        for name, parts in sorted(by_phase.items(), key=lambda one: PHASES.index(one[0]))
     ]
     if engine.inside:
         phases.append(Phase(ENGINE, engine.inside, engine.share))
@@ -234,6 +241,7 @@ class Passes:
         """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix`
         leave open."""
         optim = self.config.optim
+        # `share_prefix: true` leaves one layout. With `auto` either may be taken, and the larger one counts.
         layouts = [] if optim.share_prefix is True else [self.apart()]
         if self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix):
             layouts.append(self.shared())
@@ -272,6 +280,8 @@ class Passes:
         if (limit := token_limit(optim)) is None:
             rows = min(rows, optim.micro_batch_size or rows)
         else:
+            # Whole groups of one prompt and `group` responses fit into the limit, then one more prompt with as many
+            # responses as the rest holds.
             whole, left = divmod(limit, prompt + group * own)
             rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
         return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt

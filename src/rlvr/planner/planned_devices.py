@@ -40,13 +40,15 @@ class Devices:
 
 def parse_devices(written: str) -> Devices:
     """The GPUs that `COUNTxMEMORY` describes: 8x80GB, 1x24GB, 4x79.2GiB. ConfigError where it is something else."""
-    found = re.fullmatch(r"\s*(\d{1,6})\s*[xX]\s*(\d{1,6}(?:\.\d+)?)\s*(GB|GiB)\s*", written, re.IGNORECASE)
-    if found is None:
+    # Matches "8x80GB", "1 X 24 gib" and "4x79.2GiB"; not "80GB", "8x80" or "8x80MB". Six digits bound what float() and
+    # the search for larger devices have to take.
+    match = re.fullmatch(r"\s*(\d{1,6})\s*[xX]\s*(\d{1,6}(?:\.\d+)?)\s*(GB|GiB)\s*", written, re.IGNORECASE)
+    if match is None:
         raise ConfigError(
             f"--devices {written!r} is not COUNTxMEMORY: give a number of GPUs and the memory of each, such as 8x80GB "
             "(GB are 10^9 bytes) or 8x79.2GiB"
         )
-    count, size, unit = found.groups()
+    count, size, unit = match.groups()
     memory = float(size) * UNITS[unit.upper()]
     if int(count) == 0 or memory < UNITS["GB"]:
         raise ConfigError(f"--devices {written!r}: at least one GPU of at least 1 GB is needed, such as 8x80GB")
@@ -89,8 +91,11 @@ def _group_limits() -> Iterator[int]:
         group = PurePosixPath(path.lstrip("/"))
         if ".." in group.parts:  # outside of the process's cgroup namespace
             continue
+        # The limit of an outer group holds for all inside it.
         for folder in (group, *group.parents):
             with contextlib.suppress(OSError):  # no such group here
                 limit = (mounted / folder / name).read_text().strip()
-                if limit.isdigit():  # else `max`
+                # Version 1 writes a number near 2^63 for no limit, which the physical memory bounds; version 2 writes
+                # `max`.
+                if limit.isdigit():
                     yield int(limit)

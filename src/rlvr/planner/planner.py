@@ -21,11 +21,14 @@ MARGIN = {True: 0.1, False: 0.15}
 """Share of a GPU, and of a CPU's memory, that `auto` leaves free in the phases with micro-batches: for fragmentation
 and for what the plan does not count. The plan of a micro-batch is within a tenth of what is measured, and that of a run
 on a CPU within 15 % (docs/memory.md)."""
+# Both numbers of tokens are judgements without a measurement on a GPU (docs/gpu.md). Lower values cost speed, higher
+# ones memory that the margin may need; results differ by rounding alone.
 MOST_TOKENS = 65536
-"""The largest micro-batch that `auto` takes on a GPU. Its matrix products are large enough long before, and the masks
-of shared prompts grow with the square of it."""
+"""The largest micro-batch that `auto` takes on a GPU. Matrix products fill the device long before, and the masks of
+shared prompts grow with the square of it."""
 ENOUGH_TOKENS = 8192
 """With fewer tokens than these a GPU is not kept busy, so `auto` takes gradient checkpointing instead."""
+# A binary search over a grid: 65,536 / 512 = 128 points are seven plans.
 GRID = 512
 """Tokens of a micro-batch are chosen in steps of this many."""
 
@@ -57,6 +60,7 @@ class Planner:
 
     def shape(self, model: ModelConfig) -> Shape:
         """The sizes of the model, counted once. Raises what a model that cannot be described raises (`UNDESCRIBED`)."""
+        # The settings that change the shape; others (device, checkpointing) do not.
         names = {"path", "scratch", "revision", "dtype", "adapter", "quantization", "attention", "trust_remote_code"}
         key = model.model_dump_json(include=names)
         if key not in self._shapes:
@@ -72,6 +76,7 @@ class Planner:
         if not self.devices.on_gpu:
             return list(stages)
         dtype = stages[0].config.model.dtype
+        # The GPUs need not be here: the plan itself runs on fake tensors on the CPU. `auto` is bfloat16 on a GPU.
         on_gpu = {"device": "cpu", "dtype": "bfloat16" if dtype == "auto" else dtype}
         return [changed(stage, "model", **on_gpu) for stage in stages]
 
@@ -95,13 +100,14 @@ class Planner:
         model = stages[0].config.model
         if model.gradient_checkpointing != "auto":
             return self._with_tokens(stages, devices)
-        found: list[StagePlan] = []
+        chosen: list[StagePlan] = []
+        # Offloaded activations are the inputs of checkpointed layers, so they need checkpointing.
         for checkpointing in [True] if model.activation_offload else [False, True]:
             tried = [changed(stage, "model", gradient_checkpointing=checkpointing) for stage in stages]
-            found = self._with_tokens(tried, devices)
-            if self.fits(found, self.margin, devices) and self._keeps_busy(tried, found, devices):
+            chosen = self._with_tokens(tried, devices)
+            if self.fits(chosen, self.margin, devices) and self._keeps_busy(tried, chosen, devices):
                 break
-        return found
+        return chosen
 
     def least(self, stages: Sequence[StagePlan]) -> list[StagePlan]:
         """The stages with the values for every `auto` that need least: what does not fit with these fits with none."""
@@ -109,14 +115,14 @@ class Planner:
             stages = [changed(stage, "model", gradient_checkpointing=True) for stage in stages]
         return _set_tokens(stages, 1)  # a micro-batch has at least one sequence
 
-    def _keeps_busy(self, before: Sequence[StagePlan], found: Sequence[StagePlan], devices: Devices | None) -> bool:
+    def _keeps_busy(self, before: Sequence[StagePlan], chosen: Sequence[StagePlan], devices: Devices | None) -> bool:
         """Return whether the micro-batches chosen are large enough for the device."""
         if not self.devices.on_gpu:
             return True
         whole = self.plans(before, devices)
         return all(
             plan.tokens >= min(ENOUGH_TOKENS, most.tokens)
-            for stage, plan, most in zip(before, self.plans(found, devices), whole, strict=True)
+            for stage, plan, most in zip(before, self.plans(chosen, devices), whole, strict=True)
             if stage.config.optim.micro_batch_tokens == "auto"
         )
 
@@ -129,9 +135,12 @@ class Planner:
             plan for plan, stage in zip(plans, stages, strict=True) if stage.config.optim.micro_batch_tokens == "auto"
         ]
         most = max(plan.tokens for plan in automatic)
+        # The whole optimizer step in one micro-batch is written as null.
         if (most <= MOST_TOKENS or not self.devices.on_gpu) and all(plan.fits(self.margin) for plan in plans):
             return _set_tokens(stages, None)
         least = max(plan.length for plan in automatic)
+        # Binary search for the largest number of grid steps that fits; memory grows with tokens. 0, one sequence, is
+        # taken where none fits.
         low = 0
         high = max(0, (min(most, max(MOST_TOKENS, least)) - least) // GRID)
         while low < high:

@@ -14,13 +14,14 @@ GIB = 1 << 30
 
 def gib(size: float) -> str:
     """Bytes in words."""
+    # From a tenth of a GiB on, so that the plans of tiny models are not all 0.0 GiB.
     if size >= GIB / 10:
         return f"{size / GIB:.1f} GiB"
     return f"{size / (1 << 20):.1f} MiB"
 
 
 def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
-    """For each stage the phase that takes most, the lengths that are reckoned with, and every phase part by part."""
+    """For each stage the phase that takes most, the assumed lengths, and every phase part by part."""
     lines = []
     for number, (stage, plan) in enumerate(zip(stages, plans, strict=True), 1):
         worst = plan.worst
@@ -77,12 +78,12 @@ def refusal(planner: Planner, stages: Sequence[StagePlan], plans: Sequence[Plan]
 
 
 def _ways_out(planner: Planner, stages: list[StagePlan]) -> str:
-    found = fixes(planner, stages)
+    ways = fixes(planner, stages)
     texts = []
-    for number, fix in enumerate(found, 1):
+    for number, fix in enumerate(ways, 1):
         enough = "" if fix.enough else ", not enough by itself"
         texts.append(f"({number}) {fix.text} ({gib(fix.needed)}{enough})")
-    if found and found[0].enough:
+    if ways and ways[0].enough:
         return f"What makes it fit, the smallest change first: {'; '.join(texts)}"
     if texts:
         other = f". What needs less: {'; '.join(texts)}"

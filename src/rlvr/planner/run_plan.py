@@ -20,13 +20,14 @@ from rlvr.policy.loading import device_of
 from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.automatic import with_engine
 
+# As ENOUGH_TOKENS of the planner: enough to keep a GPU busy, the least that it would choose.
 UNKNOWN_TOKENS = 8192
 """Tokens of a micro-batch on a GPU where a model cannot be described, with gradient checkpointing."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A configuration without `auto`, and what was found on the way to it."""
+    """A configuration without `auto`, and the plan that chose its values."""
 
     config: Config
     written: Config
@@ -51,16 +52,16 @@ def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Conf
     """
     if config.rollout.engine.name != "auto":
         return config, None
-    found = None
+    chosen = None
     if world.is_main:
         try:
             on_gpu = device_of(config.model).type == "cuda"
         except ConfigError:  # every rank is asked for its GPU later, and named (rlvr.distributed.gpu_checks)
             on_gpu = False
-        found = with_engine(config, on_gpu, saved=saved)
-    found = world.broadcast(found, "the engine")
-    assert found is not None
-    return found
+        chosen = with_engine(config, on_gpu, saved=saved)
+    chosen = world.broadcast(chosen, "the engine")
+    assert chosen is not None
+    return chosen
 
 
 def plan_run(config: Config, world: World, model: Any = None, eval_tasks: Any = None) -> RunPlan:
@@ -69,14 +70,16 @@ def plan_run(config: Config, world: World, model: Any = None, eval_tasks: Any = 
 
     ConfigError, the same on every rank, where it cannot fit and `run.check_memory` is set.
     """
+    # Set by torchrun: ranks on this machine share its memory.
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     own = own_devices(config.model, world.size, ranks_here)
+    # The rank with the smallest device decides for all.
     smallest = min(world.gather(own.memory, "the memory of the devices"))
     planner = Planner(replace(own, memory=smallest), world.size, model, eval_tasks)
-    found = _decided(world, "the memory plan", lambda: _plan(config, planner))
-    if found.problem is not None and config.run.check_memory:
-        raise ConfigError(f"the run {found.problem}. Or set run.check_memory=false, and it is only said")
-    return replace(found, planner=planner)
+    plan = _decided(world, "the memory plan", lambda: _plan(config, planner))
+    if plan.problem is not None and config.run.check_memory:
+        raise ConfigError(f"the run {plan.problem}. Or set run.check_memory=false, and it is only said")
+    return replace(plan, planner=planner)
 
 
 def plan_for(config: Config, devices: Devices, ranks: int | None = None) -> RunPlan:
@@ -97,22 +100,23 @@ def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPl
     """
     if not automatic_keys(plan.written):
         return plan
-    found = _decided(world, "the memory plan of the checkpoint", lambda: _plan_resumed(plan, saved))
-    return replace(found, planner=plan.planner)
+    resumed = _decided(world, "the memory plan of the checkpoint", lambda: _plan_resumed(plan, saved))
+    return replace(resumed, planner=plan.planner)
 
 
 def _decided(world: World, what: str, decide: Callable[[], RunPlan]) -> RunPlan:
-    """Broadcast the plan that rank 0 makes. Where it fails, the others are told, which wait for it."""
-    found = None
+    """Broadcast the plan that rank 0 makes. Where that fails, the waiting ranks get the error."""
+    plan = None
     if world.is_main:
         try:
-            found = decide()
+            plan = decide()
+        # KeyboardInterrupt too: the other ranks wait in `broadcast` and would hang until their timeout.
         except BaseException as error:
             world.fail(error)
             raise
-    found = world.broadcast(found, what)
-    assert found is not None
-    return found
+    plan = world.broadcast(plan, what)
+    assert plan is not None
+    return plan
 
 
 def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
@@ -125,9 +129,9 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
     else:
         shortage = _shortage(plan.planner, kept)
     if shortage is None:
-        found = _plan(kept, plan.planner)
-        values = ", ".join(f"{key}={setting(found.config, key)}" for key in keys)
-        return replace(found, written=plan.written, brief=f"{found.brief}; kept from the checkpoint: {values}")
+        replanned = _plan(kept, plan.planner)
+        values = ", ".join(f"{key}={setting(replanned.config, key)}" for key in keys)
+        return replace(replanned, written=plan.written, brief=f"{replanned.brief}; kept from the checkpoint: {values}")
     changes = ", ".join(f"{key} {setting(kept, key)} -> {setting(plan.config, key)}" for key in keys)
     dropout = plan.config.model.adapter is not None and plan.config.model.adapter.dropout > 0
     if dropout:
@@ -177,8 +181,8 @@ def _plan(config: Config, planner: Planner) -> RunPlan:
     if problem is not None:
         lines.append(f"  {problem}")
     checkpointing = resolved[0].config.model.checkpoints_activations
-    found = substituted(config, checkpointing, _tokens(written, resolved))
-    return RunPlan(found, config, tuple(lines), brief, problem)
+    filled = substituted(config, checkpointing, _tokens(written, resolved))
+    return RunPlan(filled, config, tuple(lines), brief, problem)
 
 
 def _undescribed(config: Config, planner: Planner, error: Exception) -> RunPlan:
@@ -201,11 +205,11 @@ def _tokens(written: list[StagePlan], resolved: list[StagePlan]) -> int | None:
 
 def _chosen(written: list[StagePlan], resolved: list[StagePlan]) -> list[str]:
     """The settings that were left to the plan, as they would be written."""
-    found = []
+    settings = []
     if written[0].config.model.gradient_checkpointing == "auto":
         on = resolved[0].config.model.checkpoints_activations
-        found.append(f"model.gradient_checkpointing={str(on).lower()}")
+        settings.append(f"model.gradient_checkpointing={str(on).lower()}")
     if any(stage.config.optim.micro_batch_tokens == "auto" for stage in written):
         tokens = _tokens(written, resolved)
-        found.append(f"optim.micro_batch_tokens={'null' if tokens is None else tokens}")
-    return found
+        settings.append(f"optim.micro_batch_tokens={'null' if tokens is None else tokens}")
+    return settings

@@ -12,13 +12,15 @@ from rlvr.config import Config
 from rlvr.evaluation.evaluation_loop import BLOCK
 from rlvr.planner.shape import Shape
 
+# A guess: GSM8K and MATH prompts with a chat template are below it, those of code tasks may be above.
+# data.max_prompt_tokens replaces it.
 PROMPT = 512
 """Tokens that a prompt is taken to have where no setting bounds it."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Prompts and responses that are asked of an engine at once."""
+    """Prompts and responses that an engine has at once."""
 
     prompt: int
     """Tokens of the longest prompt."""
@@ -41,6 +43,7 @@ def in_training(shape: Shape, config: Config) -> Sampled:
     if rollout.dynamic_sampling is None:
         more = 1.0
     else:
+        # Draws beyond the step's own are sampled at the same time.
         more = rollout.dynamic_sampling.oversample
     prompts = math.ceil(rollout.prompts_per_step * more) * (1 + rollout.staleness)
     return Sampled(*lengths(shape, config), prompts, prompts * rollout.group_size)
@@ -52,26 +55,28 @@ def in_evaluation(shape: Shape, config: Config, given: Any = None) -> Sampled | 
 
     `given`: tasks that were given in Python, in the place of `data.eval`.
     """
-    asked = config.evaluation
-    if asked.data is not None:
-        spec = asked.data
+    evaluation = config.evaluation
+    if evaluation.data is not None:
+        spec = evaluation.data
     else:
         spec = config.data.eval if given is None else given
-    if spec is None or not (asked.every or asked.at_start or asked.at_end):
+    if spec is None or not (evaluation.every or evaluation.at_start or evaluation.at_end):
         return None
-    tasks = min(_count(spec), asked.limit or BLOCK)
+    tasks = min(_count(spec), evaluation.limit or BLOCK)
     # blocks of tasks, as rlvr.evaluation.evaluation_loop makes them: first with greedy responses, then with samples
-    blocks = [(tasks, tasks)] if asked.greedy else []
-    if asked.samples:
-        prompts = min(tasks, max(1, BLOCK // asked.samples))
-        blocks.append((prompts, prompts * asked.samples))
+    blocks = [(tasks, tasks)] if evaluation.greedy else []
+    if evaluation.samples:
+        # A block holds about BLOCK responses, whatever the number of samples.
+        prompts = min(tasks, max(1, BLOCK // evaluation.samples))
+        blocks.append((prompts, prompts * evaluation.samples))
     if not blocks:
         return None
-    prompt, length = _lengths(shape, config, asked.max_new_tokens or config.rollout.max_new_tokens)
+    prompt, length = _lengths(shape, config, evaluation.max_new_tokens or config.rollout.max_new_tokens)
     return Sampled(prompt, length, *max(blocks, key=lambda block: block[1]))
 
 
 def _lengths(shape: Shape, config: Config, new: int) -> tuple[int, int]:
+    # At least one token of the context is the prompt's.
     new = min(new, shape.context - 1)
     prompt = config.data.max_prompt_tokens or PROMPT
     return min(prompt, shape.context - new), min(prompt + new, shape.context)

@@ -1,4 +1,4 @@
-"""The values that `auto` has in the configuration of a checkpoint, stage by stage."""
+"""The values that replaced `auto` in the configuration of a checkpoint, stage by stage."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def setting(config: Config, key: str) -> str:
 
 def _section(stage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of a stage as written."""
-    found = stage.get(name)
-    return found if isinstance(found, dict) else {}
+    section = stage.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _tokens(saved: Mapping[str, Any]) -> Any:

@@ -17,9 +17,12 @@ from rlvr.planner.planner import Planner
 MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-32B")
 COUNTS = (1, 2, 8, 16, 64)
 RESPONSES = (2048, 8192, 32768)
+# 80 GB as a datasheet writes them (10^9 bytes), 74.5 GiB: a little less than an H100's 79.2 GiB, so that what fits here
+# fits there.
 GPU = 80e9
 """Bytes of a GPU of the table."""
 
+# Short names of the settings in a row's cells.
 MOVED = {"offload_during_rollout": True}
 OFFLOADED = {"model": {"activation_offload": True}}
 LORA = {"adapter": {"r": 16}}
@@ -75,9 +78,9 @@ def cell(model: str, count: int, response: int, planners: dict[int, Planner]) ->
         }
         stages = planner.stages(Config(**tree))
         for tried, share in _shares(planner, stages):
-            found = planner.resolved(tried)
-            if planner.fits(found, planner.margin):
-                return f"{label}{share}: {_micro_batches(planner, found)}"
+            resolved = planner.resolved(tried)
+            if planner.fits(resolved, planner.margin):
+                return f"{label}{share}: {_micro_batches(planner, resolved)}"
     return "-"
 
 
@@ -89,6 +92,7 @@ def _shares(planner: Planner, stages: list[StagePlan]) -> Iterator[tuple[list[St
         return
     (plan,) = planner.plans(planner.resolved(stages))
     inside = next(phase for phase in plan.phases if phase.name == ENGINE)
+    # In twentieths of the GPU, as a user would write it.
     share = math.ceil(20 * inside.total / (1 - planner.margin) / GPU) / 20
     if engine.name == "vllm" and share < 1:
         rollout = stages[0].config.rollout.model_copy(
@@ -123,8 +127,8 @@ def rows(model: str) -> list[str]:
     shapes: dict[str, Any] = {}
     for planner in planners.values():
         planner.share_shapes(shapes)
-    found = []
+    lines = []
     for response in RESPONSES:
         cells = [cell(model, count, response, planners) for count in COUNTS]
-        found.append(f"| {model.split('-')[-1]} | {response // 1024}k | " + " | ".join(cells) + " |")
-    return found
+        lines.append(f"| {model.split('-')[-1]} | {response // 1024}k | " + " | ".join(cells) + " |")
+    return lines

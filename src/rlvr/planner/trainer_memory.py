@@ -25,6 +25,9 @@ from rlvr.distributed.zero_config import Offload, zero_config
 from rlvr.planner.shape import Shape
 from rlvr.rollout.weights import BUCKET_BYTES
 
+# AdamW: two moments in float32 (Loshchilov & Hutter 2019, arXiv 1711.05101). 8 bits (Dettmers et al. 2022, arXiv
+# 2110.02861; bitsandbytes' AdamW8bit): two moments of a byte each, a float32 constant for each block, and small tensors
+# (min_8bit_size) that stay in float32; 0.1 is an allowance for these. SGD: one momentum in float32.
 STATE = {"adamw": 8.0, "adamw_8bit": 2.1, "sgd": 4.0}
 """Bytes of optimizer state for a trained weight; others are taken to be like adamw."""
 SUB_GROUP = 10**9
@@ -45,7 +48,7 @@ class TrainerMemory:
     ranks: int
     on_gpu: bool
     bfloat16: bool
-    """Whether is computed in bfloat16."""
+    """Whether passes are computed in bfloat16."""
     stage: int
     """Of ZeRO; 0 for the plain backend."""
     offload: Offload
@@ -98,6 +101,7 @@ class TrainerMemory:
         return {name: size for name, size in parts.items() if size}
 
     def _weights(self) -> float:
+        # Bytes: w P of the weights that train and those of the frozen ones.
         here = self.width * self.shape.trained + self.shape.frozen
         if self.stage < 3:
             return here
@@ -118,6 +122,7 @@ class TrainerMemory:
     def _optimizer(self, phase: str) -> float:
         if self._away(phase):
             return 0.0
+        # Every stage of ZeRO shards the optimizer's state; the plain backend has all of it on each rank.
         return self.state * self.shape.trained / (self.ranks if self.stage else 1)
 
     def _gradients(self, phase: str) -> float:
@@ -127,9 +132,11 @@ class TrainerMemory:
             return 4 * trained if live else 0.0
         part = 4 * trained / self.ranks
         offloaded = self.offload != "none"
+        # bf16_optimizer.py: float32 gradients of all weights, and during passes the bfloat16 ones too.
         if self.stage == 1 and self.bfloat16 and not offloaded:
             return (4 * trained if live else 0) + (2 * trained if phase in GRADIENTS_LIVE else 0)
         if self.stage == 1:
+            # The step copies a rank's part into one flat tensor.
             flat = part if phase == STEP and not offloaded else 0.0
             if phase in GRADIENTS_LIVE:
                 return 4 * trained + flat
@@ -139,6 +146,7 @@ class TrainerMemory:
                 return 0.0
             if self.bfloat16:
                 return part
+            # In float32 the gradients of later passes are beside the sums.
             return 0.0 if offloaded and self.on_gpu else 2 * part
         if offloaded and self.on_gpu:
             return 0.0
@@ -147,6 +155,7 @@ class TrainerMemory:
     def _sub_group(self) -> float:
         """Weights of a rank in the largest group of ZeRO 3: a group ends with the weight that brings it to
         `sub_group_size` (_create_fp16_sub_groups)."""
+        # Elements, not bytes; the default is in deepspeed/runtime/zero/config.py.
         size = self._zero().get("sub_group_size", SUB_GROUP)
         largest = min(self.shape.largest, self.shape.trained)
         return min(self.shape.trained, size * self.ranks + largest) / self.ranks
@@ -154,6 +163,7 @@ class TrainerMemory:
     def _reference(self) -> float:
         if not self.reference:
             return 0.0
+        # A reference that follows the policy is averaged in float32, so that small steps are not rounded away.
         here = (4 if self.follows else self.width) * self.shape.trained
         if self.stage < 3:
             return here
@@ -172,6 +182,7 @@ class TrainerMemory:
         else:
             reference = 0
         merged = 4 * self.shape.parameters if self.merges else 0
+        # 4 P of float32 weights and s P of optimizer state, of which each rank writes its part: with AdamW 12 P / N.
         return ((4 + self.state) * self.shape.trained + reference) / self.ranks + merged
 
     def _buffers(self, phase: str) -> float:
@@ -179,11 +190,14 @@ class TrainerMemory:
         largest = min(self.shape.largest, self.shape.trained)
         if self.stage == 0:
             if phase == STEP and self.ranks > 1:
+                # Gradients are reduced in buckets; a tensor larger than one is a bucket by itself.
                 return max(REDUCE_BYTES, 4 * largest)
             return 0.0
         zero = self._zero()
         bucket = zero["reduce_bucket_size"]
         always = self.width * bucket if self.stage == 3 else 0.0
+        # DeepSpeed's temp_grad_buffer_for_gpu_offload (stage_1_and_2.py): as large as the largest parameter, since
+        # gradients go through it to host memory one by one.
         if self.stage < 3 and self.offload != "none":
             always = self.width * largest
         if phase != UPDATE:
@@ -222,7 +236,7 @@ class TrainerMemory:
 def trainer_memory(
     shape: Shape, config: Config, ranks: int, on_gpu: bool, bfloat16: bool, reference: bool, frees_gradients: bool
 ) -> TrainerMemory:
-    """Return how the stage of `config` trains on each of so many ranks."""
+    """The settings of the stage of `config`, on each of `ranks` ranks."""
     backend = registry.build("backend", config.distributed.backend_spec)
     if isinstance(backend, DeepSpeedOptions):
         zero = backend

@@ -16,6 +16,7 @@ from rlvr.registry import register
 def grpo() -> dict[str, Any]:
     """GRPO (Shao et al. 2024, DeepSeekMath, eq. 3-4): group mean and std, token ratio clipped at 0.2, mean over each
     response and then over responses; without the KL term, which DeepSeekMath has at 0.04 (set `algorithm.kl.coef`)."""
+    # A_i = (r_i - mean(r)) / std(r).
     return {
         "advantage": {"name": "group", "baseline": "mean", "scale": "std"},
         "loss": {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "average": "sequences"},
@@ -36,6 +37,7 @@ def dr_grpo() -> dict[str, Any]:
 def rloo() -> dict[str, Any]:
     """RLOO (Ahmadian et al. 2024, "Back to basics"): the baseline is the mean of the other responses; no std.
     The paper sums log-probs over a response; the constant average is that sum up to a fixed factor."""
+    # A_i = r_i - mean of r_j over j != i.
     return {
         "advantage": {"name": "group", "baseline": "leave_one_out", "scale": "none"},
         "loss": {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "average": "constant"},

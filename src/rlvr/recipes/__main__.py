@@ -74,8 +74,10 @@ def _shown(paper: Paper) -> str:
 
 
 def _diff(paper: Paper) -> str:
-    """Return what the resolved configuration changes of a GRPO run with the same model, data and sizes."""
+    """A unified diff from a GRPO run with the same model, data and sizes to the resolved configuration."""
     own = paper.config.dump()
+    # Sections that are no part of an algorithm: in them both have the recipe's values, so that they are not in the
+    # diff.
     kept = ("run", "model", "data", "distributed", "evaluation", "checkpoint", "logging")
     plain = {name: own[name] for name in kept} | {"optim": {"lr": own["optim"]["lr"]}}
     sizes = ("engine", "prompts_per_step", "group_size", "max_new_tokens")
@@ -97,8 +99,10 @@ def _smoke(paper: Paper, against: bool) -> int:
     try:
         for row in smoke(paper):
             values = {key: row[key] for key in ("reward/mean", "loss/total", "grad_norm")}
-            said = " ".join(f"{key} {'-' if value is None else format(value, '.4g')}" for key, value in values.items())
-            print(f"{paper.slug}: {row['run/stage']} step {row['step']}: {said}")
+            numbers = " ".join(
+                f"{key} {'-' if value is None else format(value, '.4g')}" for key, value in values.items()
+            )
+            print(f"{paper.slug}: {row['run/stage']} step {row['step']}: {numbers}")
         if against:
             for name, apart in against_grpo(paper).items():
                 if any(plan.kind != "sft" for plan in stage_plans(paper.config)):

@@ -18,6 +18,7 @@ def _preset(loss: dict[str, Any], advantage: dict[str, Any] = GROUP, **more: Any
 def dapo() -> dict[str, Any]:
     """DAPO (Yu et al. 2025, eq. 8): a higher upper clip and the mean over all tokens. Its dynamic sampling is
     `rollout.dynamic_sampling`, its soft punishment of long responses a reward term, both outside of this section."""
+    # The ratio is clipped to [1 - 0.2, 1 + 0.28].
     return _preset({"name": "clip", "clip_low": 0.2, "clip_high": 0.28, "average": "tokens"})
 
 
@@ -30,6 +31,7 @@ def bnpo() -> dict[str, Any]:
 @register("preset", "gspo")
 def gspo() -> dict[str, Any]:
     """GSPO (Zheng et al. 2025, arXiv 2507.18071): the geometric mean of a response's ratios, clipped tightly."""
+    # A mean over hundreds of tokens moves far less than one of them, hence bounds a thousand times tighter than 0.2.
     return _preset({"name": "clip", "ratio": "geometric", "clip_low": 3e-4, "clip_high": 4e-4, "average": "sequences"})
 
 
@@ -50,6 +52,7 @@ def luspo() -> dict[str, Any]:
             "ratio": "geometric",
             "clip_low": 3e-4,
             "clip_high": 4e-4,
+            # A sum over the tokens of a response, divided by the number of responses only.
             "average": "constant",
             "constant": 1,
         }
@@ -60,12 +63,14 @@ def luspo() -> dict[str, Any]:
 def cispo() -> dict[str, Any]:
     """CISPO (MiniMax-M1 2025, arXiv 2506.13585): the clipped ratio as a constant weight, without a lower bound; the
     upper one is ScaleRL's (Khatri et al. 2025, arXiv 2510.13786): ratios up to 5."""
+    # [1 - 1.0, 1 + 4.0]: ratios are not negative, so 0 is no bound.
     return _preset({"name": "clip", "clip": "detach", "clip_low": 1.0, "clip_high": 4.0, "average": "tokens"})
 
 
 @register("preset", "sapo")
 def sapo() -> dict[str, Any]:
     """SAPO (arXiv 2511.20347): a sigmoid gate in the place of the clip."""
+    # The temperatures of the gate for positive and negative advantages; the latter falls off faster.
     return _preset(
         {"name": "clip", "clip": "soft", "soft_positive": 1.0, "soft_negative": 1.05, "average": "sequences"}
     )
@@ -106,6 +111,7 @@ def vespo() -> dict[str, Any]:
 def clip_cov() -> dict[str, Any]:
     """Clip-Cov (Cui et al. 2025, arXiv 2505.22617): no gradient at 2 in 10,000 tokens, of those with a high
     covariance."""
+    # `least` and `most` bound the covariance of the tokens that are drawn from, as verl's clip_cov_lb and clip_cov_ub.
     return _preset({"name": "clip_cov", "share": 2e-4, "least": 1.0, "most": 5.0})
 
 
@@ -117,8 +123,8 @@ def kl_cov() -> dict[str, Any]:
 
 @register("preset", "gpg")
 def gpg() -> dict[str, Any]:
-    """GPG (Chu et al. 2025, arXiv 2504.02546): REINFORCE with centred rewards, made larger by the groups that teach
-    nothing; no ratio, no clip."""
+    """GPG (Chu et al. 2025, arXiv 2504.02546): REINFORCE with centred rewards, scaled up for the groups without a
+    signal; no ratio, no clip."""
     return _preset({"name": "reinforce", "average": "tokens"}, CENTRED, modifiers=["informative"])
 
 
@@ -165,8 +171,10 @@ def stable_reinforce() -> dict[str, Any]:
     """StableReinforce (Zhang et al. 2025, R1-Reward, arXiv 2505.02835): log-ratios clamped before the exponential,
     advantages normalised over the batch and left out beyond 3 standard deviations. The bound of a factor 1000 is not
     confirmed."""
+    # ln 1000 = 6.9: no ratio beyond a factor of 1000 either way.
     return _preset(
         {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "bound": 6.9, "average": "tokens"},
+        # Raw rewards: `whiten` subtracts the mean of the batch and divides by its standard deviation.
         {"name": "group", "baseline": "none", "scale": "none"},
         modifiers=["whiten", {"name": "outliers"}],
     )

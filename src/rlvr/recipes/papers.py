@@ -1,6 +1,6 @@
-"""The published recipes: `configs/papers/SLUG.yaml`, each a configuration that trains, with what is to be known of it.
+"""The published recipes: `configs/papers/SLUG.yaml`, each a configuration that trains, with facts about it.
 
-A file's top-level key `recipe` says it in words and holds its smoke data; everything else is the configuration, so
+A file's top-level key `recipe` describes it and holds its smoke data; everything else is the configuration, so
 `python -m rlvr.train --config` takes the file as it is. `out-of-scope.json` beside them lists the papers without a
 file.
 """
@@ -33,11 +33,11 @@ class Smoke(BaseModel):
     """Rows of the recipe's own kind of task, short ones."""
     shown: list[str]
     """Responses that the tiny policy is primed with by imitation, right ones and wrong ones, so that rewards differ.
-    What stands between their spaces becomes one token each."""
+    Each word between spaces becomes one token."""
     set: dict[str, Any] = {}
     """Laid over the small configuration."""
     stages: dict[str, dict[str, Any]] = {}
-    """Laid over stages, by name: tasks of their own, say."""
+    """Laid over stages, by name (tasks of their own, for example)."""
 
 
 class Recipe(BaseModel):
@@ -56,11 +56,11 @@ class Recipe(BaseModel):
     checked: str = ""
     """Which formulas known from memory or guessed were confirmed, and which were not."""
     missing: str = ""
-    """What is not there, of a recipe in part."""
+    """The missing parts of a recipe in part."""
     effect: str
     """What the paper reports, to compare a run with."""
     tests: list[str]
-    """Files of tests of its pieces."""
+    """Files of tests of its components."""
     smoke: Smoke
 
 
@@ -91,11 +91,13 @@ def _pieces(tree: Mapping[str, Any]) -> Iterator[str]:
     texts = [f"{name} {_flow(value)}" for name, value in parts.items() if value is not None]
     if kind and not texts:
         yield f"stage {kind[0]}"
+    # The first text of a stage carries its kind; the others follow without it.
     yield from ([f"stage {kind[0]}: {texts[0]}", *texts[1:]] if kind and texts else texts)
 
 
 def _flow(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False, allow_unicode=True)
+    # PyYAML ends a document that is a bare scalar with the line `...`: `verdict\n...\n`, but not `{a: 1}\n`.
     return text.removesuffix("\n").removesuffix("...").strip()
 
 
@@ -105,10 +107,10 @@ def folder_of(folder: str | Path | None = None) -> Path:
         tried = [Path(folder)]
     else:
         tried = [FOLDER, Path(__file__).resolve().parents[3] / FOLDER]
-    found = next((path for path in tried if path.is_dir()), None)
-    if found is None:
+    existing = next((path for path in tried if path.is_dir()), None)
+    if existing is None:
         raise ConfigError(f"there are no recipes at {tried[0]}: give their folder with --folder")
-    return found
+    return existing
 
 
 def read_paper(path: Path) -> Paper:

@@ -34,7 +34,7 @@ def papers_page(folder: str | Path | None = None) -> str:
             f"[{p.slug}](../configs/papers/{p.slug}.yaml)",
             p.recipe.title,
             p.recipe.status,
-            _pieces(p),
+            _components(p),
             p.recipe.effect,
             _tests(p),
         )
@@ -43,7 +43,7 @@ def papers_page(folder: str | Path | None = None) -> str:
     parts = [
         HEAD,
         f"{len(papers)} recipes: {faithful} faithful, {len(papers) - faithful} in part.\n",
-        _table(("recipe", "paper", "status", "pieces", "effect in the paper", "tests"), rows),
+        _table(("recipe", "paper", "status", "components", "effect in the paper", "tests"), rows),
         "## In part: what is missing\n",
         _table(("recipe", "missing"), [(p.slug, p.recipe.missing) for p in papers if p.recipe.missing]),
         "## What differs, and what was confirmed\n",
@@ -61,8 +61,8 @@ def _rows(papers: Iterable[dict[str, str]]) -> list[tuple[str, str, str]]:
     return [(paper["slug"], paper["title"], paper["missing"]) for paper in papers]
 
 
-def _pieces(paper: Paper) -> str:
-    return "; ".join(f"`{piece}`" for piece in dict.fromkeys(paper.pieces()))
+def _components(paper: Paper) -> str:
+    return "; ".join(f"`{text}`" for text in dict.fromkeys(paper.pieces()))
 
 
 def _tests(paper: Paper) -> str:

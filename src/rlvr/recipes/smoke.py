@@ -29,12 +29,17 @@ from rlvr.rollout import StepRollouts
 from rlvr.stages import Stage
 from rlvr.trainer import GRPOTrainer
 
+# Three groups of six: small for one core, with a chance of different rewards in each group.
 SIZES = {"prompts_per_step": 3, "group_size": 6, "max_new_tokens": 16}
 """Largest sizes of a smoke run."""
+# With a learning rate of 1e-2 enough that the tiny policy writes one of `shown`, right and wrong ones by turns. More
+# would lower its entropy and make all members of a group alike.
 PRIMING = 100
 """Steps of imitation."""
+# Two, so that a component with a state (a controller, a history) is used after its first update.
 STEPS = 2
 """Steps of each of the recipe's stages."""
+# Arbitrary: far enough that ratios are clipped at 0.2, near enough that the gradient is finite.
 MOVE = 0.3
 """How far the weights are moved, as a share of each tensor's size, before the second gradient is taken."""
 
@@ -54,6 +59,7 @@ def smoke_config(paper: Paper, folder: str) -> Config:
         "logging": {"console": "off", "rollouts": 0},
         "stages": [_priming(smoke), *(_small_stage(stage, smoke) for stage in stages)],
     }
+    # Other models and many workers are not for toy size.
     for section in ("models", "verification"):
         small.pop(section, None)
     return make_config(merge(small, smoke.set), where=f"{paper.slug} at toy size: ")
@@ -61,6 +67,8 @@ def smoke_config(paper: Paper, folder: str) -> Config:
 
 def _scratch(smoke: Smoke) -> dict[str, Any]:
     words = sorted({word for text in smoke.shown for word in text.split(" ") if len(word) > 1})
+    # 1,536 tokens of context are for recipes with long templates; each word of the responses is one token, so that 16
+    # new tokens hold an answer.
     sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 64, "context": 1536}
     return {**sizes, "words": words}
 
@@ -121,6 +129,7 @@ def smoke(paper: Paper) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, GRPOTrainer(config=smoke_config(paper, folder)) as trainer:
         rows = [row for row in trainer.train() if row["run/stage"] != "priming"]
     reinforced = [row for row in rows if row["reward/mean"] is not None]
+    # Without a gradient nothing of the recipe was exercised, whatever else went well.
     if not any(row["grad_norm"] for row in reinforced or rows):
         raise TrainingError(f"{paper.slug}: no step had a gradient")
     return rows
@@ -171,10 +180,13 @@ def against_grpo(paper: Paper) -> dict[str, Difference]:
         plain["stages"] = [_plain_stage(stage) for stage in tree["stages"]]
         with GRPOTrainer(config=config) as own, GRPOTrainer(config=make_config(plain)) as other:
             number = next((n for n, stage in enumerate(own.stages) if n > 0 and stage.samples), 1)
+            # All stages before, and one step of this one: the second step is compared, after the components have a
+            # state.
             own.train(sum(stage.steps for stage in own.stages[:number]) + 1)
             stage = own.stages[number]
             grpo = other.stages[number]
             collected = stage.collect(1)
+            # Both gradients are of the same weights and the same rollouts.
             other.policy.model.load_state_dict(own.policy.model.state_dict())
             other.enter(number)
             both = [_gradients(stage, collected, own.policy), _gradients(grpo, collected, other.policy)]
@@ -195,21 +207,27 @@ def _plain_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gradients(stage: Stage, collected: StepRollouts, policy: Any) -> dict[str, np.ndarray]:
     batch, _ = stage.score(copy.deepcopy(collected))
+    # One optimizer step an epoch, without clipping of the gradient. The first epoch has ratios of 1, the second those
+    # of the moved weights.
     optim = stage.config.optim.model_copy(update={"updates_per_batch": 1, "epochs_per_batch": 2, "max_grad_norm": 1e9})
     objective = stage.objective().at(0, stage.steps)
-    found = {}
+    gradients = {}
     for name, of, move in (("on-policy", 0, 0.0), ("moved", 1, MOVE)):
+        # The same noise for both policies.
         noise = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for p in policy.model.parameters():
+                # Noise in proportion to each tensor's own spread, since norms and matrices differ by orders of
+                # magnitude.
                 p += move * p.std(unbiased=False) * torch.randn(p.shape, generator=noise)
         backend = _Recording(policy)
         Learner(backend, stage.reference, World()).update(batch, objective, optim, 1.0)
         if len(backend.gradients) > of:
-            found[name] = backend.gradients[of]
+            gradients[name] = backend.gradients[of]
         else:
-            found[name] = np.zeros(1)
-    return found
+            # No step was taken: the batch gave no gradient.
+            gradients[name] = np.zeros(1)
+    return gradients
 
 
 def _difference(own: np.ndarray, plain: np.ndarray) -> Difference:

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     replay = Replay(options.run, options.rescore, *_steps(options.steps))
     with contextlib.ExitStack() as stack:
+        # Round the file: a full disk is noticed by a write or by the close, and neither names it.
         stack.enter_context(naming(options.output or ""))
         if options.output:
             sink = stack.enter_context(_sink(options.output, Path(options.run)))
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def _steps(text: str) -> tuple[int, int | None]:
     first, colon, last = text.partition(":")
     try:
+        # `5` is one step, `5:` from there on, `:5` up to it.
         begin = int(first) if first else 1
         return begin, (int(last) if last else None) if colon else begin
     except ValueError:
@@ -91,12 +93,12 @@ def _sink(output: str, run: Path) -> IO[str]:
         raise ConfigError(f"--output {output!r} cannot be written: {error}") from error
 
 
-async def _replay(replay: Replay, found: Examples, sink: IO[str] | None) -> None:
+async def _replay(replay: Replay, chosen: Examples, sink: IO[str] | None) -> None:
     console = Console()
     rows = list[tuple[int, ScoreChange]]()
     async for rescored in replay.steps():
         rows.append((rescored.step, rescored.change))
-        found.add(rescored)
+        chosen.add(rescored)
         if sink is not None:
             lines = (json.dumps(row_of(rescored, place)) + "\n" for place in range(len(rescored.before)))
             sink.writelines(lines)
@@ -105,7 +107,7 @@ async def _replay(replay: Replay, found: Examples, sink: IO[str] | None) -> None
     else:
         what = "rewarded again, verdicts as recorded"
     table(console, f"{replay.run}: {what} (shares of rollouts and of groups)", rows)
-    examples(console, found)
+    examples(console, chosen)
     for note in dict.fromkeys(replay.notes):
         console.message(note, "warning")
     if sink is not None:

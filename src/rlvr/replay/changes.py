@@ -24,8 +24,10 @@ def flip(before: Verdict | None, after: Verdict | None) -> str | None:
     now = after.score if after else None
     if then == now:
         return None
+    # Before the comparison of scores: None has no order.
     if now is None or then is None:
         return FLIPS[2] if now is None else FLIPS[3]
+    # Scores that differ on the same side of right: 0.2 and 0.7, or 1 and 2.
     if (then >= 1) == (now >= 1):
         return FLIPS[4]
     return FLIPS[0] if then >= 1 else FLIPS[1]
@@ -68,9 +70,13 @@ class ScoreChange:
         (a, b, aa, bb, ab) = self.moments.tolist()
         if not count:
             return None
+        # var = E[a^2] - E[a]^2, which rounding may make negative.
         spread = max(0.0, aa / count - (a / count) ** 2), max(0.0, bb / count - (b / count) ** 2)
+        # Advantages are of order 1: below this variance they are constant up to rounding, and the quotient would be
+        # noise.
         if min(spread) < 1e-12:
             return None
+        # Pearson: (E[ab] - E[a] E[b]) / sqrt(var a var b), from sums, so that steps add up without keeping a rollout.
         return float((ab / count - a * b / count**2) / math.sqrt(spread[0] * spread[1]))
 
 

@@ -30,7 +30,7 @@ from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification, verify_again
 
 SECTIONS = ("verifier", "rewards", "verification", "algorithm")
-"""What of the configuration decides the score of a rollout."""
+"""Sections of the configuration that decide the score of a rollout."""
 
 
 @dataclass
@@ -59,9 +59,10 @@ class Replay:
         for root in roots:
             if root not in SECTIONS:
                 raise ConfigError(
-                    f"--rescore {root}: only {', '.join(SECTIONS)} have a say in the score of a recorded rollout"
+                    f"--rescore {root}: only {', '.join(SECTIONS)} change the score of a recorded rollout"
                 )
         self.config = self._config(overrides)
+        # Without an override the run's own verifier judges again; with other rewards alone the recorded verdicts stay.
         self.verifies = "verifier" in roots or "rewards" not in roots
         self.terms = build_terms(self.config.rewards)
         self._refuse_what_needs_the_policy()
@@ -70,7 +71,7 @@ class Replay:
     def _config(self, overrides: Sequence[str]) -> Config:
         tree = recorded_config(self.run)
         if not tree:
-            self.notes.append(f"{self.run / 'config.yaml'} is missing: the defaults stand in for it")
+            self.notes.append(f"{self.run / 'config.yaml'} is missing: the defaults are used")
         for stage in tree.get("stages") or []:
             if own := [key for key in ("verifier", "rewards") if isinstance(stage, dict) and key in stage]:
                 self.notes.append(f"a stage has {' and '.join(own)} of its own: those of the whole run are used")
@@ -79,6 +80,7 @@ class Replay:
         try:
             return load_config(tree, overrides)
         except ConfigError:
+            # A key that this version refuses is in some other section more often than not.
             config = load_config({key: tree[key] for key in SECTIONS[:3] if key in tree}, overrides)
             self.notes.append(
                 f"{self.run / 'config.yaml'} is of another version: its {', '.join(SECTIONS[:3])} are used"
@@ -111,16 +113,16 @@ class Replay:
         checks = self.config.verification
         with VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent) as pool:
             verification = Verification(self.config.verifier, pool)
-            found = False
+            any_verdict = False
             for step, path in self.files.items():
                 rows = [row for row in read_recorded(path, self.notes) if row.use != "added" and row.rollout.verdicts]
                 if not rows:
                     continue
-                if not found:
+                if not any_verdict:
                     self._begin(rows, verification)
-                found = True
+                any_verdict = True
                 yield await self._rescored(step, rows, verification)
-        if not found:
+        if not any_verdict:
             raise DataError(f"the recorded rollouts of {self.run} have no verdicts: there is nothing to score again")
 
     def _begin(self, rows: Sequence[Recorded], verification: Verification) -> None:
@@ -129,20 +131,24 @@ class Replay:
         if self.verifies:
             bad = [(task.id, problem) for task in tasks if (problem := verification.of(task).check_task(task))]
             if len(bad) == len(tasks):
-                raise DataError(f"no task of the first step can be verified so: {bad[0][0]}: {bad[0][1]}")
+                raise DataError(f"this verifier can check no task of the first step: {bad[0][0]}: {bad[0][1]}")
+        # Checked against the sources of all steps: the first step need not have drawn from each.
         if any(term.sources is not None for term in self.terms):
             tasks = [task for path in self.files.values() for task in _tasks(read_recorded(path, []))]
         self.terms = bind(self.terms, RewardContext(self.config, tasks, verification.same_answer))
 
     async def _rescored(self, step: int, rows: list[Recorded], verification: Verification) -> Rescored:
+        # Copies: verdicts are added to the rollout, and the recorded one is compared with it.
         fresh = [dataclasses.replace(row.rollout, verdicts=dict(row.rollout.verdicts)) for row in rows]
         if self.verifies:
             await verify_again(fresh, verification.by_group, verification.verify_group)
         then = columns_of([row.scored for row in rows])
+        # A column that the run computed from its history, not from this step.
         now = {name: values for name, values in then.items() if name == "history/mean"}
         steps = max(self.files)
         terms: list[Term] = at_step(self.terms, step - 1, steps)
         scored = score(Batch(fresh, now), terms)
+        # Baseline rollouts are scored with the rest and then leave the batch, as in training.
         plain = np.asarray([row.rollout.role != BASELINE for row in rows])
         then.setdefault("reward", np.full(len(rows), np.nan))
         recorded = Batch([row.rollout for row in rows], then)
@@ -155,6 +161,7 @@ class Replay:
     def _advantages(self, batch: Batch, step: int) -> np.ndarray:
         try:
             return np.asarray(at(self.estimator, step - 1, max(self.files))(batch), dtype=np.float64)
+        # Estimators read columns by name; one that training computed (a value, an entropy) is not in the files.
         except KeyError as error:  # a column that is not recorded
             self._fall_back(str(error.args[0]))
             return np.asarray(self.estimator(batch), dtype=np.float64)

@@ -43,6 +43,7 @@ class Examples:
     def chosen(self) -> list[tuple[str, int, Rollout, Rollout]]:
         """As many of each kind as fit, by kind in the order of `FLIPS`."""
         by_kind = [[one for one in self.found if one[0] == kind] for kind in FLIPS]
+        # One of each kind in turn until there are `most`, then sorted by kind.
         turns = [members[i] for i in range(self.most) for members in by_kind if i < len(members)]
         return sorted(turns[: self.most], key=lambda one: FLIPS.index(one[0]))
 
@@ -62,6 +63,7 @@ def row(label: Any, change: ScoreChange) -> list[Any]:
 
 def table(console: Console, title: str, rows: Sequence[tuple[int, ScoreChange]]) -> None:
     """A line per step, of many per few neighbouring steps, and one for all of them."""
+    # Ceiling division: at most LINES lines.
     size = -(-len(rows) // LINES)
     shown = []
     for begin in range(0, len(rows), size):

@@ -2,19 +2,19 @@
 
 | file | holds |
 |---|---|
-| folder | what is in a run folder, read leniently |
-| sampling | which recorded rollouts go into the page, and what is counted of the others |
-| pieces | which characters of a completion each token wrote |
-| compare | which runs belong together, and what differs in their configurations |
+| folder | the data of a run folder, read leniently |
+| sampled_rollouts | the choice of recorded rollouts for the page, and counts of the others |
+| page_elements | the characters of a completion that each token wrote |
+| run_comparison | runs that belong together, and differences of their configurations |
 | page | the page itself |
 | static/ | its style and script |
 
 Invariants:
 - The page needs no network and nothing beside it. All that a model, a task or a user wrote reaches it as data and is
   shown as text, never as markup.
-- Whatever is missing, torn or of another version costs what it holds and is said on the page; only a path that is no
-  run is refused.
-- What is left out, of steps or rollouts, is said with numbers.
+- A file that is missing, torn or of another version is left out, with a note on the page; only a path that is no run is
+  refused.
+- The page has the numbers of steps and rollouts that are left out.
 """
 
 from rlvr.report.page import write_report

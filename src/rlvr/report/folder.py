@@ -28,7 +28,7 @@ class RunData:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What could not be read, in words."""
+    """Messages about what could not be read."""
 
     @property
     def rollout_files(self) -> list[tuple[int, Path]]:
@@ -47,6 +47,7 @@ def read_run(path: str | Path) -> RunData:
     if not run.rows:
         run.notes.append("no finished step: metrics.jsonl is missing or empty")
     run.evaluations = [row for row in read_lines(path / "evaluations.jsonl", run.notes) if _is_step(row.get("step"))]
+    # Runs of before there was evaluations.jsonl have the results in the rows of their steps.
     if not run.evaluations:
         run.evaluations = [row for row in run.rows if any(k.startswith("eval/") and row[k] is not None for k in row)]
     run.findings = _findings(run)
@@ -100,17 +101,19 @@ def _by_step(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _findings(run: RunData) -> list[Finding]:
-    """Return what the run's monitors said; for a run from before there were monitors, what they would have said."""
+    """The findings of the run's monitors; for a run from before there were monitors, those that they would have had."""
     file = run.path / "health.jsonl"
     if file.is_file():
-        found = []
+        findings = []
         for row in read_lines(file, run.notes):
             try:
-                found.append(Finding.from_json(row))
+                findings.append(Finding.from_json(row))
+            # `Finding(**row)` with a field that this version does not know, or without one that it needs.
             except TypeError:
                 run.notes.append("health.jsonl: a line of another version is left out")
-        return found
+        return findings
     modes = run.config.get("health", "warn")
+    # YAML reads an unquoted `off` as False.
     if modes == "off" or modes is False:
         return []
     try:

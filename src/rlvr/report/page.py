@@ -20,10 +20,13 @@ from rlvr.report.folder import RunData, read_run, reads
 from rlvr.report.run_comparison import differences, experiment_of, flat
 from rlvr.report.sampled_rollouts import BYTES, histogram, read_rollouts
 
+# With LARGEST and BYTES: a page of some megabytes that a browser opens in a second or two; --rollouts sets it.
 SHOWN = 2500
 """Rollouts that a page shows, over all runs."""
+# More than three points for each of the 420 units that a chart is wide: a curve looks the same with more.
 POINTS = 1500
 """Points of a curve; of more steps, neighbours are averaged."""
+# Base64 of gzip; unpacked it is several times as large in the browser's memory.
 LARGEST = 15_000_000
 """Bytes of packed data. Where there are more, half of the rollouts are left out, and again."""
 SCRIPTS = ("core.js", "charts.js", "curves.js", "rollouts.js", "main.js")
@@ -51,6 +54,7 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
 
 def render(runs: Sequence[RunData], rollouts: int = SHOWN) -> str:
     """The page as text."""
+    # Both bounds are shared equally by the runs of a page.
     read = [read_rollouts(run, max(1, rollouts // len(runs)), BYTES // len(runs)) for run in runs]
     shown = [{**row, "run": number} for number, of_run in enumerate(read) for row in of_run.shown]
     data: dict[str, Any] = {
@@ -65,6 +69,7 @@ def render(runs: Sequence[RunData], rollouts: int = SHOWN) -> str:
     }
     packed = _packed(data, shown)
     while len(packed) > LARGEST and len(shown) > 1:
+        # Every other rollout, so that all steps keep their share.
         shown = shown[::2]
         data["notes"] = [
             *data["notes"][: len(runs)],
@@ -76,12 +81,13 @@ def render(runs: Sequence[RunData], rollouts: int = SHOWN) -> str:
     script = "\n".join((static / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {"STYLE": (static / "report.css").read_text(encoding="utf-8"), "SCRIPT": script, "DATA": packed}
     for name, text in parts.items():
+        # DATA last: its base64 has no `*`, so no text of a run can be taken for one of these marks.
         page = page.replace(f"/*{name}*/", text)
     return page
 
 
 def _name_apart(runs: Sequence[RunData]) -> None:
-    """Give runs of one name numbers."""
+    """Number the runs that have the same name."""
     names = [run.name for run in runs]
     for number, run in enumerate(runs):
         if names.count(run.name) > 1:
@@ -98,7 +104,7 @@ def _packed(data: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The value with null for what JSON lacks."""
+    """The value with None for NaN and infinities, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -110,6 +116,7 @@ def _finite(value: Any) -> Any:
 
 def _run(run: RunData) -> dict[str, Any]:
     rows, every = _thinned(run.rows)
+    # Step 0, the evaluation before training, is in no row of metrics.
     rows = [*({**row, "run/stage": row.get("stage")} for row in run.evaluations if row["step"] == 0), *rows]
     names = dict.fromkeys(name for row in rows for name in row if name not in ("step", "run/stage", "stage"))
     columns = {name: [_short(row.get(name)) for row in rows] for name in names}
@@ -143,6 +150,7 @@ def _thinned(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
         merged: dict[str, Any] = {"step": part[-1]["step"], "run/stage": part[-1].get("run/stage")}
         for name in dict.fromkeys(name for row in part for name in row):
             values = [row[name] for row in part if isinstance(row.get(name), (int, float))]
+            # The mean of those that have the number: an evaluation in a block of steps is kept as it is.
             if name != "step" and values:
                 merged[name] = sum(values) / len(values)
         thinned.append(merged)
@@ -152,6 +160,7 @@ def _thinned(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
 def _short(value: Any) -> Any:
     """A number to six digits."""
     if isinstance(value, float):
+        # Six digits are more than a chart or its tooltip shows, and a third of the bytes of a float64's text.
         return float(f"{value:.6g}")
     if isinstance(value, (int, str)):
         return value

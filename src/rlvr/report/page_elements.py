@@ -1,4 +1,4 @@
-"""Which characters of a completion each sampled token wrote, for colours.
+"""The characters of a completion that each sampled token wrote, for colours.
 
 The map is exact where the texts of the single tokens join to the text, as they do for nearly all; where they do not (a
 character that several tokens share, a space that a tokenizer swallows), the next token that is found sets it right.
@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+# For characters that a tokenizer drops or that several tokens share. With a larger one, a short token could be found
+# too far on, and shift the rest.
 AHEAD = 8
 """Characters that a token may begin after the end of the one before it."""
 
@@ -26,12 +28,12 @@ def decoder_of(run: Path) -> Callable[[int], str] | None:
         tokenizer: Any = Tokenizer.from_file(str(files[-1]))
     except Exception:  # what a foreign tokenizer file raises is not documented; without it there are no colours
         return None
-    known: dict[int, str] = {}
+    texts: dict[int, str] = {}
 
     def decode(token: int) -> str:
-        if token not in known:
-            known[token] = tokenizer.decode([token], skip_special_tokens=True)
-        return known[token]
+        if token not in texts:
+            texts[token] = tokenizer.decode([token], skip_special_tokens=True)
+        return texts[token]
 
     return decode
 
@@ -41,9 +43,11 @@ def ends_of(text: str, ids: Sequence[int], decode: Callable[[int], str]) -> list
     ends: list[int] = []
     at = 0
     for token in ids:
-        piece = decode(token)
-        if piece and "\ufffd" not in piece:
-            found = text.find(piece, at, at + len(piece) + AHEAD)
-            at = found + len(piece) if found >= 0 else at
+        written = decode(token)
+        # U+FFFD stands for a part of a character (an emoji of several tokens): such a token gets no characters of its
+        # own, and the token that completes the character gets all of them.
+        if written and "\ufffd" not in written:
+            start = text.find(written, at, at + len(written) + AHEAD)
+            at = start + len(written) if start >= 0 else at
         ends.append(at)
     return ends

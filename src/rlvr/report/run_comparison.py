@@ -1,4 +1,4 @@
-"""Which runs belong together, and what differs in their configurations."""
+"""Runs that belong to one experiment, and the differences between their configurations."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _under(key: str, settings: Sequence[str]) -> bool:
+    # `run.seed` matches itself; `logging` matches `logging.rollouts` and `logging[0].x`, not `logging_level`.
     return any(key == setting or key.startswith((f"{setting}.", f"{setting}[")) for setting in settings)
 
 

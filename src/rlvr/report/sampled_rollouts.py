@@ -1,4 +1,4 @@
-"""Which recorded rollouts go into the page, and what is counted of those that are read.
+"""The choice of recorded rollouts for the page, and counts over all that are read.
 
 Invariants: at most `BYTES` of rollout files are read, in whole steps spread evenly over the run; at most as many
 rollouts as asked for are shown, in whole groups, the same number of groups from each step that is read.
@@ -20,8 +20,10 @@ from rlvr.report.page_elements import decoder_of, ends_of
 
 BYTES = 100_000_000
 """Of rollout files, over all runs of a page: what is read in a few seconds."""
+# About 5,000 tokens: longer texts are cut in the middle, and have no colours.
 TEXT = 20_000
 """Longest text of a prompt or completion that is shown."""
+# Columns of a histogram over time: 6 units of the chart's 356 each.
 COLUMNS = 60
 BINS = 24
 """Of a histogram over time."""
@@ -47,6 +49,7 @@ def read_rollouts(run: RunData, limit: int, byte_limit: int) -> Read:
     count = 0
     decode = decoder_of(run.path)
     for place, (step, path) in enumerate(chosen):
+        # Cumulative, so that rounding leaves no rollout out: after the last step the sum of all quotas is `limit`.
         quota = limit * (place + 1) // len(chosen) - len(result.shown)
         groups: dict[str, list[dict[str, Any]]] = {}
         size = 0
@@ -56,6 +59,7 @@ def read_rollouts(run: RunData, limit: int, byte_limit: int) -> Read:
                 group = str(row["group"])
                 length = _length(row)
                 reward = row.get("columns", {}).get("reward")
+            # Whatever a line of wrong types or missing keys raises; it is counted and left out.
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 bad += 1
                 continue
@@ -63,6 +67,7 @@ def read_rollouts(run: RunData, limit: int, byte_limit: int) -> Read:
             result.lengths.setdefault(step, []).append(length)
             if isinstance(reward, (int, float)) and math.isfinite(reward):
                 result.rewards.setdefault(step, []).append(float(reward))
+            # Once a group is begun, all its members are taken, which may go over the quota; the cut below ends it.
             if group in groups or size < quota:
                 groups.setdefault(group, []).append(row)
                 size += 1
@@ -80,6 +85,7 @@ def _spread(files: Sequence[tuple[int, Path]], byte_limit: int) -> list[tuple[in
     total = sum(path.stat().st_size for _, path in files)
     if total <= byte_limit or len(files) < 2:
         return list(files)
+    # The first and the last step always, and others between them at equal distances.
     number = max(2, int(len(files) * byte_limit / total))
     places = sorted({round(i * (len(files) - 1) / (number - 1)) for i in range(number)})
     return [files[place] for place in places]
@@ -101,7 +107,7 @@ def _length(row: Mapping[str, Any]) -> int:
 
 
 def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
-    """Return what the page holds of a rollout. Numbers of tokens are in thousandths, None where unknown."""
+    """The fields of a rollout on the page. Values of tokens are in thousandths, None where unknown."""
     task = row["task"]
     columns = row.get("columns", {})
     tokens = row.get("tokens", {})
@@ -147,6 +153,7 @@ def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
 
 
 def _thousandths(values: Sequence[float | None]) -> list[int | None]:
+    # Integers are a third of the characters of floats, and three decimals are more than a tint shows.
     return [None if value is None else round(1000 * value) for value in values]
 
 
@@ -184,6 +191,7 @@ def histogram(by_step: Mapping[int, Sequence[float]]) -> dict[str, Any] | None:
     values = np.concatenate([np.asarray(by_step[step], dtype=np.float64) for step in steps])
     low = float(values.min())
     high = float(values.max())
+    # Equal values: one bin of width 0 would divide by zero.
     high = high if high > low else low + 1.0
     edges = np.linspace(low, high, BINS + 1)
     parts = [part for part in np.array_split(np.asarray(steps), min(COLUMNS, len(steps))) if len(part)]

@@ -1,6 +1,6 @@
 """Verdicts and other terms -> named reward columns, and their weighted sum.
 
-`rlvr.rewards.terms` says how terms are written, built and summed. The others each hold one idea:
+`rlvr.rewards.terms` documents how terms are written, built and summed.
 
 | file | terms |
 |---|---|

@@ -1,7 +1,7 @@
 """The policy's certainty of its own response, as a reward: no label is read.
 
 From one forward pass of the policy as it is before the update (`needs`). Undecided where the response has no token of
-the kind that is looked at.
+the kind that is averaged.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class SelfCertainty(RewardTerm):
     def __call__(self, batch: Batch) -> np.ndarray:
         total = batch.tokens("logsumexp/current")
         mean = batch.tokens("mean_logit/current")
+        # With logits z over V tokens: KL(U || p) = -log V - (1/V) sum_v log p_v = logsumexp(z) - mean(z) - log V.
+        # Columns are [T_b] for each rollout b, NaN where nothing was sampled.
         return np.asarray([_mean(a - b) for a, b in zip(total, mean, strict=True)], dtype=np.float64)
 
 
@@ -64,7 +66,7 @@ class PhaseEntropy(RewardTerm):
     end_of_thinking: str = "</think>"
     """The text that ends the thinking."""
     alpha: Scalar = 1.0
-    """How much of the answer's entropy is taken off."""
+    """The share of the answer's entropy that is subtracted."""
     of: TermSpec = "verdict"
     """What says right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
@@ -73,10 +75,13 @@ class PhaseEntropy(RewardTerm):
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
         penalty = [
+            # H_think - alpha H_answer in nats, cut to [0, 1] so that the penalty of a right answer never exceeds its
+            # reward of 1.
             np.clip(think - float(self.alpha) * answer, 0.0, 1.0)
             for think, answer in map(self._phases, batch.rollouts, batch.tokens("entropy/current"))
         ]
         values = np.where(of >= 1.0, -np.asarray(penalty, dtype=np.float64), 0.0)
+        # NaN >= 1 is False: an undecided rollout would count as wrong without this.
         return np.where(np.isnan(of), np.nan, values)
 
     def _phases(self, rollout: Rollout, entropy: np.ndarray) -> tuple[float, float]:
@@ -88,14 +93,15 @@ class PhaseEntropy(RewardTerm):
 
 
 def thinking_tokens(rollout: Rollout, closing: str) -> np.ndarray:
-    """bool [T]: the sampled tokens up to and with the first `closing` in the text; all of them where it does not
-    stand."""
-    found = rollout.text.find(closing)
-    if found < 0:
+    """bool [T]: the sampled tokens up to and including the first `closing` in the text; all of them where there is
+    none."""
+    start = rollout.text.find(closing)
+    if start < 0:
         end = len(rollout.text)
     else:
-        end = found + len(closing)
+        end = start + len(closing)
     if rollout.char_ends is None:
+        # Without character ends every sampled token counts as thinking.
         ends = np.full(len(rollout), -1)
     else:
         ends = rollout.char_ends
@@ -104,8 +110,8 @@ def thinking_tokens(rollout: Rollout, closing: str) -> np.ndarray:
 
 
 def _mean(values: np.ndarray) -> float:
-    """The mean of what is known; NaN where nothing is."""
-    known = values[np.isfinite(values)]
-    if len(known):
-        return float(known.mean(dtype=np.float64))
+    """The mean of the finite values; NaN where there is none."""
+    finite = values[np.isfinite(values)]
+    if len(finite):
+        return float(finite.mean(dtype=np.float64))
     return float("nan")

@@ -21,10 +21,10 @@ from rlvr.rewards.terms import TermSpec
 @register("reward", "sum")
 @dataclass(frozen=True)
 class Sum(RewardTerm):
-    """The weighted sum of terms, to stand inside another term (a gate, say)."""
+    """The weighted sum of terms, for use inside another term (a gate, say)."""
 
     terms: tuple[TermSpec, ...] = ("verdict",)
-    """The terms, each with a `weight` if it likes."""
+    """The terms, each with an optional `weight`."""
     inner: ClassVar = ("terms",)
 
     def __post_init__(self) -> None:
@@ -47,6 +47,7 @@ class Product(RewardTerm):
         _some(self.terms)
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
+        # 0 x NaN is NaN in numpy, but a factor of 0 decides the product whatever the undecided factor would be.
         zero = np.any([values == 0 for values in terms], axis=0)
         return np.where(zero, 0.0, np.prod(terms, axis=0))
 
@@ -73,6 +74,7 @@ class Gate(RewardTerm):
     inner: ClassVar = ("term", "by")
 
     def __call__(self, batch: Batch, term: np.ndarray, by: np.ndarray) -> np.ndarray:
+        # NaN >= x is False, so an undecided gate looks closed here; the last line makes it undecided.
         reached = by >= float(self.at_least)
         values = np.where(reached != self.below, term, float(self.otherwise))
         return np.where(np.isnan(by), np.nan, values)
@@ -101,9 +103,10 @@ class Veto(RewardTerm):
         _some(self.vetoes)
 
     def __call__(self, batch: Batch, term: np.ndarray, vetoes: list[np.ndarray]) -> np.ndarray:
+        # NaN < x is False: an undecided veto never strikes.
         struck = np.any([values < float(self.below) for values in vetoes], axis=0)
-        unknown = np.any([np.isnan(values) for values in vetoes], axis=0)
-        return np.where(struck, float(self.value), np.where(unknown, np.nan, term))
+        undecided = np.any([np.isnan(values) for values in vetoes], axis=0)
+        return np.where(struck, float(self.value), np.where(undecided, np.nan, term))
 
 
 @register("reward", "tiers")
@@ -112,7 +115,7 @@ class Tiers(RewardTerm):
     """Lexicographic: each term counts only where all terms before it are at their full value.
 
     With n terms in [0, 1] the value is (full terms before the first that is not + that term's own value) / n, so no
-    amount of a later term makes up for an earlier one. Terms past the first that is not full are not looked at,
+    amount of a later term makes up for an earlier one. Terms past the first that is not full have no effect,
     undecided or not.
     """
 
@@ -128,6 +131,8 @@ class Tiers(RewardTerm):
         on = np.ones(len(batch), dtype=bool)
         for values in terms:
             result += np.where(on, np.clip(values, 0.0, 1.0), 0.0)
+            # Not `values >= 1.0`: an undecided term (NaN) has to stay on, so that its NaN reaches the sum of this and
+            # later terms.
             on &= ~(values < 1.0)
         return result / len(terms)
 
@@ -168,9 +173,11 @@ class ByPassRate(RewardTerm):
 
     def _high(self, rates: np.ndarray) -> np.ndarray:
         """bool [G], False for groups without a decided member."""
+        # Pass rates of the groups, [G], highest first.
         decided = np.sort(rates[np.isfinite(rates)])[::-1]
         if self.top is None:
             return rates >= (0.5 if self.at_least is None else float(self.at_least))
+        # The tolerance is for products such as 0.07 x 100 = 7.000000000000001, whose ceiling would be 8.
         count = int(np.ceil(float(self.top) * len(decided) - 1e-9))
         if count > 0:
             return rates >= decided[count - 1]
@@ -183,6 +190,7 @@ def pass_rates(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     size = int(groups.max()) + 1 if len(groups) else 0
     count = np.bincount(groups[on], minlength=size)
     total = np.bincount(groups[on], values[on], minlength=size)
+    # [G]; the maximum only avoids a division by zero in the groups that become NaN.
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
@@ -192,9 +200,9 @@ class ByCondition(RewardTerm):
     """A table of four: right or wrong, and whether a condition holds.
 
     AutoThink's base reward is {right: [1, 2], wrong: [0, -1]} with the condition that the response does not think (Tu
-    et al. 2025, arXiv 2505.10832). `balance` takes something off the side of the condition that the batch has too much
-    of: with p the share of the batch where the condition holds, those with it lose balance x max(0, p - 0.5) x 2, those
-    without it balance x max(0, 0.5 - p) x 2, so that neither dies out.
+    et al. 2025, arXiv 2505.10832). `balance` penalises the more frequent side of the condition: with p the share of the
+    batch where the condition holds, those with it lose balance x max(0, p - 0.5) x 2, those without it balance x max(0,
+    0.5 - p) x 2, so that neither dies out.
     """
 
     condition: TermSpec = "format"
@@ -206,17 +214,20 @@ class ByCondition(RewardTerm):
     wrong: tuple[float, float] = (0.0, 0.0)
     """Value of a wrong answer without the condition, and with it."""
     balance: Scalar = 0.0
-    """The most that the side which the batch has too much of loses."""
+    """The largest amount that is subtracted on the more frequent side."""
     inner: ClassVar = ("condition", "of")
 
     def __call__(self, batch: Batch, condition: np.ndarray, of: np.ndarray) -> np.ndarray:
         holds = (condition >= 1.0).astype(np.int64)
+        # `holds` is 0 or 1 for each rollout, [B], and indexes the pair (without, with).
         right, wrong = (np.asarray(pair)[holds] for pair in (self.right, self.wrong))
         values = np.where(of >= 1.0, right, wrong)
-        unknown = np.isnan(condition) | np.isnan(of)
-        share = holds[~unknown].mean() if (~unknown).any() else 0.5
+        undecided = np.isnan(condition) | np.isnan(of)
+        # p; 0.5 where nothing is decided, so that no side loses anything.
+        share = holds[~undecided].mean() if (~undecided).any() else 0.5
+        # From 0 at p = 0.5 to 1 at p = 0 or 1: the factor of 2 makes `balance` the largest penalty.
         excess = 2 * np.maximum(0.0, np.where(holds == 1, share - 0.5, 0.5 - share))
-        return np.where(unknown, np.nan, values - float(self.balance) * excess)
+        return np.where(undecided, np.nan, values - float(self.balance) * excess)
 
 
 Squash = Literal["none", "clip", "sigmoid", "tanh"]
@@ -258,10 +269,13 @@ class Bounded(RewardTerm):
         result = np.full(len(batch), np.nan)
         for group in batch.groups():
             index = group.index[np.isfinite(term[group.index])]
+            # [n, n] of a group's n decided members: entry (i, j) is squash(r_i - r_j). PAR's mean over reference
+            # responses, with the other members in their place.
             against = self._squashed(term[index][:, None] - term[index][None, :])
             own = np.diag(against).copy()
             peers = len(index) - 1
             if peers > 0:
+                # The diagonal squash(0) is subtracted: no member is its own peer.
                 result[index] = (against.sum(axis=1) - own) / peers
             else:
                 result[index] = own
@@ -269,6 +283,7 @@ class Bounded(RewardTerm):
 
     def _squashed(self, values: np.ndarray) -> np.ndarray:
         if self.squash == "sigmoid":
+            # sigmoid(x) = (1 + tanh(x / 2)) / 2, which does not overflow for large negative x as exp(-x) does.
             return 0.5 * (1 + np.tanh(values / self.scale / 2))
         if self.squash == "tanh":
             return self.scale * np.tanh(values / self.scale)

@@ -1,5 +1,5 @@
-"""Shorter than the group's other right answers: brevity that is relative to a prompt, so that hard prompts may take
-long.
+"""Rewards for answers shorter than the other right answers of the group. They are relative to a prompt, so that hard
+prompts may have long answers.
 
 Lengths are tokens that the policy wrote. Undecided members have no value and stay out of every statistic.
 """
@@ -34,7 +34,7 @@ class Brevity(RewardTerm):
     """
 
     form: Literal["sigmoid", "range", "kimi"] = "sigmoid"
-    """Which."""
+    """The formula."""
     alpha: Scalar = 0.2
     """Strength, 0 or more."""
     of: TermSpec = "verdict"
@@ -48,6 +48,7 @@ class Brevity(RewardTerm):
         result = np.where(np.isnan(of), np.nan, 0.0)
         for group in batch.groups():
             if self.form == "kimi":
+                # Kimi k1.5 takes min_len and max_len over all responses of the prompt, right or wrong.
                 compared = np.isfinite(of[group.index])
             else:
                 compared = of[group.index] >= 1.0
@@ -60,21 +61,27 @@ class Brevity(RewardTerm):
     def _sigmoid(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
         spread = used.std()
         if spread > 0:
+            # z-score of the length among the right answers; population standard deviation (divided by n).
             z = (used - used.mean()) / spread
         else:
             z = np.zeros(len(used))
+        # 1 - alpha sigmoid(z): longer than the mean costs more than alpha / 2, shorter less. |z| is at most sqrt(n -
+        # 1), so exp does not overflow.
         return 1 - alpha / (1 + np.exp(-z))
 
     @staticmethod
     def _range(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
         span = used.max() - used.min()
+        # The shortest right answer has 1 + alpha, the longest 1.
         return 1 + (alpha * (used.max() - used) / span if span > 0 else np.zeros(len(used)))
 
     @staticmethod
     def _kimi(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
         span = used.max() - used.min()
         if span > 0:
+            # lambda = 0.5 - (len - min_len) / (max_len - min_len), from 0.5 for the shortest to -0.5 for the longest.
             bonus = 0.5 - (used - used.min()) / span
         else:
             bonus = np.zeros(len(used))
+        # A wrong answer gains nothing by being short: min(0, lambda).
         return alpha * np.where(right, bonus, np.minimum(bonus, 0.0))

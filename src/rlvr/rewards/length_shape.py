@@ -36,6 +36,7 @@ class SoftOverlong(RewardTerm):
     def bind(self, setting: RewardContext) -> SoftOverlong:
         """With the run's longest response."""
         most = self.max_length or setting.config.rollout.max_new_tokens
+        # DAPO: L_max 20,480 with L_cache 4,096.
         cache = max(1, most // 5) if self.cache is None else self.cache
         if not 1 <= cache <= most:
             raise ConfigError(f"rewards: soft_overlong has cache {cache}, and it must be 1 to max_length, {most}")
@@ -43,6 +44,7 @@ class SoftOverlong(RewardTerm):
 
     def __call__(self, batch: Batch) -> np.ndarray:
         assert self.max_length is not None and self.cache is not None, "bind was not called"
+        # R(L) = ((L_max - L_cache) - L) / L_cache between L_max - L_cache and L_max, 0 below and -1 above.
         return np.clip((self.max_length - self.cache - lengths(batch)) / self.cache, -1.0, 0.0)
 
 
@@ -76,6 +78,8 @@ class CosineLength(RewardTerm):
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
         assert self.max_length is not None, "bind was not called"
         used = lengths(batch)
+        # 1 at length 0, 0 at max_length: long + (short - long) way. `used` may exceed max_length, which the next lines
+        # replace.
         way = (1 + np.cos(np.pi * np.minimum(used / self.max_length, 1.0))) / 2
         (r0, r1) = self.right
         (w0, w1) = self.wrong

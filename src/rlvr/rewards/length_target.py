@@ -1,4 +1,4 @@
-"""A length to aim at: fixed, from the task, relative to the group, or one that moves with what the policy can do.
+"""Target lengths: fixed, from the task, relative to the group, or adapted to the policy.
 
 Lengths are tokens that the policy wrote.
 """
@@ -37,7 +37,7 @@ class LengthTarget(RewardTerm):
     target: Scalar | str = 256
     """Tokens, or the name of a field of the task's info that holds them."""
     form: Literal["step", "exact", "at_most"] = "step"
-    """Which."""
+    """The formula."""
     alpha: Scalar = 0.5
     """Strength: the bonus of step, the slope of the others."""
     relative: Literal["right", "all"] | None = None
@@ -65,12 +65,16 @@ class LengthTarget(RewardTerm):
         alpha = float(self.alpha)
         target = self._targets(batch)
         if self.relative is not None:
+            # `target` is a factor here, and the product is in tokens, [B]; NaN in groups without a decided member,
+            # whose values are NaN anyway.
             target = target * typical_lengths(used, of, batch, self.relative == "right")
         if self.form == "step":
             values = np.where(right & (used <= target), alpha, 0.0)
         elif self.form == "exact":
+            # L1-Exact: r = [right] - alpha |n_target - n|; the verdict is a term of its own.
             values = -alpha * np.abs(target - used)
         else:
+            # L1-Max: delta = 0.5, so that a right answer of exactly the target's length has half of the reward.
             values = np.where(right, np.clip(alpha * (target - used) + 0.5, 0.0, 1.0), 0.0)
         return np.where(np.isnan(of), np.nan, values)
 
@@ -107,8 +111,10 @@ class AdaptiveLengthTarget(RewardTerm):
 
     alpha: float = 0.5
     """The bonus, to be added to the verdict."""
+    # Three, as LASER-D (easy, medium, hard).
     buckets: int = 3
     """Classes of equal width of the pass rate."""
+    # Arbitrary: a smaller window follows the policy faster and is noisier.
     window: int = 64
     """Groups of a class that its target is made from."""
     explore: bool = False
@@ -142,19 +148,24 @@ class AdaptiveLengthTarget(RewardTerm):
             if not len(index):
                 continue
             right = of[index] >= 1.0
+            # Pass rate 1 belongs to the easiest class, not to one beyond it.
             bucket = min(int(right.mean() * self.buckets), self.buckets - 1)
             within = used[index] <= targets[bucket]
             result[index] = self.alpha * np.where(right, within, ~within & self.explore)
+            # Only noted: groups count from `observe` on, once for each trained step. Dynamic sampling scores draws by
+            # themselves before the step is scored.
             self._new.append((bucket, sorted(used[index][right].tolist())))
         return result
 
     def targets(self) -> list[float]:
         """Each class's target: the shortest length with one right answer per group on average, hardest class first."""
-        found = []
+        targets = []
         for groups in self._seen:
             right = sorted(length for group in groups for length in group)
-            found.append(right[len(groups) - 1] if 0 < len(groups) <= len(right) else self._longest)
-        return found
+            # G groups need G right answers, one each on average: the G-th shortest length. With fewer there is no such
+            # length, and responses may be as long as the run allows.
+            targets.append(right[len(groups) - 1] if 0 < len(groups) <= len(right) else self._longest)
+        return targets
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """The step was trained: its groups count."""

@@ -1,9 +1,8 @@
 """The likelihood of a given text under the policy: the reference answer after its own reasoning, or its response
 without the prompt.
 
-No verifier is read. What a term wants scored it asks for (`asks`): token ids after other token ids; the stage computes
-their log-probs under the policy as it is before the update, in the micro-batches of the update, and hands them to the
-term.
+No verifier is read. A term requests log-probs (`asks`) of token ids after other token ids. The stage computes them
+under the policy as it is before the update, in the micro-batches of the update, and passes them to the term.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class AnswerLikelihood(RewardTerm):
     """Subtract the same number without reasoning, where `opening` follows the prompt at once, and cut to [0, 1]
     (RLPR)."""
     without: float = 0.0
-    """What a response is worth in which `opening` does not stand."""
+    """The value of a response without `opening`."""
     reads_characters: ClassVar = True
 
     def __post_init__(self) -> None:
@@ -79,17 +78,22 @@ class AnswerLikelihood(RewardTerm):
                 wanted.append(Continuation(i, rollout.token_ids[:cut].tolist(), answer))
             if self.debias and rollout.group not in seen:
                 seen.add(rollout.group)
+                # -1 - i marks the request without reasoning: negative also for i = 0. One for each group, since it
+                # depends on the prompt alone.
                 wanted.append(Continuation(-1 - i, [*prompt, *encode(self.opening)], answer))
         return wanted
 
     def _cut(self, rollout: Rollout) -> int | None:
-        """Tokens up to the last one that ends within the opening; None where the opening does not stand."""
-        found = rollout.text.find(self.opening)
-        if found < 0 or rollout.char_ends is None:
+        """Tokens up to the last one that ends within the opening; None where there is no opening."""
+        start = rollout.text.find(self.opening)
+        if start < 0 or rollout.char_ends is None:
             return None
-        within = np.flatnonzero(rollout.sampled & (rollout.char_ends <= found + len(self.opening)))
+        # A token may reach over the opening's end (">42" as one token); it is left out, and the answer's tokens are put
+        # before it.
+        within = np.flatnonzero(rollout.sampled & (rollout.char_ends <= start + len(self.opening)))
         if len(within):
             return int(within[-1]) + 1
+        # No token ends within the opening: the first one reaches over it, so the answer follows the prompt.
         return int(np.flatnonzero(rollout.sampled)[0])
 
     def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
@@ -108,17 +112,20 @@ class AnswerLikelihood(RewardTerm):
         for i, logprobs in own.items():
             value = self._value(logprobs)
             if self.debias:
+                # RLPR: clip(r - r', 0, 1), r' being the same without reasoning.
                 result[i] = np.clip(value - bare[groups[i]], 0.0, 1.0)
             else:
                 result[i] = value
         return result
 
     def _value(self, logprobs: np.ndarray) -> float:
+        # VeriFree: prod_t p_t = exp(sum log p_t). RLPR: (1/n) sum_t p_t, which one unlikely token does not bring to 0.
         return float(np.exp(logprobs.sum()) if self.reduce == "product" else np.exp(logprobs).mean())
 
 
 def _reactive(logprobs: np.ndarray) -> np.ndarray:
     """[members, tokens] -> [members]."""
+    # [tokens]: the answer is the same for all members of the group, so its tokens can be compared column by column.
     weights = logprobs.std(axis=0)
     return np.average(logprobs, axis=1, weights=weights if weights.sum() > 0 else None)
 
@@ -126,7 +133,7 @@ def _reactive(logprobs: np.ndarray) -> np.ndarray:
 @register("reward", "self_aligned")
 @dataclass(frozen=True)
 class SelfAligned(RewardTerm):
-    """The share by which the prompt makes the response less perplexing: (ppl(a) - ppl(a | q)) / ppl(a), within [-1, 1].
+    """The share by which the prompt lowers the response's perplexity: (ppl(a) - ppl(a | q)) / ppl(a), in [-1, 1].
 
     SAR (Han et al. 2025, arXiv 2509.05489, from notes), to be added to the verdict: concise responses to this very
     question score high. Without the prompt the response follows the end-of-text token alone. Undecided for a response
@@ -136,6 +143,7 @@ class SelfAligned(RewardTerm):
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
         """Each response after the prompt, and after the end-of-text token."""
         wanted = []
+        # The end-of-text token: a context is needed, and the model has seen texts begin after it.
         start = encode("")
         for i, rollout in enumerate(batch.rollouts):
             written = np.flatnonzero(rollout.sampled)
@@ -147,15 +155,16 @@ class SelfAligned(RewardTerm):
 
     def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
         nats = {c.rollout: -float(logprobs.mean()) for c, logprobs in scored}
-        gaps = [nats[i] - nats[-1 - i] if i in nats else np.nan for i in range(len(batch))]
-        # ppl(a | q) / ppl(a) = exp(nats with the prompt - nats without it)
-        return np.clip(1 - np.exp(np.minimum(gaps, 50.0)), -1.0, 1.0)
+        differences = [nats[i] - nats[-1 - i] if i in nats else np.nan for i in range(len(batch))]
+        # ppl(a | q) / ppl(a) = exp(nats with the prompt - nats without it). Bounded at 50, since exp overflows at 710
+        # and everything above 2 is cut to -1 anyway.
+        return np.clip(1 - np.exp(np.minimum(differences, 50.0)), -1.0, 1.0)
 
 
 @register("reward", "last_token")
 @dataclass(frozen=True)
 class LastTokenScore(RewardTerm):
-    """beta (log pi(token | prompt, response) - constant): how right the policy thinks its response is.
+    """beta (log pi(token | prompt, response) - constant): the policy's estimate that its response is right.
 
     The score that the auxiliary loss `last_token` trains (LaSeR, Yang et al. 2025, arXiv 2510.14943), for the modifier
     `blend` or as a reward; as a control, its correlation with the verdict says what was learned. 0 for a response that
@@ -163,11 +172,12 @@ class LastTokenScore(RewardTerm):
     """
 
     token: str
-    """As in the auxiliary loss."""
+    """The token, as in the auxiliary loss."""
     beta: float = 0.1
-    """As there."""
+    """As in the auxiliary loss."""
+    # log pi of a token that never follows a response; LaSeR takes c_ref = -23 for Qwen2.5 models.
     constant: float = -23.0
-    """As there."""
+    """As in the auxiliary loss."""
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
         """The token after each response that ended by itself. ConfigError where it is no token of the tokenizer."""
@@ -179,6 +189,6 @@ class LastTokenScore(RewardTerm):
 
     def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
         result = np.zeros(len(batch))
-        for asked, logprobs in scored:
-            result[asked.rollout] = self.beta * (float(logprobs[0]) - self.constant)
+        for continuation, logprobs in scored:
+            result[continuation.rollout] = self.beta * (float(logprobs[0]) - self.constant)
         return result

@@ -27,26 +27,27 @@ class PerCompletion(RewardTerm):
         self.call = by_signature(function)
         self.name = name
         if inspect.iscoroutinefunction(getattr(function, "func", function)):
+            # Scoring is synchronous, so an awaitable would never be awaited; the verifier pool has an event loop.
             raise ConfigError(f"reward {self.call.name!r} is asynchronous: make it a verifier, which may wait")
         self.calls = 0
-        """Rollouts that it was asked for so far,"""
+        """Rollouts that it has scored so far."""
         self.raised = 0
-        """those for which it raised,"""
+        """Rollouts for which it raised."""
         self.traceback = ""
-        """and the newest traceback."""
+        """The newest traceback."""
 
     def missing(self, task: Task) -> str | None:
-        """Return what the function asks for and `task` does not have, in words; None when all is there."""
+        """The fields that the function needs and `task` lacks, in words; None when it has all."""
         return self.call.missing(task)
 
     def __call__(self, batch: Batch) -> np.ndarray:
         """Compute float64 [B], NaN where undecided. Rollouts that have a value of this term keep it."""
-        unknown = [rollout for rollout in batch.rollouts if self.name not in rollout.term_values]
+        unscored = [rollout for rollout in batch.rollouts if self.name not in rollout.term_values]
         if isinstance(self.call, ByColumns):
-            for group in Batch(unknown).groups():
+            for group in Batch(unscored).groups():
                 self._score_group(self.call, group.rollouts)
         else:
-            for rollout in unknown:
+            for rollout in unscored:
                 self._score_one(self.call, rollout)
         return np.asarray([rollout.term_values[self.name] for rollout in batch.rollouts], dtype=np.float64)
 
@@ -62,16 +63,19 @@ class PerCompletion(RewardTerm):
         self.calls += len(rollouts)
         try:
             values = values_of()
+            # A text has a length too: "10" for two rollouts would be taken for two values.
             if isinstance(values, (str, bytes)) or len(values) != len(rollouts):
                 raise TypeError(f"{values!r} is not a list of {len(rollouts)} numbers")
-            found = [_number(value) for value in values]
+            numbers = [_number(value) for value in values]
+        # The library's own: a wrong setting ends the run, it is no failure of one completion.
         except ConfigError:
             raise
-        except USER_CODE_ERRORS as error:  # the user's code: its trouble leaves these rollouts undecided, not the run
+        # The user's code may raise anything; it leaves these rollouts undecided and the run going on.
+        except USER_CODE_ERRORS as error:
             self.raised += len(rollouts)
             self.traceback = cut(user_traceback(error))
-            found = [np.nan] * len(rollouts)
-        for rollout, value in zip(rollouts, found, strict=True):
+            numbers = [np.nan] * len(rollouts)
+        for rollout, value in zip(rollouts, numbers, strict=True):
             rollout.term_values[self.name] = value
 
 

@@ -1,4 +1,4 @@
-"""Agreement of a ranking with a given one, the top counting most."""
+"""Agreement of a ranking with a reference ranking, weighted towards the top."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlvr.components import RewardTerm
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
 
+# "d3 > d1 > doc-7.b" gives d3, d1, doc-7.b; brackets, commas and ">" separate.
 _ID = re.compile(r"[\w.-]+")
 
 
@@ -41,26 +42,30 @@ class RankOverlap(RewardTerm):
     def _score(self, rollout: Rollout) -> float:
         if rollout.verdict is None or not rollout.verdict.decided:
             return float("nan")
-        found = list(dict.fromkeys(_ID.findall(rollout.verdict.answer or "")))
-        return _overlap(found, self._given(rollout), self.p)
+        ranking = list(dict.fromkeys(_ID.findall(rollout.verdict.answer or "")))
+        return _overlap(ranking, self._reference(rollout), self.p)
 
-    def _given(self, rollout: Rollout) -> list[str]:
+    def _reference(self, rollout: Rollout) -> list[str]:
         ranking = rollout.task.info.get(self.given)
         if ranking is None and isinstance(rollout.task.answer, dict):
             ranking = sorted(rollout.task.answer, key=lambda one: -rollout.task.answer[one])
         return [str(one) for one in ranking or ()]
 
 
-def _overlap(found: Sequence[str], given: Sequence[str], p: float) -> float:
+def _overlap(ranking: Sequence[str], reference: Sequence[str], p: float) -> float:
     seen: set[str] = set()
     wanted: set[str] = set()
     shared = total = weights = 0.0
-    for d, name in enumerate(given):
+    for d, name in enumerate(reference):
+        # Invariant: `shared` = |ranking[:d+1] & reference[:d+1]|. The reference's item is counted if the ranking had it
+        # at a smaller depth, the ranking's item if the reference has it by now, so that an item at the same depth in
+        # both is counted once.
         wanted.add(name)
         shared += name in seen
-        if d < len(found):
-            seen.add(found[d])
-            shared += found[d] in wanted
+        if d < len(ranking):
+            seen.add(ranking[d])
+            shared += ranking[d] in wanted
+        # RBO@k = (1 - p) sum_d p^(d-1) overlap_d / d; the factor cancels in the quotient. `d` counts from 0 here.
         weights += p**d
         total += p**d * shared / (d + 1)
     return total / weights if weights else 0.0

@@ -24,6 +24,7 @@ class Repetition(RewardTerm):
     response; the paper's form with a discount on the repeated tokens is not this). Linear in the length.
     """
 
+    # Four tokens, as the metric completion/repetition counts.
     n: int = 4
     """Length of an n-gram, at least 1."""
     of: Literal["tokens", "words"] = "tokens"
@@ -44,6 +45,7 @@ class Repetition(RewardTerm):
         return rollout.token_ids[rollout.sampled].tolist()
 
     def _penalty(self, units: Sequence[Hashable]) -> float:
+        # Overlapping n-grams: len - n + 1 of them.
         grams = list(zip(*(units[i:] for i in range(self.n)), strict=False))
         repeated = len(grams) - len(set(grams))
         if self.count:

@@ -1,4 +1,4 @@
-"""The form of a response as a term: not asked for, by its tags, or as a whole."""
+"""The form of a response as a term: by its tags, or as a whole."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlvr.components import RewardTerm
 from rlvr.records import Batch, Task
 from rlvr.registry import register
 
+# Matches "<think>" and "</answer>"; must not match "{think}" or "a < b".
 _TAG = re.compile(r"<[^<>{}]+>")
 
 
@@ -30,7 +31,7 @@ class Format(RewardTerm):
     template: str = "<think>{think}</think><answer>{answer}</answer>"
     """As in the verifier `format`."""
     strictness: Literal["off", "soft", "hard"] = "hard"
-    """How much is asked for."""
+    """The strictness of the check."""
     prompt_wrote: str = ""
     """The beginning of the template that the prompt has written already."""
     _verifier: object = field(default=None, init=False, repr=False)
@@ -51,20 +52,22 @@ class Format(RewardTerm):
             return 1.0
         if self.strictness == "hard":
             return float(self._verifier.verify(task, text).score)  # type: ignore[attr-defined]
-        found = 0
+        tags = 0
         after = 0
         for tag in self._tags:
             place = text.find(tag)
+            # Once in the response and once in the template: a repeated tag has no one place that could be in order.
+            # `after` does not move past a tag that failed.
             if place >= after and text.count(tag) == self._tags.count(tag) == 1:
-                found = found + 1
+                tags += 1
                 after = place + len(tag)
-        return found / len(self._tags)
+        return tags / len(self._tags)
 
 
 @register("reward", "no_thinking")
 @dataclass(frozen=True)
 class NoThinking(RewardTerm):
-    """1 where the response gives its thinking away: nothing but white space stands before `closing`; else 0.
+    """1 where the response does not think: there is nothing but white space before `closing`; else 0.
 
     A response without `closing` thinks to its end. The condition of adaptive thinking (`by_condition`).
     """
@@ -79,4 +82,5 @@ class NoThinking(RewardTerm):
 
     def _skips(self, text: str) -> bool:
         before, closed, _ = text.partition(self.closing)
+        # `opening` may be in the prompt already, so it may be absent here.
         return bool(closed) and not before.strip().removeprefix(self.opening).strip()

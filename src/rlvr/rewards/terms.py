@@ -1,5 +1,5 @@
-"""The terms of a reward: how they are written, built, evaluated and summed; and those that need no other: the verdict
-and its named scores, the length, and controls that say nothing of the answer.
+"""The terms of a reward: how they are written, built, evaluated and summed; and the simplest terms: the verdict and its
+named scores, the length, and controls that do not depend on the answer.
 
 A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion
 or, in TRL's form, of a group's completions (rlvr.core.calling says what it may ask for). A plain function is called
@@ -9,13 +9,13 @@ differ. Every term becomes the column `reward/<name>`; the column `reward` is th
 is undecided whose weight is not 0 at the step.
 
 A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
-with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees
-the whole batch, its groups, and any other term. What a piece may declare besides, all optional: `needs` (statistics of
+with their values, `term(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a term sees
+the whole batch, its groups, and any other term. It may also declare, all optional: `needs` (statistics of
 the policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood), `reads_characters` (it
-reads `Rollout.char_ends`), `bind(setting) -> piece` (what it takes from the run, and ConfigError where it contradicts
-it), and for a piece with a memory `observe(metrics)`, which is called once per trained step with all metrics (the mean
+reads `Rollout.char_ends`), `bind(setting) -> term` (what it takes from the run, and ConfigError where it contradicts
+it), and for a term with a state `observe(metrics)`, which is called once per trained step with all metrics (the mean
 of a term is `reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a
-metric; a piece with a memory takes none.
+metric; a term with a state takes none.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Term:
     inner: Mapping[str, Any] = field(default_factory=dict)
     """Option -> the term, or the list of terms, that it holds."""
     warned: set[str] = field(default_factory=set, compare=False, repr=False)
-    """The failures of a term of weight 0 that were reported, each once in a run: copies of the term share the set."""
+    """The reported failures of a term of weight 0, each once in a run: copies of the term share the set."""
 
     def parts(self) -> list[Term]:
         """The terms that it is made of."""
@@ -88,7 +88,7 @@ class Term:
 
 
 def walk(terms: Sequence[Term]) -> Iterator[Term]:
-    """All terms with those that they are made of, in a fixed order."""
+    """All terms and their inner terms, depth first."""
     for term in terms:
         yield term
         yield from walk(term.parts())
@@ -97,6 +97,7 @@ def walk(terms: Sequence[Term]) -> Iterator[Term]:
 def paid(terms: Sequence[Term]) -> Iterator[Term]:
     """The terms that may pay, with those that they are made of. A scheduled weight is an object, which is not 0."""
     for term in terms:
+        # A schedule is an object and differs from 0, although it may be 0 at some step.
         if term.weight != 0:
             yield term
             yield from paid(term.parts())
@@ -128,6 +129,8 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
     for spec in _specs(specs):
         name = spec.column
         component = (spec.name, spec.options)
+        # The same term in two places (the verdict in a sum and in a gate) is one column; two different ones need two
+        # names.
         if written.setdefault(name, component) != component:
             raise ConfigError(
                 f"rewards: two different terms are called {name!r}, and their columns would have one name: give one "
@@ -138,9 +141,10 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
 
 def _specs(specs: Sequence[Any]) -> Iterator[RewardSpec]:
     """The terms as written, with those inside them."""
-    for given in specs:
-        if isinstance(given, (ComponentSpec, str, dict)):
-            spec = RewardSpec.parse(given)
+    for written in specs:
+        # Functions and Terms from Python have no options to look into.
+        if isinstance(written, (ComponentSpec, str, dict)):
+            spec = RewardSpec.parse(written)
             yield spec
             inside = _inner(registry.find("reward", spec.name))
             held = [spec.options[option] for option in inside if spec.options.get(option) is not None]
@@ -149,25 +153,25 @@ def _specs(specs: Sequence[Any]) -> Iterator[RewardSpec]:
             )
 
 
-def _term(given: Any, top: bool = True) -> Term:
-    if isinstance(given, Term):
-        return given
-    if callable(given):
-        return Term(name_of(given), _of_batch(given, name_of(given)))
-    spec = RewardSpec.parse(given)
+def _term(written: Any, top: bool = True) -> Term:
+    if isinstance(written, Term):
+        return written
+    if callable(written):
+        return Term(name_of(written), _of_batch(written, name_of(written)))
+    spec = RewardSpec.parse(written)
     name = spec.column
     if "sources" in spec.extra and not top:
         raise ConfigError(f"rewards: {name!r} has `sources` and stands inside another term: give them to the outer one")
-    piece = registry.build("reward", spec)
+    component = registry.build("reward", spec)
     inner: dict[str, Any] = {}
-    for option in piece.inner if isinstance(piece, RewardTerm) else ():
-        held = getattr(piece, option)
+    for option in component.inner if isinstance(component, RewardTerm) else ():
+        held = getattr(component, option)
         if held is not None:
             if isinstance(held, tuple):
                 inner[option] = [_term(one, False) for one in held]
             else:
                 inner[option] = _term(held, False)
-    return Term(name, _of_batch(piece, name), spec.weight, spec.sources, inner)
+    return Term(name, _of_batch(component, name), spec.weight, spec.sources, inner)
 
 
 def _inner(function: Any) -> tuple[str, ...]:
@@ -185,6 +189,8 @@ def _of_batch(function: Callable[..., Any], name: str) -> RewardTerm:
         for p in inspect.signature(function).parameters.values()
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)
     ]
+    # The name of the first parameter decides: `batch` is a function of the batch, anything else a plain function of a
+    # completion.
     if positional[:1] != ["batch"]:
         return PerCompletion(function, name)
     term: RewardTerm = called_as(RewardTerm, function)
@@ -195,6 +201,7 @@ def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
     """The terms with what they take from the run; ConfigError names what contradicts it."""
 
     def bound(term: Term) -> Term:
+        # A class of the user's may forget the `return`.
         function: Any = term.function.bind(setting)
         if not isinstance(function, RewardTerm):
             raise ConfigError(f"rewards: `bind` of {term.name!r} returned {function!r}: it has to return the term")
@@ -213,16 +220,17 @@ def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
 
 
 def _check_sources(terms: Sequence[Term], setting: RewardContext) -> None:
-    known = {task.source for task in setting.tasks}
+    sources = {task.source for task in setting.tasks}
     for term in terms:
         for source in term.sources or ():
-            if source not in known:
-                named = sorted(s for s in known if s is not None)
+            if source not in sources:
+                named = sorted(s for s in sources if s is not None)
                 raise ConfigError(
                     f"rewards: no task is of the source {source!r} of {term.name!r}{nearest(source, named)}"
                 )
+    # Rollouts of these tasks would have a reward of 0 without any term, which looks like a wrong answer.
     if terms and all(term.sources is not None for term in terms):
-        without = known - {source for term in terms for source in term.sources or ()}
+        without = sources - {source for term in terms for source in term.sources or ()}
         if without:
             raise ConfigError(
                 f"rewards: tasks of the source {sorted(map(str, without))[0]!r} have no term: add it to the "
@@ -304,6 +312,7 @@ def _on_sources(batch: Batch, term: Term) -> np.ndarray:
     """Return what the term adds: 0 on tasks of other sources, where its columns are NaN."""
     on = _applies(term, batch)
     part = batch.select(np.flatnonzero(on))
+    # Only columns that this term made are copied back: `select` gave the part all others of the batch.
     before = set(part.columns)
     added = np.zeros(len(batch))
     added[on] = _weighted(term.weight, _evaluate(part, term))
@@ -323,6 +332,7 @@ def _evaluate(batch: Batch, term: Term) -> np.ndarray:
     except (UserCodeError, ConfigError) as error:
         if _factor(term.weight):
             raise
+        # By text: an error that names another rollout is new, the same one at each step is not.
         if str(error) not in term.warned:
             term.warned.add(str(error))
             log.warning("%s\nIts weight is 0, so the run goes on without its values (reported once)", error)
@@ -340,26 +350,29 @@ def _values(batch: Batch, term: Term) -> np.ndarray:
 
     held = {k: [weighted(t) for t in v] if isinstance(v, list) else weighted(v) for k, v in term.inner.items()}
     try:
-        given = term.function(batch, **held)
+        returned = term.function(batch, **held)
+    # Errors of the library name what is wrong in the configuration; they are no failure of the user's code.
     except RlvrError:
         raise
-    except USER_CODE_ERRORS as error:  # the user's code: its own lines, not ours
+    # The user's code may raise anything; the traceback is cut to its own lines.
+    except USER_CODE_ERRORS as error:
         raise UserCodeError(f"the reward {term.name!r} failed on a batch", cut(user_traceback(error))) from error
     try:
-        values = np.asarray(given, dtype=np.float64)
+        values = np.asarray(returned, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"reward {term.name!r} gave something other than one number per rollout: {error}") from error
     if values.shape != (len(batch),):
         raise ConfigError(
             f"reward {term.name!r} returned shape {values.shape} for {len(batch)} rollouts: one number each is needed"
         )
+    # An infinite reward would make every advantage of its group NaN; as undecided it costs one rollout.
     values = np.where(np.isfinite(values), values, np.nan)
     batch.columns[f"reward/{term.name}"] = values
     return values
 
 
 def _weighted(weight: Scalar, values: np.ndarray) -> np.ndarray:
-    """The weight times the values; 0 where the weight is 0, also of undecided values: such a term is only looked at.
+    """The weight times the values; 0 where the weight is 0, also of undecided values: such a term is only monitored.
 
     Where no step is known (`at_step` was not called) the weight is that of the first step.
     """
@@ -389,23 +402,23 @@ class VerdictScore(RewardTerm):
 
     def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray:
         """Return float64 [B]. ConfigError where no verdict has the score `part`."""
-        found = [r.verdict if self.verifier is None else r.verdicts.get(self.verifier) for r in batch.rollouts]
+        verdicts = [r.verdict if self.verifier is None else r.verdicts.get(self.verifier) for r in batch.rollouts]
         if self.part is None:
             if self.verifier is None or self.missing is None:
                 absent = np.nan
             else:
                 absent = self.missing
-            scores = [absent if v is None else np.nan if v.score is None else v.score for v in found]
+            scores = [absent if v is None else np.nan if v.score is None else v.score for v in verdicts]
             return np.asarray(scores, dtype=np.float64)
-        decided = [v for v in found if v is not None and v.decided]
+        decided = [v for v in verdicts if v is not None and v.decided]
         if self.missing is None and decided and not any(self.part in v.scores for v in decided):
-            known = sorted({name for v in decided for name in v.scores})
+            names = sorted({name for v in decided for name in v.scores})
             raise ConfigError(
-                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, known)}; set `missing` where "
+                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, names)}; set `missing` where "
                 "a verdict may be without it"
             )
         missing = np.nan if self.missing is None else self.missing
-        return np.asarray([_part(verdict, self.part, missing) for verdict in found], dtype=np.float64)
+        return np.asarray([_part(verdict, self.part, missing) for verdict in verdicts], dtype=np.float64)
 
 
 def _part(verdict: Verdict | None, part: str, missing: float) -> float:
@@ -427,7 +440,7 @@ def length(batch: Batch, *, per: int = 100) -> np.ndarray:
 
 @register("reward", "constant")
 def constant(batch: Batch, *, value: float = 1.0) -> np.ndarray:
-    """The same number for every rollout: an offset, or a control that teaches nothing under a baseline of the group."""
+    """The same number for every rollout: an offset, or a control without a signal under a baseline of the group."""
     return np.full(len(batch), value)
 
 
@@ -435,5 +448,6 @@ def constant(batch: Batch, *, value: float = 1.0) -> np.ndarray:
 def random(batch: Batch, *, share: float = 0.5, seed: int = 0) -> np.ndarray:
     """1 with probability `share`, else 0, whatever the answer: a control (Shao et al. 2025, "Spurious Rewards",
     arXiv 2506.10947). Drawn from the seed and the rollout's draw and member, so it does not depend on the batch."""
+    # One generator for each rollout, seeded by (seed, group, member): the same value on every rank and after a resume.
     drawn = [np.random.default_rng(seed_of("random reward", seed, r.group, r.member)).random() for r in batch.rollouts]
     return (np.asarray(drawn, dtype=np.float64) < share).astype(np.float64)

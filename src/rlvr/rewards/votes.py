@@ -1,7 +1,7 @@
-"""Labels from votes: a response is right when most of its group agree with it. No reference answer is read.
+"""Labels by majority vote: a response is right when most of its group agree with it. No reference answer is read.
 
-Invariants: responses without an extracted answer do not vote and are worth 0; undecided ones (a verifier in trouble)
-have no value; nothing depends on the order of a group's members, up to which spelling of an answer is asked about.
+Invariants: responses without an extracted answer do not vote and are worth 0; undecided ones (the verifier failed)
+have no value; nothing depends on the order of a group's members, except which spelling of an answer is compared.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class MajorityVote(RewardTerm):
                 "or more"
             )
         if self.of == "partner":
-            known = {task.id for task in setting.tasks}
-            bad = [task for task in setting.tasks if task.info.get("partner") not in known]
+            ids = {task.id for task in setting.tasks}
+            bad = [task for task in setting.tasks if task.info.get("partner") not in ids]
             if bad:
                 raise ConfigError(
                     "rewards: majority_vote with `of: partner` needs info.partner, the id of another task; "
-                    f"{bad[0].named} has none that is there ({len(bad)} are like that)"
+                    f"{bad[0].named} has none among the tasks of this run ({len(bad)} such tasks)"
                 )
         bound = dataclasses.replace(self)
         bound._same = setting.same_answer
@@ -72,6 +72,7 @@ class MajorityVote(RewardTerm):
         polls = {id(g): self._poll(g.rollouts, [answers[i] for i in g.index]) for g in groups}
         of_task: dict[str, list[tuple[str, float]]] = {}
         for group in groups:
+            # A task may be drawn twice in a step; its first group votes for partners.
             of_task.setdefault(group.rollouts[0].task.id, polls[id(group)])
         for group in groups:
             task = group.rollouts[0].task
@@ -90,6 +91,8 @@ class MajorityVote(RewardTerm):
         """(answer, share of the voters) of each different answer, empty without a trusted winner."""
         kinds: list[list[str]] = []
         task = members[0].task
+        # Sorted, so that the first spelling of each kind does not depend on the order of sampling. `same_answer` need
+        # not be transitive; an answer joins the first kind that it equals.
         for answer in sorted(a for a in answers if a is not None):
             home = next((kind for kind in kinds if kind[0] == answer or self._same(task, kind[0], answer)), None)
             if home is None:
@@ -108,6 +111,8 @@ class MajorityVote(RewardTerm):
             return share
         most = max(s for _, s in poll)
         if share == most:
+            # k answers tied for the first place have 1 / k each. Shares of one group have one denominator, so `==` is
+            # exact.
             return 1 / sum(s == most for _, s in poll)
         return 0.0
 

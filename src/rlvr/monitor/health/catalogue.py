@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from rlvr.monitor.health.monitors import Dominating, Drift, Jump, Monitor, PartingMonitor, Spikes, Sustained
 
+# The thresholds are judgements, not fits. scripts/broken_runs/record.py tries each on a run that was broken for it (all
+# have to speak) and on the healthy run that they were made from (none may speak); tests/monitor/test_health.py holds
+# both cases for each monitor. Values of a healthy run are in the column "healthy" of docs/metrics.md. `steps` is 5
+# where nothing else is written: with few groups a step, one bad step is chance.
 _ALL: tuple[Monitor, ...] = (
     # What the groups teach
     Sustained(
         name="all_wrong",
         reads=("group/all_wrong", "reward/mean"),  # a share of what was judged; nothing where no reward is decided
+        # A group of equal rewards has advantage 0 under a baseline of the group, so from 0.9 on a tenth of the batch or
+        # less is trained.
         bad=lambda share, reward: share >= 0.9,
         message="in {value:.0%} of the groups every answer is wrong, and such groups teach nothing",
         advice="read some rollouts: does the policy answer in the form that the verifier expects? Then easier tasks, "
@@ -23,6 +29,7 @@ _ALL: tuple[Monitor, ...] = (
         name="all_right",
         reads=("group/all_correct", "reward/mean"),
         bad=lambda share, reward: share >= 0.9,
+        # Twice as long as all_wrong: it is also how a run ends that has learned its tasks.
         steps=10,
         message="in {value:.0%} of the groups every answer is right, and such groups teach nothing",
         advice="harder tasks, rollout.dynamic_sampling to replace such groups, or an end to the run; and audit the "
@@ -32,6 +39,8 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="no_spread",
         reads=("group/zero_variance", "group/all_wrong", "group/all_correct"),
+        # Groups that are all wrong or all right have no spread either. Where these are the cause, the two monitors
+        # above speak; this one is for a reward that gives every answer the same value between 0 and 1.
         bad=lambda same, wrong, right: same >= 0.95 and wrong < 0.9 and right < 0.9,
         steps=10,
         message="in {value:.0%} of the groups all rewards are the same, so that there is hardly an advantage",
@@ -42,6 +51,8 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="verifier_errors",
         reads=("verdict/error",),
+        # Lower than any bound on what the policy does: an error is a defect of the verifier, and a working one has
+        # none. Three steps, so that one outage of a service does not end a run under `stop`.
         bad=lambda share: share >= 0.05,
         steps=3,
         message="the check of {value:.0%} of the completions failed: they are left out, or score 0 where the answer "
@@ -54,6 +65,7 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="verifier_timeouts",
         reads=("verdict/timeout",),
+        # Above the bound on errors: a policy under exploration writes some programs that do not end.
         bad=lambda share: share >= 0.1,
         steps=3,
         message="the check of {value:.0%} of the completions ran out of time: they score 0, or are left out where "
@@ -67,7 +79,9 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="undecided_rewards",
         reads=("reward/undecided", "verdict/error", "verdict/timeout"),
-        bad=lambda share, errors, timeouts: share - errors - timeouts >= 0.05,  # those have monitors of their own
+        # Errors and timeouts are subtracted, since they have monitors of their own; what is left are terms of the
+        # reward that returned None or NaN.
+        bad=lambda share, errors, timeouts: share - errors - timeouts >= 0.05,
         steps=3,
         message="{value:.0%} of the completions have no reward, though they were checked, and are left out",
         advice="the terms of `rewards` that return None or NaN, or raise (reward/raised counts that): the columns "
@@ -77,6 +91,7 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="unparsable",
         reads=("verdict/unparsable",),
+        # Below a half, enough completions are judged that training itself teaches the form.
         bad=lambda share: share >= 0.5,
         message="no answer is found in {value:.0%} of the completions",
         advice="say in the prompt (data.template) in which form the answer is wanted, show it in an sft stage, or "
@@ -88,6 +103,7 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="truncated",
         reads=("completion/truncated",),
+        # Healthy is below 0.1. A cut completion mostly has no answer, so at a half the reward is about length.
         bad=lambda share: share >= 0.5,
         message="{value:.0%} of the completions are cut before they end",
         advice="a larger rollout.max_new_tokens, a stop string, a model that ends its answers (an sft stage), the "
@@ -104,6 +120,8 @@ _ALL: tuple[Monitor, ...] = (
         name="length_drift",
         reads=("completion/length_mean", "reward/mean"),
         versus_others=True,
+        # 0.02 of reward over the medians of ten steps each: less is noise for a reward between 0 and 1. A reward on
+        # another scale moves the bound with it.
         bad=lambda start, now, earned, earns: now > 2 * start > 0 and earns < earned + 0.02,
         message="completions have grown from {start:.0f} to {value:.0f} tokens, and earn no more for it",
         advice="algorithm.preset=dr_grpo or loss.average=constant (a mean over each response favours long wrong "
@@ -114,6 +132,7 @@ _ALL: tuple[Monitor, ...] = (
         name="length_collapse",
         reads=("completion/length_mean", "reward/mean"),
         versus_others=True,
+        # A third and not a half: a verbose model that learns to be brief halves its answers in a healthy run.
         bad=lambda start, now, earned, earns: 3 * now < start and earns < earned + 0.02,
         message="completions have shrunk from {start:.0f} to {value:.0f} tokens, and earn no more for it",
         advice="a lower optim.lr; look for a term of the reward that pays short answers",
@@ -129,6 +148,7 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="duplicates",
         reads=("completion/duplicates", "group/all_correct"),
+        # A policy that has solved tasks with short answers writes the same answer again, hence the second metric.
         bad=lambda share, right: share >= 0.8 and right < 0.5,
         message="{value:.0%} of the completions are copies of another of their group, though the tasks are not solved",
         advice="a higher rollout.temperature (and check that seeds differ, with an engine of your own), an entropy "
@@ -139,6 +159,8 @@ _ALL: tuple[Monitor, ...] = (
     Drift(
         name="entropy_collapse",
         reads=("entropy", "group/all_correct"),
+        # 0.05 nats are a perplexity of e^0.05 = 1.05 choices a token. The factor of 5 keeps quiet about models whose
+        # entropy was low from the start, `right` about those that are sure because they have learned the tasks.
         bad=lambda start, now, right: now < 0.05 and now < start / 5 and right < 0.5,
         message="entropy has fallen from {start:.2g} to {value:.2g} nats: the policy hardly tries anything else any "
         "more",
@@ -148,6 +170,7 @@ _ALL: tuple[Monitor, ...] = (
     Drift(
         name="entropy_blowup",
         reads=("entropy",),
+        # Both, since twice of a small entropy is still small, and half a nat is little where it began at several.
         bad=lambda start, now: now > 2 * start and now > start + 0.5,
         message="entropy has risen from {start:.2g} to {value:.2g} nats: the policy writes more and more at random",
         advice="a lower optim.lr, no entropy bonus, a KL penalty (algorithm.kl.coef); check the signs of your rewards",
@@ -155,6 +178,8 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="kl_runaway",
         reads=("kl/ref",),
+        # Half a nat a token is a factor of 1.6 in the probability of the average token. The bound is arbitrary: a
+        # run without a KL term has no natural one, and a larger number only speaks later.
         bad=lambda kl: kl > 0.5,
         message="the policy is {value:.2g} nats per token away from the reference",
         advice="a lower optim.lr, a larger algorithm.kl.coef, or algorithm.kl.renew_every where the distance is wanted",
@@ -163,6 +188,8 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="ratio_drift",
         reads=("ratio/mean",),
+        # The mean of pi / pi_old over tokens of pi_old is 1 in expectation, whatever pi is; 0.1 is half of the usual
+        # clip range of 0.2.
         bad=lambda ratio: abs(ratio - 1) > 0.1,
         message="the mean probability ratio is {value:.2f}, far from 1: the updates of one batch go too far",
         advice="a lower optim.lr, fewer optim.updates_per_batch or epochs_per_batch",
@@ -170,6 +197,7 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="mismatch",
         reads=("mismatch/mean",),
+        # Five times the 0.01 that docs/metrics.md calls healthy.
         bad=lambda gap: gap > 0.05,
         message="the log-probs sampled with differ from those trained on by {value:.2g} nats per token",
         advice="algorithm.correction (truncate or mask), less rollout.staleness, the same dtype in engine and "
@@ -178,6 +206,8 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="clip_share",
         reads=("ratio/clipped_low", "ratio/clipped_high"),
+        # Healthy is below 0.05 for each bound. The ratio of a whole response clips more by design: the GSPO paper
+        # (arXiv 2507.18071) reports about 0.15 of the tokens for its own runs.
         bad=lambda low, high: low + high > 0.3,
         message="clipping takes the gradient from much of the batch ({value:.0%} of the tokens at the lower bound "
         "alone)",
@@ -194,6 +224,7 @@ _ALL: tuple[Monitor, ...] = (
         name="lr_zero",
         reads=("lr",),
         bad=lambda lr: lr <= 0,
+        # A schedule that decays to 0 may reach it at the last step, which is no trouble.
         steps=3,
         message="the learning rate is 0: nothing is learned",
         advice="optim.lr, warmup_steps and min_lr; is `steps` of the stage what the schedule should end at?",
@@ -220,6 +251,8 @@ _ALL: tuple[Monitor, ...] = (
     Sustained(
         name="stale_weights",
         reads=("policy/staleness_mean", "mismatch/mean"),
+        # The age alone is what `rollout.staleness` asked for. It is trouble where the policy has moved meanwhile, which
+        # the log-probs show: 0.03 is between the healthy 0.01 and the 0.05 of `mismatch`.
         bad=lambda age, gap: age >= 2 and gap > 0.03,
         message="tokens are sampled with weights that are {value:.1f} versions old, and the policy has moved on since",
         advice="less rollout.staleness, and algorithm.correction; or more of the machine for sampling",
@@ -227,6 +260,7 @@ _ALL: tuple[Monitor, ...] = (
     Drift(
         name="slow",
         reads=("time/tokens_per_second",),
+        # Completions that become longer, or a batch with one long straggler, halve the rate in a healthy run.
         bad=lambda start, now: now < 0.4 * start,
         message="{value:.0f} tokens/s, {start:.0f} when the stage began",
         advice="the times by phase say where it goes; longer completions, a verifier that waits, another process on "

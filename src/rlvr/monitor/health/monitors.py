@@ -25,6 +25,7 @@ class Monitor(ABC):
     message: str
     """What is wrong; `{name}` stands for a number that `look` found."""
     advice: str
+    # Three times the longest window of the kinds below (2 * FIRST steps).
     keep: int = 64
     """How many of the newest steps it may look back on."""
     examples: str | None = None
@@ -48,7 +49,7 @@ class Sustained(Monitor):
     steps: int = 5
 
     def look(self, series: Series) -> Trouble | None:
-        """Return whether the newest `steps` steps are all bad; since the first of them."""
+        """Return the trouble where the newest `steps` steps are all bad; it began at the first of them."""
         entries = series.last(self.steps)
         if len(entries) < self.steps or not all(self.bad(*entry.values) for entry in entries):
             return None
@@ -68,6 +69,7 @@ class Drift(Monitor):
         """Compare the last ten steps with the first ten, once they do not overlap."""
         if series.count < 2 * FIRST:
             return None
+        # Medians, so that one step with an outlier in it does not make a drift.
         now = series.last(FIRST)
         numbers = [middle(series.first), middle(now)]
         for place in range(1, len(self.reads)):
@@ -88,11 +90,13 @@ class Jump(Monitor):
 
     def look(self, series: Series) -> Trouble | None:
         """Compare what is newest with what was just before it."""
+        # Three new steps: their median needs two of them to be high, so that one long batch is no jump.
         entries = series.last(FIRST + 3)
         if len(entries) < FIRST + 3:
             return None
         before = middle(entries[:FIRST])
         now = middle(entries[FIRST:])
+        # `before` is 0 where a stage begins with empty completions; any length would then be a jump.
         if not now > self.factor * before > 0:
             return None
         since = next(entry.step for entry in entries[FIRST:] if entry.values[0] > self.factor * before)
@@ -111,6 +115,7 @@ class Spikes(Monitor):
         entries = series.last(2 * FIRST)
         if len(entries) < 2 * FIRST:
             return None
+        # The median of all 20, the high ones included: 3 of 20 do not move it.
         usual = middle(entries)
         high = [entry for entry in entries if entry.values[0] > self.factor * usual > 0]
         if len(high) < self.times:
@@ -126,7 +131,10 @@ class PartingMonitor(Monitor):
     The held-out score is the first of `scores` that the run has.
     """
 
+    # Greedy first, since it has no noise from sampling.
     scores: tuple[str, ...] = ("eval/greedy", "eval/mean", "eval/pass@1")
+    # Evaluations may be hundreds of steps apart, and the best one has to be still there: 2048 steps of three numbers
+    # are small.
     keep: int = 2048
     around: int = 5
     """Steps before an evaluation whose rewards are averaged."""
@@ -148,12 +156,16 @@ class PartingMonitor(Monitor):
         best = max(evaluated, key=lambda place: entries[place].values[1])
         (_, score, tasks) = entries[-1].values
         (_, top, _) = entries[best].values
+        # Standard error of the difference of two shares p, q of n tasks each, taken as independent:
+        # sqrt((p (1 - p) + q (1 - q)) / n). Three of them and not two, since the best of many evaluations is above its
+        # expectation. Scores outside of [0, 1] are no shares, and only the fixed bound of 0.03 holds for them.
         if 0 <= score <= top <= 1:
             chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks)
         else:
             chance = 0.0
         before = self._reward(entries, best)
         now = self._reward(entries, len(entries) - 1)
+        # 0.02 of reward: as in `length_drift`, less than that is noise.
         if top - score <= max(0.03, chance) or now - before < 0.02:
             return None
         return Trouble(entries[best].step, {"top": top, "value": score, "before": before, "now": now})
@@ -168,6 +180,7 @@ class Dominating(Monitor):
     """A term other than the verdict explains nearly all of the reward's differences within groups, over ten steps,
     while there are other terms (`explained/*`)."""
 
+    # A squared correlation: 0.95 leaves 5 % of the variance within groups to everything else.
     share: float = 0.95
     steps: int = 10
     named: tuple[str, ...] = ("verdict",)
@@ -176,15 +189,17 @@ class Dominating(Monitor):
     def entry(self, row: Mapping[str, Any]) -> tuple[float, ...] | None:
         """The largest share among the terms that should not dominate, and that of those that may."""
         shares = {name.removeprefix("explained/"): v for name, v in row.items() if name.startswith("explained/")}
-        known = {name: value for name, value in shares.items() if value is not None}
-        others = [value for name, value in known.items() if name not in self.named]
+        decided = {name: value for name, value in shares.items() if value is not None}
+        others = [value for name, value in decided.items() if name not in self.named]
         if others:
-            return (max(others), max((known.get(name, 0.0) for name in self.named), default=0.0))
+            return (max(others), max((decided.get(name, 0.0) for name in self.named), default=0.0))
         return None
 
     def look(self, series: Series) -> Trouble | None:
-        """Return whether it held at each of the newest steps."""
+        """Return the trouble where it held at each of the newest steps."""
         entries = series.last(self.steps)
+        # The second condition: shares of correlated terms do not add up to 1. A term that agrees with the verdict
+        # explains as much as the verdict does, and that is harmless.
         if len(entries) < self.steps or any(e.values[0] < self.share or e.values[1] > 0.5 for e in entries):
             return None
         return Trouble(entries[0].step, {"value": sum(e.values[0] for e in entries) / len(entries)})

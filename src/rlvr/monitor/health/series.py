@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
+# Ten, since the median of fewer follows single batches. More would let a drift at the start of a stage become the base.
 FIRST = 10
 """Steps at the start of a stage that later ones are compared with."""
 
@@ -50,7 +51,7 @@ class Finding:
     """A finding of a monitor."""
 
     step: int
-    """The step at which it was said."""
+    """The step at which it was reported."""
     monitor: str
     since: int
     """The first step of what is wrong."""

@@ -1,7 +1,7 @@
-"""Runs the monitors over the steps of a run, each stage by itself, and says each cause once.
+"""Runs the monitors over the steps of a run, each stage by itself, and reports each cause once.
 
 Invariant: what it finds depends on the rows alone, so that it needs no place in a checkpoint: after a resume the rows
-of the steps before are gone through again, in silence.
+of the steps before are gone through again without a report.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ Mode = Literal["warn", "stop", "off"]
 MODES: tuple[str, ...] = get_args(Mode)
 DEFAULT = "default"
 """The key of the mode of all monitors that are not named."""
+# Enough to see whether a pattern repeats; each takes a line of up to 560 characters on the console.
 EXAMPLES = 3
 
 
 def checked_modes(written: str | Mapping[str, str]) -> dict[str, str]:
-    """The mode of each monitor, from one word or from words by name. ValueError for a name or word that is not
-    known."""
+    """The mode of each monitor, from one word or from words by name. ValueError for an unknown name or word."""
     if isinstance(written, str):
         modes = {DEFAULT: written}
     else:
         modes = dict(written)
     # A key over a bare word keeps the word under `name` (see rlvr.core.tree.merge).
     modes = {DEFAULT: modes.pop("name", "warn"), **modes}
+    # `default` may be set to any mode; a misspelt monitor must not be silently without effect.
     for name, mode in modes.items():
         if name not in (*MONITORS, DEFAULT):
             raise ValueError(f"no monitor is called {name!r}{nearest(name, [*MONITORS, DEFAULT])}")
@@ -52,18 +53,21 @@ class Watch:
         self._seen = 0
 
     def look(self, rows: Sequence[Mapping[str, Any]], batch: Batch | None = None) -> list[Finding]:
-        """Return what is new after the newest of the run's `rows`; `batch` is that step's, for examples."""
-        found: list[Finding] = []
+        """Return the findings of the newest of the run's `rows`; `batch` is that step's, for examples."""
+        findings: list[Finding] = []
+        # After a resume `rows` begins with all recorded steps. They go through the monitors too, but only the findings
+        # of the last row are returned: earlier ones were reported before.
         for row in rows[self._seen :]:
-            found = self._step(row)
+            findings = self._step(row)
         self._seen = len(rows)
-        return [dataclasses.replace(f, examples=_examples(MONITORS[f.monitor], batch)) for f in found]
+        return [dataclasses.replace(f, examples=_examples(MONITORS[f.monitor], batch)) for f in findings]
 
     def _step(self, row: Mapping[str, Any]) -> list[Finding]:
         if row.get("run/stage") != self._stage or not self._seen:
             self._enter(row.get("run/stage"))
         self._seen += 1
-        found: list[Finding] = []
+        findings: list[Finding] = []
+        # A copy, since a monitor that has spoken is removed: each cause is reported once a stage.
         for monitor, series in list(self._open):
             values = monitor.entry(row)
             if values is None:
@@ -74,8 +78,8 @@ class Watch:
                 self._open.remove((monitor, series))
                 message = monitor.message.format(**trouble.numbers)
                 mode = self._modes[monitor.name]
-                found.append(Finding(int(row["step"]), monitor.name, trouble.since, message, monitor.advice, mode))
-        return found
+                findings.append(Finding(int(row["step"]), monitor.name, trouble.since, message, monitor.advice, mode))
+        return findings
 
     def _enter(self, stage: Any) -> None:
         """A stage begins: other data, other lengths, all monitors afresh."""
@@ -87,15 +91,15 @@ def findings_of(rows: Iterable[Mapping[str, Any]], modes: Mapping[str, str] | No
     """All that the monitors find in the rows of a run."""
     watch = Watch(modes or checked_modes("warn"))
     so_far = []
-    found = []
+    findings = []
     for row in rows:
         so_far.append(row)
-        found += watch.look(so_far)
-    return found
+        findings += watch.look(so_far)
+    return findings
 
 
 def _examples(monitor: Monitor, batch: Batch | None) -> tuple[str, ...]:
-    """The ends of three completions of the step, of different tasks where there are such, and what was said of them."""
+    """Three completions of the step, of different tasks where there are such, each with the reason of its verdict."""
     if monitor.examples is None or batch is None:
         return ()
     chosen: dict[tuple[str, int], str] = {}
@@ -109,5 +113,7 @@ def _examples(monitor: Monitor, batch: Batch | None) -> tuple[str, ...]:
             chosen[rollout.task.id, seen[rollout.task.id]] = (
                 f"task {clean(rollout.task.id)}: {text or '(empty)'} -> {reason}"
             )
+    # Sorted by how often the task was seen before: the first example of each task comes before the second of any. The
+    # sort is stable, so that examples of one turn keep the order of the batch.
     by_turn = sorted(chosen.items(), key=lambda item: item[0][1])
     return tuple(text for _, text in by_turn[:EXAMPLES])

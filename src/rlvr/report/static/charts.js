@@ -1,5 +1,6 @@
 // Charts as SVG: lines with bands, stacked areas, histograms over time. Each is a card with a title.
 
+// Units of the viewBox, which CSS scales to the width of the card. LEFT holds the labels of y, BOTTOM those of x.
 const WIDE = 420, HIGH = 210, LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 26;
 
 function frame(title, about, label) {
@@ -16,6 +17,7 @@ function axes(svg, [x0, x1], [y0, y1], ticksOfY = ticks(y0, y1)) {
     svg.append(draw("line", { class: "gridline", x1: LEFT, x2: WIDE - RIGHT, y1: py(y), y2: py(y) }));
     svg.append(draw("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, show(y)));
   }
+  // Steps are integers, so that a short run has no tick at 1.5.
   const marks = ticks(x0, x1, 6).filter((x) => Number.isInteger(x) && x >= x0 && x <= x1);
   for (const x of marks) svg.append(draw("text", { x: px(x), y: HIGH - 9, "text-anchor": "middle" }, show(x)));
   svg.append(draw("line", { class: "axis", x1: LEFT, x2: WIDE - RIGHT, y1: py(y0), y2: py(y0) }));
@@ -27,6 +29,7 @@ function hover(svg, x0, x1, texts) {
   svg.append(cursor);
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
+    // From pixels to units of the viewBox, then to steps.
     const inside = ((event.clientX - box.left) / box.width) * WIDE;
     const found = texts(x0 + ((inside - LEFT) / (WIDE - LEFT - RIGHT)) * (x1 - x0));
     if (!found) return;
@@ -38,6 +41,7 @@ function hover(svg, x0, x1, texts) {
   svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); tip.hide(); });
 }
 
+// Binary search in a rising list.
 function nearest(xs, x) {
   let low = 0, high = xs.length - 1;
   while (high - low > 1) {
@@ -47,6 +51,7 @@ function nearest(xs, x) {
   return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
 }
 
+// Exponential moving average: s_t = w s_(t-1) + (1 - w) x_t, beginning at the first value.
 function smoothed(values, weight) {
   let kept = null;
   return values.map((value) => {
@@ -73,7 +78,9 @@ function lineChart(title, about, series, { stages = [], marks = [], smooth = 0, 
   const steps = series.flatMap((s) => s.x.filter((_, i) => known(s.y[i])));
   if (!all.length) { card.append(make("p", { class: "soft small" }, "nothing was measured")); return card; }
   let [low, high] = [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))];
+  // A curve that is near 0 at its lowest starts at 0; one that moves within a narrow band high up keeps its band.
   if (low >= 0 && low < 0.5 * high) low = 0;
+  // 6 % of air; a constant curve has no range, so a tenth of its value, or 1 where that is 0.
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   [low, high] = [low === 0 ? 0 : low - pad, share ? Math.min(high + pad, Math.max(1, high)) : high + pad];
   const x0 = steps.reduce((a, b) => Math.min(a, b)), x1 = Math.max(steps.reduce((a, b) => Math.max(a, b)), x0 + 1);
@@ -90,6 +97,7 @@ function lineChart(title, about, series, { stages = [], marks = [], smooth = 0, 
       const down = there.map((i) => `${px(one.x[i]).toFixed(1)} ${py(one.low[i]).toFixed(1)}`).reverse();
       if (there.length) svg.append(draw("path", { d: `M${[...up, ...down].join("L")}Z`, fill: one.color, opacity: 0.16 }));
     }
+    // Up to 40 points (an evaluation every some steps) are drawn as dots and never smoothed.
     const few = one.y.filter(known).length <= 40;
     const line = { fill: "none", stroke: one.color, "stroke-linejoin": "round" };
     if (smooth > 0 && !few) svg.append(draw("path", { ...line, d: path(one.x, one.y, px, py), opacity: 0.25, "stroke-width": 1 }));
@@ -98,6 +106,7 @@ function lineChart(title, about, series, { stages = [], marks = [], smooth = 0, 
     if (few) one.x.forEach((x, i) => known(one.y[i]) && svg.append(draw("circle", { cx: px(x), cy: py(one.y[i]), r: 2.6, fill: one.color })));
   }
   for (const mark of marks) {
+    // A triangle of 10 by 9 units that points down at the step.
     const sign = draw("path", { class: "mark", d: `M${px(mark.step)} ${TOP + 12}l-5 -9h10z` });
     sign.append(draw("title", {}, mark.text));
     if (mark.step >= x0 && mark.step <= x1) svg.append(sign);
@@ -119,6 +128,7 @@ function stackChart(title, about, x, parts, { whole = false } = {}) {
   const { svg, card } = frame(title, about);
   const at = x.map((_, i) => i).filter((i) => parts.some((p) => known(p.y[i])));
   if (!at.length) { card.append(make("p", { class: "soft small" }, "nothing was measured")); return card; }
+  // The 98th percentile and a tenth more is the top of the chart.
   const sums = at.map((i) => parts.reduce((sum, p) => sum + (known(p.y[i]) ? p.y[i] : 0), 0));
   const sorted = [...sums].sort((a, b) => a - b);
   const top = whole ? 1 : 1.1 * sorted[Math.floor(0.98 * (sorted.length - 1))] || 1;  // a few slow steps are cut off
@@ -149,6 +159,8 @@ function histogramChart(title, about, data, hue) {
   const { py } = axes(svg, [x0, x1], [edges[0], edges[bins]]);
   const width = (WIDE - LEFT - RIGHT) / steps.length;
   counts.forEach((column, c) => {
+    // Darker with more rollouts, in proportion to the fullest cell of the column, so that steps with few rollouts are
+    // readable.
     const total = column.reduce((a, b) => a + b, 0), most = Math.max(...column, 1);
     column.forEach((count, b) => {
       if (!count) return;

@@ -2,6 +2,7 @@
 // Elements, numbers, colours, the tooltip. Text only ever reaches the page as a text node.
 
 const SVG = "http://www.w3.org/2000/svg";
+// The colours --s0 to --s7 of report.css; a ninth run has the colour of the first.
 const SERIES = 8;
 const VERDICTS = {
   correct: "--good", partial: "--part", wrong: "--bad", unparsable: "--odd", timeout: "--late", error: "--broken",
@@ -34,14 +35,16 @@ function show(value) {
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   const size = Math.abs(value);
+  // Four digits, and an exponent where these would need more than ten characters.
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
   return String(Number(value.toPrecision(4)));
 }
 
 function duration(seconds) {
   if (seconds < 60) return `${seconds.toFixed(1)} s`;
-  const minutes = Math.floor(seconds / 60);
-  return minutes < 60 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  // Rounded first: 119.6 s is 2 min 0 s, not 1 min 60 s.
+  const whole = Math.round(seconds), minutes = Math.floor(whole / 60);
+  return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 const tip = {
@@ -50,6 +53,7 @@ const tip = {
     box.textContent = text;
     box.hidden = false;
     const { width, height } = box.getBoundingClientRect();
+    // 16 px right of and 12 px below the pointer, so that the box is not under it; on the left where the window ends.
     const left = event.clientX + 16 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 16;
     box.style.left = `${Math.max(4, left)}px`;
     box.style.top = `${Math.min(event.clientY + 12, innerHeight - height - 4)}px`;
@@ -63,10 +67,12 @@ function legend(parts) {
 }
 
 function ticks(low, high, count = 4) {
+  // Steps of 1, 2 or 5 times a power of ten, the smallest that gives no more than `count` intervals.
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough) || rough;
   const found = [];
+  // The tolerance keeps a tick that rounding puts just outside of the range.
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(Number((k * step).toPrecision(12)));
   return found;
 }

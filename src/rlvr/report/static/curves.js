@@ -1,5 +1,7 @@
 // Which curves are shown: those of all runs, and of several seeds of one experiment their mean with a band.
 
+// Shown at first, in this order: what is earned, what groups teach, what is written, the policy, the update, the
+// machine. EVAL stands for the first held-out score that the run has.
 const FIRST_CURVES = [
   "reward/mean", "EVAL", "group/mixed", "group/all_wrong", "group/all_correct", "completion/length_mean", "completion/truncated",
   "verdict/unparsable", "entropy", "kl/ref", "grad_norm", "ratio/clipped_high", "mismatch/mean", "completion/repetition",
@@ -84,6 +86,7 @@ function curvesSection(data) {
     more.value = "";
     redraw();
   } }, make("option", { value: "" }, "add a metric …"), ...names.map((name) => make("option", { value: name }, name)));
+  // At most 0.95, an average over about 20 steps (1 / (1 - 0.95)); at 1 the curve would never move.
   const slider = make("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: 0, "aria-label": "smoothing", oninput: () => { settings.smooth = Number(slider.value); redraw(); } });
   const bands = make("input", { type: "checkbox", checked: settings.bands, onchange: () => { settings.bands = bands.checked; redraw(); } });
   redraw();

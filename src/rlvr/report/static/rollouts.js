@@ -1,5 +1,6 @@
 // The browser of rollouts: filters, a list, and one rollout with its tokens in colours.
 
+// Items of the list that are in the document at once; thousands would make each search slow.
 const PAGE = 150;
 const PAINTS = { none: "no colours", advantage: "advantage", log_ratio: "log-prob ratio", surprise: "surprise" };
 
@@ -36,6 +37,7 @@ function rolloutsSection(data) {
     const by = filters.order.value;
     if (by) {
       const key = by.replace("-", ""), sign = by === "-step" ? -1 : by.startsWith("-") ? 1 : -1;
+      // Unknown values last, whatever the order.
       state.found = [...state.found].sort((a, b) => known(a[key]) - known(b[key]) ? known(b[key]) - known(a[key]) : sign * (a[key] - b[key]));
     }
     Object.assign(state, { shown: PAGE, chosen: 0 });
@@ -113,8 +115,10 @@ function completion(r, paint) {
   r.ends.forEach((end, t) => {
     if (end <= at) return;
     const value = values[t], strength = known(value) ? Math.min(Math.abs(value) / most, 1) : 0;
+    // A third kind of colour for surprise, which has no sign.
     const hue = paint === "surprise" ? "--warm" : value >= 0 ? "--plus" : "--minus";
     const about = `token ${t + 1}: ${known(value) ? `${PAINTS[paint]} ${show(value / 1000)}` : `${PAINTS[paint]} not known`}` + (known(r.logprob?.[t]) ? `\nsampled with probability ${show(Math.exp(r.logprob[t] / 1000))}` : "");
+    // Opacity from 0.06 to 0.66; below a fiftieth of the largest value a token has no colour.
     nodes.push(make("span", { class: "token", style: strength > 0.02 ? `background:rgba(var(${hue}),${(0.06 + 0.6 * strength).toFixed(2)})` : null,
       onpointermove: (event) => tip.show(event, about), onpointerleave: tip.hide }, r.text.slice(at, end)));
     at = end;
@@ -125,6 +129,7 @@ function completion(r, paint) {
 
 function largest(values, paint) {
   const most = Math.max(...values.filter(known).map(Math.abs), 0);
+  // In thousandths: an advantage of 1, a log-ratio of 0.05 (a ratio of 1.05), 1 nat of surprise.
   return Math.max(most, { advantage: 1000, log_ratio: 50, surprise: 1000 }[paint]);  // less than this is no more than a tint
 }
 
