@@ -13,7 +13,7 @@ _ALL: tuple[Monitor, ...] = (
         name="all_wrong",
         reads=("group/all_wrong", "reward/mean"),  # a share of what was judged; nothing where no reward is decided
         bad=lambda share, reward: share >= 0.9,
-        message="in {value:.0%} of the groups every answer is wrong, and such groups teach nothing",
+        message="in {value:.0%} of the groups every answer is wrong, and such groups give no gradient",
         advice="read some rollouts: does the policy answer in the form that the verifier expects? Then easier tasks, "
         "an sft "
         "stage before this one, a larger rollout.group_size or max_new_tokens; `python -m rlvr.audit` checks the "
@@ -24,7 +24,7 @@ _ALL: tuple[Monitor, ...] = (
         reads=("group/all_correct", "reward/mean"),
         bad=lambda share, reward: share >= 0.9,
         steps=10,
-        message="in {value:.0%} of the groups every answer is right, and such groups teach nothing",
+        message="in {value:.0%} of the groups every answer is right, and such groups give no gradient",
         advice="harder tasks, rollout.dynamic_sampling to replace such groups, or an end to the run; and audit the "
         "verifier if this "
         "comes as a surprise",
