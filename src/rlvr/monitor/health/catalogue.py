@@ -19,7 +19,7 @@ _ALL: tuple[Monitor, ...] = (
         # A group of equal rewards has advantage 0 under a baseline of the group, so from 0.9 on a tenth of the batch or
         # less is trained.
         bad=lambda share, reward: share >= 0.9,
-        message="in {value:.0%} of the groups every answer is wrong, and such groups teach nothing",
+        message="in {value:.0%} of the groups every answer is wrong, and such groups give no gradient",
         advice="read some rollouts: does the policy answer in the form that the verifier expects? Then easier tasks, "
         "an sft "
         "stage before this one, a larger rollout.group_size or max_new_tokens; `python -m rlvr.audit` checks the "
@@ -31,7 +31,7 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda share, reward: share >= 0.9,
         # Twice as long as all_wrong: it is also how a run ends that has learned its tasks.
         steps=10,
-        message="in {value:.0%} of the groups every answer is right, and such groups teach nothing",
+        message="in {value:.0%} of the groups every answer is right, and such groups give no gradient",
         advice="harder tasks, rollout.dynamic_sampling to replace such groups, or an end to the run; and audit the "
         "verifier if this "
         "comes as a surprise",
