@@ -78,7 +78,7 @@ def plan_run(config: Config, world: World, model: Any = None, eval_tasks: Any = 
     planner = Planner(replace(own, memory=smallest), world.size, model, eval_tasks)
     plan = _decided(world, "the memory plan", lambda: _plan(config, planner))
     if plan.problem is not None and config.run.check_memory:
-        raise ConfigError(f"the run {plan.problem}. Or set run.check_memory=false, and it is only said")
+        raise ConfigError(f"the run {plan.problem}. Or set run.check_memory=false to get a warning instead")
     return replace(plan, planner=planner)
 
 
@@ -187,7 +187,7 @@ def _plan(config: Config, planner: Planner) -> RunPlan:
 
 def _undescribed(config: Config, planner: Planner, error: Exception) -> RunPlan:
     on_gpu = planner.devices.on_gpu
-    taken = "true and 8192" if on_gpu else "false and null"
+    taken = f"true and {UNKNOWN_TOKENS}" if on_gpu else "false and null"
     line = (
         f"memory: no plan, the model cannot be described without loading it ({error}); where "
         f"model.gradient_checkpointing and optim.micro_batch_tokens are auto, {taken} are taken"
