@@ -1,4 +1,4 @@
-"""Every layout gives the task it should; every bad row is named with its place, field and mend."""
+"""Every layout gives the task it should; every bad row is named with its place, field and fix."""
 
 import datetime
 

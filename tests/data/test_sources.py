@@ -1,4 +1,4 @@
-"""Data sets in every form give the same tasks; what cannot be read is refused by name, place and mend."""
+"""Data sets in every form give the same tasks; what cannot be read is refused by name, place and fix."""
 
 import json
 import logging

@@ -46,7 +46,8 @@ def require(package: str, extra: str) -> None:
 
 
 class MetricsFile:
-    """The file of one JSON object per step, opened for each line so that it is on disk when `append` returns."""
+    """The file of one JSON object per step. It is opened for each line, so another program sees the line when `append`
+    returns; a checkpoint, not each line, flushes it to the disk."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
