@@ -76,6 +76,8 @@ def sapo() -> dict[str, Any]:
     )
 
 
+# `dppo` alone, the name of the method, stands for the form with total variation.
+@register("preset", "dppo")
 @register("preset", "dppo_tv")
 def dppo_tv() -> dict[str, Any]:
     """DPPO-Binary-TV (Qi et al. 2026, arXiv 2602.04879): a token is masked when its probability has moved by 0.15,
