@@ -44,7 +44,7 @@ suggests the nearest name. `python -m rlvr.train --config FILE --dry-run` prints
 
 A *piece* is written as a registered name, as `FILE.py:Name` (a class or function in a file of yours, relative to the
 working directory), or as a mapping `{name: ..., option: value}`. [Pieces](#pieces) lists the registered ones.
-[architecture.md](architecture.md#how-to-add-a-piece) says how to write one.
+[architecture.md](architecture.md#how-to-add-a-component) says how to write one.
 
 A stage in `stages` is a mapping with `kind`, `steps`, an optional `name`, the options of its kind, and overrides of
 these sections: STAGES.
