@@ -27,9 +27,10 @@ LEFT_OUT = {
 }
 HEAD = """# Expected curves
 
-This page shows how the shipped examples learned, with the command of each, so that you can compare your own run. On another
-machine rounding differs, and so does the path; the shape should not. Blue: the mean reward of each `grpo` step. Brown: the score on
-held-out tasks, greedy (dots) and sampled (dashes). The grey line marks the end of the first stage.
+This page shows how the shipped examples learned, with the command of each, so that you can compare your own run. On
+another machine rounding differs, and so does the path; the shape should not. Blue: the mean reward of each `grpo`
+step. Brown: the score on held-out tasks, greedy (dots) and sampled (dashes). The grey line marks the end of the first
+stage.
 
 Made on 21 November 2026 on a CPU. `scripts/curves.py` writes this page from the numbers beside each picture.
 """
