@@ -295,7 +295,7 @@ class Correction(Component):
 
 
 class Environment(Component):
-    """An environment that remembers: the policy talks with an episode of it. Its methods may be coroutine functions."""
+    """An environment with a state: the policy acts in an episode of it. Its methods may be coroutine functions."""
 
     @abstractmethod
     def begin(self, task: Task) -> Episode | Awaitable[Episode]:
@@ -303,7 +303,7 @@ class Environment(Component):
 
 
 class Episode(ABC):
-    """One rollout's talk with an environment. Its methods may be coroutine functions."""
+    """One rollout's conversation with an environment. Its methods may be coroutine functions."""
 
     @abstractmethod
     def reply(self, text: str) -> str | Awaitable[str | None] | None:

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one clear message that names the thing, the place and the mend.
+"""Errors that a user can fix: one clear message that names the thing, the place and how to fix it.
 
 Invariant: everything the library refuses because of what it was given is a `RlvrError`; the commands print its
 text without a traceback (`command`). Anything else that escapes is a defect of the library and keeps its traceback.

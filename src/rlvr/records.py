@@ -404,8 +404,8 @@ class Batch:
     """Rollouts plus named columns per rollout and per token.
 
     `columns[name]` is float64 [B] with NaN for undecided; `token_columns[name]` holds one array [T_b] per rollout.
-    A piece declares what it reads and writes by the names it uses. Per-token weights of loss components are the token
-    columns `weight/policy`, `weight/likelihood` ...; advantages are the column (or token column) `advantage`.
+    A component declares what it reads and writes by the names it uses. Per-token weights of loss components are the
+    token columns `weight/policy`, `weight/likelihood` ...; advantages are the column (or token column) `advantage`.
     """
 
     rollouts: list[Rollout]

@@ -1,15 +1,16 @@
-"""Names -> pieces: one mechanism for verifiers, rewards, selectors, advantages, losses, samplers, plans, engines ...
+"""Names -> components: one mechanism for verifiers, rewards, selectors, advantages, losses, samplers, plans, engines
+...
 
-A piece is a class or a function. In the configuration it is written as a name, as `FILE.py:Name` or `module:Name`, or
-as a mapping `{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the
+A component is a class or a function. In the configuration it is written as a name, as `FILE.py:Name` or `module:Name`,
+or as a mapping `{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the
 keyword-only parameters of a function. They are checked and converted by their annotations before anything runs.
 
-Names are found, in this order: what was registered in this process, the library's own rooms (imported on first use),
+Names are found, in this order: what was registered in this process, the library's own packages (imported on first use),
 and entry points of installed packages (group `rlvr.verifiers`, `rlvr.losses` ...: the kind in the plural).
 
 A file is loaded once, under a name of its own, with its folder at the end of the module search path. A script that
-trains without `if __name__ == "__main__":` is loaded as far as its first GRPOTrainer, so that its pieces are found and
-it does not train again.
+trains without `if __name__ == "__main__":` is loaded as far as its first GRPOTrainer, so that its components are found
+and it does not train again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 
 if TYPE_CHECKING:
-    # Slow to import, and needed only where a piece is built from a configuration: `import rlvr.verifiers` is quick.
+    # Slow to import, and needed only where a component is built from a configuration: `import rlvr.verifiers` is quick.
     import importlib.metadata
 
     from pydantic import TypeAdapter
@@ -61,27 +62,27 @@ ROOMS = {
     "stage": "rlvr.stages",
     "preset": "rlvr.recipes",
 }
-"""Kind of piece -> the room whose import registers the library's own pieces of that kind."""
+"""Kind of component -> the package whose import registers the library's own components of that kind."""
 
 _pieces: dict[str, dict[str, Any]] = {kind: {} for kind in ROOMS}
 
 _loading: list[Path] = []
-"""Files that are being loaded for their pieces, the innermost last."""
+"""Files that are being loaded for their components, the innermost last."""
 
 
 class _TrainerReached(BaseException):
-    """A script that is loaded for its pieces makes a trainer. It is no Exception, so that the script does not catch
+    """A script that is loaded for its components makes a trainer. It is no Exception, so that the script does not catch
     it."""
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
-    """Decorator: make a class or function known as `name` among the pieces of `kind`.
+    """Decorator: make a class or function known as `name` among the components of `kind`.
 
     Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell,
     or from a file that is loaded under a second name, replaces it.
     """
     if kind not in ROOMS:
-        raise ConfigError(f"there is no kind of piece {kind!r}{nearest(kind, ROOMS)}")
+        raise ConfigError(f"there is no kind of component {kind!r}{nearest(kind, ROOMS)}")
 
     def keep(piece: T) -> T:
         old = _pieces[kind].get(name)
@@ -108,7 +109,7 @@ def _is_own(piece: Any) -> bool:
 
 
 def _source(piece: Any) -> tuple[str, str]:
-    """The file of a piece, or its module where that has no file, and its qualified name."""
+    """The file of a component, or its module where that has no file, and its qualified name."""
     module, name = _identity(piece)
     loaded = sys.modules.get(module)
     if loaded is None:
@@ -119,7 +120,7 @@ def _source(piece: Any) -> tuple[str, str]:
 
 
 def registered_outside() -> Iterator[tuple[str, str, Any]]:
-    """(kind, name, piece) of everything that was registered in this process and is not the library's own."""
+    """(kind, name, component) of everything that was registered in this process and is not the library's own."""
     for kind, pieces in _pieces.items():
         for name, piece in pieces.items():
             if not _is_own(piece):
@@ -214,7 +215,8 @@ def _attribute(kind: str, name: str, module: ModuleType, attribute: str) -> Any:
 
 
 def import_pieces(files: Sequence[str]) -> None:
-    """Import files (`FILE.py`) and modules, which register their pieces. ConfigError names the one that cannot be."""
+    """Import files (`FILE.py`) and modules, which register their components. ConfigError names the one that cannot
+    be."""
     for file in files:
         refuse_words("imports", file)
         if file.endswith(".py"):
@@ -266,13 +268,14 @@ def load_file(module_name: str, path: Path) -> ModuleType:
 
 
 def leave_loaded_script() -> None:
-    """End the loading of a script, where one is being loaded for its pieces: it has come to where it would train."""
+    """End the loading of a script, where one is being loaded for its components: it has come to where it would
+    train."""
     if _loading:
         raise _TrainerReached(str(_loading[-1]))
 
 
 def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
-    """The options of a piece as written, checked and converted by the piece's own signature."""
+    """The options of a component as written, checked and converted by the component's own signature."""
     from pydantic import ValidationError
 
     from rlvr.core.component_checks import refuse_two_contracts, refuse_without_base
@@ -348,7 +351,7 @@ def _hints(piece: Any) -> dict[str, Any]:
 
 
 def build(kind: str, spec: SpecLike) -> Any:
-    """The piece that `spec` writes: an instance of a class, or a function with its options bound."""
+    """The component that `spec` writes: an instance of a class, or a function with its options bound."""
     from rlvr.core.component_checks import check_members, refuse_misspelt
 
     name = ComponentSpec.parse(spec).name

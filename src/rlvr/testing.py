@@ -1,4 +1,4 @@
-"""The proofs that the library's own pieces pass, for pieces of your own.
+"""The proofs that the library's own components pass, for components of your own.
 
     from rlvr.testing import check_advantage, check_trains
 
@@ -6,9 +6,9 @@
         check_advantage("my_ideas.py:median")
         check_trains(tmp_path, advantage="my_ideas.py:median")
 
-Each check takes a piece as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function itself,
-tries it on made-up batches, and raises AssertionError with the rule that it breaks. Made-up batches come from a seed: a
-failure repeats.
+Each check takes a component as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function
+itself, tries it on made-up batches, and raises AssertionError with the rule that it breaks. Made-up batches come from a
+seed: a failure repeats.
 """
 
 from __future__ import annotations

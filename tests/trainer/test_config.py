@@ -215,7 +215,7 @@ def test_model_is_short_for_models_policy():
             {"rewards": [{"name": "length", "pr": 3}]},
             "rewards.0: reward 'length' has no option 'pr'; did you mean 'per'?",
         ),
-        ({"rewards": [{"weight": 3}]}, "rewards.0: a piece written as a mapping needs a `name`"),
+        ({"rewards": [{"weight": 3}]}, "rewards.0: a component written as a mapping needs a `name`"),
         (
             {"algorithm": {"loss": {"clip_lw": 0.1}}},
             "algorithm.loss: loss 'clip' has no option 'clip_lw'; did you mean 'clip_low'?",

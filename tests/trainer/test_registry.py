@@ -51,7 +51,7 @@ def test_a_cell_that_is_run_again_replaces_its_piece(fresh):
 
 
 def test_unknown_kinds_and_names_suggest_the_nearest():
-    with pytest.raises(ConfigError, match="there is no kind of piece 'rewards'; did you mean 'reward'"):
+    with pytest.raises(ConfigError, match="there is no kind of component 'rewards'; did you mean 'reward'"):
         registry.register("rewards", "x")
     with pytest.raises(ConfigError, match="there is no advantage 'gruop'; did you mean 'group'"):
         registry.find("advantage", "gruop")

@@ -44,7 +44,7 @@ def test_the_short_name_is_the_last_part():
 
 
 def test_a_mapping_needs_a_name():
-    with pytest.raises(ConfigError, match="a piece written as a mapping needs a `name`"):
+    with pytest.raises(ConfigError, match="a component written as a mapping needs a `name`"):
         ComponentSpec.parse({"tolerance": 1})
 
 

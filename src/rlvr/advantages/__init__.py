@@ -5,7 +5,7 @@ of one array [T_b] per rollout: 0 for undecided rollouts, which also stay out of
 change what an estimator gave. What either may declare, all optional: `smallest_group`, `needs` (statistics of the
 policy before the update, found in the token columns `STATISTIC/current`), `per_token` (it gives a number per token),
 `per_response` (it needs one per response), `reads_characters` (it reads `Rollout.char_ends`), `check(config, tasks)`,
-and for a piece with a memory `observe(metrics)`, `state_dict` and `load_state_dict`.
+and for a component with a memory `observe(metrics)`, `state_dict` and `load_state_dict`.
 """
 
 from rlvr.advantages.blend import Blend

@@ -1,9 +1,9 @@
-"""One strict typed tree: everything that a run can be told, with a docstring under every field.
+"""One strict typed tree: every setting of a run, with a docstring under every field.
 
 The docstrings are the reference page docs/config.md. Unknown keys are errors that suggest the nearest name. Values
 come, weakest first, from the field defaults, the preset named by `algorithm.preset`, the YAML file and dotted
-overrides. A piece (verifier, reward, loss ...) is checked against the piece's own options when the tree is made, so a
-typo in an option is found before any model is loaded.
+overrides. A component (verifier, reward, loss ...) is checked against the component's own options when the tree is
+made, so a typo in an option is found before any model is loaded.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Config(Section):
     """A whole run."""
 
     imports: list[str] = []
-    """Files (`FILE.py`) and modules that are imported first, so that the pieces which they register are known by
+    """Files (`FILE.py`) and modules that are imported first, so that the components which they register are known by
     name."""
     run: RunConfig = RunConfig()
     """The run as a whole."""
@@ -105,7 +105,7 @@ class Config(Section):
     logging: LoggingConfig = LoggingConfig()
     """What is said and kept beside metrics.jsonl."""
     health: Annotated[Mode | dict[str, Mode], AfterValidator(_known_monitors)] = "warn"
-    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` says it once, on the
+    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` reports it once, on the
     console and in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or
     a word by monitor: `{all_wrong: stop, slow: off, default: warn}`."""
     stages: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _under_preset(cls, values: Any) -> Any:
-        """Import what registers pieces; put the preset under what was written in `algorithm`, and `model` and
+        """Import what registers components; put the preset under what was written in `algorithm`, and `model` and
         `models.policy` together."""
         if not isinstance(values, dict):
             return values

@@ -1,9 +1,9 @@
-"""Plain functions as pieces: they receive by name what their signature asks for.
+"""Plain functions as components: they receive by name what their signature asks for.
 
 One completion at a time (`ByName`): prompt, messages, completion, answer, task, token_ids, and any field of the task's
 info. A whole group at a time, as TRL calls reward functions (`ByColumns`): prompts, completions, completion_ids, and
 lists of the same fields. A function with `**kwargs` receives everything. Invariant: the signature is read once, when
-the piece is made, and a name that cannot be had is an error that says which task lacks it.
+the component is made, and a name that cannot be had is an error that says which task lacks it.
 
 A function of one completion that asks for `solution_str` has verl's form, `compute_score(data_source, solution_str,
 ground_truth, extra_info)`: verl's NaiveRewardManager (verl/workers/reward_manager/naive.py) calls it with these four

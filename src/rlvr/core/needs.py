@@ -12,7 +12,8 @@ PROXIMAL = "proximal"
 """The policy that the ratio is taken to: the current one, detached, on a batch's first optimizer step; on later steps
 the one that sampled, or, where the objective has a correction or is decoupled, the one that the update began with."""
 BEHAVIOUR = "behaviour"
-"""The policy that sampled, by the log-probs recorded then. A piece that needs them is refused tokens that have none."""
+"""The policy that sampled, by the log-probs recorded then. A component that needs them is refused tokens that have
+none."""
 REFERENCE = "reference"
 """The snapshot of the policy at the start of the stage."""
 
@@ -42,9 +43,9 @@ SEVERAL_PER_TOKEN: frozenset[Statistic] = frozenset({"pair_logprobs", "top_k"})
 class Need:
     """One statistic at the trained tokens.
 
-    `model` is current, proximal, behaviour, reference or a named model; `grad` says whether the piece differentiates
-    it. `k` is how many tokens top_k needs; where pieces ask for different k, all get the largest, and read their first
-    k columns.
+    `model` is current, proximal, behaviour, reference or a named model; `grad` says whether the component
+    differentiates it. `k` is how many tokens top_k needs; where components ask for different k, all get the largest,
+    and read their first k columns.
     """
 
     statistic: Statistic

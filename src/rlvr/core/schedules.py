@@ -1,7 +1,8 @@
 """A scalar of the configuration: a constant, a schedule over steps, or a controller on a metric.
 
-A piece (loss, advantage, KL term ...) is a frozen dataclass whose numeric options may each be given in any of the three
-ways. `at(piece, step, steps)` returns the piece with plain floats for one step, so pieces never see a schedule.
+A component (loss, advantage, KL term ...) is a frozen dataclass whose numeric options may each be given in any of the
+three ways. `at(piece, step, steps)` returns the component with plain floats for one step, so components never see a
+schedule.
 
 Invariant: a schedule is a pure function of (step, steps); a controller is the only stateful scalar and owns its state.
 """

@@ -38,7 +38,7 @@ class ComponentSpec:
         options = dict(written)
         extra = {key: options.pop(key) for key in written if key in cls.extra_keys}
         if "name" not in options:
-            raise ConfigError(f"a piece written as a mapping needs a `name`: {options!r}")
+            raise ConfigError(f"a component written as a mapping needs a `name`: {options!r}")
         return cls(options.pop("name"), options, extra)
 
     @property

@@ -89,14 +89,14 @@ def as_tree(override: str) -> dict[str, Any]:
 def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:
     """`over` laid over `base`, both trees that stand at `path`: mappings key by key, everything else replaced.
 
-    A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name; a
-    mapping of options over a bare name keeps that name. A scheduled or driven number over a word replaces it. A mapping
-    of numbers over a list changes those items of it (`stages.0.steps=3`); ConfigError where there is none of that
-    number.
+    A component's mapping that names another component replaces the old one whole, since its options belong to the old
+    name; a mapping of options over a bare name keeps that name. A scheduled or driven number over a word replaces it. A
+    mapping of numbers over a list changes those items of it (`stages.0.steps=3`); ConfigError where there is none of
+    that number.
     """
     if isinstance(base, list) and isinstance(over, Mapping) and over and all(str(key).isdigit() for key in over):
         return _items(base, over, path)
-    is_piece = path != ("run",)  # the run has a name of its own; any other mapping with a name is a piece
+    is_piece = path != ("run",)  # the run has a name of its own; any other mapping with a name is a component
     is_number = isinstance(over, Mapping) and any(key in over for key in ("schedule", "at", "metric"))
     if isinstance(base, str) and isinstance(over, Mapping) and over and "name" not in over and not is_number:
         base = {"name": base}

@@ -1,6 +1,6 @@
 """Tasks: read, adapt, render, draw, remember. Works without torch.
 
-Importing this room registers its samplers and sources.
+Importing this package registers its samplers and sources.
 """
 
 from rlvr.data.arithmetic import arithmetic

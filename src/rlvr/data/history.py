@@ -1,4 +1,5 @@
-"""Per-prompt history: how often a task was attempted, how it went, and the best answer so far where a piece reads it.
+"""Per-prompt history: how often a task was attempted, how it went, and the best answer so far where a component reads
+it.
 
 Invariants: undecided attempts count as attempts and change nothing else; a task that was never attempted has the empty
 record; memory is a few numbers per attempted task, and text only where a sampler or plan declares that it reads it.
@@ -157,5 +158,5 @@ def _columns(tasks: dict[str, list[Any]]) -> dict[str, Any]:
         "total": [row.total for row in rows],
         "last_pass_rate": [row.last_pass_rate or 0.0 for row in rows],
         "best_score": [row.best_score or 0.0 for row in rows],
-        "answers": {},  # kept again from the next group on that is better, where a piece reads them
+        "answers": {},  # kept again from the next group on that is better, where a component reads them
     }

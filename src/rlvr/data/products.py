@@ -1,9 +1,9 @@
 """Generated products: multiplications too hard for a small policy, for which it can ask a calculator.
 
-The question is a chat message ("58*67=?"). The demonstrations are turns of a talk with the `calculator` environment:
-the call "[58*67]"; the answer "#### 3886" after the reply "3886", which then stands in the prompt; a guess, which is
-the answer outright. Invariant: training and evaluation tasks never share a question; the side is decided by a hash of
-the question.
+The question is a chat message ("58*67=?"). The demonstrations are turns of a conversation with the `calculator`
+environment: the call "[58*67]"; the answer "#### 3886" after the reply "3886", which then stands in the prompt; a
+guess, which is the answer outright. Invariant: training and evaluation tasks never share a question; the side is
+decided by a hash of the question.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def products(
     seed: int = 0,
 ) -> Iterator[Task]:
     """`count` different products of two numbers of `digits` digits, of one side of the split; with `demonstrate`, one
-    of these turns of a talk with a calculator each, in rotation.
+    of these turns of a conversation with a calculator each, in rotation.
 
     The first tasks of a larger count are those of a smaller one. ConfigError when there are not that many.
     """
@@ -56,7 +56,7 @@ def products(
 
 
 def _task(a: int, b: int, turn: Turn | None) -> Task:
-    """The question, or the talk as it stands before `turn`, and that turn as the demonstration."""
+    """The question, or the conversation as it stands before `turn`, and that turn as the demonstration."""
     prompt = [{"role": "user", "content": f"{a}*{b}=?"}]
     call = f"[{a}*{b}]"
     answer = f"#### {a * b}"

@@ -44,7 +44,7 @@ def to_task(
 
     `place` says where the row is, for errors; `source` is used when the row names none. `fields` maps our names to
     columns; `info` may also be a list of columns. A row without an id gets `task_id`. DataError names the place, the
-    field, what is wrong and the mend.
+    field, what is wrong and how to fix it.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{place}: a task is an object with a `prompt`, not {_kind(row)}")

@@ -66,7 +66,7 @@ def load_tasks(
 
     `split` and `fields` (our name -> column) hold where a spec says nothing else. A repeated id is refused; rows
     without an id that ask the same with the same reference are kept once, and the log says how many were dropped.
-    DataError names the file, line or row, the field and the mend.
+    DataError names the file, line or row, the field and how to fix it.
     """
     tasks: dict[str, PlacedTask] = {}
     dropped = 0

@@ -1,6 +1,6 @@
 """The prepass: components of an objective see the whole optimizer step before it is cut into micro-batches.
 
-Three kinds of piece ask for it: token selectors, losses with a `choose`, and losses of whole responses. They see
+Three kinds of component ask for it: token selectors, losses with a `choose`, and losses of whole responses. They see
 columns that one pass without gradient gave, in the order of the batch; what they answer is columns again, so the
 gradient does not depend on how the step is cut or dealt out (N1).
 """

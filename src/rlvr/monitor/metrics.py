@@ -219,12 +219,12 @@ FAMILIES: dict[str, Metric] = {
             "terms.",
             "most with the verdict",
         ),
-        Metric("loss/*", "loss", "A further component of the loss, named by the piece that adds it.", "finite"),
+        Metric("loss/*", "loss", "A further component of the loss, named by the component that adds it.", "finite"),
         Metric("schedule/*", "-", "The value of a scalar that is scheduled or driven by a metric.", "as scheduled"),
         Metric("eval/*", "-", "A result of an evaluation, at the steps that run one.", "rises"),
     )
 }
-"""Prefix -> what its members are; a piece may add members, and they are in a record when computed."""
+"""Prefix -> what its members are; a component may add members, and they are in a record when computed."""
 
 
 def metric_of(name: str) -> Metric | None:

@@ -2,7 +2,7 @@
 
 Invariants:
 - Without a tracking server it writes to a database in the run folder's `mlflow/`; a server that cannot be reached is
-  said once, and the same is done.
+  reported once, and the same is done.
 - A resumed run goes on in the same MLflow run.
 """
 

@@ -1,7 +1,7 @@
 """Weights & Biases as a tracker: metrics and a table of sample rollouts.
 
 Invariants:
-- Without a network or a key it logs offline, and says so once.
+- Without a network or a key it logs offline, with one warning.
 - Files go to the run folder's `wandb/`. wandb's own waits are bounded where this version of it can bound them.
 - It is called from a thread of its own (`rlvr.monitor.background_trackers`), its import included.
 """

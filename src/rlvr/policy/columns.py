@@ -1,4 +1,4 @@
-"""Statistics of the policy as token columns of a batch, for pieces that read them before the update.
+"""Statistics of the policy as token columns of a batch, for components that read them before the update.
 
 They are taken from the weights as they are, without gradient, in the micro-batches of the update; one forward pass
 however many statistics are asked for, none where none is.

@@ -60,7 +60,7 @@ class Recipe(BaseModel):
     effect: str
     """What the paper reports, to compare a run with."""
     tests: list[str]
-    """Files of tests of its pieces."""
+    """Files of tests of its components."""
     smoke: Smoke
 
 

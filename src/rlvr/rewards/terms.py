@@ -9,13 +9,13 @@ differ. Every term becomes the column `reward/<name>`; the column `reward` is th
 is undecided whose weight is not 0 at the step.
 
 A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
-with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees
-the whole batch, its groups, and any other term. What a piece may declare besides, all optional: `needs` (statistics of
-the policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood), `reads_characters` (it
-reads `Rollout.char_ends`), `bind(setting) -> piece` (what it takes from the run, and ConfigError where it contradicts
-it), and for a piece with a memory `observe(metrics)`, which is called once per trained step with all metrics (the mean
-of a term is `reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a
-metric; a piece with a memory takes none.
+with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a component
+sees the whole batch, its groups, and any other term. What a component may declare besides, all optional: `needs`
+(statistics of the policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood),
+`reads_characters` (it reads `Rollout.char_ends`), `bind(setting) -> piece` (what it takes from the run, and ConfigError
+where it contradicts it), and for a component with a memory `observe(metrics)`, which is called once per trained step
+with all metrics (the mean of a term is `reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars
+may be schedules or follow a metric; a component with a memory takes none.
 """
 
 from __future__ import annotations

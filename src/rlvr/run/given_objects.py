@@ -155,7 +155,7 @@ def verifier_as_written(verifier: Any) -> Any:
 
 
 def _piece(value: Any) -> Any:
-    """The piece `value` as written. _NotWritableError where nothing that is written leads to it."""
+    """The component `value` as written. _NotWritableError where nothing that is written leads to it."""
     if _is_plain(value, (str, dict)):
         return value
     if isinstance(value, ComponentSpec):
@@ -206,7 +206,7 @@ def _with_options(piece: Any, options: dict[str, Any]) -> Any:
 
 
 def _value(value: Any) -> Any:
-    """An option in plain YAML types; a verifier or function in it as a piece."""
+    """An option in plain YAML types; a verifier or function in it as a component."""
     if isinstance(value, enum.Enum):
         return _value(value.value)
     if isinstance(value, PurePath):
@@ -282,7 +282,7 @@ def importable(module_name: str) -> str | None:
 
 
 def _registering(named: set[str]) -> Iterator[str]:
-    """The files and modules that registered pieces whose names are in `named`; words for what is of a notebook."""
+    """The files and modules that registered components whose names are in `named`; words for what is of a notebook."""
     for kind, name, piece in registry.registered_outside():
         if name in named:
             module_name = getattr(piece, "__module__", "")

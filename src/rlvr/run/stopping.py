@@ -39,7 +39,7 @@ def failing_together(world: World) -> Iterator[None]:
     """Tell the other ranks of an error inside the block, which is raised. A SystemExit becomes a UserCodeError."""
     try:
         yield
-    except SystemExit as error:  # of a piece of the user's that nothing asked about: the run is not done
+    except SystemExit as error:  # of a component of the user's that nothing asked about: the run is not done
         problem = f"code that the run called asked Python to exit ({error.code})"
         stopped = UserCodeError(problem, cut(user_traceback(error)))
         world.fail(stopped)

@@ -263,7 +263,7 @@ CONTRACTS["stage"] = (Stage,)
 
 
 def _on_other_tasks(draws: Mapping[str, Any], pool: TaskPool) -> dict[str, Any]:
-    """The state of drawing, moved to the next epoch of a pool of other tasks; what is owed of tasks that are gone is
+    """The state of drawing, moved to the next epoch of a pool of other tasks; requeued draws of tasks that are gone are
     dropped."""
     sampler = draws.get("sampler", draws)
     moved = {**sampler, "epoch": sampler["epoch"] + 1, "position": 0, "size": len(pool)}

@@ -154,7 +154,7 @@ class Raised:
             else:
                 count = f"{raised} of {asked}"
             log.warning(
-                "%s failed on %s answers of a step, which are left out unless another part decides them (said once "
+                "%s failed on %s answers of a step, which are left out unless another part decides them (reported once "
                 "for each "
                 "kind):\n%s",
                 who,

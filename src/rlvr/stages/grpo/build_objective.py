@@ -1,6 +1,6 @@
 """From the `algorithm` section to the objective of a grpo stage; contradictions are refused here, by name.
 
-Invariant: no piece is known by name; what a piece can do is seen from what it declares.
+Invariant: no component is known by name; what a component can do is seen from what it declares.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Scoring:
                 )
 
     def bind(self, tasks: Sequence[Task], setting: RewardContext) -> None:
-        """Let the pieces take what they need from the run."""
+        """Let the components take what they need from the run."""
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)
         self.selectors = [(name, self._bound(name, selector, setting)) for name, selector in self.selectors]
@@ -226,9 +226,9 @@ class Advantages:
         )
 
     def add(self, batch: Batch, policy: Policy, step: int, steps: int) -> None:
-        """The column `advantage`, or the token column where a piece gives one array per rollout.
+        """The column `advantage`, or the token column where a component gives one array per rollout.
 
-        ConfigError names a piece whose result has another shape, or no number for a decided rollout.
+        ConfigError names a component whose result has another shape, or no number for a decided rollout.
         """
         self._add_what_is_needed(batch, policy)
         (name, estimator), *modifiers = self.components.at(step, steps)
@@ -238,7 +238,7 @@ class Advantages:
         for name, modifier in modifiers:
             values = self._checked(modifier(batch, values), batch, f"algorithm.modifiers: {name!r}")
         if isinstance(values, list):
-            if self._loss_per_response:  # a piece that does not declare `per_token`
+            if self._loss_per_response:  # a component that does not declare `per_token`
                 raise ConfigError(self._credit_is_lost(" or ".join(name for name, _ in self._named)))
             batch.token_columns["advantage"] = values
         else:

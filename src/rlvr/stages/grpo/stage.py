@@ -1,7 +1,7 @@
 """The grpo stage: groups of sampled responses, verified, scored against each other.
 
-rollouts -> reward columns -> selection -> advantages -> weights per token; every piece comes from the configuration,
-and none is known here by name.
+rollouts -> reward columns -> selection -> advantages -> weights per token; every component comes from the
+configuration, and none is known here by name.
 """
 
 from __future__ import annotations
