@@ -1,8 +1,8 @@
 """Draw docs/curves from finished runs: a curve for each shipped example, and the page that shows them.
 
-    OMP_NUM_THREADS=1 python -m rlvr.train --config configs/NAME.yaml first, for each example (minutes each) python
-    scripts/curves.py RUN [RUN ...] keep their numbers in docs/curves/NAME.json, draw, and write the page python
-    scripts/curves.py draw and write again from the numbers that are kept
+    OMP_NUM_THREADS=1 python -m rlvr.train --config configs/NAME.yaml   # first, for each example (minutes each)
+    python scripts/curves.py RUN [RUN ...]                              # keep its numbers in docs/curves/NAME.json
+    python scripts/curves.py                                            # draw and write again from the kept numbers
 
 A curve is an SVG of the mean reward (grpo) and the held-out score by step. `LEFT_OUT` says why an example has none.
 """
@@ -22,16 +22,17 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 260, 46, 34, 16, 12
 LEFT_OUT = {
     "gsm8k-qwen2.5-0.5b": "needs a GPU and a model from the hub; it has not been run here.",
     "mbpp-qwen2.5-coder-1.5b": "needs a GPU and a model from the hub; it has not been run here.",
-    "gsm8k-smoke": "7 steps of a policy with random weights, to try the loop on real rows, which are not shipped: "
-    "nothing is learned, by design.",
+    "gsm8k-smoke": "7 steps of a policy with random weights, to try the loop on real rows, which are not shipped; "
+    "it learns nothing, by design.",
 }
 HEAD = """# Expected curves
 
-What the shipped examples gave where they were run, with the command of each. On another machine rounding differs, and
-so does the path; the shape should not. Blue: the mean reward of each step of reinforcement. Brown: the score on
-held-out tasks, greedy (dots) and of samples (dashes). The grey line is where the first stage ends.
+This page shows how the shipped examples learned, with the command of each, so that you can compare your own run. On
+another machine rounding differs, and so does the path; the shape should not. Blue: the mean reward of each `grpo`
+step. Brown: the score on held-out tasks, greedy (dots) and sampled (dashes). The grey line marks the end of the first
+stage.
 
-Made on 21 November 2026 on a CPU. Written by `scripts/curves.py` from the numbers beside each picture.
+Made on 21 November 2026 on a CPU. `scripts/curves.py` writes this page from the numbers beside each picture.
 """
 
 

@@ -1,4 +1,4 @@
-"""Write docs/config.md, docs/metrics.md, docs/papers.md and the table of docs/memory.md from what they describe.
+"""Write docs/config.md, docs/metrics.md, docs/papers.md and the table of docs/memory.md from the code.
 
     python scripts/make_docs.py            write the pages
     python scripts/make_docs.py --check    write nothing; exit 1 and name the pages that are out of date
@@ -38,13 +38,15 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 HEAD = """# Configuration
 
-A run is told everything by one tree of settings. Values come, weakest first, from the defaults below, the preset that
-`algorithm.preset` names, the YAML file, and `key.path=value` on the command line. An unknown key is an error that
-suggests the nearest name. `python -m rlvr.train --config FILE --dry-run` prints the resolved tree and stops.
+This page lists every setting of a run. `python -m rlvr.train --config FILE --dry-run` prints the resolved settings.
 
-A *piece* is written as a registered name, as `FILE.py:Name` (a class or function in a file of yours, relative to the
-working directory), or as a mapping `{name: ..., option: value}`. [Pieces](#pieces) lists the registered ones.
-[architecture.md](architecture.md#how-to-add-a-piece) says how to write one.
+All settings are one tree. Values come, weakest first, from the defaults below, the preset that
+`algorithm.preset` names, the YAML file, and `key.path=value` on the command line. An unknown key is an error that
+suggests the nearest name.
+
+A *component* is written as a registered name, as `FILE.py:Name` (a class or function in a file of yours, relative to
+the working directory), or as a mapping `{name: ..., option: value}`. [Components](#components) lists the registered
+ones. [architecture.md](architecture.md#how-to-add-a-component) explains how to write one.
 
 A stage in `stages` is a mapping with `kind`, `steps`, an optional `name`, the options of its kind, and overrides of
 these sections: STAGES.
@@ -59,10 +61,10 @@ A *scalar* is a number, a schedule over the steps of a stage, or a controller th
 `{metric: kl/ref, target: 0.05, initial: 0.01}`.
 """
 
-PIECES = """## Pieces
+COMPONENTS = """## Components
 
-What the library registers, by kind. An option without a default must be given. A reward also takes a `weight` (1 by
-default).
+The components that the library registers, by kind. An option without a default is required. A reward also takes a
+`weight` (1 by default).
 """
 
 BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
@@ -108,7 +110,7 @@ def config_page() -> str:
     top = [name for name, field in Config.model_fields.items() if not section_of(field)]
     parts.append(
         section(
-            "Top level", "Keys that are no section.", {name: Config.model_fields[name] for name in top}, "", level="##"
+            "Top level", "Keys outside of sections.", {name: Config.model_fields[name] for name in top}, "", level="##"
         )
     )
     for name, field in Config.model_fields.items():
@@ -119,8 +121,8 @@ def config_page() -> str:
         section(model.__name__, plain(model.__doc__), model.model_fields, "")
         for model in (Schedule, StepSchedule, Controller)
     ]
-    parts.append(PIECES)
-    parts += [pieces(kind) for kind in registry.ROOMS]
+    parts.append(COMPONENTS)
+    parts += [components(kind) for kind in registry.ROOMS]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -157,7 +159,7 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 def words_of(field: FieldInfo) -> str:
     """The type of a field in plain words, with its bounds."""
-    kind = kind_of_piece(field.metadata)
+    kind = kind_of_component(field.metadata)
     if kind:
         return named(kind)
     bounds = [
@@ -171,7 +173,7 @@ def words_of(field: FieldInfo) -> str:
 
 def words(annotation: Any, bounds: Iterable[str] = ()) -> str:
     """A type annotation in plain words."""
-    said = {
+    plain_words = {
         int: "whole number",
         float: "number",
         bool: "true or false",
@@ -179,13 +181,14 @@ def words(annotation: Any, bounds: Iterable[str] = ()) -> str:
         Any: "free form",
         types.NoneType: "null",
     }
-    if annotation in said:
-        return f"{said[annotation]} ({' and '.join(bounds)})" if bounds else said[annotation]
+    if annotation in plain_words:
+        word = plain_words[annotation]
+        return f"{word} ({' and '.join(bounds)})" if bounds else word
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
     if origin is Annotated:
-        kind = kind_of_piece(annotation.__metadata__)
+        kind = kind_of_component(annotation.__metadata__)
         return named(kind) if kind else words(inner[0], bounds)
     if origin in (Union, types.UnionType):
         if Controller in inner:
@@ -206,18 +209,18 @@ def words(annotation: Any, bounds: Iterable[str] = ()) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def kind_of_piece(metadata: Iterable[Any]) -> str | None:
-    """The kind of piece that a field holds."""
+def kind_of_component(metadata: Iterable[Any]) -> str | None:
+    """The kind of component that a field holds."""
     return next((item.kind for item in metadata if isinstance(item, OfKind)), None)
 
 
 def named(kind: str) -> str:
-    """A kind of piece with its article, linked to its list."""
+    """A kind of component with its article, linked to its list."""
     return f"{'an' if kind[0] in 'aeiou' else 'a'} [{kind}](#{kind})"
 
 
 def plural(word: str) -> str:
-    """The plural of what `words` says."""
+    """The plural of a type in plain words."""
     if " or " in word:
         return f"({word})"
     word = word.removeprefix("a ").removeprefix("an ")
@@ -248,16 +251,16 @@ def written(default: Any) -> Any:
     return default.written if isinstance(default, ComponentSpec) else str(default)
 
 
-def pieces(kind: str) -> str:
-    """The library's own pieces of a kind, each with its options."""
+def components(kind: str) -> str:
+    """The library's own components of a kind, each with its options."""
     found = {name: registry.find(kind, name) for name in registry.names(kind)}
-    own = {name: piece for name, piece in found.items() if piece.__module__.split(".")[0] == "rlvr"}
+    own = {name: component for name, component in found.items() if component.__module__.split(".")[0] == "rlvr"}
     lines = [f"### {kind}\n"]
-    for name, piece in own.items():
-        lines.append(f"- `{name}`: {plain(piece.__doc__)}")
+    for name, component in own.items():
+        lines.append(f"- `{name}`: {plain(component.__doc__)}")
         if kind == "preset":
-            lines.append(f"  Sets `{flow(piece())}`.")
-        lines += [f"  - {line}" for line in options(piece)]
+            lines.append(f"  Sets `{flow(component())}`.")
+        lines += [f"  - {line}" for line in options(component)]
     return "\n".join(lines)
 
 
@@ -268,20 +271,20 @@ def flow(tree: Any) -> str:
     return str(tree)
 
 
-def options(piece: Any) -> Iterator[str]:
-    """The options of a piece: name, type, default and docstring."""
-    owner = piece.__init__ if inspect.isclass(piece) and not is_dataclass(piece) else piece
+def options(component: Any) -> Iterator[str]:
+    """The options of a component: name, type, default and docstring."""
+    owner = component.__init__ if inspect.isclass(component) and not is_dataclass(component) else component
     hints = get_type_hints(owner, include_extras=True)
-    owners = reversed(piece.__mro__[:-1]) if inspect.isclass(piece) else ()
-    said = {
+    owners = reversed(component.__mro__[:-1]) if inspect.isclass(component) else ()
+    docstrings = {
         name: text
         for owner in owners
         if owner.__module__.startswith("rlvr")
         for name, text in attribute_docstrings(owner).items()
     }
-    for name, parameter in registry.options_of(piece).items():
+    for name, parameter in registry.options_of(component).items():
         default = "required" if parameter.default is parameter.empty else f"default {value(parameter.default)}"
-        text = f" {said[name]}" if name in said else ""
+        text = f" {docstrings[name]}" if name in docstrings else ""
         yield f"`{name}` ({words(hints.get(name, Any))}, {default}).{text}"
 
 

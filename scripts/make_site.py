@@ -4,10 +4,10 @@
     python -m http.server -d site              then look at it; opened as files the pages work too, without the search
 
 It needs the extra `docs` (`pip install 'rlvr[docs]'`). The pages of docs/ are Markdown as code hosts show it. For the
-site they are laid out anew in a temporary folder: notebooks become pages, files outside docs/ that a page links to
-become pages under `files/`, and nested lists are indented as Python-Markdown wants it. mkdocs.yml has the rest.
+site they are converted in a temporary folder: notebooks become pages, files outside docs/ that a page links to
+become pages under `files/`, and nested lists are indented as Python-Markdown requires. mkdocs.yml has the rest.
 
-Exit codes: 0 built, 1 with what the builder says, 2 where the folder holds something else.
+Exit codes: 0 built, 1 with the builder's message, 2 where the folder holds something else.
 """
 
 from __future__ import annotations

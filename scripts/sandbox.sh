@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what the sandbox of the `code` verifier needs (bubblewrap) where that is possible, and say which tier there is.
+# Install what the sandbox of the `code` verifier needs (bubblewrap) where that is possible, and print the tier of this machine.
 #   bash scripts/sandbox.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."

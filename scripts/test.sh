@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Make the environment with the test extras, check style and types, and run the tests.
 #   bash scripts/test.sh [--all] [pytest arguments]       --all adds the tests that take minutes
-# Without arguments two files are tested at a time, since many tests wait for processes of their own, and then, one at a time,
-# those that are marked `alone`.
+# Without arguments two files are tested at a time, since many tests wait for processes of their own; then those marked
+# `alone`, one at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh dev

@@ -1,11 +1,11 @@
-"""How long advantages take: every registered estimator and modifier on one step of many groups.
+"""Time every registered advantage estimator and modifier on one step of many groups.
 
-    python scripts/benchmarks/advantages.py [--groups 1000] [--size 64] [--tokens 4] [--rounds 7] [--out
-    advantages.json]
+    python scripts/benchmarks/advantages.py [--groups 1000] [--size 64] [--tokens 4] [--rounds 7]
+        [--out advantages.json]
 
 One process, on the CPU. Every response has a prompt of 2 tokens and 1 to 2 x `tokens` sampled ones; a fifth of the
-verdicts has scored spans. Pieces that read statistics of the policy find random ones, since the forward pass is not
-theirs. A modifier is timed on the advantages of `group`, given as one number per response. The file has the median of
+verdicts has scored spans. Components that read statistics of the policy get random ones, since the forward pass is not
+theirs. A modifier is timed on the advantages of `group`, with one number per response. The file has the median of
 the rounds, in milliseconds of CPU time, which other programs on the machine change less than the clock on the wall.
 """
 
@@ -27,7 +27,7 @@ from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 
 PROMPT = 2
 ASKED: dict[str, dict[str, Any]] = {"blend": {"of": "other", "share": 0.1}}
-"""Options that a piece needs to do anything here."""
+"""Options without which a component does nothing here."""
 STATISTICS = ("logprobs", "entropy", "sum_squared_probs", "logsumexp", "mean_logit", "max_logit")
 
 

@@ -1,9 +1,9 @@
-"""How many more steps a minute a run makes when it samples ahead of training (rollout.staleness 1 against 0).
+"""Compare the steps a minute of a run that samples ahead of training with one that does not (rollout.staleness 1, 0).
 
     python scripts/benchmarks/asynchrony.py [--engine vllm] [--output scripts/benchmarks/asynchrony.json]
 
-Sampling is real. The verifier waits, and the trainer is made to wait besides its real update, each as long as sampling
-takes without either (measured first), as a trainer on another device would. Both runs are made in turns; the figures
+Sampling is real. The verifier waits, and the trainer waits in addition to its real update, each as long as sampling
+takes without either (measured first), like a trainer on another device. Both runs are made in turns; the figures
 are medians over the rounds.
 """
 

@@ -1,4 +1,4 @@
-"""The library of another checkout beside this one's: seconds a step of the six workloads of speed.py, in turns.
+"""Compare the library of another checkout with this one's: seconds a step of the six workloads of speed.py, in turns.
 
     python scripts/benchmarks/before_after.py CHECKOUT [--rounds 5] [--only W1 W4] [--output FILE.json]
 

@@ -1,9 +1,10 @@
-"""What configs/calculator.yaml learns: accuracy and calls of the tool before and after its grpo stage, over seeds.
+"""Measure what configs/calculator.yaml learns: accuracy and calls of the tool before and after its grpo stage, over
+seeds.
 
     python scripts/benchmarks/calculator.py [--seeds 0 1 2] [--output calculator.json]
 
 Accuracy is the share of right answers on the 200 held-out questions, greedy and over 8 samples each; calls are the
-share of those talks in which the tool was called.
+share of those conversations in which the tool was called.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What saving costs a step, and what resuming costs a run.
+"""Measure the cost of saving for a step, and of resuming for a run.
 
     python scripts/benchmarks/checkpoints.py [--hidden 768] [--output scripts/benchmarks/checkpoints.json]
 
 A run of a model from scratch saves after every step; of each save: how long the step waited for it (copy and
-back-pressure) and how long the write took in its thread. The first save, whose host memory is new, stands apart. The
-run is then made once more with a write while the step waits (checkpoint.background false). A resume is a process of its
-own of configs/quickstart.yaml, beside one that only imports what it needs: CPU seconds of both, and inside the first
-what each part took.
+back-pressure) and how long the write took in its thread. The first save, whose host memory is new, is listed by itself.
+The run is then made once more with a write while the step waits (checkpoint.background false). A resume is a process of
+its own of configs/quickstart.yaml, beside one that only imports what it needs: CPU seconds of both, and inside the
+first what each part took.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measures how long a hostile program keeps the trainer's event loops from turning.
+"""Measure how long a hostile program stops the trainer's event loops.
 
     python scripts/benchmarks/code_loop.py [--rounds 3] > scripts/benchmarks/code_loop.json
 
 Each attack is judged by the code verifier while two loops count time: the caller's and the sandbox's own. The figure of
 an attack is the longest time between two turns of either, in milliseconds; `idle` is that of the same loops with
-nothing to do, which is what the machine's other work costs.
+nothing to do, which is the cost of the machine's other work.
 """
 
 from __future__ import annotations

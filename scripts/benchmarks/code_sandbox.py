@@ -1,10 +1,10 @@
-"""Measures the sandbox for programs: runs a second, start-up overhead, a training step's worth of runs, and what is
-left.
+"""Measure the sandbox for programs: runs a second, start-up overhead, the runs of a training step, and what remains
+afterwards.
 
     python scripts/benchmarks/code_sandbox.py [--runs 5000] [--workers 2] > scripts/benchmarks/code_sandbox.json
 
 `python` is the time of a bare `python -I -S` on the same machine in the same minute, interleaved: on a busy machine
-only the ratio to it says something. What a busy machine leaves as it is are counts:
+only the ratio to it can be compared. Counts do not change on a busy machine:
 `perf stat -e page-faults,raw_syscalls:sys_enter` before the command counts those of all processes, the trainer's and
 the sandbox's.
 """

@@ -1,4 +1,4 @@
-"""What ZeRO costs and saves against plain data parallel, on the ranks of one machine.
+"""Measure the time and memory of ZeRO against plain data parallel, on the ranks of one machine.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 scripts/benchmarks/distributed.py [--json FILE]
         [--hidden 512] [--layers 4] [--sequences 8] [--tokens 64] [--rounds 5]
@@ -10,8 +10,8 @@ Each backend trains the same model on the same tokens (a likelihood loss, AdamW)
 - memory: what a rank holds between steps for weights, gradients and optimizer state, and the most that it held in a
   step, of tensors that belong to them (on a GPU: torch's own count of allocated memory, activations included).
 
-On a CPU the model is small and ranks exchange over loopback (gloo): the ratios say what the code costs, not what a
-cluster costs.
+On a CPU the model is small and ranks exchange over loopback (gloo): the ratios have the cost of the code, not of a
+cluster.
 """
 
 from __future__ import annotations

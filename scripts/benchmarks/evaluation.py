@@ -1,10 +1,10 @@
-"""The memory and time of an evaluation of many tasks with many samples, with an engine that makes its tokens up.
+"""Measure memory and time of an evaluation of many tasks with many samples, with an engine that makes up its tokens.
 
     python scripts/benchmarks/evaluation.py [--tasks 1000 10000] [--samples 64] [--output evaluation.json]
 
-Everything but the engine and the verifier is the library's own: collector, plan, rollouts, tallies, estimators,
-intervals. Each size is a process of its own with one thread. Memory is the process's peak beyond what it had before the
-first sample; `kept` is the written result, the part that must grow with the tasks.
+Everything but the engine and the verifier is the library's own: rollout buffer, plan, rollouts, task results,
+estimators, intervals. Each size is a process of its own with one thread. Memory is the process's peak beyond what it
+had before the first sample; `kept` is the written result, the part that must grow with the tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the fused head costs, in seconds and memory, beside two plain ways to the same log-probs, entropies and
+"""Compare seconds and memory of the fused head with two plain ways to the same log-probs, entropies and
 gradients.
 
     python scripts/benchmarks/fused_head.py [--repeats 5] [--output fused_head.json]

@@ -1,10 +1,10 @@
-"""How seconds a step and peak memory grow when completions, their length or the vocabulary double.
+"""Measure how seconds a step and peak memory grow when completions, their length or the vocabulary double.
 
     python scripts/benchmarks/growth.py [--rounds 3] [--output FILE.json]
 
 One workload of speed.py's kind is doubled three times along each of the three, the others fixed. Each run is a process
-of its own with one thread; the sizes are gone through in turns, figures are medians over the rounds. Memory is what the
-process had at its peak beyond what it had before the model was loaded. Writes FILE.json and, beside it, FILE.md.
+of its own with one thread; the sizes take turns, figures are medians over the rounds. Memory is the peak of
+the process beyond what it had before the model was loaded. Writes FILE.json and, beside it, FILE.md.
 """
 
 from __future__ import annotations

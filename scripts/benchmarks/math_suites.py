@@ -4,7 +4,8 @@ A suite is a file of JSON lines with `id, gold, pred, expected, mode, opts`. Mod
 two texts with their own delimiters; `completion`, a bare gold and a whole completion. `opts` are the options of
 math-verify's own tests; `options_of` maps them to ours.
 
-math_refused.json lists, by id and reason, the cases whose expectation is not ours: they pay a trick, or are mistakes.
+math_refused.json lists, by id and reason, the cases whose expectation is not ours: they reward a trick, or are
+mistakes.
 """
 
 from __future__ import annotations

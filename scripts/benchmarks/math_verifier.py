@@ -1,4 +1,4 @@
-r"""MathVerifier against math-verify, in one process and one run, case by case in turn.
+r"""Compare MathVerifier with math-verify, in one process and one run, case by case in turn.
 
     python scripts/benchmarks/math_verifier.py --suites DIR [--golds DIR] [--before FILE]
         [--output scripts/benchmarks/math_verifier.json]
@@ -6,7 +6,7 @@ r"""MathVerifier against math-verify, in one process and one run, case by case i
 DIR holds the suites (math_*.jsonl, see math_suites.py); --golds a folder of JSON lines with an `answer` each (GSM8K).
 --before is the output of an earlier version of the library (`PYTHONPATH=EARLIER/src` on the same machine), whose suites
 are kept beside. Times are CPU times of the process, which other work on the machine does not change. math-verify gets
-golds and answers in \boxed{}, which is how it does best, and texts as they are.
+golds and answers in \boxed{}, with which it does best, and texts unchanged.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def itself(pairs: Iterable[tuple[str, MathVerifier]]) -> dict[str, Any]:
 
 
 def tricks(slowest: list[float]) -> dict[str, Any]:
-    """Which tricks are paid where the gold is 42, by each side."""
+    """The tricks that each side accepts where the gold is 42."""
     paid: dict[str, list[str]] = {"ours": [], "math-verify": []}
     for name, completion in TRICKS.items():
         for side, judge in (("ours", ours), ("math-verify", theirs)):

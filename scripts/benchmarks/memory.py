@@ -1,4 +1,4 @@
-"""Peak resident memory of real runs on the CPU beside what the dry run plans for them.
+"""Compare the peak resident memory of real runs on the CPU with the plan of the dry run.
 
     python scripts/benchmarks/memory.py [--runs full adapter] [--output memory.json]
 

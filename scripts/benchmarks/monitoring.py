@@ -1,11 +1,11 @@
-"""What monitors and logging take of a step of W1 (speed.py's shortest workload), piece by piece.
+"""Measure the time of monitors and logging in a step of W1 (speed.py's shortest workload), part by part.
 
     python scripts/benchmarks/monitoring.py [--steps 60] [--output monitoring.json]
 
 One run in this process with one thread and the default settings: plain console, metrics.jsonl, all monitors of health,
-all rollouts of every step on disk, written by a thread of their own whose CPU time is given apart. Each piece is timed
-where the trainer calls it, in the same steps that it is compared with, by the CPU time of the training thread and by
-the clock; a figure is the median over the steps.
+all rollouts of every step on disk, written by a thread of their own whose CPU time is listed by itself. Each part is
+timed where the trainer calls it, in the same steps that it is compared with, by the CPU time of the training thread and
+by the clock; a figure is the median over the steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DROPPED = 5
 
 
 class Meter:
-    """Seconds by piece and step: `meter.wrap(owner, "method", "piece")`. A piece inside another counts for the inner
+    """Seconds by part and step: `meter.wrap(owner, "method", "part")`. A part inside another counts for the inner
     one."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def measure(steps: int) -> dict[str, Any]:
 
 
 def summary(meter: Meter, ends: list[tuple[float, float]]) -> dict[str, Any]:
-    """The table: for each piece and for all, milliseconds a step and the share of the step, by CPU and by the clock."""
+    """The table: for each part and for all, milliseconds a step and the share of the step, by CPU and by the clock."""
     step = [
         statistics.median(b[clock] - a[clock] for a, b in zip(ends[DROPPED:], ends[DROPPED + 1 :], strict=False))
         for clock in (0, 1)

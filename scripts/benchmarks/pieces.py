@@ -1,11 +1,11 @@
-"""What each piece of an algorithm adds to a step of W1, beyond the forward passes that it asks for itself.
+"""Measure what each component of an algorithm adds to a step of W1, beyond the forward passes that it needs itself.
 
     python scripts/benchmarks/pieces.py [--rounds 8] [--only loss,modifier] [--out pieces.json]
 
 One process, one thread, on the CPU. The base is GRPO on W1 (speed_workloads.py). The same recorded rollouts are scored
-and learned from (one optimizer step, learning rate 1e-12) by the base and by a run that differs in one piece, in turns;
-what is kept is the median over the rounds of the difference in CPU time, less what the piece spent in passes without
-gradient. It is given as a share of a whole step of the base, sampling and verification included.
+and learned from (one optimizer step, learning rate 1e-12) by the base and by a run that differs in one component, in
+turns. The result is the median over the rounds of the difference in CPU time, minus the component's passes without
+gradient. It is a share of a whole step of the base, sampling and verification included.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlvr.learner import Learner
 from rlvr.stages.grpo import reference_penalty, scoring
 
 ASKED: dict[str, dict[str, Any]] = {"blend": {"of": "verdict"}, "last_token": {"token": "-"}}
-"""Options that a piece needs to do anything here."""
+"""Options without which a component does nothing here."""
 KEYS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "loss": lambda piece: {"algorithm": {"loss": piece}},
     "advantage": lambda piece: {"algorithm": {"advantage": piece}},
@@ -111,7 +111,7 @@ def pieces(kinds: list[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--only", default=",".join(KEYS), help="kinds of piece")
+    parser.add_argument("--only", default=",".join(KEYS), help="kinds of component")
     parser.add_argument(
         "--out", type=result_file("step_seconds", "rounds", "pieces"), default=str(Path(__file__).with_suffix(".json"))
     )
@@ -153,8 +153,8 @@ def main() -> None:
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """A Markdown table: for each kind its pieces over 3 %, and the median of all."""
-    lines = ["| kind | pieces | median | over 3 % of a step |", "|---|---|---|---|"]
+    """A Markdown table: for each kind its components over 3 %, and the median of all."""
+    lines = ["| kind | components | median | over 3 % of a step |", "|---|---|---|---|"]
     for kind, by_name in found.items():
         shares = {name: 100 * values["share"] for name, values in by_name.items()}
         over = ", ".join(f"`{name}` {share:.1f} %" for name, share in shares.items() if share > 3) or "none"
@@ -165,7 +165,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 def compare(
     base: Side, collected: Any, model: str, folder: str, name: str, over: dict[str, Any], whole: float, rounds: int
 ) -> dict[str, float]:
-    """What the piece adds, and what its passes take, as shares of a whole step of the base."""
+    """What the component adds, and what its passes take, as shares of a whole step of the base."""
     side, differences, own = Side(model, folder, name, over, WORKLOADS["W1"]), [], []
     try:
         side.trainer.policy.model.load_state_dict(base.trainer.policy.model.state_dict())

@@ -1,10 +1,11 @@
-"""Rate and memory of encoding prompts: `rlvr.data.Prompts` beside the tokenizer called on batches of the same texts.
+"""Measure rate and memory of encoding prompts: `rlvr.data.Prompts` beside the tokenizer called on batches of the same
+texts.
 
     python scripts/benchmarks/prompts.py [--count 1000000] [--tokens 200] [--chat] [--out prompts.json]
 
 The tokenizer is a byte-level BPE of 32,768 tokens, trained here on generated arithmetic and made-up words; prompts are
 drawn from the same. The prompts are encoded in slices of 10,000. Before or after each slice (in turn) the tokenizer by
-itself encodes a fifth of the slice's texts, in batches of the same size, and what it returns is dropped: `rate_ratio`
+itself encodes a fifth of the slice's texts, in batches of the same size, and the result is dropped: `rate_ratio`
 is over all slices. With `--chat` each prompt is a chat, and the tokenizer by itself gets the rendered texts, so that
 the ratio includes the rendering. `bytes_a_token_rss` is the growth of resident memory from before the first slice,
 where prompts and tokenizers are in memory already, to the end.

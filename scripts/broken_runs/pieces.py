@@ -1,4 +1,4 @@
-"""What the broken runs of runs.yaml are made of: an easy task, and pieces with faults that people have."""
+"""Components of the broken runs of runs.yaml: an easy task, and components with common faults."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def wordy(token_ids: list[int]) -> float:
 
 
 def digit_seven(completion: str) -> float:
-    """The share of sevens: pays for something that has nothing to do with the task."""
+    """The share of sevens: rewards something that has nothing to do with the task."""
     return completion.count("7") / max(1, len(completion))
 
 

@@ -1,11 +1,11 @@
-"""Break a small run for each monitor of health, with the real trainer, and write down what the monitors say.
+"""Break a small run for each monitor of health, with the real trainer, and record the findings.
 
     python scripts/broken_runs/record.py [NAME ...]     run these (all by default), then write record.json and the page
     python scripts/broken_runs/record.py --page         write the page from record.json
 
 `runs.yaml` has the runs: one that is healthy, and for each monitor a change that breaks it. A broken run ends when its
-monitor speaks. The page is the part of docs/when-it-does-not-learn.md between two marks. Run from the root of the
-repository; all runs take about three minutes on one core. Exit codes: 0 done, 1 a monitor did not speak.
+monitor fires. The page is the part of docs/when-it-does-not-learn.md between two marks. Run from the root of the
+repository; all runs take about three minutes on one core. Exit codes: 0 done, 1 a monitor did not fire.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(with_block(PAGE.read_text(encoding="utf-8"), block(record)), encoding="utf-8")
     if silent:
-        print("did not speak:", *silent)
+        print("did not fire:", *silent)
     return int(bool(silent))
 
 

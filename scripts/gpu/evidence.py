@@ -1,11 +1,11 @@
-"""Evidence from a GPU, in minutes: the stages of scripts/gpu/stages, each in a process of its own with a limit.
+"""Collect evidence from a GPU in minutes: the stages of scripts/gpu/stages, each in a process of its own with a limit.
 
     python scripts/gpu/evidence.py --out FOLDER [--stages 1-7] [--minutes 35 | --minutes 1=3,6=12] [--device cuda|cpu]
     python scripts/gpu/evidence.py --write-docs FOLDER
 
 Each stage ends in exactly one JSON line, printed and appended to FOLDER/evidence.jsonl, whether it succeeded, failed,
-took too long or was skipped; the next one follows. FOLDER/output.log has what the stages printed. Two files, both only
-appended to, so that stages can be run in several calls. This file needs Python's own library alone.
+took too long or was skipped; the next one follows. FOLDER/output.log has the output of the stages. Two files, both only
+appended to, so that stages can be run in several calls. This file needs only Python's standard library.
 
 Exit codes: 0 no stage failed, 1 one failed or took too long, 2 bad input, 128 + signal when it was stopped.
 """

@@ -13,8 +13,8 @@ from stages import STAGES
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 TOP_BEGIN, TOP_END = "<!-- seen: begin -->", "<!-- seen: end -->"
 NOTHING_SEEN = "**No part of this library has run on a GPU yet.**"
-NOTHING = """**Not yet run on a GPU.** No stage of the kit has been run on one; the tables that
-`evidence.py --write-docs` makes from its JSON go here. Each stage runs on a CPU in the tests, at toy size."""
+NOTHING = """**Not yet run on a GPU.** No stage of the kit has run on one. `evidence.py --write-docs` writes
+tables from its JSON here. Each stage runs on a CPU in the tests, at toy size."""
 SHORTEST, LONGEST = 1e-3, 1e6
 """Numbers outside of these are written with an exponent."""
 
@@ -62,8 +62,8 @@ def seen(lines: Sequence[dict[str, Any]]) -> str:
     devices = sorted({line["device"] for of_one in with_results.values() for line in of_one})
     stages = f"Stages {', '.join(numbers)}" if len(numbers) > 1 else f"Stage {numbers[0]}"
     return (
-        f"**{stages} of the kit below measured the library on a GPU ({'; '.join(devices)}): the tables say what "
-        "came of it.**"
+        f"**{stages} of the kit below measured the library on a GPU ({'; '.join(devices)}): the tables have the "
+        "results.**"
     )
 
 

@@ -1,4 +1,4 @@
-"""A stage in a process of its own, with a limit: when the limit has passed, the process and all that it started are
+"""Run a stage in a process of its own, with a limit: past the limit, the process and all that it started are
 ended."""
 
 from __future__ import annotations

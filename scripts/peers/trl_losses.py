@@ -1,4 +1,5 @@
-"""Record what TRL's GRPO losses give on fixed tensors, by running TRL's own code: tests/numbers/data/trl_losses.json.
+"""Record the values of TRL's GRPO losses on fixed tensors, by running TRL's own code:
+tests/numbers/data/trl_losses.json.
 
 Run it with the Python of an environment that has TRL (1.16.0 was used), from the repository's root:
 `python scripts/peers/trl_losses.py`. The test that reads the file, tests/numbers/test_losses_of_peers.py, needs no TRL.

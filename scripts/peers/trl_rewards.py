@@ -4,7 +4,7 @@ Run it with the Python of an environment that has TRL (1.16.0 was used) and this
 `python scripts/peers/trl_rewards.py`. It needs no network and no GPU. tests/verifiers/test_reward_functions.py makes
 the same calls without TRL.
 
-Out of it came, with a random model and one step: a loss near 0, `rewards/MathVerifier/mean` 0.06 and, for a plain
+Its result, with a random model and one step: a loss near 0, `rewards/MathVerifier/mean` 0.06 and, for a plain
 function that the pool runs in a worker process, `rewards/digits/mean` 0.84.
 """
 

@@ -1,10 +1,10 @@
-"""Record what verl's policy losses give on fixed tensors, by running verl's own code:
+"""Record the values of verl's policy losses on fixed tensors, by running verl's own code:
 tests/numbers/data/verl_losses.json.
 
     pip download verl --no-deps && unzip verl-*.whl -d FOLDER        (0.9.1 was used)
     python scripts/peers/verl_losses.py FOLDER                       (from the repository's root; needs torch)
 
-Of verl only the losses run; what they import beside (omegaconf, tensordict, its configuration classes) is replaced by
+Only verl's losses run; their other imports (omegaconf, tensordict, its configuration classes) are replaced by
 empty stand-ins. The test that reads the file, tests/numbers/test_losses_of_peers.py, needs no verl. The tensors are
 those of tests/numbers/data/trl_losses.json.
 """

@@ -3,8 +3,8 @@
     tasks -> groups of rollouts -> verdicts -> rewards -> advantages -> policy loss -> new weights -> (again)
 
 The loop is `_go_through`. It knows no algorithm by name: a stage says what is collected, how it is scored and what is
-optimised. Invariants: a step is whole or has not happened (the draws of an interrupted one are given back); one line of
-metrics per step; the engine never samples with other weights than the version that it claims.
+optimised. Invariants: a step is whole or has not happened (the draws of an interrupted one are rolled back); one line
+of metrics per step; the engine never samples with other weights than the version that it claims.
 """
 
 from __future__ import annotations

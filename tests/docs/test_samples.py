@@ -45,7 +45,7 @@ def even_after_even(prompt: str, completion: str) -> bool:
 
 def test_the_page_has_the_samples_that_it_promises():
     headings = re.findall(
-        r"^### (.*)", PAGE.read_text(encoding="utf-8").split("## How to add a piece")[1], re.MULTILINE
+        r"^### (.*)", PAGE.read_text(encoding="utf-8").split("## How to add a component")[1], re.MULTILINE
     )
     assert len(headings) == len(SAMPLES) == 7
     assert set(BLOCKS) == {(kind, name) for kind in ("python", "yaml") for name in SAMPLES}

@@ -3,7 +3,7 @@
     python -m stages NUMBER --device cuda --until TIME --results FILE
 
 is one stage (scripts/gpu and src on PYTHONPATH); scripts/gpu/evidence.py runs several, with limits. This file imports
-nothing but Python's own library, so that the runner starts on a machine on which the library does not.
+only Python's standard library, so that the runner starts on a machine where the library cannot be imported.
 """
 
 from __future__ import annotations

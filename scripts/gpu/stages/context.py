@@ -1,4 +1,4 @@
-"""What a stage works with: the device, the time left, and the file that its results go to, one line each as they
+"""The context of a stage: the device, the time left, and the file of its results, one line each as they
 come."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stage 1: what the machine is, how fast it is at best, which packages are missing, and the tests of tests/gpu."""
+"""Stage 1: the machine, its best rates, missing packages, and the tests of tests/gpu."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stage 7: the quickstart in bfloat16, with vLLM on the trainer's GPU where it is installed: does a run learn
-arithmetic?"""
+"""Stage 7: the quickstart in bfloat16, with vLLM on the trainer's GPU where it is installed: whether a run learns
+arithmetic."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Stage 6: vLLM beside the trainer on one GPU: whole runs, a publish by CUDA IPC of a vocabulary of 152k, the gap of
-log-probs after it, memory asleep and awake, tokens per second; and the hf engine with the same requests."""
+"""Stage 6: vLLM beside the trainer on one GPU: whole runs, a publish by CUDA IPC of a vocabulary of 152k, the
+difference of log-probs after it, memory asleep and awake, tokens per second; and the hf engine with the same
+requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs of the trainer on models with random weights, and what is kept of them."""
+"""Whole runs of the trainer on models with random weights, and their results."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Config(Section):
     logging: LoggingConfig = LoggingConfig()
     """Console output, trackers and files beside metrics.jsonl."""
     health: Annotated[Mode | dict[str, Mode], AfterValidator(_known_monitors)] = "warn"
-    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` says it once, on the
+    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` reports it once, on the
     console and in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or
     a word by monitor: `{all_wrong: stop, slow: off, default: warn}`."""
     stages: list[dict[str, Any]] = []

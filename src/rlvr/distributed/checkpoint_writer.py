@@ -1,8 +1,8 @@
 """Writing checkpoints: tensors are copied to host memory while the step waits, and a thread does the rest.
 
 Each rank writes its own tensors into a folder aside (`.step-N.partial`) and leaves a note with their checksum there;
-rank 0 writes everything else, waits for the notes, seals the folder, syncs it and renames it. So the ranks need storage
-that they share, and no collective call is made outside the ranks' main threads.
+rank 0 writes everything else, waits for the notes, writes the manifest, syncs the folder and renames it. So the ranks
+need storage that they share, and no collective call is made outside the ranks' main threads.
 
 Invariants: `step-N` appears whole or not at all; what was there before is removed only when the new one is whole; a
 write that fails is logged, and neither stops the run nor touches another checkpoint; one write is under way at a

@@ -433,8 +433,8 @@ class RolloutBuffer:
     def _set_aside(self, batch: _Batch, surplus: list[Group], unfinished: list[Draw]) -> None:
         """Keep surplus of the step: complete groups for the next one, and draws to be made again."""
         with self._lock:
-            # `batch.draws` names what the step trains or drops; draws that are set aside must not also be given back by
-            # `roll_back`.
+            # `batch.draws` names what the step trains or drops; draws that are set aside must not also be rolled back
+            # by `roll_back`.
             rest = {draw.number for draw, _ in surplus} | {draw.number for draw in unfinished}
             batch.draws = [draw for draw in batch.draws if draw.number not in rest]
             self._surplus += surplus

@@ -307,7 +307,8 @@ def timed(verdict: Verdict, start: float) -> Verdict:
 
 
 def as_verifier(piece: Any) -> Verifier:
-    """A Verifier from what a user may give: a Verifier, a Verifier class, a plain function, or a piece as written."""
+    """A Verifier from what a user may give: a Verifier, a Verifier class, a plain function, or a component as
+    written."""
     if isinstance(piece, (str, dict, ComponentSpec)):
         piece = registry.build("verifier", piece)
     if isinstance(piece, type) and issubclass(piece, Verifier):

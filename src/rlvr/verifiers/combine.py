@@ -237,7 +237,7 @@ def _score(verdict: Verdict) -> float:
 
 
 def _part(written: Any) -> tuple[str, Verifier, float | None]:
-    """(name, verifier, weight) of a part: a piece as written, a Verifier, a function, or a mapping with one as
+    """(name, verifier, weight) of a part: a component as written, a Verifier, a function, or a mapping with one as
     `name`."""
     if not isinstance(written, Mapping):
         return _name(written), as_verifier(written), None

@@ -158,7 +158,7 @@ class Raised:
             else:
                 count = f"{raised} of {total}"
             log.warning(
-                "%s failed on %s answers of a step, which are left out unless another part decides them (said once "
+                "%s failed on %s answers of a step, which are left out unless another part decides them (reported once "
                 "for each "
                 "kind):\n%s",
                 who,

@@ -22,7 +22,7 @@ LENGTH = struct.Struct("!I")
 # Bytes asked for in a read; arbitrary, above the size of nearly all replies.
 CHUNK = 2**18
 MAX_FRAME = 64 * 2**20
-"""Bytes of a reply; a process that announces more talks nonsense."""
+"""Bytes of a reply; a process that announces more sends nonsense."""
 
 # Network byte order without padding: 5 bytes.
 REQUEST = struct.Struct("!ci")

@@ -156,7 +156,7 @@ class Worker:
 
     async def run(self, job: bytes, limit: float, count: int) -> list[Verdict]:
         """The `count` verdicts of one job. Late past `limit` seconds of this loop, WorkerError when the process is gone
-        or talks nonsense, ExhaustedError when it has used up a resource; after each it must be ended."""
+        or sends nonsense, ExhaustedError when it has used up a resource; after each it must be ended."""
         start = time.perf_counter()
         try:
             async with Deadline(limit):
