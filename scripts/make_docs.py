@@ -122,7 +122,7 @@ def config_page() -> str:
         for model in (Schedule, StepSchedule, Controller)
     ]
     parts.append(COMPONENTS)
-    parts += [components(kind) for kind in registry.ROOMS]
+    parts += [components(kind) for kind in registry.PACKAGES]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ROOMS = {
+PACKAGES = {
     "verifier": "rlvr.verifiers.builtin",
     "reward": "rlvr.rewards",
     "selector": "rlvr.selection",
@@ -63,7 +63,7 @@ ROOMS = {
 }
 """Kind of component -> the package whose import registers the library's own components of that kind."""
 
-_pieces: dict[str, dict[str, Any]] = {kind: {} for kind in ROOMS}
+_components: dict[str, dict[str, Any]] = {kind: {} for kind in PACKAGES}
 
 _loading: list[Path] = []
 """Files that are being loaded for their components, the innermost last."""
@@ -80,11 +80,11 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell,
     or from a file that is loaded under a second name, replaces it.
     """
-    if kind not in ROOMS:
-        raise ConfigError(f"there is no kind of component {kind!r}{nearest(kind, ROOMS)}")
+    if kind not in PACKAGES:
+        raise ConfigError(f"there is no kind of component {kind!r}{nearest(kind, PACKAGES)}")
 
     def keep(component: T) -> T:
-        old = _pieces[kind].get(name)
+        old = _components[kind].get(name)
         # By file and qualified name, not by identity: a notebook cell that is run again makes a new object of the same
         # source.
         if old is not None and _source(old) != _source(component):
@@ -94,9 +94,9 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         if not _is_own(component):
             from rlvr.core.component_checks import refuse_misspelt
 
-            importlib.import_module(ROOMS[kind])  # with the contract of the kind
+            importlib.import_module(PACKAGES[kind])  # with the contract of the kind
             refuse_misspelt(kind, component)
-        _pieces[kind][name] = component
+        _components[kind][name] = component
         return component
 
     return keep
@@ -125,7 +125,7 @@ def _source(component: Any) -> tuple[str, str]:
 
 def registered_outside() -> Iterator[tuple[str, str, Any]]:
     """(kind, name, component) of everything that was registered in this process and is not the library's own."""
-    for kind, components in _pieces.items():
+    for kind, components in _components.items():
         for name, component in components.items():
             if not _is_own(component):
                 yield kind, name, component
@@ -133,10 +133,10 @@ def registered_outside() -> Iterator[tuple[str, str, Any]]:
 
 def own_name(kind: str, component: Any) -> str | None:
     """The name by which the library itself registers `component`; None where it does not."""
-    importlib.import_module(ROOMS[kind])
+    importlib.import_module(PACKAGES[kind])
     if not _is_own(component):
         return None
-    return next((name for name, registered in _pieces[kind].items() if registered is component), None)
+    return next((name for name, registered in _components[kind].items() if registered is component), None)
 
 
 def is_in_words(written: Any) -> bool:
@@ -157,8 +157,8 @@ def refuse_words(what: str, written: Any) -> None:
 def names(kind: str) -> list[str]:
     """The names that `kind` is known by in this process, the library's own included."""
     # Registering is a side effect of the import, so the list is complete only after it.
-    importlib.import_module(ROOMS[kind])
-    return sorted(set(_pieces[kind]) | {entry.name for entry in _entry_points(kind)})
+    importlib.import_module(PACKAGES[kind])
+    return sorted(set(_components[kind]) | {entry.name for entry in _entry_points(kind)})
 
 
 def _entry_points(kind: str) -> importlib.metadata.EntryPoints:
@@ -178,15 +178,15 @@ def find(kind: str, name: str) -> Any:
         if name.split(":")[0].endswith(".py"):
             return _from_file(kind, name)
         return _from_module(kind, name)
-    if name not in _pieces[kind]:
-        importlib.import_module(ROOMS[kind])
-    if name not in _pieces[kind]:
+    if name not in _components[kind]:
+        importlib.import_module(PACKAGES[kind])
+    if name not in _components[kind]:
         # Last, so that no installed package can replace a name of the library's in silence.
         for entry in _entry_points(kind):
             if entry.name == name:
                 return _from_package(kind, entry)
         raise ConfigError(f"there is no {kind} {name!r}{nearest(name, names(kind))}")
-    return _pieces[kind][name]
+    return _components[kind][name]
 
 
 def _from_package(kind: str, entry: importlib.metadata.EntryPoint) -> Any:
@@ -223,7 +223,7 @@ def _attribute(kind: str, name: str, module: ModuleType, attribute: str) -> Any:
     return target
 
 
-def import_pieces(files: Sequence[str]) -> None:
+def import_components(files: Sequence[str]) -> None:
     """Import files (`FILE.py`) and modules, which register their components. ConfigError names the one that cannot
     be."""
     for file in files:
@@ -298,7 +298,7 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     name = spec.name
     options = dict(spec.options)
     component = find(kind, name)
-    importlib.import_module(ROOMS[kind])  # with the contract of the kind
+    importlib.import_module(PACKAGES[kind])  # with the contract of the kind
     if not (inspect.isclass(component) or inspect.isroutine(component) or isinstance(component, functools.partial)):
         raise ConfigError(
             f"{kind} {name!r} is a {type(component).__name__}: name a class, with its options, or a function"

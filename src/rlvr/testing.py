@@ -27,7 +27,7 @@ from rlvr.losses import Denominators, TokenBatch
 from rlvr.losses.tokens import AVERAGES
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 
-Piece = str | Mapping[str, Any] | Callable[..., Any]
+ComponentLike = str | Mapping[str, Any] | Callable[..., Any]
 
 # A choice: enough for ragged groups of every size to meet undecided members; a check of an advantage takes well under a
 # second.
@@ -95,14 +95,14 @@ def made_up_batches(seed: int = 0, tries: int = TRIES) -> Iterator[Batch]:
     yield make_batch([(np.arange(400) % 3 / 2).tolist()])
 
 
-def check_advantage(piece: Piece, *, by_group: bool = True, zero_when_equal: bool = True) -> None:
+def check_advantage(component: ComponentLike, *, by_group: bool = True, zero_when_equal: bool = True) -> None:
     """An estimator: one finite number per rollout (or per token), 0 where undecided; it follows the rollouts when they
     are shuffled (N4).
 
     `by_group`: what other groups there are changes nothing (false for one that looks at the whole batch).
     `zero_when_equal`: a group of equal rewards gets advantages of 0 (false for one without a group baseline).
     """
-    estimate = _built("advantage", piece)
+    estimate = _built("advantage", component)
     for number, batch in enumerate(made_up_batches()):
         values = _per_rollout(estimate(batch), batch, "an advantage")
         reward = batch.column("reward")
@@ -130,10 +130,10 @@ def check_advantage(piece: Piece, *, by_group: bool = True, zero_when_equal: boo
                     )
 
 
-def check_modifier(piece: Piece, *, by_group: bool = True) -> None:
+def check_modifier(component: ComponentLike, *, by_group: bool = True) -> None:
     """A modifier: finite, in the form that it was given or per token, and it follows the rollouts when they are
     shuffled."""
-    modify = _built("modifier", piece)
+    modify = _built("modifier", component)
     for number, batch in enumerate(made_up_batches()):
         # Any advantage will do; 0.3 makes it differ in sign and size from the reward.
         plain = np.where(np.isfinite(batch.column("reward")), batch.column("reward") - 0.3, 0.0)
@@ -152,12 +152,12 @@ def check_modifier(piece: Piece, *, by_group: bool = True) -> None:
             )
 
 
-def check_reward(piece: Piece, *, by_group: bool = True) -> None:
+def check_reward(component: ComponentLike, *, by_group: bool = True) -> None:
     """A reward term: one number per rollout (NaN: undecided, never infinite), on any text; it follows the rollouts."""
     from rlvr.rewards import build_terms
 
     # By the path that a run takes, which also accepts a plain function of one completion.
-    [term] = build_terms([dict(piece) if isinstance(piece, Mapping) else piece])
+    [term] = build_terms([dict(component) if isinstance(component, Mapping) else component])
     for number, batch in enumerate(made_up_batches()):
         values = np.asarray(term.function(batch), dtype=np.float64)
         assert values.shape == (len(batch),), f"{values.shape} for {len(batch)} rollouts: one number each is needed"
@@ -169,9 +169,9 @@ def check_reward(piece: Piece, *, by_group: bool = True) -> None:
             _same(list(term.function(more))[: len(batch)], values.tolist(), "groups that were added change the rewards")
 
 
-def check_selector(piece: Piece, *, by_group: bool = True) -> None:
+def check_selector(component: ComponentLike, *, by_group: bool = True) -> None:
     """A selector: positions that exist, none twice (or a mask); the same rollouts whatever their order."""
-    select = _built("selector", piece)
+    select = _built("selector", component)
 
     def kept(batch: Batch) -> list[str]:
         chosen = np.asarray(select(batch))
@@ -194,14 +194,14 @@ def check_selector(piece: Piece, *, by_group: bool = True) -> None:
         assert len(kept(batch.select(order))) == len(whole), "shuffling the rollouts changes how many are selected"
 
 
-def check_loss(piece: Piece, *, smooth: bool = True) -> None:
+def check_loss(component: ComponentLike, *, smooth: bool = True) -> None:
     """A loss of tokens: the sum of its shares over any cut into micro-batches is the whole (N1); tokens of weight 0
     have no part; where it says `zero_without_advantage`, an advantage of 0 gives no gradient; everything is finite.
 
     `smooth`: its gradient is that of its value, by finite differences in float64 (false where a gradient is stopped or
     estimated, as in CISPO or a straight-through KL).
     """
-    loss = _built("loss", piece)
+    loss = _built("loss", component)
     assert isinstance(loss.needs, frozenset), f"`needs` is {loss.needs!r}, not a frozenset of Need"
     assert loss.average in AVERAGES, f"`average` is {loss.average!r}, not one of {', '.join(AVERAGES)}"
     for seed in range(TRIES):
@@ -328,10 +328,10 @@ def _spread(completion: str) -> float:
     return len(set(completion)) / max(1, len(completion))
 
 
-def _built(kind: str, piece: Piece) -> Any:
-    if isinstance(piece, (str, Mapping)):
-        return registry.build(kind, piece if isinstance(piece, str) else dict(piece))
-    component = adapted(kind, piece)
+def _built(kind: str, component: ComponentLike) -> Any:
+    if isinstance(component, (str, Mapping)):
+        return registry.build(kind, component if isinstance(component, str) else dict(component))
+    component = adapted(kind, component)
     if isinstance(component, type):
         return component()
     return component

@@ -172,7 +172,7 @@ def test_options_private_and_other_names_are_no_slips():
     ],
 )
 def test_slips_that_are_refused(kind, members, near):
-    importlib.import_module(registry.ROOMS[kind])
+    importlib.import_module(registry.PACKAGES[kind])
     with pytest.raises(ConfigError, match=f"is '{near}' meant"):
         refuse_misspelt(kind, type("Mine", (), members))
 
@@ -352,9 +352,9 @@ def test_a_kind_whose_base_class_holds_what_it_works_with_needs_it(kind, base, t
 
 def test_every_kind_has_a_contract_or_is_a_function():
     functions = {"kl", "optimizer", "preset", "source"}
-    for kind in registry.ROOMS:
-        importlib.import_module(registry.ROOMS[kind])
-    assert set(CONTRACTS) == set(registry.ROOMS) - functions
+    for kind in registry.PACKAGES:
+        importlib.import_module(registry.PACKAGES[kind])
+    assert set(CONTRACTS) == set(registry.PACKAGES) - functions
 
 
 def test_an_engine_without_the_base_class_has_its_defaults():

@@ -13,10 +13,10 @@ from rlvr.errors import ConfigError
 
 
 def test_an_old_key_is_read_with_a_notice():
-    with pytest.warns(FutureWarning, match=r"rollout\.refill is called dynamic_sampling now"):
+    with pytest.warns(FutureWarning, match=r"rollout\.refill is now rollout\.dynamic_sampling"):
         config = load_config({"rollout": {"refill": {"attempts": 3}}, "distributed": {"heartbeat_timeout": 5.0}})
     assert config.rollout.dynamic_sampling.attempts == 3
-    with pytest.warns(FutureWarning, match=r"distributed\.silence is called heartbeat_timeout now"):
+    with pytest.warns(FutureWarning, match=r"distributed\.silence is now distributed\.heartbeat_timeout"):
         assert load_config({}, ["distributed.silence=7"]).distributed.heartbeat_timeout == 7
     with pytest.warns(FutureWarning, match="stall_timeout"):
         engine = load_config({"rollout": {"engine": {"name": "vllm-server", "silence": 3.0}}}).rollout.engine
@@ -41,5 +41,5 @@ def test_new_keys_give_no_notice_and_nothing_else_changes():
 
 
 def test_a_key_under_both_names_is_refused():
-    with pytest.raises(ConfigError, match=r"rollout\.refill is called dynamic_sampling now, and both are given"):
+    with pytest.raises(ConfigError, match=r"rollout\.refill is now rollout\.dynamic_sampling, and both are given"):
         load_config({"rollout": {"refill": None, "dynamic_sampling": {"attempts": 2}}})

@@ -69,11 +69,8 @@ follows `no`, `more`, `enough`, `as` or `leave`, or stands before `for`, `left`,
 OTHER_MEANINGS = {
     "docs/gpu.md": {r"pieces?"},  # files of at most 64 MiB, scripts/gpu/pieces.py
     "src/rlvr/verifiers/math/counted.py": {ROOM, r"pieces?", r"houses?", r"farms?", r"guests?"},  # a list of nouns
-    "src/rlvr/verifiers/math/realsets.py": {r"pieces?"},  # intervals of a set
     "src/rlvr/verifiers/instructions/sentences.py": {r"pieces?"},  # of a text, between ends of sentences
-    "src/rlvr/losses/objective.py": {r"pieces?"},  # cut into pieces: micro-batches
     "src/rlvr/data/replies.py": {r"pieces?"},  # in one piece
-    "src/rlvr/report/__init__.py": {r"pieces?"},  # of a text, a field of the page's JSON
     "src/rlvr/verifiers/code/sandbox": {r"seal(s|ed|ing)?"},  # inside/sealing.py
 }
 """File or folder -> words of the list that mean something else there."""

@@ -16,7 +16,7 @@ from rlvr.errors import ConfigError
 def fresh(monkeypatch):
     """What a test registers is forgotten after it."""
     registry.names("reward")
-    monkeypatch.setitem(registry._pieces, "reward", dict(registry._pieces["reward"]))
+    monkeypatch.setitem(registry._components, "reward", dict(registry._components["reward"]))
 
 
 def define(module="cell", name="bonus"):
@@ -114,7 +114,7 @@ def test_entry_points_of_installed_packages(monkeypatch, tmp_path):
         registry.find("reward", "theirs")
 
 
-@pytest.mark.parametrize("kind", sorted(registry.ROOMS))
+@pytest.mark.parametrize("kind", sorted(registry.PACKAGES))
 def test_every_registered_piece_says_what_it_is(kind):
     for name in registry.names(kind):
         piece = registry.find(kind, name)

@@ -124,7 +124,7 @@ class Config(Section):
         values = with_new_names(values)
         imports = values.get("imports")
         if isinstance(imports, list) and all(isinstance(file, str) for file in imports):  # else refused as a field
-            registry.import_pieces(imports)
+            registry.import_components(imports)
         # Here and not in AlgorithmConfig: a registered preset is known only after the imports above.
         algorithm = values.get("algorithm")
         if algorithm is None or isinstance(algorithm, dict):

@@ -40,9 +40,10 @@ def _renamed(tree: dict[str, Any], sections: list[str], old: str, now: str, path
         return {**tree, name: _renamed(dict(part), below, old, now, path)}
     if old not in tree:
         return tree
+    new_path = ".".join([*path.split(".")[:-1], now])
     if now in tree:
-        raise ValueError(f"{path} is called {now} now, and both are given: leave the old one out")
-    # Shown where the program was started: the lines between are the library's and pydantic's.
-    warnings.warn(f"{path} is called {now} now: the old name goes with the next version", FutureWarning, stacklevel=2)
+        raise ValueError(f"{path} is now {new_path}, and both are given: leave the old one out")
+    # Python shows a FutureWarning to users; a DeprecationWarning only to who runs tests.
+    warnings.warn(f"{path} is now {new_path}: the old name goes with the next version", FutureWarning, stacklevel=2)
     # In the old place, so that an error lists the keys in the order in which they were written.
     return {(now if key == old else key): value for key, value in tree.items()}

@@ -62,9 +62,9 @@ def _lengths(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     if joined == tokenizer.decode(ids, skip_special_tokens=True) and "\ufffd" not in joined:
         return list(itertools.accumulate(map(len, texts)))
     lengths: list[int] = []
-    # The slow way. base: characters of the text before token `start`; text: of the tokens start..t.
+    # The slow way. start: the first token that is decoded together with token t. base: characters before it.
     base = 0
-    start = 0  # characters before token `start`
+    start = 0
     for t in range(len(ids)):
         text = tokenizer.decode(ids[start : t + 1], skip_special_tokens=True)
         # A trailing U+FFFD is an incomplete character: the token ends where the one before it does, until the next

@@ -67,7 +67,7 @@ NUMBERED = {
 
 
 class _LogFile(logging.FileHandler):
-    """A log file. On a full disk its lines are lost, which standard error says once, without a traceback for each."""
+    """A log file. On a full disk its lines are lost: standard error has one line about it, without a traceback for each."""
 
     _failed = False
 

@@ -123,7 +123,7 @@ class Raised:
         self._verdicts.add(rollouts)
         self._first_verdicts = self._first_verdicts or step.verdicts
         self._first_rollouts = self._first_rollouts or len(rollouts)
-        # Before the warnings, so that a run that ends says so once.
+        # Before the warnings, so that a run that ends gives the reason only as its error.
         self._refuse_broken()
         for rollout in rollouts:
             for name, verdict in rollout.verdicts.items():

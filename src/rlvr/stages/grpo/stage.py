@@ -78,9 +78,9 @@ class GRPOStage(Stage):
         rollout_plan.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
-        self.supply: RolloutBuffer | RecordedBuffer
+        self.buffer: RolloutBuffer | RecordedBuffer
         if recorded is None:
-            self.supply = RolloutBuffer(
+            self.buffer = RolloutBuffer(
                 self.sampler,
                 context.collector,
                 rollout_plan,
@@ -92,14 +92,14 @@ class GRPOStage(Stage):
         else:
             self.samples = False
             self.verifies = recorded.rescore
-            self.supply = RecordedBuffer(
+            self.buffer = RecordedBuffer(
                 recorded, plan, context, self.sampler, self.rollout_context_at(0), self._objective
             )
 
     def collect(self, step: int) -> StepRollouts:
         """Groups of verified responses."""
         self._step = step
-        return self.supply.next(step)
+        return self.buffer.next(step)
 
     def call_functions(self, collected: StepRollouts) -> None:
         """Value what was collected by the plain functions among the rewards, unless its rewards were recorded."""
@@ -108,15 +108,15 @@ class GRPOStage(Stage):
 
     def roll_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
-        self.supply.roll_back()
+        self.buffer.roll_back()
 
     def draws_state(self) -> dict[str, Any]:
         """The sampler, and what was drawn ahead of training."""
-        return self.supply.state_dict()
+        return self.buffer.state_dict()
 
     def load_draws_state(self, state: dict[str, Any]) -> None:
         """Go on drawing where the state was taken."""
-        self.supply.load_state_dict(state)
+        self.buffer.load_state_dict(state)
 
     def has_signal(self, rollouts: list[Rollout]) -> bool:
         """Return whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so

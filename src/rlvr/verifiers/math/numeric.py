@@ -204,7 +204,7 @@ def read_number(text: str, letters: bool = False) -> PlainNumber | None:
             return None
         text = text[1:-1]
     sign = _SIGN.match(text)
-    assert sign is not None  # everything in it is optional
+    assert sign is not None  # every group of the pattern is optional, so it always matches
     # `-$-5`: a sign on both sides of the currency is no number.
     if sign[1] and sign[3]:
         return None

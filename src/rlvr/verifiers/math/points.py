@@ -240,9 +240,6 @@ def _shuffled(name: str) -> tuple[Fraction, ...]:
     return tuple(order)
 
 
-# corners
-
-
 def _corners(
     gold: Node, answer: Node, names: Sequence[str], basic: Sequence[Point], value: Valued
 ) -> Iterator[tuple[object, Point]]:

@@ -1,6 +1,6 @@
 r"""Sets of real numbers: intervals, unions, complements, inequalities in one variable, set-builder; one canonical form.
 
-A set is a sorted list of disjoint pieces; ends are compared by value, so `x \ge 2`, `2 \leq x` and `[2, \infty)` are
+A set is a sorted list of disjoint intervals; ends are compared by value, so `x \ge 2`, `2 \leq x` and `[2, \infty)` are
 one set.
 """
 
@@ -39,7 +39,7 @@ class NotASetError(Exception):
 
 @dataclass(frozen=True)
 class End:
-    """An end of a piece: `side` is -1 or 1 where the value is infinite, else 0."""
+    """An end of a interval: `side` is -1 or 1 where the value is infinite, else 0."""
 
     node: Node
     value: Any
@@ -48,14 +48,14 @@ class End:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Interval:
     """An interval, or a point where both ends are the same and closed."""
 
     low: End
     high: End
 
 
-Set = tuple[Piece, ...]
+Set = tuple[Interval, ...]
 
 
 def _closes_infinity(node: Node) -> bool:
@@ -105,10 +105,10 @@ class RealSets:
         node = plain(node)
         match node:
             case Symbol("Reals"):
-                return (Piece(self._infinite(-1), self._infinite(1)),)
+                return (Interval(self._infinite(-1), self._infinite(1)),)
             case Symbol("Reals +" | "Reals -" | "Reals *" as name):
-                below = Piece(self._infinite(-1), self._end(_ZERO, False))
-                above = Piece(self._end(_ZERO, False), self._infinite(1))
+                below = Interval(self._infinite(-1), self._end(_ZERO, False))
+                above = Interval(self._end(_ZERO, False), self._infinite(1))
                 return {"+": (above,), "-": (below,), "*": (below, above)}[name[-1]]
             case Symbol("emptyset") | Bracket("{", "}", ()):
                 return ()
@@ -116,7 +116,7 @@ class RealSets:
                 return self._builder(subject, conditions)
             # `\{1, 2\}`: points are intervals with two equal closed ends.
             case Bracket("{", "}", items):
-                return self._union([(Piece(self._end(item, True), self._end(item, True)),) for item in items])
+                return self._union([(Interval(self._end(item, True), self._end(item, True)),) for item in items])
             case Bracket(opening, closing, (low, high)) if opening in "([]" and closing in ")][":
                 return self._interval(low, opening == "[", high, closing == "]")
             case Bracket("(", ")", (inner,)):
@@ -144,7 +144,7 @@ class RealSets:
                 return self._union(sets)
         raise NotASetError
 
-    # pieces
+    # intervals
 
     def _infinite(self, side: int) -> End:
         return End(_INFINITY, None, side)
@@ -169,7 +169,7 @@ class RealSets:
         if order > 0 or start.side > 0 or stop.side < 0:
             raise NotASetError
         if order < 0 or (low_closed and high_closed):
-            return (Piece(start, stop),)
+            return (Interval(start, stop),)
         return ()
 
     def _compare(self, one: End, other: End) -> int:
@@ -195,37 +195,37 @@ class RealSets:
         return bool(self.sampler.equal(gold.node, answer.node))
 
     def _union(self, sets: list[Set]) -> Set:
-        pieces = sorted((piece for one in sets for piece in one), key=_by_start)
-        merged: list[Piece] = []
-        for piece in pieces:
+        intervals = sorted((interval for one in sets for interval in one), key=_by_start)
+        merged: list[Interval] = []
+        for interval in intervals:
             if merged:
                 last = merged[-1]
-                gap = self._compare(last.high, piece.low)
+                gap = self._compare(last.high, interval.low)
                 # `[0, 1) \cup [1, 2]` is one interval, `[0, 1) \cup (1, 2]` is not.
-                if gap > 0 or (gap == 0 and (last.high.closed or piece.low.closed)):
-                    order = self._compare(last.high, piece.high)
-                    high = last.high if order > 0 or (order == 0 and last.high.closed) else piece.high
+                if gap > 0 or (gap == 0 and (last.high.closed or interval.low.closed)):
+                    order = self._compare(last.high, interval.high)
+                    high = last.high if order > 0 or (order == 0 and last.high.closed) else interval.high
                     low = last.low
-                    if self._compare(last.low, piece.low) == 0 and piece.low.closed:
-                        low = piece.low
-                    merged[-1] = Piece(low, high)
+                    if self._compare(last.low, interval.low) == 0 and interval.low.closed:
+                        low = interval.low
+                    merged[-1] = Interval(low, high)
                     continue
-            merged.append(piece)
+            merged.append(interval)
         return tuple(merged)
 
     def _complement(self, one: Set) -> Set:
-        pieces = []
+        intervals = []
         low = self._infinite(-1)
-        for piece in one:
-            if not piece.low.side:
-                pieces.append(Piece(low, End(piece.low.node, piece.low.value, 0, not piece.low.closed)))
-            low = End(piece.high.node, piece.high.value, piece.high.side, not piece.high.closed)
+        for interval in one:
+            if not interval.low.side:
+                intervals.append(Interval(low, End(interval.low.node, interval.low.value, 0, not interval.low.closed)))
+            low = End(interval.high.node, interval.high.value, interval.high.side, not interval.high.closed)
         if low.side <= 0:
-            pieces.append(Piece(low, self._infinite(1)))
+            intervals.append(Interval(low, self._infinite(1)))
         return tuple(
-            piece
-            for piece in pieces
-            if self._compare(piece.low, piece.high) or (piece.low.closed and piece.high.closed)
+            interval
+            for interval in intervals
+            if self._compare(interval.low, interval.high) or (interval.low.closed and interval.high.closed)
         )
 
     def _intersection(self, sets: list[Set]) -> Set:
@@ -279,12 +279,12 @@ class RealSets:
         high = self._infinite(1)
         match operator:
             case "<" | "<=":
-                return (Piece(low, end),) if end.side >= 0 else ()
+                return (Interval(low, end),) if end.side >= 0 else ()
             case ">" | ">=":
-                return (Piece(end, high),) if end.side <= 0 else ()
+                return (Interval(end, high),) if end.side <= 0 else ()
             case "!=":
-                return self._complement((Piece(end, end),))
-        return (Piece(end, end),)
+                return self._complement((Interval(end, end),))
+        return (Interval(end, end),)
 
     def _absolute(self, inner: Node, operator: str, bound: Node) -> Set:
         minus = bound.args[0] if isinstance(bound, Apply) and bound.head == "neg" else _negated(bound)
@@ -337,5 +337,5 @@ def _is_call(node: Node) -> bool:
     )
 
 
-def _by_start(piece: Piece) -> tuple[int, float, bool]:
-    return (piece.low.side, float(piece.low.value) if not piece.low.side else 0.0, not piece.low.closed)
+def _by_start(interval: Interval) -> tuple[int, float, bool]:
+    return (interval.low.side, float(interval.low.value) if not interval.low.side else 0.0, not interval.low.closed)
