@@ -67,7 +67,7 @@ NUMBERED = {
 
 
 class _LogFile(logging.FileHandler):
-    """A log file. On a full disk its lines are lost: standard error has one line about it, without a traceback for each."""
+    """A log file. On a full disk its lines are lost; standard error gets one line about it and no tracebacks."""
 
     _failed = False
 
