@@ -85,7 +85,7 @@ def plan_called():
 
     yield register
     for name in mine:
-        registry._pieces["plan"].pop(name, None)
+        registry._components["plan"].pop(name, None)
 
 
 # Order and randomness

@@ -37,7 +37,7 @@ def environment():
 
     yield register
     for name in mine:
-        registry._pieces["environment"].pop(name)
+        registry._components["environment"].pop(name)
 
 
 @pytest.fixture
@@ -261,11 +261,11 @@ def test_no_talk_is_longer_than_its_budget_its_context_or_its_turns(budget, cont
             )
         ]
 
-    registry._pieces["environment"]["generated_for_this_test"] = tool
+    registry._components["environment"]["generated_for_this_test"] = tool
     try:
         [rollout] = asyncio.run(run())
     finally:
-        registry._pieces["environment"].pop("generated_for_this_test")
+        registry._components["environment"].pop("generated_for_this_test")
     assert 0 < rollout.sampled.sum() <= budget
     assert len(rollout) <= context
     assert len(asked) == sum(s.kind == "turn" for s in rollout.segments) <= turns

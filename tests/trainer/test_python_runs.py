@@ -63,7 +63,7 @@ def script(tmp_path, monkeypatch):
     """The script in a project folder, to be run from the folder above it. What it registers is forgotten after the
     test."""
     registry.names("reward")
-    monkeypatch.setitem(registry._pieces, "reward", dict(registry._pieces["reward"]))
+    monkeypatch.setitem(registry._components, "reward", dict(registry._components["reward"]))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "run.py").write_text(SCRIPT)

@@ -16,7 +16,7 @@ from rlvr.errors import ConfigError
 def fresh(monkeypatch):
     """What a test registers is forgotten after it."""
     registry.names("reward")
-    monkeypatch.setitem(registry._pieces, "reward", dict(registry._pieces["reward"]))
+    monkeypatch.setitem(registry._components, "reward", dict(registry._components["reward"]))
 
 
 def define(module="cell", name="bonus"):
