@@ -1,15 +1,16 @@
-"""Names -> components: one mechanism for all kinds, from verifiers and rewards to losses, samplers and engines.
+"""The registry: finds and builds components of all kinds (verifiers, rewards, losses, samplers, engines ...) by name.
 
-A component is a class or a function. In the configuration it is written as a name, as `FILE.py:Name` or `module:Name`,
-or as a mapping `{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the
-keyword-only parameters of a function. They are checked and converted by their annotations before anything runs.
+A component is a class or a function. The configuration names it as `name`, `FILE.py:Name` or `module:Name`, or as a
+mapping `{name: ..., option: value}`. Its options are the parameters of its class, or the keyword-only parameters of its
+function. They are checked and converted by their annotations before the run starts.
 
-Names are found, in this order: what was registered in this process, the library's own packages (imported on first use),
-and entry points of installed packages (group `rlvr.verifiers`, `rlvr.losses` ...: the kind in the plural).
+A plain name is looked up in this order: components registered in this process; the library's own components, whose
+package is imported on first use; entry points of installed packages. The entry point group of a kind is its plural:
+`rlvr.verifiers`, `rlvr.losses` ...
 
-A file is loaded once, under a name of its own, with its folder at the end of the module search path. A script that
-trains without `if __name__ == "__main__":` is loaded as far as its first GRPOTrainer, so that its components are found
-and it does not train again.
+A file is loaded once in a process, as a module with a unique name, and its folder is appended to `sys.path`. A script
+without `if __name__ == "__main__":` is executed only up to its first GRPOTrainer: its components are found, and it does
+not start a second training run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 
 if TYPE_CHECKING:
-    # Slow to import, and needed only where a component is built from a configuration: `import rlvr.verifiers` is quick.
+    # Slow to import, and needed only to build a component from a configuration: `import rlvr.verifiers` stays fast.
     import importlib.metadata
 
     from pydantic import TypeAdapter
@@ -66,19 +67,19 @@ PACKAGES = {
 _components: dict[str, dict[str, Any]] = {kind: {} for kind in PACKAGES}
 
 _loading: list[Path] = []
-"""Files that are being loaded for their components, the innermost last."""
+"""Stack of the files that `load_file` is executing; a file may load another one."""
 
 
 class _TrainerReached(BaseException):
-    """A script that is loaded for its components makes a trainer. It is no Exception, so that the script does not catch
-    it."""
+    """Ends the execution of a script by `load_file` at its first trainer. It is not an Exception, so that an
+    `except Exception` of the script does not catch it."""
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
-    """Decorator: make a class or function known as `name` among the components of `kind`.
+    """Decorator: register a class or function as the component `name` of a kind.
 
-    Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell,
-    or from a file that is loaded under a second name, replaces it.
+    ConfigError if the name belongs to another component. A component of the same file and qualified name replaces the
+    registered one: a notebook cell that is run again, or a file that is loaded under a second module name.
     """
     if kind not in PACKAGES:
         raise ConfigError(f"there is no kind of component {kind!r}{nearest(kind, PACKAGES)}")
@@ -89,8 +90,8 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         # source.
         if old is not None and _source(old) != _source(component):
             raise ConfigError(f"the {kind} {name!r} is taken by {'.'.join(_identity(old))}: choose another name")
-        # The library's own components are checked by its tests; importing the contracts here would be circular for
-        # them.
+        # Not for the library's own components, which its tests check: they would import their package while it is being
+        # imported.
         if not _is_own(component):
             from rlvr.core.component_checks import refuse_misspelt
 
@@ -107,13 +108,13 @@ def _identity(component: Any) -> tuple[str, str]:
 
 
 def _is_own(component: Any) -> bool:
-    """Tell whether a component is the library's."""
-    # With the dot: a user's package may be called `rlvr_ideas`.
+    """Tell whether a component is defined in this library."""
+    # With the dot: a user's package may have a name such as `rlvr_ideas`.
     return _identity(component)[0].startswith("rlvr.")
 
 
 def _source(component: Any) -> tuple[str, str]:
-    """The file of a component, or its module where that has no file, and its qualified name."""
+    """The file that defines a component (its module if there is no file) and its qualified name."""
     module, name = _identity(component)
     loaded = sys.modules.get(module)
     if loaded is None:
@@ -140,13 +141,14 @@ def own_name(kind: str, component: Any) -> str | None:
 
 
 def is_in_words(written: Any) -> bool:
-    """Tell whether a value of a configuration only describes what was given in Python (`<a lambda>`)."""
+    """Tell whether a value is the placeholder `<...>` that a saved configuration has for an object given in Python,
+    such as `<a lambda (train.py, line 3)>`."""
     return isinstance(written, str) and written.startswith("<") and written.endswith(">")
 
 
 def refuse_words(what: str, written: Any) -> None:
-    """ConfigError where `written`, the value of `what`, describes what was given in Python and cannot be found
-    again."""
+    """ConfigError if the value `written` of the key `what` is such a placeholder: the object cannot be restored from
+    it."""
     if is_in_words(written):
         raise ConfigError(
             f"{what}: the run was given {written[1:-1]}, in Python, and a file cannot say where that is: give "
@@ -164,12 +166,12 @@ def names(kind: str) -> list[str]:
 def _entry_points(kind: str) -> importlib.metadata.EntryPoints:
     import importlib.metadata
 
-    # `rlvr.losses`, `rlvr.advantages`; the plural of a kind that ends in s would take `es`.
+    # The plural of the kind: `rlvr.advantages`, `rlvr.losses`.
     return importlib.metadata.entry_points(group=f"rlvr.{kind}{'es' if kind.endswith('s') else 's'}")
 
 
 def find(kind: str, name: str) -> Any:
-    """The class or function that `name` stands for; ConfigError with the nearest name when there is none."""
+    """The component that `name` stands for. ConfigError, with the most similar name, if there is none."""
     if not isinstance(name, str):
         raise ConfigError(f"a {kind} is written as a name, not {name!r}")
     refuse_words(kind, name)
@@ -192,7 +194,7 @@ def find(kind: str, name: str) -> Any:
 def _from_package(kind: str, entry: importlib.metadata.EntryPoint) -> Any:
     try:
         return entry.load()
-    except Exception as error:  # importing someone else's package may raise anything
+    except Exception as error:  # the package's own code may raise anything
         raise ConfigError(
             f"{kind} {entry.name!r}: {entry.value} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -210,7 +212,7 @@ def _from_module(kind: str, name: str) -> Any:
 
 def _attribute(kind: str, name: str, module: ModuleType, attribute: str) -> Any:
     try:
-        # `attrgetter`, since the attribute may be a path: `FILE.py:Class.method`.
+        # Not `getattr`: the attribute may be dotted, as in `FILE.py:Class.method`.
         target = operator.attrgetter(attribute)(module)
     except AttributeError:
         target = None
@@ -245,35 +247,33 @@ def _file_module(what: str, file: str) -> ModuleType:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise ConfigError(f"{what}: there is no file {path}")
-    # Two files of one name in different folders are two modules. The hash need not be the same in another process: each
-    # loads the file by its path.
+    # The hash of the path tells files of the same name in different folders apart. It may differ between processes,
+    # since each process loads the file by its path.
     module_name = f"{FILE_MODULE}{path.stem}_{abs(hash(str(path))):x}"
     try:
         return sys.modules.get(module_name) or load_file(module_name, path)
-    except USER_CODE_ERRORS as error:  # SystemExit too: a script may end by sys.exit()
+    except USER_CODE_ERRORS as error:  # including SystemExit: a script may call sys.exit()
         raise ConfigError(f"{what}: {path} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def load_file(module_name: str, path: Path) -> ModuleType:
-    """The file `path` as the module `module_name`, up to where it makes a trainer. Raises what the file raises."""
+    """Execute the file `path` as the module `module_name`, up to its first trainer. Raises what the file raises."""
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Before the file runs, as importlib does it: dataclasses and pickle look their module up by name.
+    # Before the file is executed, as importlib does it: dataclasses and pickle look up the module by name.
     sys.modules[module_name] = module
-    if (
-        str(path.parent) not in sys.path
-    ):  # at the end, so that nothing is hidden: Python itself puts a script's folder first
+    # Python puts a script's folder first. Here it comes last, so that its files shadow no other module.
+    if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     _loading.append(path)
     try:
         spec.loader.exec_module(module)
-    # BaseException, which the script's own `except Exception` lets pass.
     except _TrainerReached:
-        pass  # what is defined above is there
+        pass  # the module keeps what the script defined above its trainer
     except BaseException:
-        # A half-loaded module would be taken for a whole one by the next component of the file.
+        # Otherwise the next lookup in this file would find the incomplete module.
         del sys.modules[module_name]
         raise
     finally:
@@ -282,14 +282,13 @@ def load_file(module_name: str, path: Path) -> ModuleType:
 
 
 def leave_loaded_script() -> None:
-    """End the loading of a script, where one is being loaded for its components: it has come to where it would
-    train."""
+    """End the script that `load_file` is executing, if any. A trainer calls this first, before it starts a run."""
     if _loading:
         raise _TrainerReached(str(_loading[-1]))
 
 
 def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
-    """The options of a component as written, checked and converted by the component's own signature."""
+    """The options that `spec` gives, checked against the component's signature and converted by its annotations."""
     from pydantic import ValidationError
 
     from rlvr.core.component_checks import refuse_two_contracts, refuse_without_base
@@ -314,12 +313,12 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
             raise ConfigError(f"{kind} {name!r} needs the option {option!r}")
     hints = _hints(component)
     for option, value in options.items():
-        # An option without an annotation is passed on as it is written.
+        # An option without an annotation is passed on unchecked.
         if option in hints:
             try:
                 options[option] = _adapter(hints[option]).validate_python(value)
             except ValidationError as error:
-                # The first one: of a union the others are about types that the value is not.
+                # pydantic reports an error for each member of a union; one is enough.
                 problem = error.errors()[0]
                 reason = problem["msg"].removeprefix("Value error, ")
                 raise ConfigError(f"{kind} {name!r}: {option}={value!r}: {reason}") from error
@@ -330,51 +329,52 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import BaseModel, ConfigDict, TypeAdapter
 
     if typing.get_origin(hint) is typing.Annotated:
-        held = typing.get_args(hint)[0]
+        bare = typing.get_args(hint)[0]
     else:
-        held = hint
-    # pydantic refuses a second configuration for types that bring their own.
-    has_config = isinstance(held, type) and (
-        issubclass(held, BaseModel) or typing.is_typeddict(held) or dataclasses.is_dataclass(held)
+        bare = hint
+    # pydantic refuses a `config` argument for types that can have a configuration of their own.
+    has_config = isinstance(bare, type) and (
+        issubclass(bare, BaseModel) or typing.is_typeddict(bare) or dataclasses.is_dataclass(bare)
     )
     if has_config:
         return TypeAdapter(hint)
-    # A number that is not finite is a slip in every option: it would only be seen in the loss.
+    # NaN and infinities are refused: as an option they are mistakes, which would otherwise show only in the loss.
     return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
 
 
 def options_of(component: Any) -> dict[str, inspect.Parameter]:
-    """Return what may be given as an option: the keyword-only parameters of a function; all parameters of a class,
-    except those that its attribute `injected` names."""
+    """The parameters that a configuration may set: those of a class, without the ones in its attribute `injected`; the
+    keyword-only ones of a function, without `FIELDS`."""
     parameters = inspect.signature(component).parameters
-    # A function's positional parameters are the call's own (a batch, a completion), never options.
-    kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
+    # The positional parameters of a function are the arguments of its call (a batch, a completion).
+    parameter_kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
     if inspect.isclass(component):
-        kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if inspect.isclass(component):
+        parameter_kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
         injected = component.injected if issubclass(component, Component) else ()
     else:
-        # Of a plain reward function, the fields that it asks for by name are given by the library, too.
+        # The library passes these to plain reward and verifier functions by name.
         injected = FIELDS
-    return {name: p for name, p in parameters.items() if p.kind in kinds and name not in injected}
+    return {name: p for name, p in parameters.items() if p.kind in parameter_kinds and name not in injected}
 
 
 def _hints(component: Any) -> dict[str, Any]:
-    whole = not inspect.isclass(component) or "__init__" not in vars(component) or dataclasses.is_dataclass(component)
-    # A class without an `__init__` of its own, as a dataclass, has the annotations of its fields.
-    owner = component if whole else component.__init__  # a dataclass's inherited fields are found in their own modules
+    """The annotations of a component's parameters, evaluated; empty if one of them cannot be evaluated."""
+    own_init = inspect.isclass(component) and "__init__" in vars(component) and not dataclasses.is_dataclass(component)
+    # Of a dataclass, and of a class that inherits its `__init__`, the annotations of the class are read:
+    # `get_type_hints` evaluates inherited ones in the module that defines them.
+    owner = component.__init__ if own_init else component
     try:
         hints = typing.get_type_hints(owner, include_extras=True)
-        if inspect.isclass(component) and owner is not component:
+        if own_init:
             hints = {**typing.get_type_hints(component, include_extras=True), **hints}
         return hints
-    # An annotation that is imported under TYPE_CHECKING alone cannot be looked up: no option is converted then.
+    # A name that is imported only under TYPE_CHECKING: no option of the component is converted.
     except NameError:
         return {}
 
 
 def build(kind: str, spec: SpecLike) -> Any:
-    """The component that `spec` writes: an instance of a class, or a function with its options bound."""
+    """Build the component that `spec` names: an instance of its class, or its function with the options bound."""
     from rlvr.core.component_checks import check_members, refuse_misspelt
 
     name = ComponentSpec.parse(spec).name
@@ -385,23 +385,23 @@ def build(kind: str, spec: SpecLike) -> Any:
         made = adapted(kind, functools.partial(component, **options) if options else component)
     else:
         made = instance(kind, name, adapted(kind, component), options)
-        # Once more, for members that `__init__` sets on the instance.
+        # Again, for members that `__init__` sets on the instance.
         refuse_misspelt(kind, made)
     check_members(kind, name, made)
     return made
 
 
 def instance(kind: str, name: str, component: type, options: Mapping[str, Any]) -> Any:
-    """Make an instance of the class `component`. ConfigError says what it refuses, with the user's lines where their
-    code fails."""
+    """Make an instance of the class `component`. If the constructor raises, ConfigError with the message of a TypeError
+    or ValueError, or with the user's traceback for other exceptions."""
     try:
         return component(**options)
-    # What constructors raise for a wrong value, in words; of any other exception the user needs the line.
+    # A constructor raises these for a wrong value: the message is enough.
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
     except RlvrError:
         raise
-    except USER_CODE_ERRORS as error:  # the user's code: its own lines, not ours
+    except USER_CODE_ERRORS as error:  # `user_traceback` leaves out the library's lines
         raise ConfigError(f"{kind} {name!r} cannot be made. What it raised:\n{user_traceback(error)}") from error
 
 

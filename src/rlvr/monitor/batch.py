@@ -1,9 +1,10 @@
 """Metrics of a scored batch, and the sample rows that trackers show.
 
 Invariants:
-- Pure functions of a `Batch`; they read the columns `reward`, `reward/<name>` and `advantage` where there are any.
-- Undecided (a score of None, a NaN in a column) is left out of every mean and never counted as 0.
-- A metric of nothing is None: an empty batch, no decided reward, no verdict.
+- Every function reads a `Batch` and changes nothing. The columns `reward`, `reward/<term>` and `advantage` may be
+  missing.
+- An undecided value (a score of None, a NaN in a column) is left out of every mean and never counts as 0.
+- A mean, extreme or share over no values is None (but `policy/staleness_max` is 0); a count is 0.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import numpy as np
 
 from rlvr.records import Batch, Origin, Rollout, StopReason, VerdictStatus
 
-# Above the rounding of sums of rewards near 1 in float64 (about 1e-16 a term), far below any difference that a verifier
-# means.
+# Above the rounding error of sums of rewards near 1 in float64 (about 1e-16 a term), and far below any difference
+# between rewards that is intended.
 SAME = 1e-8
-"""Rewards of a group closer than this are the same: what is left is rounding."""
-# Four, as the `repetition` reward has it by default: shorter runs ("of the") come again in ordinary text.
+"""Rewards of a group that differ by less than this count as equal."""
+# As the default of the `repetition` reward: shorter n-grams ("of the") repeat in ordinary text.
 REPEATED = 4
-"""Tokens of a run whose return within a completion is a repetition."""
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Of the hash of a run: 2^64 over the golden ratio (Knuth, The Art of Computer Programming, 6.4)."""
+"""Tokens of the n-grams that `completion/repetition` counts."""
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""The multiplier of the n-gram hash: 2^64 / golden ratio (Knuth, The Art of Computer Programming, 6.4)."""
 
 
 def batch_metrics(batch: Batch) -> dict[str, float | None]:
-    """The `reward`, `advantage`, `verdict`, `group`, `completion` metrics, `entropy` and `tokens/sampled` of a scored
-    batch."""
+    """Return the metrics `reward/*`, `explained/*`, `advantage/*`, `verdict/*`, `group/*`, `completion/*`,
+    `tokens/sampled` and `entropy` of a scored batch."""
     by_name = {name: _mean(column) for name, column in batch.columns.items() if name.startswith("reward/")}
     reward = batch.columns.get("reward", np.empty(0))
     return {
@@ -58,7 +59,7 @@ def _mean(values: np.ndarray) -> float | None:
 
 def _std(values: np.ndarray) -> float | None:
     decided = values[~np.isnan(values)]
-    with np.errstate(invalid="ignore"):  # an infinite reward has no deviation; the step that it spoils says so itself
+    with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
         return float(decided.std()) if len(decided) else None
 
 
@@ -67,7 +68,7 @@ def _share(count: int, total: int) -> float | None:
 
 
 def _advantages(batch: Batch) -> np.ndarray:
-    """One per rollout, or one per sampled token where the estimator gave them per token."""
+    """One value for each rollout, or for each sampled token if the estimator gave one for each token."""
     if "advantage" in batch.token_columns:
         pairs = zip(batch.rollouts, batch.token_columns["advantage"], strict=True)
         return np.concatenate([values[rollout.sampled] for rollout, values in pairs] or [np.empty(0)])
@@ -82,13 +83,16 @@ def _verdicts(batch: Batch) -> dict[str, float | None]:
 
 
 def _groups(batch: Batch) -> dict[str, float | None]:
-    """Shares of groups. All correct, all wrong, mixed and undecided sum to 1 when any rollout has a verdict."""
+    """The number of groups, and the shares of groups of each kind: if any rollout has a verdict, the shares
+    `all_correct`, `all_wrong`, `mixed` and `undecided` partition the groups by their decided scores."""
     group = batch.group_index()
     verdicts = [r.verdict for r in batch.rollouts]
     total = int(group.max(initial=-1)) + 1
     score = np.asarray([v.score if v and v.decided else np.nan for v in verdicts], dtype=np.float64)
-    # Counts per group; `score == score` is False for NaN, the undecided.
-    decided, right, wrong = (np.bincount(group[of], minlength=total) for of in (score == score, score == 1, score == 0))
+    # Members of each group with a decided score, a score of 1 and a score of 0; [G] each.
+    decided, right, wrong = (
+        np.bincount(group[mask], minlength=total) for mask in (~np.isnan(score), score == 1, score == 0)
+    )
     some = decided > 0
     kinds = {
         "all_correct": some & (right == decided),
@@ -105,16 +109,17 @@ def _groups(batch: Batch) -> dict[str, float | None]:
 
 
 def _zero_variance(batch: Batch, group: np.ndarray, total: int) -> float | None:
-    """The share of the groups whose decided rewards are all the same."""
+    """The share of groups that have a decided reward and whose decided rewards are all equal, of all groups."""
     if (reward := batch.columns.get("reward")) is None:
         return None
     decided = ~np.isnan(reward)
-    # Minimum and maximum by group in one pass, [G]; a group without a decided reward keeps inf and -inf.
+    # Minimum and maximum of each group, [G]. A group without a decided reward keeps low = inf > high = -inf, and is not
+    # counted.
     low = np.full(total, np.inf)
     high = np.full(total, -np.inf)
     np.minimum.at(low, group[decided], reward[decided])
     np.maximum.at(high, group[decided], reward[decided])
-    with np.errstate(invalid="ignore"):  # infinite rewards
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN: not equal
         return _share(int((high - low < SAME)[low <= high].sum()), total)
 
 
@@ -134,10 +139,11 @@ def _completions(batch: Batch) -> dict[str, float | None]:
 
 
 def _entropy(batch: Batch) -> float | None:
-    """Minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of the mean entropy of the
-    distributions that they were drawn from, without a forward pass. None where no log-prob is known."""
-    # H = -E[log p(y)] over y from p, so the mean over sampled tokens estimates the mean entropy at their positions. All
-    # tokens of the batch, [T]; NaN where an engine reported none.
+    """The negative mean of the behaviour log-probs of the sampled tokens, in nats: a Monte Carlo estimate of the mean
+    entropy of the distributions that the tokens were sampled from, without a forward pass. None if no log-prob is
+    known."""
+    # H(p) = -E[log p(y)] with y sampled from p. [T]: all sampled tokens of the batch; NaN where the engine reported no
+    # log-prob.
     logprobs = np.concatenate([r.behaviour_logprobs[r.sampled] for r in batch.rollouts] or [np.empty(0)])
     finite = logprobs[np.isfinite(logprobs)]
     if len(finite):
@@ -146,27 +152,28 @@ def _entropy(batch: Batch) -> float | None:
 
 
 def _origins(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """The origin of every token of all rollouts in a row, and the number of the rollout that it is of; [N] each."""
+    """The origin of each token of the batch, all rollouts concatenated, and the row of its rollout in the batch; [N]
+    each."""
     origin = np.concatenate([r.origin for r in batch.rollouts] or [np.empty(0, dtype=np.int8)])
     return origin, np.repeat(np.arange(len(batch)), [len(r.origin) for r in batch.rollouts])
 
 
 def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | None:
-    """Runs of `REPEATED` sampled tokens that occurred earlier in their completion, over all such runs.
+    """The share of n-grams of `REPEATED` sampled tokens that occurred earlier in the same completion.
 
-    Two runs are taken to be equal where their hashes of 64 bits are.
+    `sampled` and `row` are [N], as `_origins` gives them. Two n-grams count as equal if their 64-bit hashes are equal.
     """
-    # [N] tokens of all completions in a row, and the runs of REPEATED tokens that start at each of the first `count`.
+    # The sampled tokens of all completions, concatenated. An n-gram starts at each of the first `count`.
     row = row[sampled]
     ids = np.concatenate([r.token_ids for r in batch.rollouts] or [row])[sampled].astype(np.uint64)
     count = max(0, len(row) - REPEATED + 1)
-    # A run that begins in one completion and ends in the next is no run.
+    # False for n-grams that begin in one completion and end in another.
     whole = row[len(row) - count :] == row[:count]
-    # A polynomial hash modulo 2^64 (uint64 wraps around). It begins with the number of the rollout, so that equal runs
-    # of different completions differ.
+    # A polynomial hash modulo 2^64 (uint64 wraps around). It begins with the row of the rollout, so that equal n-grams
+    # of different completions get different hashes.
     key = row[:count].astype(np.uint64)
     for place in range(REPEATED):
-        key = key * _FACTOR + ids[place : place + count]
+        key = key * _HASH_FACTOR + ids[place : place + count]
     key = key[whole]
     if len(key):
         return (len(key) - len(np.unique(key))) / len(key)
@@ -174,45 +181,45 @@ def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | N
 
 
 def _duplicates(rollouts: Sequence[Rollout]) -> float | None:
-    """Sampled completions that another of their group wrote before, word for word, over all."""
+    """The share of sampled completions whose text equals that of an earlier member of their group."""
     written = [(r.group, r.text) for r in rollouts if r.stop is not StopReason.GIVEN]
     return _share(len(written) - len(set(written)), len(written))
 
 
 def _explained(batch: Batch) -> dict[str, float | None]:
-    """The squared correlation of each reward term with the reward within groups, where there is more than one term.
+    """The squared correlation of each reward term with the reward within groups; empty if there is only one term.
 
-    A term that does not vary within groups explains nothing; None where the reward does not vary.
+    0 for a term that does not vary within groups; None if the reward does not vary within groups.
     """
     terms = {name.removeprefix("reward/"): c for name, c in batch.columns.items() if name.startswith("reward/")}
     if len(terms) < 2 or "reward" not in batch.columns:
         return {}
     group = batch.group_index()
     reward = batch.columns["reward"]
-    # corr^2 of term x and reward y after the group means are subtracted: the share of the variance of y within groups
-    # that a linear function of x has. Group means are left out since a baseline of the group removes them from the
-    # advantage.
+    # The squared correlation of term x and reward y after their group means are subtracted: the share of the variance
+    # of y within groups that a linear function of x explains. Group means are subtracted as in a group baseline.
     return {f"explained/{name}": _squared_correlation(group, values, reward) for name, values in terms.items()}
 
 
 def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarray) -> float | None:
-    """Of what is left of two columns when their means in each group are taken away, where both are finite."""
+    """The squared correlation of two columns after subtraction of their group means, over rows where both are
+    finite."""
     finite = np.isfinite(first) & np.isfinite(second)
     group = group[finite]
     size = np.maximum(np.bincount(group), 1) if finite.any() else np.ones(1)
 
-    def within(values: np.ndarray) -> np.ndarray:
+    def centred_by_group(values: np.ndarray) -> np.ndarray:
         kept = values[finite]
         if len(kept):
-            rest: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group]
+            centred: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group]
         else:
-            rest = kept
-        # What is left of a constant column after its mean is subtracted is rounding, in proportion to its size. Without
-        # this a constant term would explain all of a constant reward.
-        return np.where(np.abs(rest) > SAME * (1 + np.abs(kept)), rest, 0.0)
+            centred = kept
+        # Centring a constant column leaves rounding errors in proportion to its values. Without setting them to 0, a
+        # constant term could correlate with a constant reward.
+        return np.where(np.abs(centred) > SAME * (1 + np.abs(kept)), centred, 0.0)
 
-    x = within(first)
-    y = within(second)
+    x = centred_by_group(first)
+    y = centred_by_group(second)
     if not y.any():
         return None
     if x.any():
@@ -221,7 +228,8 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
 
 
 def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:
-    """Mean and maximum age of the sampled tokens: `version`, which trains, minus the version that sampled."""
+    """Mean and maximum age of the sampled tokens in policy versions: `version`, the one that is trained, minus the one
+    that sampled the token. Without sampled tokens the mean is None and the maximum 0."""
     origin, _ = _origins(batch)
     versions = np.concatenate([r.policy_version for r in batch.rollouts] or [np.empty(0)])
     ages = version - versions[origin == Origin.POLICY]
@@ -232,7 +240,8 @@ def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:
 
 
 def sample_rows(batch: Batch, limit: int = 32) -> list[dict[str, Any]]:
-    """At most `limit` rollouts as flat rows of text and numbers, whole groups first to last, for a tracker's table."""
+    """The first `limit` rollouts in order of their groups, as flat rows of text and numbers for a tracker's table. The
+    limit may cut the last group."""
     reward = batch.columns.get("reward", np.full(len(batch), np.nan))
     order = np.argsort(batch.group_index(), kind="stable")[:limit]
     return [_row(batch.rollouts[i], float(reward[i])) for i in order]

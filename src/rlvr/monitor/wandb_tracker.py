@@ -1,9 +1,9 @@
 """Weights & Biases as a tracker: metrics and a table of sample rollouts.
 
 Invariants:
-- Without a network or a key it logs offline, with one warning.
-- Files go to the run folder's `wandb/`. wandb's own waits are bounded where this version of it can bound them.
-- It is called from a thread of its own (`rlvr.monitor.background_trackers`), its import included.
+- Without a network or a key the tracker logs offline, after one warning.
+- Files go to `wandb/` in the run folder. Start and finish have timeouts, as far as the installed wandb supports them.
+- `rlvr.monitor.background_trackers` calls the tracker in a separate thread, which also imports wandb.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ Mode = Literal["auto", "online", "offline", "disabled"]
 
 
 class WandbTracker:
-    """A tracker (see `monitor.trackers.Tracker`) that shows metrics and a table of sample rollouts in wandb.
+    """A tracker (see `monitor.trackers.Tracker`) that logs metrics and a table of sample rollouts to wandb.
 
-    `mode` auto is online when WANDB_API_KEY is set and offline otherwise, unless WANDB_MODE says which; `name` defaults
-    to the run folder's; `patience`, in seconds, bounds how long wandb tries to get online before it logs offline.
-    ConfigError when wandb is not installed.
+    With `mode` auto, WANDB_MODE sets the mode; if it is unset, the run is online if WANDB_API_KEY is set, else offline.
+    `name` defaults to the name of the run folder. `patience` is the timeout in seconds for going online, after which
+    the run is logged offline, and for sending the rest at the end. ConfigError if wandb is not installed, unless the
+    mode is disabled.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class WandbTracker:
         self.mode: str = mode
         self._keyless = False
         if mode == "auto":
-            # Without a key and a terminal `wandb.init` fails, and with a terminal it asks: offline needs neither.
+            # Without a key, an online `wandb.init` asks for one on the terminal, or fails if there is none.
             self._keyless = not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"))
             self.mode = os.environ.get("WANDB_MODE") or ("offline" if self._keyless else "online")
         if self.mode != "disabled":
@@ -71,59 +72,61 @@ class WandbTracker:
             "config": dict(run),
             "dir": str(directory),
         }
-        # Offline runs cannot be resumed: each start is a run of its own, which `wandb sync` uploads.
+        # wandb cannot resume an offline run: each start makes a new one, which `wandb sync` uploads.
         if self.mode == "online":
             options |= {"id": _run_id(directory), "resume": "allow"}
         self._run = _open(self._wandb, options, self.patience)
-        # A resumed run goes back some steps, which wandb's own step counter may not.
+        # wandb's own step counter only grows, but a run that resumes from a checkpoint repeats some steps: the metric
+        # `step` is the x-axis instead.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """One step's metrics; None values are left out."""
+        """Log the metrics of one step, without those that are None."""
         if self._run is not None:
             self._run.log({**{name: value for name, value in metrics.items() if value is not None}, "step": step})
 
     def log_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A table of sample rollouts; its columns are the first row's keys."""
+        """Log a table of sample rollouts, whose columns are the keys of the first row."""
         if self._run is not None:
             self._run.log({"rollouts": _table(self._wandb, rows), "step": step})
 
     def finish(self) -> None:
-        """Send what is left."""
+        """Finish the wandb run, which sends what is not sent yet."""
         if self._run is not None:
             self._run.finish()
 
 
 def _run_id(directory: Path) -> str:
-    """One id for the life of the run folder, so that a resumed run goes on in the same curves."""
+    """The wandb id of the run folder, made at its first start: a resumed run continues the same wandb run."""
     path = directory / "wandb" / "run-id.txt"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Eight characters, as wandb's own ids have.
+        # Eight characters, like the ids that wandb makes.
         path.write_text(secrets.token_hex(4))
     return path.read_text()
 
 
 def _open(wandb: Any, options: dict[str, Any], timeout: float) -> Any:
-    """The wandb run; offline when an online one cannot be had, so that `wandb sync` can send it later."""
+    """Open the wandb run. If an online run fails to open, warn and open an offline one, which `wandb sync` can upload
+    later."""
     settings = _settings(wandb, timeout)
-    # Before `init`, which would ask the terminal for an API key if wandb were not silent by then.
+    # Before `init`: if wandb is not silent by then, `init` asks for an API key on the terminal.
     wandb.setup(settings)
     try:
         return wandb.init(settings=settings, **options)
-    # Errors of wandb, of its service process and of the network have no common class.
+    # Errors of wandb, of its service process and of the network have no common base class.
     except Exception as error:
         if options["mode"] != "online":
             raise
         logger.warning("wandb cannot go online and logs to the run folder: %s: %s", type(error).__name__, error)
-        # Under another id: wandb's service still holds the one that failed.
+        # With another id: wandb's service process still holds the run that failed.
         return wandb.init(
             settings=settings, **{**options, "mode": "offline", "id": secrets.token_hex(4), "resume": None}
         )
 
 
 def _settings(wandb: Any, timeout: float) -> Any:
-    """No capture of the console, no chatter, and bounds on the waits that this version of wandb can bound."""
+    """Settings for wandb: no capture of the console, no messages, and timeouts where this version supports them."""
     wanted = {"console": "off", "silent": True, "init_timeout": timeout, "finish_timeout": timeout}
     # `finish_timeout` does not exist in older versions, and pydantic refuses unknown settings.
     known = wandb.Settings.model_fields

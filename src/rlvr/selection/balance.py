@@ -1,4 +1,4 @@
-"""Selectors that keep kinds of rollouts in proportion: sources of tasks, right and wrong answers."""
+"""Selectors that bound the ratio of two kinds of rollouts: of different task sources, or right and wrong."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rlvr.selection.member_selectors import positions, ranked
 @register("selector", "balance_sources")
 @dataclass(frozen=True)
 class BalanceSources(Selector):
-    """Keep as many groups of each source of tasks as the rarest source has, whole groups, most varied rewards first.
+    """Keep from each task source at most `most` times as many groups as the source with the fewest groups has.
 
-    Ties are broken by the draw's name, groups of equal rewards come last. With one source nothing changes.
+    Groups are kept whole. A source with too many keeps those whose rewards have the highest standard deviation; of
+    groups with the same deviation, the one whose draw has the smaller name. With one source nothing changes.
     """
 
     most: float = 1.0
-    """A source may keep this many times the groups of the rarest one, at least 1."""
+    """The largest number of groups of a source, as a multiple of the smallest source's; at least 1."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
@@ -36,30 +37,31 @@ class BalanceSources(Selector):
                 spread = float(finite.std())
             else:
                 spread = 0.0
-            # Negative spread, so that sorting upwards puts the most varied groups first.
+            # Negative, so that an ascending sort puts the largest deviation first.
             by_source.setdefault(group.rollouts[0].task.source, []).append((-spread, group.key, group.index))
         least = min(map(len, by_source.values()), default=0)
         keep = int(self.most * least)
-        return positions([index for groups in by_source.values() for *_, index in sorted(groups, key=_rank)[:keep]])
+        return positions([index for groups in by_source.values() for *_, index in sorted(groups, key=_sort_key)[:keep]])
 
 
-def _rank(group: tuple[float, str, np.ndarray]) -> tuple[float, str]:
-    # The positions are left out: arrays cannot be compared by a sort.
+def _sort_key(group: tuple[float, str, np.ndarray]) -> tuple[float, str]:
+    # Without the positions: a sort cannot compare arrays.
     return group[:2]
 
 
 @register("selector", "balance_outcomes")
 @dataclass(frozen=True)
 class BalanceOutcomes(Selector):
-    """Keep as many right as wrong members of each group, or at most so many times the rarer kind.
+    """Keep at most `most` times as many members of the commoner kind, right or wrong, as of the rarer, in each group.
 
-    Right is a reward above `threshold`. Of the commoner kind, members with the highest rewards (if right) or the lowest
-    (if wrong) stay, ties by member. A group with one kind only is kept whole: it has nothing to balance, and
-    `mixed_groups` drops it. Undecided members are dropped.
+    A member is right if its reward is above `threshold`, else wrong. Right members with the highest rewards and wrong
+    members with the lowest rewards stay; of equal rewards, the later member among the right ones and the earlier among
+    the wrong ones. A group of one kind only has nothing to balance and keeps all of its members; the selector
+    `mixed_groups` drops such groups. Undecided members are dropped from every group.
     """
 
     most: float = 1.0
-    """How many times the rarer kind the commoner one may have, at least 1."""
+    """The largest number of members of the commoner kind, as a multiple of the rarer kind's; at least 1."""
     threshold: float = 0.5
     """Rewards above it are right."""
 
@@ -71,11 +73,12 @@ class BalanceOutcomes(Selector):
         rewards = batch.column("reward")
         kept = []
         for order in ranked(batch, "reward"):
-            right = rewards[order] > self.threshold
-            wrong = order[~right]
-            # `ranked` puts the smallest reward first; reversed, the highest of the right ones stay.
-            good = order[right][::-1]
-            # 0 where one kind is missing, in which case the group stays whole.
-            limit = int(self.most * min(len(wrong), len(good)))
-            kept += [order] if not limit else [wrong[:limit], good[:limit]]
+            is_right = rewards[order] > self.threshold
+            # `ranked` gives positions in ascending order of reward: the wrong members with the lowest rewards come
+            # first, and after the reversal the right members with the highest.
+            wrong = order[~is_right]
+            right = order[is_right][::-1]
+            # 0 if the group has one kind only.
+            limit = int(self.most * min(len(wrong), len(right)))
+            kept += [order] if not limit else [wrong[:limit], right[:limit]]
         return positions(kept)

@@ -1,11 +1,12 @@
-"""An assertion on a program's functions, rewritten into calls of them and a comparison outside of the sandbox.
+"""Rewrites an `assert` on a program's functions, so that only their calls run in the program's process.
 
-`assert abs(f(2) - 1.5) < 1e-6` becomes: let the program compute `f(2)`, then compare here. What is rewritten: literals,
-calls of the program's functions, and the few operations of `_PLAIN` and below, on exact builtin values. The rest (names
-of the setup, comprehensions, `try`) is not, and runs as a test in a process of its own.
+For `assert abs(f(2) - 1.5) < 1e-6` the program computes `f(2)`, and `abs`, the subtraction and the comparison are
+computed here, on decoded values of builtin types. A test is rewritten if it consists of literals, calls of the
+program's functions, the builtins of `_PLAIN` and the operators that `_expression` knows. Any other test (names of the
+setup, comprehensions, `try`) runs as code in a separate process.
 
-Invariants: the test's text is parsed, never evaluated; an operation here costs time linear in its values (no power, no
-product, no repetition, no formatting of what the program gave), and means what Python means by it.
+Invariants: the text of the test is parsed and never evaluated; each operation has Python's meaning and takes about
+linear time in the size of its values (no power, product, repetition or formatting of the program's values).
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from rlvr.verifiers.code.compare import short
 from rlvr.verifiers.code.values import Source
 
 CallProgram = Callable[[str, Sequence[Any], dict[str, Any]], Awaitable[Any]]
-"""`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox. In place of a name,
-with no arguments, it may be an expression that begins with one: `f(3)(4)`."""
+"""`await call(name, args, kwargs)`: the return value of the program's function `name`, computed in the sandbox. In
+place of a name it may get an expression such as `f(3)(4)` (see `_chain`), with no arguments."""
 
 Expression = Callable[[CallProgram], Awaitable[Any]]
-"""An assertion's value, given how to call the program."""
+"""A rewritten expression: called with a function that calls the program, it computes the expression's value."""
 
 
 class NotPlainError(Exception):
-    """An expression that is not computed here."""
+    """The expression cannot be rewritten: its test must run as code."""
 
 
 def rewritten(test: str | ast.stmt, functions: Collection[str]) -> Expression | None:
-    """The condition of an `assert`, or None where the test has to run as it is. `functions`: what the program
-    defines."""
+    """The rewritten condition of an `assert`; None if the test must run as code. `functions`: the names of the
+    program's functions."""
     try:
         statement = only_statement(test) if isinstance(test, str) else test
         if isinstance(statement, ast.Assert):
@@ -47,8 +48,8 @@ def rewritten(test: str | ast.stmt, functions: Collection[str]) -> Expression | 
 
 
 def held_by(condition: Expression, call: CallProgram) -> str | None:
-    """None where the condition holds, else what is wrong, for a `call` that never waits for anything."""
-    # A coroutine whose calls never wait runs to its end at the first `send`: no event loop is needed in a judge.
+    """The same as `holds`, without an event loop, for a `call` that never suspends."""
+    # A coroutine that never suspends runs to its end at the first `send`.
     running = holds(condition, call)
     try:
         running.send(None)
@@ -61,24 +62,25 @@ def held_by(condition: Expression, call: CallProgram) -> str | None:
 
 
 async def holds(condition: Expression, call: CallProgram) -> str | None:
-    """None where the condition holds, else what is wrong."""
+    """Compute the condition: None if it is true, else the reason of the failure."""
     try:
         if await condition(call):
             return None
         return "does not hold"
-    # What comparing and computing raise on wrong types or values: the program's fault. Anything else is ours, and is
-    # raised.
+    # Raised by operations on values of a wrong type or size, which the program returned: the assertion fails. Any other
+    # exception is a fault of this library.
     except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         return f"{type(error).__name__}: {short(str(error))}"
 
 
 def only_statement(test: str) -> ast.stmt | None:
-    """The statement of a test that consists of one, else None. SyntaxError where it cannot be parsed."""
+    """The statement of a test that has exactly one, else None. SyntaxError if the test cannot be parsed."""
     body = ast.parse(test.strip()).body
     return body[0] if len(body) == 1 else None
 
 
 def _expression(node: ast.expr, functions: Collection[str]) -> Expression:
+    """The rewritten form of an expression. NotPlainError if it has none."""
     if (constant := _literal(node)) is not None:
         return constant
     if (chain := _chain(node, functions)) is not None:
@@ -95,7 +97,7 @@ def _expression(node: ast.expr, functions: Collection[str]) -> Expression:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             inner = _expression(operand, functions)
             return _after([inner], operator.not_)
-        # Only with a number on one side: `+` of two answers could concatenate texts or lists, and repeat that at will.
+        # Only if one side is a numeric literal: `+` on two values of the program could concatenate long texts or lists.
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Div() as op, right=right) if _number_in(left, right):
             parts = [_expression(left, functions), _expression(right, functions)]
             return _after(
@@ -110,7 +112,8 @@ def _expression(node: ast.expr, functions: Collection[str]) -> Expression:
 
 
 def _literal(node: ast.expr) -> Expression | None:
-    """A constant: what ast.literal_eval takes, and infinities and NaN as they are written."""
+    """A literal, as `ast.literal_eval` accepts it, or an infinity or NaN such as `float('inf')` or `math.nan`; None for
+    any other expression."""
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=inner) if (value := _special_float(inner)) is not None:
             return _constant(-value)
@@ -125,7 +128,7 @@ def _literal(node: ast.expr) -> Expression | None:
 def _special_float(node: ast.expr) -> float | None:
     match node:
         case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
-            # `float('inf')`, `float('-Infinity')`; other texts are left to the test as it is.
+            # `float('inf')`, `float('-Infinity')`; a call with another text is not a literal.
             if text.strip().casefold().lstrip("+-") in ("inf", "infinity", "nan"):
                 return float(text)
             return None
@@ -142,7 +145,7 @@ def _constant(value: Any) -> Expression:
 
 
 def _after(parts: Sequence[Expression], compute: Callable[..., Any]) -> Expression:
-    """`compute` of the values of `parts`, which are computed in order."""
+    """An expression that computes `parts` in order and then applies `compute` to their values."""
 
     async def value(call: CallProgram) -> Any:
         return compute(*[await part(call) for part in parts])
@@ -151,9 +154,9 @@ def _after(parts: Sequence[Expression], compute: Callable[..., Any]) -> Expressi
 
 
 def _program_call(name: str, node: ast.Call, functions: Collection[str]) -> Expression:
-    args = _arguments(node, functions, given=True)
-    kwargs = {keyword.arg: _given(keyword.value, functions) for keyword in node.keywords if keyword.arg}
-    if len(kwargs) < len(node.keywords):
+    args = _arguments(node, functions, to_program=True)
+    kwargs = {keyword.arg: _program_argument(keyword.value, functions) for keyword in node.keywords if keyword.arg}
+    if len(kwargs) < len(node.keywords):  # `**mapping` has no name
         raise NotPlainError
 
     async def value(call: CallProgram) -> Any:
@@ -163,15 +166,15 @@ def _program_call(name: str, node: ast.Call, functions: Collection[str]) -> Expr
     return value
 
 
-def _given(node: ast.expr, functions: Collection[str]) -> Expression:
-    """An argument of a call of the program, which may be a function: as its text, where that means the same in the
-    program."""
+def _program_argument(node: ast.expr, functions: Collection[str]) -> Expression:
+    """An argument of a call of the program. A function (a lambda, a builtin or a method of a builtin type) is sent as
+    its source text, if the text has the same meaning in the program."""
     match node:
         case ast.Lambda():
-            own = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
+            parameters = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
             names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-            # A lambda that uses a name of the test or of its setup would mean something else in the program.
-            if names <= own | _BUILTINS - set(functions):
+            # Any other name is one of the test or its setup, which the program does not have.
+            if names <= parameters | _BUILTINS - set(functions):
                 return _constant(Source(ast.unparse(node)))
         case ast.Name(id=name) if name in _BUILTINS and name not in functions:
             return _constant(Source(name))
@@ -181,12 +184,14 @@ def _given(node: ast.expr, functions: Collection[str]) -> Expression:
 
 
 def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
-    """`f(3)(4)`, `f(3).area()`, `f(3).x`: what is done with a function or an object that the program made, computed in
-    the program's process; None for any other expression. Methods of builtin types are not: `f(3).endswith('42')` would
-    tell the answer."""
+    """Calls and attributes of what the program returned, such as `f(3)(4)`, `f(3).area()` and `f(3).x`, computed in the
+    program's process; None for any other expression.
+
+    Attributes of builtin types are excluded: `f(3).endswith('42')` would show the expected answer to the program.
+    """
     steps = 0
     inner = node
-    # From the outside in: `f(3)(4).x` is an attribute of a call of a call of `f`.
+    # From the outermost step inwards: `f(3)(4).x`, `f(3)(4)`, `f(3)`.
     while not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)):
         match inner:
             case ast.Call(func=ast.Call() | ast.Attribute() as func):
@@ -194,7 +199,7 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
                 if not all(keyword.arg for keyword in inner.keywords) or None in map(_literal, arguments):
                     return None
                 inner = func
-            # Names with an underscore reach into the interpreter (`__class__`, `__globals__`).
+            # Names with an underscore give access to the interpreter's internals (`__class__`, `__globals__`).
             case ast.Attribute(value=owner, attr=name) if name not in _METHODS and not name.startswith("_"):
                 inner = owner
             case _:
@@ -202,7 +207,7 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
         steps += 1
     arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
     plain = all(keyword.arg for keyword in inner.keywords) and None not in map(_literal, arguments)
-    # Without a step it is an ordinary call of the program, whose arguments need not be literals.
+    # Without a step it is a call of the program alone, which `_program_call` handles with more kinds of arguments.
     if not steps or inner.func.id not in functions or not plain:
         return None
     text = ast.unparse(node)
@@ -213,19 +218,20 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
     return value
 
 
-def _arguments(node: ast.Call, functions: Collection[str], given: bool = False) -> list[Expression]:
+def _arguments(node: ast.Call, functions: Collection[str], to_program: bool = False) -> list[Expression]:
     if any(isinstance(arg, ast.Starred) for arg in node.args):
         raise NotPlainError
-    return [(_given if given else _expression)(arg, functions) for arg in node.args]
+    return [(_program_argument if to_program else _expression)(arg, functions) for arg in node.args]
 
 
 def _plain_call(node: ast.Call, functions: Collection[str]) -> Expression:
+    """A call of `isinstance` or of a function in `_PLAIN`, computed here."""
     name = ast.unparse(node.func)
     if name == "isinstance" and len(node.args) == 2 and not node.keywords:
         kinds = _kinds(node.args[1])
         return _after([_expression(node.args[0], functions)], lambda value: isinstance(value, kinds))
-    # `_PLAIN` holds what the test means by a name only where the test does not bind it; the caller has seen to that
-    # (`MEANT`).
+    # The names of `_PLAIN` are Python's builtins only if neither the test nor its setup binds them. The caller of
+    # `rewritten` checks that (`names.MEANT`).
     if name not in _PLAIN:
         raise NotPlainError
     function, keywords = _PLAIN[name]
@@ -241,6 +247,7 @@ def _plain_call(node: ast.Call, functions: Collection[str]) -> Expression:
 
 
 def _kinds(node: ast.expr) -> tuple[type, ...]:
+    """The types that the second argument of `isinstance` names."""
     nodes = node.elts if isinstance(node, ast.Tuple) else [node]
     names = [inner.id for inner in nodes if isinstance(inner, ast.Name) and inner.id in _TYPES]
     if len(names) < len(nodes):
@@ -252,27 +259,27 @@ def _comparison(node: ast.Compare, functions: Collection[str]) -> Expression:
     for op, operand in zip(node.ops, [*node.comparators], strict=True):
         identity = isinstance(op, (ast.Is, ast.IsNot))
         if identity and not (isinstance(operand, ast.Constant) and operand.value in (None, True, False)):
-            raise NotPlainError  # what is the same object is lost on the way out of the sandbox
+            raise NotPlainError  # the identity of an object is lost when its value leaves the sandbox
     parts = [_expression(part, functions) for part in (node.left, *node.comparators)]
-    # Python's chains: `a < b < c` computes b once and stops at the first comparison that does not hold.
+    # As in Python, `a < b < c` computes b once and stops at the first comparison that is false.
     operators = [_COMPARE[type(op)] for op in node.ops]
 
     async def value(call: CallProgram) -> Any:
         left = await parts[0](call)
-        holds = True
+        result = True
         for compare, part in zip(operators, parts[1:], strict=True):
             right = await part(call)
-            if not (holds := compare(left, right)):
+            if not (result := compare(left, right)):
                 break
             left = right
-        return holds
+        return result
 
     return value
 
 
 def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
     parts = [_expression(part, functions) for part in node.values]
-    # As Python's `and` and `or`: the value is the last one computed, not a bool.
+    # As in Python, the value of `and` and `or` is that of the last operand computed.
     stops_at = isinstance(node.op, ast.Or)
 
     async def value(call: CallProgram) -> Any:
@@ -287,12 +294,14 @@ def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
 
 
 def _number_in(*nodes: ast.expr) -> bool:
-    """Return whether one of the sides is a number, so that the operation is arithmetic."""
+    """Return whether one of the operands is a numeric literal, possibly with a sign."""
     inner = [node.operand if isinstance(node, ast.UnaryOp) else node for node in nodes]
     return any(isinstance(node, ast.Constant) and type(node.value) in (int, float) for node in inner)
 
 
 def _numeric(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The operator `compute` for numbers only; TypeError for other operands."""
+
     def checked(left: Any, right: Any) -> Any:
         if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
             return compute(left, right)
@@ -302,13 +311,15 @@ def _numeric(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _set_of(kind: type) -> Callable[..., Any]:
+    """`set` or `frozenset`, with a bound on the members whose hashes collide."""
+
     def build(items: Any = ()) -> Any:
         members: set[Any] = set()
         hashes: set[int] = set()
-        for item in items:  # members with the same hash by design would make the building quadratic
+        for item in items:  # many members made to have the same hash would take quadratic time
             members.add(item)
             hashes.add(hash(item))
-            if len(members) - len(hashes) > _ALIKE:
+            if len(members) - len(hashes) > _MAX_COLLISIONS:
                 raise ValueError("too many members of a set share their hash")
         return kind(members)
 
@@ -316,9 +327,11 @@ def _set_of(kind: type) -> Callable[..., Any]:
 
 
 def _sum(items: Any) -> Any:
-    """The sum, without a start, so that no lists are concatenated. Integers are added in pairs: one after the other, a
-    large one is copied for each of many small ones, which is quadratic. Past the first float every addition is
-    short."""
+    """`sum` without its second argument, which would allow lists to be concatenated.
+
+    The integers before the first other item are added in pairs: one after the other, a large partial sum would be
+    copied for each of many small integers, in quadratic time.
+    """
     items = list(items)
     count = next((at for at, item in enumerate(items) if not isinstance(item, int)), len(items))
     integers = items[:count]
@@ -330,16 +343,18 @@ def _sum(items: Any) -> Any:
 
 def _round(number: Any, ndigits: Any = None) -> Any:
     # `round(1, -10**9)` computes 10**(10**9).
-    if isinstance(ndigits, int) and abs(ndigits) > _DIGITS:
+    if isinstance(ndigits, int) and abs(ndigits) > _MAX_DIGITS:
         raise ValueError("rounding to too many digits")
     return round(number, ndigits)
 
 
 _NUMBERS = (int, float, complex, Fraction, Decimal)
-# As in `values`, which refuses such sets from the program. Arbitrary: collisions of honest hashes stay far below it.
-_ALIKE = 64
-# As in `values`. Arbitrary, beyond what any test rounds to.
-_DIGITS = 1000
+# The same number as in `values`, which refuses such sets from the program. Arbitrary: accidental collisions stay far
+# below it.
+_MAX_COLLISIONS = 64
+"""Members of a set that may have the hash of another member."""
+# Arbitrary, above the digits that a test rounds to.
+_MAX_DIGITS = 1000
 
 _PLAIN: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "abs": (abs, ()),
@@ -359,7 +374,7 @@ _PLAIN: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "sum": (_sum, ()),
     "tuple": (tuple, ()),
 }
-"""Builtins that may stand round a call of the program, with the keywords that they may have."""
+"""Functions that are computed here -> (the function, the keyword arguments that a test may pass to it)."""
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
@@ -367,7 +382,7 @@ _TYPES: dict[str, type] = {
 
 _BUILTINS = frozenset(dir(builtins))
 _METHODS = frozenset(name for kind in (*_TYPES.values(), bytearray, range, object) for name in dir(kind))
-"""Attributes of builtin values, which are looked at where the test runs."""
+"""Names of the attributes of builtin types, which `_chain` excludes."""
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,

@@ -1,7 +1,7 @@
-"""The code verifier: the program of a completion, run in a sandbox on the task's cases, and judged outside of it.
+"""The code verifier: runs the program of a completion in a sandbox on the task's test cases and judges the results.
 
-Invariants: nothing that a model wrote is parsed, compiled or run in this process; what is expected never reaches the
-program; a program that exhausts its limits scores 0, a sandbox that fails leaves the verdict undecided.
+Invariants: this process does not parse, compile or run code that a model wrote; the program never receives an expected
+result; a case fails if the program exceeds a limit, and stays undecided if the sandbox fails.
 """
 
 from __future__ import annotations
@@ -28,54 +28,57 @@ from rlvr.verifiers.code.runner import Limits
 from rlvr.verifiers.code.shared import SandboxRequest, SharedRunner, missing_here, shared_runner
 from rlvr.verifiers.code.steady import is_steady
 
-# Arbitrary, above the tasks of a step. Tasks of EvalPlus may have megabytes, so not all tasks of a data set are kept.
+# Arbitrary, above the tasks of a step. A task of EvalPlus may have megabytes: the cache does not hold a whole data set.
 MAX_LAYOUTS = 1024
-"""Tasks whose layout is kept read, those last used."""
+"""Size of the cache of parsed tasks, which drops the least recently used."""
 
 
 @register_verifier("code")
 @dataclass
 class CodeVerifier(Verifier):
-    """The program that the completion holds passes the task's cases: programs, functions, assertions, a checker,
-    properties.
+    """Runs the program of a completion on the test cases of the task; scores 1 if all pass, or as `credit` says.
 
-    `task.info` says how it is tried (docs/code.md): `{"kind": "stdio", "cases": [{"input": ..., "output": ...}]}`,
-    `function`, `asserts`, `humaneval`, `checker` or `property`. The program is the last fenced block, or the whole text
-    where there is none. It runs in a sandbox, in a fresh process for each case; what it prints and returns is compared
-    outside. Score 1 when all cases pass, or as `credit` says.
+    `task.info` holds the cases (docs/code.md). Its `kind` is `stdio`, such as
+    `{"kind": "stdio", "cases": [{"input": ..., "output": ...}]}`, `function`, `asserts`, `humaneval`, `checker` or
+    `property`. The program is the last fenced block, or the whole text if there is none. Each case runs in a new
+    process in a sandbox; what the program prints or returns is compared outside of that process.
     """
 
     language: Literal["python", "c", "cpp", "javascript"] = "python"
-    """Of programs whose task names no language."""
+    """The language of programs whose task names none."""
     block: Which = "last"
-    """Of several fenced blocks that may be the program: the `last`, the `first`, or none at all (`only`)."""
+    """Which of several fenced blocks that may be the program is taken: the `last`, the `first`, or none (`only`:
+    several are unparsable)."""
     credit: Credit = "all"
-    """The score: 1 or 0 (`all`), the `share` of cases that pass, or the share before the `first_failure`; both by
-    weight."""
+    """The score: 1 if every case passes, else 0 (`all`); the `share` of cases that pass; or the share that passes up to
+    the `first_failure`. Shares count the weights of cases."""
     case_time: float = 2.0
-    """Seconds of wall clock for one case of a task that says nothing else."""
+    """Seconds of wall clock for one case, unless the task sets a limit."""
     memory_mb: int = 256
-    """Memory of one run, where the task says nothing else."""
+    """Memory of the program in one case, unless the task sets a limit."""
     total_time: float = 30.0
-    """Seconds that all cases of one answer may take together, checkers included; those left over count as failed."""
+    """Seconds that all cases of one answer may take together, checkers included; cases not run by then count as
+    failed."""
     comparison: dict[str, Any] = field(default_factory=dict)
-    """How outputs and values are compared, where the task says nothing else: `tolerance` (1e-6), `lines`,
-    `ignore_case`, `strict_sequences`, `strict_numbers`."""
+    """How outputs and values are compared, unless the task says it: `tolerance` (1e-6), `lines`, `ignore_case`,
+    `strict_sequences`, `strict_numbers`."""
     max_length: int = 100_000
-    """Characters of a program; a longer one is unparsable."""
+    """Largest number of characters of a program; a longer one is unparsable."""
     think_opened_by_prompt: bool = False
-    """The prompt's template ends in `<think>`: a completion without `</think>` has no program yet."""
+    """Set this if the chat template ends the prompt with `<think>`: a completion without `</think>` then has no
+    program."""
     validate: bool = False
-    """Run the solution that a task brings (`info["solution"]`, else its demonstration, else a text as answer): a task
-    whose own solution does not score 1 is refused."""
+    """Run the solution of each task (`info["solution"]`, else its demonstration, else its answer if that is a text),
+    and refuse a task whose solution does not score 1."""
     tier: str = "auto"
-    """The sandbox: the strongest there is (`auto`), a tier by name, or the http address of a SandboxFusion."""
+    """The isolation of the sandbox: the strongest tier that works here (`auto`), a tier by name, or the http address of
+    a SandboxFusion service."""
     unsafe: bool = False
-    """Accept a sandbox of a lower tier than `full`."""
+    """Accept a sandbox tier with less isolation than `full`."""
     workers: int | None = None
-    """Programs that run at the same time; null: as many as there are cores."""
+    """Programs that run at the same time; null: one for each core."""
     time_limit: float = 3600.0
-    """Seconds for one answer, the wait for a free sandbox included; past it the verdict is undecided."""
+    """Seconds for one answer, including the wait for a free sandbox; an answer that takes longer is undecided."""
 
     needs: ClassVar[Needs] = Needs(remote=True)
 
@@ -84,53 +87,52 @@ class CodeVerifier(Verifier):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"code: {name}={getattr(self, name)} must be above 0")
         try:
-            self._how = Comparison.read(self.comparison, Comparison())
+            self._comparison = Comparison.read(self.comparison, Comparison())
         except ValueError as error:
             raise ConfigError(f"code: {error}") from None
-        self._wanted = SandboxRequest(self.tier, self.unsafe, self.workers)
+        self._sandbox = SandboxRequest(self.tier, self.unsafe, self.workers)
         self._layouts: OrderedDict[int, tuple[Task, Layout]] = OrderedDict()
-        # Two locks: `_lock` is held for moments, around the table; `_reading` for as long as a task is parsed, which
-        # takes up to a second. `quick` runs on the rollout's loop and must never wait for the second.
-        self._lock = threading.Lock()
-        self._reading = threading.Lock()
-        self._solutions: dict[str, str | None] = {}
+        # Two locks: `_cache_lock` guards the cache and is held briefly; `_parse_lock` is held while a task is parsed,
+        # up to a second. `quick` runs on the event loop of the rollouts and must not wait for `_parse_lock`.
+        self._cache_lock = threading.Lock()
+        self._parse_lock = threading.Lock()
+        self._solution_problems: dict[str, str | None] = {}
+        """Digest of a layout -> what is wrong with its solution, None if nothing."""
 
     def prepare(self) -> None:
-        """Open the sandbox. ConfigError where there can be none."""
+        """Open the sandbox. ConfigError if the requested one cannot be opened."""
         self._runner()
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
-        """The verdict where there is no program; None too while the task has not been read, which may take a second."""
+        """The verdict of a completion that has no program; None if it has one, or if the task is not parsed yet."""
         if self._cached_layout(task) is None:
-            reading = None
-        else:
-            reading = self._read(task, completion)
-        return reading if isinstance(reading, Verdict) else None
+            return None
+        parsed = self._parse(task, completion)
+        return parsed if isinstance(parsed, Verdict) else None
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
-        """The task and the program, where the same program surely does the same again."""
+        """The task and the program, if the program is known to be deterministic; else None. None too if the task is not
+        parsed yet."""
         if self._cached_layout(task) is None:
-            reading = None
-        else:
-            reading = self._read(task, completion)
-        if reading is None or isinstance(reading, Verdict):
             return None
-        layout, program = reading
-        # `is_steady` knows Python's words only, and a package may hold a source of randomness of its own.
+        parsed = self._parse(task, completion)
+        if isinstance(parsed, Verdict):
+            return None
+        layout, program = parsed
+        # `is_steady` knows only Python and its standard library; a package may be random.
         plain = layout.language == "python" and not layout.packages
         steady = plain and is_steady(program, (layout.prelude, layout.stub, layout.context))
         return (layout.digest, program) if steady else None
 
     async def verify(self, task: Task, completion: str) -> Verdict:
-        """The verdict; many may wait at once, and the sandbox runs as many programs as it has workers."""
-        has_layout = self._cached_layout(task) is not None
-        if has_layout:
-            reading = self._read(task, completion)
+        """The verdict on a completion. Many calls may wait at once; the sandbox runs `workers` programs at a time."""
+        if self._cached_layout(task) is not None:
+            parsed = self._parse(task, completion)
         else:
-            reading = await asyncio.to_thread(self._read, task, completion)
-        if isinstance(reading, Verdict):
-            return reading
-        layout, program = reading
+            parsed = await asyncio.to_thread(self._parse, task, completion)
+        if isinstance(parsed, Verdict):
+            return parsed
+        layout, program = parsed
         runner = self._runner()
         problem = self._missing(layout)
         if problem is None and self.validate:
@@ -151,16 +153,16 @@ class CodeVerifier(Verifier):
         return problem
 
     def _missing(self, layout: Layout) -> str | None:
-        """Return what the task needs and this sandbox has not. A service elsewhere has modules of its own."""
-        here = not self.tier.startswith("http")
-        return (layout.lacks if here else "") or missing_here(layout.language, layout.packages, self._wanted)
+        """What the task needs and this sandbox lacks, None if nothing. A remote service is not checked."""
+        is_local = not self.tier.startswith("http")
+        return (layout.lacks if is_local else "") or missing_here(layout.language, layout.packages, self._sandbox)
 
     def _runner(self) -> SharedRunner:
-        return shared_runner(self._wanted)
+        return shared_runner(self._sandbox)
 
     def _cached_layout(self, task: Task) -> Layout | None:
-        """The task's layout, if it has been read."""
-        with self._lock:
+        """The parsed task, if the cache has it."""
+        with self._cache_lock:
             entry = self._layouts.get(id(task))
             if entry is None:
                 return None
@@ -168,20 +170,23 @@ class CodeVerifier(Verifier):
             return entry[1]
 
     def _layout(self, task: Task) -> Layout:
-        """The task's layout, which is read once. LayoutError."""
-        if (layout_read := self._cached_layout(task)) is not None:
-            return layout_read
-        with self._reading:  # the others of a group wait, and find it read
-            if (layout_read := self._cached_layout(task)) is not None:
-                return layout_read
-            layout = read_layout(task.info, self.language, self._how, task.prompt)
-            with self._lock:
-                self._layouts[id(task)] = task, layout  # the task is kept along, so that its id stays its own
+        """The parsed task, from the cache or parsed now. LayoutError if `task.info` is wrong."""
+        if (cached := self._cached_layout(task)) is not None:
+            return cached
+        # Checked again under the lock: another completion of the same group may have parsed the task meanwhile.
+        with self._parse_lock:
+            if (cached := self._cached_layout(task)) is not None:
+                return cached
+            layout = read_layout(task.info, self.language, self._comparison, task.prompt)
+            with self._cache_lock:
+                # The entry holds the task, so that no other object gets the same id while the entry exists.
+                self._layouts[id(task)] = task, layout
                 if len(self._layouts) > MAX_LAYOUTS:
                     self._layouts.popitem(last=False)
         return layout
 
-    def _read(self, task: Task, completion: str) -> tuple[Layout, str] | Verdict:
+    def _parse(self, task: Task, completion: str) -> tuple[Layout, str] | Verdict:
+        """The parsed task and the completion's program; a verdict if the task is wrong or there is no program."""
         try:
             layout = self._layout(task)
         except LayoutError as error:
@@ -200,6 +205,7 @@ class CodeVerifier(Verifier):
         return layout, program
 
     async def _judged(self, layout: Layout, program: str, runner: SharedRunner) -> Verdict:
+        """Run the program on the task's cases and score the results."""
         limits = Limits(seconds=layout.time_limit or self.case_time, memory_mb=layout.memory_mb or self.memory_mb)
         text = assembled(program, layout.prelude, layout.stub, layout.context, layout.entry_point)
         trial = Trial(runner, text, layout.language, limits, self.total_time, layout.packages)
@@ -207,7 +213,8 @@ class CodeVerifier(Verifier):
         return replace(scored(layout.cases, results, self.credit, program), seconds=trial.seconds)
 
     async def _solution_problem(self, task: Task, layout: Layout, runner: SharedRunner) -> str | None:
-        """Return what is wrong with the task's own solution, or None; found once for a task."""
+        """What is wrong with the task's solution, None if nothing. The solution is run once for each layout, and again
+        only if the sandbox failed."""
         solution = layout.solution or task.demonstration or (task.answer if isinstance(task.answer, str) else None)
         if solution is None:
             return "it brings no solution to validate: give info['solution'], or set validate=false"
@@ -217,13 +224,13 @@ class CodeVerifier(Verifier):
             )
         except NoProgramError as error:
             return f"its solution: {error}"
-        if layout.digest not in self._solutions:
+        if layout.digest not in self._solution_problems:
             verdict = await self._judged(layout, program, runner)
             if verdict.score is None:
                 return f"its solution could not be run: {verdict.reason}"
             if verdict.score < 1:
-                failure = f"its own solution does not pass: {verdict.reason}"
+                problem = f"its own solution does not pass: {verdict.reason}"
             else:
-                failure = None
-            self._solutions[layout.digest] = failure
-        return self._solutions[layout.digest]
+                problem = None
+            self._solution_problems[layout.digest] = problem
+        return self._solution_problems[layout.digest]

@@ -1,7 +1,7 @@
-"""Forwards what verifiers print in their processes to the standard error of the trainer, up to a rate.
+"""Forwards the output of verifier processes through a pipe to the trainer's standard error, with a rate limit.
 
-Invariant: a process that prints is never held up, and however much it prints, a log grows by `MOST` bytes a minute at
-most.
+Invariants, for each pipe: a process that prints never blocks, since the pipe is always read; at most `MOST` bytes, and
+one notice that the rest is dropped, are forwarded in each window of `PERIOD` seconds.
 """
 
 from __future__ import annotations
@@ -13,48 +13,53 @@ import threading
 import time
 
 MOST = 2**16
-"""Bytes that are forwarded in any `PERIOD`: enough for the tracebacks and remarks of a verifier that is being
-written."""
+"""Bytes that are forwarded in one window: enough for the tracebacks and prints of a verifier under development."""
 PERIOD = 60.0
-# One read empties a pipe, whose capacity is at most this (fs.pipe-max-size) for an unprivileged process.
+"""Seconds of a window. The next one begins with the first output after it."""
+# One read empties a pipe: without privileges its capacity is at most 1 MiB (default of fs.pipe-max-size).
 CHUNK = 2**20
+"""Bytes of one read."""
 WAITING = 256
-"""Chunks that wait while nobody reads standard error; those that come then are dropped."""
+"""Chunks that are queued while a write to standard error blocks; further chunks are dropped without a notice."""
 STDERR = 2
 
 
 def forwarded() -> int:
-    """The file descriptor to print to; close it once the process that prints has it. A thread reads the other end."""
-    reads, writes = os.pipe()
-    # Daemons: a log that nobody reads must not keep the program from ending.
-    threading.Thread(target=_forward, args=(reads,), name="verifier-prints", daemon=True).start()
-    return writes
+    """Return the write end of a new pipe, whose read end a thread forwards.
+
+    The caller passes it to the process that prints and then closes its own copy, so that the pipe ends with that
+    process.
+    """
+    read_end, write_end = os.pipe()
+    # Daemon threads: a blocked standard error must not keep the trainer from exiting.
+    threading.Thread(target=_forward, args=(read_end,), name="verifier-prints", daemon=True).start()
+    return write_end
 
 
-def _forward(reads: int) -> None:
-    """Copy until the last process that prints has ended. Another thread writes, which may wait for a reader (a pager,
-    Ctrl-S)."""
-    texts: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    threading.Thread(target=_write, args=(texts,), name="verifier-prints-out", daemon=True).start()
+def _forward(read_end: int) -> None:
+    """Read the pipe until every process that holds its write end has closed it. A second thread writes, since a write
+    to standard error may block (a pager, Ctrl-S)."""
+    chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=_write, args=(chunks,), name="verifier-prints-out", daemon=True).start()
     began = time.monotonic()
     allowance = MOST
-    with os.fdopen(reads, "rb", buffering=0) as source:
+    with os.fdopen(read_end, "rb", buffering=0) as source:
         while data := source.read(CHUNK):
             if time.monotonic() > began + PERIOD:
                 began = time.monotonic()
                 allowance = MOST
-            # Read and dropped: not reading would fill the pipe and stop the process that prints.
-            if not allowance or texts.qsize() >= WAITING:
+            # The data is read and dropped: an unread pipe would fill up and block the process that prints.
+            if not allowance or chunks.qsize() >= WAITING:
                 continue
-            shown = data[:allowance]
-            allowance -= len(shown)
+            chunk = data[:allowance]
+            allowance -= len(chunk)
             if not allowance:
-                shown += f"\n[verifiers printed more than {MOST >> 10} kB within a minute; more is left out]\n".encode()
-            texts.put(shown)
-    texts.put(None)
+                chunk += f"\n[verifiers printed more than {MOST >> 10} kB within a minute; more is left out]\n".encode()
+            chunks.put(chunk)
+    chunks.put(None)
 
 
-def _write(texts: queue.SimpleQueue[bytes | None]) -> None:
-    while (shown := texts.get()) is not None:
-        with contextlib.suppress(OSError):  # a closed terminal or a full disk: printing goes nowhere
-            os.write(STDERR, shown)
+def _write(chunks: queue.SimpleQueue[bytes | None]) -> None:
+    while (chunk := chunks.get()) is not None:
+        with contextlib.suppress(OSError):  # a closed terminal or a full disk: the chunk is lost
+            os.write(STDERR, chunk)

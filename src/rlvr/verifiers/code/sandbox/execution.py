@@ -1,4 +1,8 @@
-"""One execution on a zygote: the messages to its processes, and the outcome made of their claims."""
+"""One execution of a program in processes forked by a zygote: sends the job, receives the reports, makes the outcome.
+
+Two processes take part, each on a socket of its own: the supervisor (the job socket) says how the program ended and
+what it printed; the program (the channel) reports values, exceptions and calls. Both may be forged by the program.
+"""
 
 from __future__ import annotations
 
@@ -18,56 +22,58 @@ from rlvr.verifiers.code.sandbox.inside.supervisor import STARTED
 from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 from rlvr.verifiers.pool.deadline import Deadline
 
-# Arbitrary and long: a busy machine schedules the supervisor late. It is waited for only where a supervisor hangs.
+# Arbitrary and long, since a busy machine may schedule the supervisor late. It passes only if a supervisor hangs.
 GRACE_SECONDS = 20.0
-"""Beyond a program's own limit, before its supervisor is given up."""
-# Bytes of the head of an outcome, of which its reason, escaped as JSON, has at most 6,000.
-_HEAD = 2**16
-_REPORT = values.MAX_SIZE + 1
+"""Seconds beyond the program's time limit, after which the supervisor is given up."""
+_HEAD_SIZE = 2**16
+"""Largest head of a supervisor's message in bytes: its reason has at most 12,000, 1000 characters escaped as JSON."""
+_REPORT_SIZE = values.MAX_SIZE + 1
+"""Largest report of a program: one letter and a value."""
 _LATE_SECONDS = 2.0
-"""How long the end of a private channel may lag behind the end of its process, and a zygote's socket behind its
-death."""
-_WORDS_LENGTH = 1000
-"""Characters that are kept of what a program says about itself: reasons are logged with every rollout."""
+"""Seconds that reports are still awaited after the program has ended."""
+_REASON_LENGTH = 1000
+"""Characters that are kept of a text from the program: reasons are logged with every rollout."""
 _ENDED = {"time": Ended.TIME, "memory": Ended.MEMORY, "output": Ended.OUTPUT}
 _KILLED: dict[str, Any] = {"how": "killed", "why": "", "seconds": 0.0}
-"""The end of a program whose supervisor did not live to say how, as its head would say it."""
-_WORDS = {"time": "it took longer than {}", "memory": "it used more than {}", "output": "it wrote more than {}"}
+"""The head used in place of one that did not arrive or cannot be read."""
+_LIMIT_REASONS = {"time": "it took longer than {}", "memory": "it used more than {}", "output": "it wrote more than {}"}
 
 Answer = Callable[[bytes], Awaitable[bytes]]
-"""The report that answers the call of a candidate, both typed JSON."""
+"""Takes a test's call of its candidate, as typed JSON, and returns the report of the candidate that answers it."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """The message to the process of a program."""
+    """What is sent to the supervisor and to the program's process."""
 
     order: dict[str, Any]
-    """Its kind and what that kind needs, see `inside.program`."""
+    """The kind of the job and the parameters of that kind, which `inside.program` reads."""
     source: bytes
     limits: Limits
     stdin: bytes = b""
     call: bytes | None = None
     """`[name, args, kwargs]` as typed JSON."""
     address_space: bool = True
+    """Limit the address space of the processes (RLIMIT_AS)."""
 
     @property
     def answers(self) -> bool:
-        """Return whether it has done its work only when it reported a value."""
+        """Return whether the program must report a value: all kinds but scripts and compiled programs."""
         return self.order["kind"] not in ("script", "execute")
 
 
 class Execution:
-    """A program on a zygote. Close it, or use it as a context; that ends its processes."""
+    """The processes of one program. `close`, or the end of a `with` block, ends them."""
 
     def __init__(self, zygote: Zygote, program: Program) -> None:
-        """SandboxError when the zygote is gone."""
+        """Fork the processes. SandboxError if the zygote has ended."""
         self._zygote = zygote
         self._program = program
         self._job, self._channel = zygote.fork()
         self._report = b""
         self.started = False
-        """Its process has been forked: from here on, the program is to blame for an end without an outcome."""
+        """True once the program's process is forked. If the supervisor ends without an outcome after that, the program
+        is held responsible."""
 
     def __enter__(self) -> Execution:
         return self
@@ -76,56 +82,55 @@ class Execution:
         self.close()
 
     def close(self) -> None:
-        """End its processes."""
+        """Close both sockets, which ends the processes."""
         self._job.close()
         self._channel.close()
 
     async def tell(self) -> None:
-        """Send the program. A process that reads no more of it has ended, and its outcome says why."""
+        """Send the limits and standard input to the supervisor, and the order and source to the program."""
         program = self._program
         head = {**vars(program.limits), "address_space": program.address_space}
-        # The process may have ended already (a limit, a failed start).
+        # The receiver may have ended already (a limit, a failed start): `outcome` then says why.
         with contextlib.suppress(OSError):
             await self._job.send(json.dumps(head).encode() + b"\n" + program.stdin)
             await self._channel.send(json.dumps(program.order).encode(), program.source)
 
     async def load(self) -> bool:
-        """Send a program that serves calls, and wait until it is ready for them or has ended. SandboxError as in
-        `outcome`."""
+        """Send a program that serves calls and wait until it is loaded; False if it ended or reported something else.
+        SandboxError as in `outcome`."""
         try:
             async with Deadline(self._program.limits.seconds + GRACE_SECONDS):
                 await self.tell()
                 with contextlib.suppress(OSError, EOFError):
                     await self._start()
-                    self._report = await self._channel.receive(_REPORT)
+                    self._report = await self._channel.receive(_REPORT_SIZE)
         except TimeoutError:
             raise await self._given_up() from None
         return self._report == LOADED
 
     async def ask(self, call: bytes) -> bytes:
-        """The report that answers a call. OSError or EOFError when the program is gone."""
+        """Send a call and return the program's report. OSError or EOFError if the program has ended."""
         await self._channel.send(call)
-        return await self._channel.receive(_REPORT)
+        return await self._channel.receive(_REPORT_SIZE)
 
     async def outcome(self, answer: Answer | None = None) -> Outcome:
-        """Return how it ended; `answer` answers a test's calls. SandboxError when no outcome arrives."""
-        # Reading the channel and the supervisor go on side by side: a program that fills the channel would block, and
-        # one that ends closes it.
+        """Wait for the end of the program and return its outcome. `answer` answers the calls of a test. SandboxError if
+        the supervisor sends no outcome, or reports a failure of the sandbox."""
+        # Both sockets are read concurrently: a program whose channel is not read would block, and then never end.
         exchange = asyncio.ensure_future(self._exchange(answer))
         try:
             async with Deadline(self._program.limits.seconds + GRACE_SECONDS):
                 end = asyncio.ensure_future(self._end())
                 try:
                     await asyncio.wait({exchange, end}, return_when=asyncio.FIRST_COMPLETED)
-                    # `answer` may have raised (the candidate ended): that is the outcome of a test, and is raised here
-                    # at once.
+                    # Raises at once what `answer` raised: the candidate has ended, so the test cannot go on.
                     if exchange.done():
                         exchange.result()
                     head, out, err = await end
                 finally:
                     end.cancel()
-            # The process has ended, but a child of it may hold the channel open for ever: what it might say is waited
-            # for briefly.
+            # Reports that the program sent before its end may still be on their way. The wait is bounded, since a child
+            # of the program may hold the channel open.
             with contextlib.suppress(TimeoutError):
                 async with Deadline(_LATE_SECONDS):
                     await asyncio.wait({exchange})
@@ -136,48 +141,45 @@ class Execution:
             exchange.cancel()
 
     async def _given_up(self) -> SandboxError:
-        """The error for a supervisor that sends nothing; its zygote is closed, since nothing else ends what it
-        started."""
+        """Close the zygote, which ends the processes that a hanging supervisor left, and return the error to raise."""
         await self._zygote.close()
         return SandboxError("the sandbox returned no outcome of the program", self.started)
 
     async def _start(self) -> None:
-        """Wait until the program runs. OSError or EOFError when its supervisor is gone."""
+        """Wait until the program's process is forked. OSError or EOFError if the supervisor has ended."""
         if not self.started:
             self.started = await self._job.byte() == STARTED
 
     async def _exchange(self, answer: Answer | None) -> None:
-        """Exchange all messages over the private channel."""
+        """Make the program's call, if it has one, and read reports until a value or an exception arrives; the calls of
+        a test are answered."""
         try:
             if self._program.call is not None:
-                self._report = await self._channel.receive(_REPORT)
+                self._report = await self._channel.receive(_REPORT_SIZE)
                 if self._report == LOADED:
                     await self._channel.send(self._program.call)
-            # The first value or exception counts; a program cannot take it back by a second one.
+            # Only the first value or exception counts: reading stops there.
             while self._report[:1] not in (VALUE, RAISED):
-                self._report = await self._channel.receive(_REPORT)
+                self._report = await self._channel.receive(_REPORT_SIZE)
                 if self._report[:1] == CALL and answer is not None:
                     reply = await answer(self._report[1:])
                     await self._channel.send(reply)
-                elif self._report[:1] not in (
-                    VALUE,
-                    RAISED,
-                ):  # nobody asked for it, and as many may follow as there is time
+                # An unexpected report: a program could send such reports until its time is up.
+                elif self._report[:1] not in (VALUE, RAISED):
                     return
         except (OSError, EOFError):
             return
 
     async def _end(self) -> tuple[dict[str, Any], bytes, bytes]:
-        """The report of the supervisor: its head, and the program's output."""
+        """The supervisor's message: its head, and the program's standard output and standard error."""
         try:
             await self._start()
-            body = await self._job.receive(_HEAD + 2 * self._program.limits.output_bytes)
+            body = await self._job.receive(_HEAD_SIZE + 2 * self._program.limits.output_bytes)
         except (OSError, EOFError) as error:
-            # A zygote whose supervisor ended with it may be found dead only a moment later. Arbitrary: some scheduler
-            # turns of a busy machine.
+            # If the whole zygote ended, `alive` may show it only a moment after the supervisor's socket closed. The
+            # length is arbitrary.
             await asyncio.sleep(0.05)
-            # The supervisor alone was killed, and only the program can have done that: it counts as the program's
-            # crash.
+            # Only the supervisor ended. The program must have killed it: this counts as a crash of the program.
             if self.started and self._zygote.alive:
                 return _KILLED, b"", b""
             raise SandboxError(f"the sandbox ended before the program did ({error})", self.started) from error
@@ -190,34 +192,34 @@ class Execution:
             return _KILLED, b"", b""
 
     def _as_outcome(self, head: dict[str, Any], out: bytes, err: bytes) -> Outcome:
+        """The outcome, from the supervisor's head and output and the program's last report."""
         how = head["how"]
-        why = str(head["why"])[:_WORDS_LENGTH]
+        why = str(head["why"])[:_REASON_LENGTH]
         seconds = head["seconds"]
-        # The head is a claim like all else: `json` reads NaN and 1e999.
+        # The program may have forged the head, and `json` accepts NaN and 1e999.
         if type(seconds) is not float or not math.isfinite(seconds):
             seconds = 0.0
         if how == "broken":
             raise SandboxError(why, self.started)
-        made = self._program.order["kind"] == "compile"
-        made = made and self._report[:1] == VALUE
-        if made:
-            kind, value, size, words = ("value", None, 0, "")
+        if self._program.order["kind"] == "compile" and self._report[:1] == VALUE:
+            # The value of a compiler is the compiled file, not JSON.
+            kind, value, size, words = "value", None, 0, ""
         else:
-            kind, value, size, words = _claim(self._report)
+            kind, value, size, words = _decoded_report(self._report)
         if isinstance(how, str) and how in _ENDED:
-            return Outcome(_ENDED[how], out, err, None, _WORDS.get(how, "{}").format(why), seconds)
-        # A program that sets a lower soft limit of processor time for itself gets SIGXCPU; at the sandbox's own limit
-        # it gets SIGKILL, which the supervisor reports as "time".
+            return Outcome(_ENDED[how], out, err, None, _LIMIT_REASONS.get(how, "{}").format(why), seconds)
+        # A program that lowers its own soft limit of processor time gets SIGXCPU. At the sandbox's limit it gets
+        # SIGKILL, which the supervisor reports as "time".
         if how == "signal" and why == str(int(signal.SIGXCPU)):
             return Outcome(Ended.TIME, out, err, None, "it used all of its processor time", seconds)
-        # Scripts need exit code 0 only, all others also a value on the channel: `os._exit(0)` in a function is no
-        # answer.
+        # A script needs only exit code 0. Programs of other kinds must report a value, too: a function that calls
+        # `os._exit(0)` gives no answer.
         if how == "exit" and why == "0" and (kind == "value" or not self._program.answers):
             claim = self._report[1:] if kind == "value" else b""
             return Outcome(Ended.DONE, out, err, value, "", seconds, claim, size)
         if how == "exit" and kind == "raised":
-            # RLIMIT_AS makes an allocation fail, which Python raises as an exception: the same limit as a kill by the
-            # watch.
+            # Under RLIMIT_AS an allocation fails with MemoryError. It counts as the memory limit, like a kill by the
+            # supervisor.
             if words.startswith("MemoryError"):
                 ended = Ended.MEMORY
             else:
@@ -229,9 +231,9 @@ class Execution:
         return Outcome(Ended.CRASHED, out, err, None, _signal_name(why), seconds)
 
 
-def _claim(report: bytes) -> tuple[str, Any, int, str]:
-    """The kind of a report (`value`, `raised` or nothing), its value where it is small, the value's size, and its
-    words."""
+def _decoded_report(report: bytes) -> tuple[str, Any, int, str]:
+    """The kind of a report (`value`, `raised`, or empty if it is neither or malformed), its value if that has at most
+    DECODED_SIZE bytes, the size of the value, and the exception or fault in words."""
     kind = report[:1]
     body = report[1:]
     if kind not in (VALUE, RAISED):
@@ -243,15 +245,16 @@ def _claim(report: bytes) -> tuple[str, Any, int, str]:
         value = values.decode(body, DECODED_SIZE)
     except (ValueError, TypeError) as error:
         return "", None, 0, f"it reported nonsense: {error}"
-    # What `crossing.described` writes, checked since any program can write to its channel.
+    # The form that `crossing.described` writes; the program may have written any other.
     if type(value) is not list or len(value) != 4 or any(type(part) is not str for part in value):
         return "", None, 0, "it reported nonsense: an exception that is not described by four texts"
-    name = value[0][:_WORDS_LENGTH]
-    message = value[1][:_WORDS_LENGTH]
+    name = value[0][:_REASON_LENGTH]
+    message = value[1][:_REASON_LENGTH]
     return "raised", None, 0, f"{name}: {message}" if message else name
 
 
 def _signal_name(number: str) -> str:
+    """The reason of a crash; `number` is empty in `_KILLED`."""
     try:
         return f"killed by {signal.Signals(int(number)).name}"
     except ValueError:

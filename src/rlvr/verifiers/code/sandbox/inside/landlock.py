@@ -1,4 +1,4 @@
-"""Landlock: what a process may touch of the file system, for itself and all that it starts.
+"""Landlock: a process restricts its own access to files, TCP and signals, and that of all processes it starts.
 
 Source: https://docs.kernel.org/userspace-api/landlock.html
 """
@@ -13,58 +13,66 @@ from collections.abc import Sequence
 
 from rlvr.verifiers.code.sandbox.inside.kernel import call, check
 
-# Numbers of the three system calls, the same on all machines.
+# System call numbers, the same on x86-64 and aarch64: landlock_create_ruleset, landlock_add_rule,
+# landlock_restrict_self.
 _CREATE = 444
 _ADD_RULE = 445
 _RESTRICT = 446
-# LANDLOCK_ACCESS_FS_* of linux/landlock.h. `_FILE` are those that a rule on a file, not a folder, may have: any other
-# is EINVAL.
+# LANDLOCK_ACCESS_FS_* of linux/landlock.h.
 _EXECUTE = 1
 _WRITE = 2
 _READ = 4
 _READ_FOLDER = 8
 _TRUNCATE = 1 << 14
-_FILE = _EXECUTE | _WRITE | _READ | _TRUNCATE
-_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""The number of file system rights by version of the interface; from 5 on, 16."""
-_NETWORK = 3
+_FILE_RIGHTS = _EXECUTE | _WRITE | _READ | _TRUNCATE
+"""The rights that a rule on a single file grants. A right that only folders have makes landlock_add_rule fail with
+EINVAL; the ioctl right of devices is left out."""
+_RIGHTS_COUNT = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+"""Landlock ABI version -> the number of its file system rights, which are the lowest bits of a mask; 16 from version 5
+on."""
+_NETWORK_RIGHTS = 3
+"""TCP bind and connect, from ABI version 4."""
 _SCOPES = 3
-"""TCP bind and connect (from version 4); abstract sockets and signals (from version 6)."""
+"""Connections to abstract Unix sockets, and signals, from inside the restricted processes to others; ABI version 6."""
 
 
 @functools.cache
 def version() -> int:
-    """The version of the interface, 0 where there is none."""
-    # LANDLOCK_CREATE_RULESET_VERSION; -1 where the kernel lacks Landlock or has it turned off.
+    """The Landlock ABI version of the kernel; 0 if it has no Landlock."""
+    # Flag 1 is LANDLOCK_CREATE_RULESET_VERSION. The call returns -1 if the kernel lacks Landlock or disables it.
     return max(0, call(_CREATE, None, ctypes.c_size_t(0), 1))
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Allow reading and executing below `readable`, everything below `writable`, and nothing else. Needs
-    no_new_privs."""
+    """Allow this process to read and execute files below `readable`, and every file access below `writable`.
+
+    All other access that Landlock controls is denied: to files, to TCP (ABI version 4), and to abstract sockets and
+    processes other than this one and its children (version 6). OSError if Landlock is missing or no_new_privs not set.
+    """
     abi = version()
-    # Rights that a ruleset handles are refused unless a rule allows them. One that an older kernel does not know must
-    # not be named, or the call fails.
-    rights = (1 << _RIGHTS.get(abi, 16)) - 1
-    fields = [rights, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0]
-    # The struct grew by a field in versions 4 (network) and 6 (scopes); an older kernel takes a longer one only if the
-    # rest is zero.
+    # A right that the ruleset handles is denied unless a rule grants it. The call fails if the mask has a bit that the
+    # kernel does not know.
+    rights = (1 << _RIGHTS_COUNT.get(abi, 16)) - 1
+    fields = [rights, _NETWORK_RIGHTS if abi >= 4 else 0, _SCOPES if abi >= 6 else 0]
+    # struct landlock_ruleset_attr has one field of 8 bytes, two from version 4 (network) and three from version 6
+    # (scopes) on. The size says how much of `fields` is passed.
     size = 8 * (1 if abi < 4 else 2 if abi < 6 else 3)
-    rules = check(call(_CREATE, struct.pack("=3Q", *fields), ctypes.c_size_t(size), 0), "landlock")
+    ruleset = check(call(_CREATE, struct.pack("=3Q", *fields), ctypes.c_size_t(size), 0), "landlock")
     for paths, allowed in ((readable, _EXECUTE | _READ | _READ_FOLDER), (writable, rights)):
         for path in paths:
-            _allow(rules, path, allowed & rights)
-    check(call(_RESTRICT, rules, 0), "landlock")
-    os.close(rules)
+            _allow(ruleset, path, allowed & rights)
+    check(call(_RESTRICT, ruleset, 0), "landlock")
+    os.close(ruleset)
 
 
-def _allow(rules: int, path: str, allowed: int) -> None:
+def _allow(ruleset: int, path: str, allowed: int) -> None:
+    """Add a rule that grants the rights `allowed` on a path and everything below it; none if the path is missing."""
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    # Not on this system, as /lib32 on most.
-    except OSError:  # not on this system
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # a path that this system does not have, such as /lib32
         return
     if not os.path.isdir(path):
-        allowed &= _FILE
-    check(call(_ADD_RULE, rules, 1, struct.pack("=Qi", allowed, place), 0), f"landlock {path}")
-    os.close(place)
+        allowed &= _FILE_RIGHTS
+    # 1 is LANDLOCK_RULE_PATH_BENEATH, whose struct holds the rights and the descriptor.
+    check(call(_ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, fd), 0), f"landlock {path}")
+    os.close(fd)
