@@ -225,7 +225,7 @@ def test_a_sandbox_that_ends_twice_under_a_program_is_ended_by_it(monkeypatch):
             return Stub()
 
         monkeypatch.setattr(Zygote, "start", start)
-        return (await runner._again(fails)).ended, len(tried)
+        return (await runner._with_retry(fails)).ended, len(tried)
 
     assert asyncio.run(scene(True)) == (Ended.CRASHED, 2)
     assert asyncio.run(scene(False)) == (Ended.BROKEN, 2)

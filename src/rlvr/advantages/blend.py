@@ -1,4 +1,4 @@
-"""The modifier that mixes the advantages of another column into those of the reward."""
+"""The modifier that mixes the advantages of one reward term into the advantages of the reward."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from rlvr.registry import register
 class Blend(Modifier):
     """(1 - share) advantage + share x the group-normalised values of a reward term.
 
-    LaSeR's mix of the verifier's and the model's own judgement (Yang et al. 2025, arXiv 2510.14943; the form and both
-    numbers are confirmed in the authors' scripts), with the term `last_token` at weight 0 and a share that begins after
-    a warm-up. The group's mean and standard deviation, as in GRPO. Share 0 changes nothing.
+    The term is normalised by the group's mean and standard deviation, as in GRPO. Where it contributes 0 (`least_std`,
+    or a response without a value), the advantage is still multiplied by 1 - share. Share 0 changes nothing.
+
+    LaSeR mixes the verdict and the model's self-assessment in this way (Yang et al. 2025, arXiv 2510.14943; the formula
+    and the defaults of `share` and `least_std` are confirmed in the authors' scripts). There the term is `last_token`
+    at weight 0, and a schedule keeps the share at 0 during a warm-up.
     """
 
     of: str = "last_token"
     """The reward term, by its name in `rewards` (its weight there may be 0)."""
     share: Scalar = 0.1
-    """Share of the term's advantages, 0 to 1."""
+    """Weight of the term's advantages, 0 to 1."""
     least_std: float = 0.1
-    """Groups in which the term's standard deviation is below this have 0 of it."""
+    """In a group where the term's standard deviation is below this, the term contributes 0."""
     epsilon: float = 1e-4
-    """Added to a standard deviation."""
+    """Added to the term's standard deviation."""
 
     per_response = True
 
@@ -51,19 +54,19 @@ class Blend(Modifier):
             )
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
-        assert isinstance(advantage, np.ndarray), "`per_response`: one advantage for each response"
+        assert isinstance(advantage, np.ndarray), "one advantage per response is needed (`per_response`)"
         share = float(self.share)
-        # So that a share of 0 changes no bit.
+        # Returned unchanged, so that a share of 0 keeps every bit.
         if share == 0:
             return advantage
         # float64 [B], NaN where the response is undecided or the term has no value.
         values = np.where(decided(batch), batch.column(f"reward/{self.of}"), np.nan)
         groups = batch.group_index()
-        own = group_advantage(values, groups, "mean", "std", self.epsilon)
+        term_advantage = group_advantage(values, groups, "mean", "std", self.epsilon)
         finite = np.isfinite(values)
-        spread = np.zeros(int(groups.max(initial=-1)) + 1)
+        group_stds = np.zeros(int(groups.max(initial=-1)) + 1)
+        # [up to G]: `stds` ends at the last group that has a finite value. Later groups keep 0.
         finite_stds = stds(values[finite], groups[finite])
-        # [G]. The last groups may have no finite value and are missing from what bincount gave; they keep 0.
-        spread[: len(finite_stds)] = finite_stds
-        # A small deviation in the denominator would enlarge differences that mean nothing.
-        return (1 - share) * advantage + share * np.where(spread[groups] >= self.least_std, own, 0.0)
+        group_stds[: len(finite_stds)] = finite_stds
+        # Division by a small standard deviation would amplify noise in the term.
+        return (1 - share) * advantage + share * np.where(group_stds[groups] >= self.least_std, term_advantage, 0.0)

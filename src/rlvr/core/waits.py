@@ -1,12 +1,12 @@
-"""Waits with names and deadlines, and the signals that stop a run or ask what it is doing.
+"""Waits with a description and a deadline, and the handlers of signals that stop a run or ask for its status.
 
-Every blocking wait says what it waits for, and has a deadline. At half of its deadline a wait warns; at the end it
-writes the stacks of all threads to the log and raises. Time is monotonic, so a clock that jumps neither ends a wait nor
-prolongs it.
+Every blocking wait has a description of what it waits for and a deadline. It logs a warning when half of its time has
+passed. At the deadline it logs the stacks of all threads and raises. It uses the monotonic clock, so a change of the
+system time does not affect it.
 
-Ctrl-C, SIGTERM and SIGHUP stop a run, SIGUSR1 has it say what it is doing. The first of the three asks the run to stop
-at the next safe point, a second Ctrl-C or SIGTERM stops it at once. SIGHUP, which a terminal that is closed sends, is
-left alone where it is ignored (nohup), and is ignored once one was taken.
+The first SIGINT (Ctrl-C), SIGTERM or SIGHUP asks the run to stop at the next safe point. A later SIGINT or SIGTERM
+stops it at once; a later SIGHUP is ignored. A terminal sends SIGHUP when it is closed; under nohup it stays ignored.
+SIGUSR1 makes the run write its status.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Wait:
-    """A wait that is under way: `with Wait(what, deadline) as wait: while not there: wait.check()`.
+    """A wait that polls: `with Wait(what, deadline) as wait: while not ready(): wait.check()`.
 
-    `what` is put into text each time that a message needs it, so that it may change; `deadline` is in time.monotonic
-    seconds.
+    `what` describes the wait. It is formatted anew for each message, so its text may change during the wait. `deadline`
+    is in seconds of time.monotonic; infinity means none.
     """
 
     under_way: ClassVar[dict[int, Wait]] = {}
-    """All of the process, by id."""
+    """The open waits of this process, by id()."""
     alarms: ClassVar[list[Callable[[], None]]] = []
-    """Called at every check; they raise where no wait makes sense any more (a rank of the run is lost)."""
+    """Functions that every check calls. They raise to end every wait, such as when another rank is lost."""
 
     def __init__(self, what: object, deadline: float) -> None:
         self.what = what
@@ -65,14 +65,14 @@ class Wait:
         return f"{self.what} for {now - self.began:.0f} s ({remaining})"
 
     def check(self) -> None:
-        """Warn when half of the time has passed; WaitTimeoutError, after the stacks of all threads, when all of it has.
-        Raises what an alarm raises."""
-        # A copy: another World may be closed meanwhile, which takes its alarm out.
+        """Log a warning when half of the time has passed. At the deadline, log the stacks of all threads and raise
+        WaitTimeoutError. An error of an alarm is raised, too."""
+        # A copy, since a heartbeat monitor that closes during the loop removes its alarm.
         for alarm in list(self.alarms):
             alarm()
         now = time.monotonic()
         if now > self.deadline:
-            # Before the error is raised: it may be caught and shown in one line, and the stacks say which thread hangs.
+            # Logged here, since a caller may catch the error and show one line; the stacks tell which thread hangs.
             log.error("gave up waiting for %s; the stacks of all threads:\n%s", self, stacks())
             raise WaitTimeoutError(
                 f"waited {now - self.began:.0f} s for {self.what}, and nothing came before the deadline"
@@ -85,14 +85,14 @@ class Wait:
 def finished(
     future: Future[Any], what: object, deadline: float, interrupted: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait until `future` is done; False when `interrupted()` is true by then, or becomes true.
+    """Wait until `future` is done and return True; return False as soon as `interrupted()` is true, also if it is done.
 
-    Waits at most until `deadline` (time.monotonic seconds) and then raises WaitTimeoutError that names `what`, as it
-    reads by then.
+    At `deadline` (time.monotonic seconds) raise WaitTimeoutError with the text that `what` has at that time.
     """
     with Wait(what, deadline) as waiting:
         while True:
-            # Not one wait to the deadline: Python handles a signal, and `interrupted` is asked, ten times a second.
+            # Short waits instead of one until the deadline, so that Python handles signals and `interrupted` is called
+            # ten times a second.
             done = wait([future], timeout=0.1).done
             if interrupted():
                 return False
@@ -102,7 +102,7 @@ def finished(
 
 
 def stacks() -> str:
-    """Return where every thread is."""
+    """Return the current stack of every thread, as text."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
@@ -111,20 +111,21 @@ def stacks() -> str:
 
 
 class StopRequest:
-    """Inside the `with` block, SIGINT, SIGTERM and SIGHUP set `signal` instead of killing; only in the main thread.
+    """Inside the `with` block, the first SIGINT, SIGTERM or SIGHUP sets `signal` instead of ending the process.
 
-    `bool(request)` says whether what runs inside should stop; a second signal raises KeyboardInterrupt where the
-    program is. After a SIGHUP the process ignores others to its end: no terminal is left that could go. `signal` stays
-    readable after the block. `reply` is written to standard error at the first one.
+    Handlers are set only where the block is entered in the main thread. Inside the block, `bool(request)` is true once
+    a signal has come. A later SIGINT or SIGTERM raises KeyboardInterrupt in the main thread; a later SIGHUP is ignored.
+    If the first signal was SIGHUP, the process ignores SIGHUP also after the block. `signal` keeps its value after the
+    block. `reply` is written to standard error at the first signal, unless it is SIGHUP.
     """
 
     def __init__(self, reply: str = "") -> None:
         self._reply = reply
         self.signal: int | None = None
         self.at_once = False
-        """Whether there was a second one."""
+        """Whether a later SIGINT or SIGTERM came."""
         self._inside = False
-        self._before: dict[int, object] = {}
+        self._previous_handlers: dict[int, object] = {}
 
     def __bool__(self) -> bool:
         return self._inside and self.signal is not None
@@ -133,57 +134,56 @@ class StopRequest:
         self.signal = None
         self.at_once = False
         self._inside = True
-        # Python sets handlers in the main thread only; elsewhere (a notebook's worker, a test) the block stops nothing.
+        # Python allows handlers in the main thread only. In another thread (of a notebook, a test) no signal is caught.
         if threading.current_thread() is threading.main_thread():
-            # Under nohup the run is to outlive its terminal.
+            # Under nohup the run continues after its terminal is closed, so SIGHUP stays ignored.
             nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-            heard = [number for number in STOPPING if not (nohup and number == signal.SIGHUP)]
-            self._before = {number: signal.signal(number, self._ask) for number in heard}
+            handled = [number for number in STOPPING if not (nohup and number == signal.SIGHUP)]
+            self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in handled}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.signal == signal.SIGHUP and signal.SIGHUP in self._before:
-            self._before[signal.SIGHUP] = signal.SIG_IGN  # the second may come while the run is being closed
-        for number, handler in self._before.items():
+        if self.signal == signal.SIGHUP and signal.SIGHUP in self._previous_handlers:
+            self._previous_handlers[signal.SIGHUP] = signal.SIG_IGN  # a second SIGHUP may come while the run closes
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before = {}
+        self._previous_handlers = {}
         self._inside = False
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            if number == signal.SIGHUP:  # a shell that ends sends it again to each of its jobs
+            if number == signal.SIGHUP:  # a shell that exits sends SIGHUP again to each of its jobs
                 return
-            # The first request was taken for the next safe point, which may be far.
+            # The next safe point may be minutes away, so the second request does not wait for it.
             self.at_once = True
             raise KeyboardInterrupt
         self.signal = number
-        if self._reply and number != signal.SIGHUP:  # after which there is no terminal
-            with contextlib.suppress(OSError):  # not print, which may be what was interrupted
+        if self._reply and number != signal.SIGHUP:  # after SIGHUP there is no terminal to write to
+            with contextlib.suppress(OSError):  # not `print`: the signal may have interrupted a print
                 os.write(2, f"{self._reply}\n".encode())
 
 
 _descriptions: list[Callable[[], str]] = []
-"""Those of the `reporting` blocks that the main thread is in; the innermost, which is the last, is what SIGUSR1
-writes."""
+"""The `describe` functions of the open `reporting` blocks. SIGUSR1 calls the last one, of the innermost block."""
 
 
 @contextlib.contextmanager
 def reporting(describe: Callable[[], str]) -> Iterator[None]:
-    """Inside, SIGUSR1 writes what `describe` gives to standard error; only in the main thread, and where there is
-    SIGUSR1.
+    """Inside the block, SIGUSR1 writes the text of `describe` to standard error. Without effect outside the main thread
+    and on systems without SIGUSR1.
 
-    A thread answers, so that the answer also comes while the main thread is inside a long kernel or a collective. Where
-    somebody else (an event loop in the main thread) already has Python's one wakeup descriptor, the main thread
-    answers. A block inside another one replaces the description until it ends.
+    A separate thread writes it, so it also comes while the main thread is inside a CUDA kernel or a collective. Python
+    has one wakeup descriptor for each process; where another user (an event loop in the main thread) has set it, the
+    main thread writes the text. An inner block replaces the description until it ends.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGUSR1"):
         yield
         return
     _descriptions.append(describe)
     try:
-        # The outermost block owns handler and thread; those inside only replace the text.
+        # Only the outermost block sets the handler and starts the thread; inner blocks replace the description.
         with _answering() if len(_descriptions) == 1 else contextlib.nullcontext():
             yield
     finally:
@@ -192,41 +192,42 @@ def reporting(describe: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Inside, SIGUSR1 is answered."""
+    """Inside the block, each SIGUSR1 writes the text of the innermost description."""
 
     def answer() -> None:
         try:
             text = _descriptions[-1]()
-        except Exception as error:  # it reads what other threads change
+        except Exception as error:  # `describe` reads state that other threads change
             text = f"the run cannot be described: {type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):  # not print, which may be what was interrupted
+        with contextlib.suppress(OSError):  # not `print`: the signal may have interrupted a print
             os.write(2, text.encode(errors="replace") + b"\n")
 
     def answer_all() -> None:
-        while numbers := os.read(received, 64):  # each signal of the process writes its number
+        while numbers := os.read(read_end, 64):  # one byte, the signal number, for each signal of the process
             for _ in range(numbers.count(signal.SIGUSR1)):
                 answer()
 
-    received, sent = os.pipe()
-    # Required by `set_wakeup_fd`: a handler that blocks on a full pipe would stop the process.
-    os.set_blocking(sent, False)
-    # The C handler writes the number of each signal to this descriptor at once, while Python's own handler waits for
-    # the main thread to return to the interpreter, which a CUDA kernel or a collective may keep for minutes.
-    others = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
-    if others != -1:
-        # An event loop in the main thread, as in a notebook, had one, and gets it back.
-        signal.set_wakeup_fd(others)
+    read_end, write_end = os.pipe()
+    # `set_wakeup_fd` requires a descriptor that does not block.
+    os.set_blocking(write_end, False)
+    # The C handler writes the number of each signal to this descriptor at once. A handler in Python runs only when the
+    # main thread returns to the interpreter, which a CUDA kernel or a collective may delay for minutes.
+    previous_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    if previous_fd != -1:
+        # An event loop in the main thread, as in a notebook, had set a descriptor: restore it.
+        signal.set_wakeup_fd(previous_fd)
     answering = threading.Thread(target=answer_all, name="rlvr-status", daemon=True)
     answering.start()
-    # A handler has to be set, even an empty one: without it SIGUSR1 ends the process.
-    before = signal.signal(signal.SIGUSR1, lambda *_: answer() if others != -1 else None)
+    # Even with a wakeup descriptor a handler is needed: without one SIGUSR1 ends the process.
+    before = signal.signal(signal.SIGUSR1, lambda *_: answer() if previous_fd != -1 else None)
     try:
         yield
     finally:
         signal.signal(signal.SIGUSR1, before)
-        if others == -1:
+        if previous_fd == -1:
             signal.set_wakeup_fd(-1)
-        # The end of the pipe ends the thread's read, and with it the thread; only then may the other end be closed.
-        os.close(sent)
+        # Closing the write end makes the thread's `os.read` return b"", which ends the thread. The read end is closed
+        # after the thread has ended.
+        os.close(write_end)
         answering.join()
-        os.close(received)
+        os.close(read_end)

@@ -1,4 +1,5 @@
-"""Two evaluations on the same tasks: differences with paired intervals, and which tasks each can solve."""
+"""Paired comparison of two evaluations on their common tasks: mean differences with bootstrap intervals, and the tasks
+that only one of them solves."""
 
 from __future__ import annotations
 
@@ -12,47 +13,50 @@ from rlvr.evaluation.intervals import interval
 from rlvr.evaluation.task_result import TaskResult, values_of
 
 LISTED = 100
-"""Ids of gained and of lost tasks that are listed."""
+"""Maximum number of ids in each of `gained_ids` and `lost_ids`."""
 
 
 def compare(
     before: Sequence[TaskResult], after: Sequence[TaskResult], ks: Sequence[int], seed: int = 0
 ) -> dict[str, Any]:
-    """`after` against `before` on the tasks that both have.
+    """Compare `after` with `before` on the tasks that both have.
 
-    `differences`: result -> mean difference, its interval over tasks (the two results of a task stay together) and the
-    tasks better and worse. `support` (Yue et al. 2025, "Does reinforcement learning really incentivize reasoning
-    capacity ..."): tasks of which a sample or the greedy response is correct in both, in one, in neither. DataError
-    where no task is common.
+    `differences`: for each metric (`greedy`, `mean`, `pass@k` ...) the mean difference, its paired bootstrap interval
+    over tasks, and the numbers of tasks with a higher and a lower value. `support` (Yue et al. 2025, "Does
+    reinforcement learning really incentivize reasoning capacity ..."): the numbers of tasks that both, only `after`
+    (gained), only `before` (lost) or neither solved, with at least one correct response. DataError where the two have
+    no task in common.
     """
     by_id = {task_result.id: task_result for task_result in before}
     pairs = [(by_id[task_result.id], task_result) for task_result in after if task_result.id in by_id]
     if not pairs:
-        raise DataError("the two results have no task in common: they can only be compared on the same tasks")
-    first = values_of([a for a, _ in pairs], ks)
-    second = values_of([b for _, b in pairs], ks)
+        raise DataError("the two evaluations have no task in common: only results of the same tasks can be compared")
+    values_before = values_of([a for a, _ in pairs], ks)
+    values_after = values_of([b for _, b in pairs], ks)
     return {
         "tasks": len(pairs),
         "only_before": len(before) - len(pairs),
         "only_after": len(after) - len(pairs),
-        "differences": {name: row for name in first if (row := _difference(first[name], second[name], seed))},
+        "differences": {
+            name: row for name in values_before if (row := _difference(values_before[name], values_after[name], seed))
+        },
         "support": _support(pairs),
     }
 
 
-def _difference(first: np.ndarray, second: np.ndarray, seed: int) -> dict[str, Any] | None:
-    # [T]: NaN where either evaluation has no result of the task. The pairs are resampled as one number, so that the
-    # variance between tasks, which both share, cancels.
-    change = (second - first)[~np.isnan(second - first)]
+def _difference(before: np.ndarray, after: np.ndarray, seed: int) -> dict[str, Any] | None:
+    """The comparison of one metric, given for each task [T] with NaN for no value; None where no task has both."""
+    paired = ~np.isnan(after - before)
+    # The bootstrap resamples the difference of each task, so that the variance between tasks, which both evaluations
+    # share, cancels.
+    change = (after - before)[paired]
     if not len(change):
         return None
-    # Fixed seed: the same two files give the same interval.
-    low_high = interval(change, seed=seed)
     return {
-        "before": float(first[~np.isnan(second - first)].mean()),
-        "after": float(second[~np.isnan(second - first)].mean()),
+        "before": float(before[paired].mean()),
+        "after": float(after[paired].mean()),
         "difference": float(change.mean()),
-        "interval": low_high,
+        "interval": interval(change, seed=seed),
         "better": int((change > 0).sum()),
         "worse": int((change < 0).sum()),
         "tasks": len(change),
@@ -60,8 +64,7 @@ def _difference(first: np.ndarray, second: np.ndarray, seed: int) -> dict[str, A
 
 
 def solved(task_result: TaskResult) -> bool:
-    """Return whether any response to the task was correct."""
-    # A score of 1 is right; partial scores solve nothing.
+    """Return whether a sample or the greedy response has a score of 1. A partial score is not enough."""
     return task_result.correct > 0 or task_result.greedy == 1.0
 
 
@@ -75,6 +78,7 @@ def _support(pairs: Sequence[tuple[TaskResult, TaskResult]]) -> dict[str, Any]:
         "neither": sum(not solved(a) and not solved(b) for a, b in pairs),
         "gained_ids": gained[:LISTED],
         "lost_ids": lost[:LISTED],
-        # With fewer samples fewer tasks are solved by chance: a reader has to compare the two numbers.
+        # The fewest decided samples of a task, in `before` and in `after`: the side with more samples solves more tasks
+        # by chance, so `gained` and `lost` are comparable only where the two numbers are close.
         "samples": [min(a.samples for a, _ in pairs), min(b.samples for _, b in pairs)],
     }

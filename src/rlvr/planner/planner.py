@@ -1,7 +1,7 @@
-"""From the stages of a run and the devices to its memory plans, with the values that `auto` leaves to them.
+"""The planner: it makes the memory plans of a run's stages on given devices and chooses the values of `auto` settings.
 
-Invariant: what is chosen depends on the configuration, the number of ranks and the size of the devices alone, not on
-what is free at the moment, so that it is the same at every start and on every rank.
+Invariant: a choice depends on the configuration, the model, the evaluation tasks, the number of ranks and the total
+memory of the devices, and never on the memory that is free at the moment. So it is the same at every start.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from rlvr.planner.planned_devices import Devices
 from rlvr.planner.shape import Shape
 
 MARGIN = {True: 0.1, False: 0.15}
-"""Share of a GPU, and of a CPU's memory, that `auto` leaves free in the phases with micro-batches: for fragmentation
-and for what the plan does not count. The plan of a micro-batch is within a tenth of what is measured, and that of a run
-on a CPU within 15 % (docs/memory.md)."""
-# Both numbers of tokens are judgements without a measurement on a GPU (docs/gpu.md). Lower values cost speed, higher
-# ones memory that the margin may need; results differ by rounding alone.
+"""Share of memory that `auto` leaves free in the phases with micro-batches, on a GPU (True) and on a CPU (False). It
+covers fragmentation and what the plan does not count: docs/memory.md compares plans with measurements."""
+# Both token counts below are estimates, not measured on a GPU (docs/gpu.md). Lower values cost speed, higher values
+# cost memory.
 MOST_TOKENS = 65536
-"""The largest micro-batch that `auto` takes on a GPU. Matrix products fill the device long before, and the masks of
-shared prompts grow with the square of it."""
+"""Upper bound of the tokens that `auto` gives a micro-batch on a GPU, unless one sequence is longer. Matrix products
+saturate the device with far fewer, and the attention masks of shared prompts grow with the square of the tokens."""
 ENOUGH_TOKENS = 8192
-"""With fewer tokens than these a GPU is not kept busy, so `auto` takes gradient checkpointing instead."""
-# A binary search over a grid: 65,536 / 512 = 128 points are seven plans.
+"""Tokens that keep a GPU busy. Where only smaller micro-batches fit without gradient checkpointing, `auto` turns it
+on."""
+# The binary search makes about seven plans: 65,536 / 512 = 128 values.
 GRID = 512
-"""Tokens of a micro-batch are chosen in steps of this many."""
+"""Step size of the search for the tokens of a micro-batch."""
 
 UNDESCRIBED = (RlvrError, OSError, ValueError, ImportError, RuntimeError, AttributeError, KeyError, TypeError)
-"""Raised for a model that cannot be described without loading it: whatever its configuration's own code raises."""
+"""Errors that mean that a model's memory cannot be planned without loading its weights. The list is wide, because the
+model's own configuration code may raise any of them."""
 
 
 class Planner:
-    """Plans of runs on `devices`; `model` is one that is loaded already, `eval_tasks` are tasks given in Python.
+    """Makes the memory plans of runs on `devices`.
 
-    `ranks`: processes that train, one for each device; None: as many as engines leave of the devices.
+    `ranks`: number of training processes, one for each device; None: all devices that the engine does not take for
+    itself. `model` is given where it is loaded already, `eval_tasks` where they are given in Python.
     """
 
     def __init__(self, devices: Devices, ranks: int | None = None, model: Any = None, eval_tasks: Any = None) -> None:
@@ -50,7 +52,7 @@ class Planner:
         self._shapes: dict[str, Shape] = {}
 
     def share_shapes(self, shapes: dict[str, Shape]) -> None:
-        """Keep the sizes of models in `shapes`, with other planners: to count them takes seconds."""
+        """Use `shapes` as the cache of model shapes, which planners may share: computing one takes seconds."""
         self._shapes = shapes
 
     @property
@@ -59,8 +61,8 @@ class Planner:
         return MARGIN[self.devices.on_gpu]
 
     def shape(self, model: ModelConfig) -> Shape:
-        """The sizes of the model, counted once. Raises what a model that cannot be described raises (`UNDESCRIBED`)."""
-        # The settings that change the shape; others (device, checkpointing) do not.
+        """The shape of the model, cached. Raises one of `UNDESCRIBED` where it cannot be found."""
+        # Only these settings change the shape; others (device, checkpointing) do not.
         names = {"path", "scratch", "revision", "dtype", "adapter", "quantization", "attention", "trust_remote_code"}
         key = model.model_dump_json(include=names)
         if key not in self._shapes:
@@ -72,16 +74,17 @@ class Planner:
         return self.placed(stage_plans(config))
 
     def placed(self, stages: Sequence[StagePlan]) -> list[StagePlan]:
-        """The stages as they run on these devices, which need not be here."""
+        """The stages with the dtype that they have on these devices, which may be those of another machine."""
         if not self.devices.on_gpu:
             return list(stages)
         dtype = stages[0].config.model.dtype
-        # The GPUs need not be here: the plan itself runs on fake tensors on the CPU. `auto` is bfloat16 on a GPU.
-        on_gpu = {"device": "cpu", "dtype": "bfloat16" if dtype == "auto" else dtype}
-        return [changed(stage, "model", **on_gpu) for stage in stages]
+        # The plan is made on the CPU, since this machine may lack the GPUs. So "auto" becomes bfloat16, its meaning on
+        # a GPU, before `device` is set to the CPU.
+        overrides = {"device": "cpu", "dtype": "bfloat16" if dtype == "auto" else dtype}
+        return [changed(stage, "model", **overrides) for stage in stages]
 
     def plans(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[Plan]:
-        """The plan of each stage. ConfigError where engines leave no device to train on."""
+        """The plan of each stage. ConfigError where `ranks` is None and the engine takes every device."""
         devices = devices or self.devices
         if self.ranks is not None:
             ranks = self.ranks
@@ -91,17 +94,18 @@ class Planner:
         return [plan_stage(shape, stage, devices, ranks, self.eval_tasks) for stage in stages]
 
     def fits(self, stages: Sequence[StagePlan], margin: float, devices: Devices | None = None) -> bool:
-        """Return whether all stages fit, and leave that share of the memory in the phases with micro-batches."""
+        """Return whether all stages fit with the share `margin` of memory left in the phases with micro-batches."""
         return all(plan.fits(margin) for plan in self.plans(stages, devices))
 
     def resolved(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[StagePlan]:
-        """The stages with a value for every `auto`: no gradient checkpointing where the update fits without, with
-        micro-batches as large as fit. Where nothing fits, the values that need least."""
+        """The stages with a value for every `auto`: the largest micro-batches that fit, and gradient checkpointing only
+        where the run does not fit without it or its micro-batches would be too small. Where nothing fits, the values
+        that need the least memory."""
         model = stages[0].config.model
         if model.gradient_checkpointing != "auto":
             return self._with_tokens(stages, devices)
         chosen: list[StagePlan] = []
-        # Offloaded activations are the inputs of checkpointed layers, so they need checkpointing.
+        # Activation offload moves the inputs of checkpointed layers to the host, so it needs checkpointing.
         for checkpointing in [True] if model.activation_offload else [False, True]:
             tried = [changed(stage, "model", gradient_checkpointing=checkpointing) for stage in stages]
             chosen = self._with_tokens(tried, devices)
@@ -110,37 +114,39 @@ class Planner:
         return chosen
 
     def least(self, stages: Sequence[StagePlan]) -> list[StagePlan]:
-        """The stages with the values for every `auto` that need least: what does not fit with these fits with none."""
+        """The stages with the values that need the least memory for every `auto`. If these do not fit, none fit."""
         if stages[0].config.model.gradient_checkpointing == "auto":
             stages = [changed(stage, "model", gradient_checkpointing=True) for stage in stages]
-        return _set_tokens(stages, 1)  # a micro-batch has at least one sequence
+        return _set_tokens(stages, 1)  # one sequence: a micro-batch is never smaller
 
     def _keeps_busy(self, before: Sequence[StagePlan], chosen: Sequence[StagePlan], devices: Devices | None) -> bool:
-        """Return whether the micro-batches chosen are large enough for the device."""
+        """Return whether the micro-batches of `chosen` keep a GPU busy; `before` are the stages with `auto` tokens."""
         if not self.devices.on_gpu:
             return True
-        whole = self.plans(before, devices)
+        # `auto` tokens are planned as no limit: the whole optimizer step of a rank in one micro-batch.
+        unsplit = self.plans(before, devices)
         return all(
             plan.tokens >= min(ENOUGH_TOKENS, most.tokens)
-            for stage, plan, most in zip(before, self.plans(chosen, devices), whole, strict=True)
+            for stage, plan, most in zip(before, self.plans(chosen, devices), unsplit, strict=True)
             if stage.config.optim.micro_batch_tokens == "auto"
         )
 
     def _with_tokens(self, stages: Sequence[StagePlan], devices: Devices | None) -> list[StagePlan]:
-        """The stages with one number of tokens in place of every `auto`, the largest that fits."""
+        """The stages with the largest `micro_batch_tokens` that fits in place of `auto`, the same for all stages."""
         if all(stage.config.optim.micro_batch_tokens != "auto" for stage in stages):
             return list(stages)
+        # `auto` tokens are planned as no limit: the whole optimizer step of a rank in one micro-batch.
         plans = self.plans(stages, devices)
         automatic = [
             plan for plan, stage in zip(plans, stages, strict=True) if stage.config.optim.micro_batch_tokens == "auto"
         ]
         most = max(plan.tokens for plan in automatic)
-        # The whole optimizer step in one micro-batch is written as null.
+        # null: the whole optimizer step of a rank is one micro-batch.
         if (most <= MOST_TOKENS or not self.devices.on_gpu) and all(plan.fits(self.margin) for plan in plans):
             return _set_tokens(stages, None)
         least = max(plan.length for plan in automatic)
-        # Binary search for the largest number of grid steps that fits; memory grows with tokens. 0, one sequence, is
-        # taken where none fits.
+        # Binary search for the largest number of grid steps that fits, since memory grows with tokens. Where nothing
+        # fits it ends at 0 steps: micro-batches of the longest sequence.
         low = 0
         high = max(0, (min(most, max(MOST_TOKENS, least)) - least) // GRID)
         while low < high:
@@ -153,10 +159,10 @@ class Planner:
 
 
 def changed(stage: StagePlan, section: str, **values: Any) -> StagePlan:
-    """The stage with other values in a section of its configuration."""
+    """A copy of the stage with `values` in one section of its configuration."""
     config = stage.config
-    own = getattr(config, section).model_copy(update=values)
-    return stage.model_copy(update={"config": config.model_copy(update={section: own})})
+    updated = getattr(config, section).model_copy(update=values)
+    return stage.model_copy(update={"config": config.model_copy(update={section: updated})})
 
 
 def _set_tokens(stages: Sequence[StagePlan], tokens: int | None) -> list[StagePlan]:
@@ -167,7 +173,7 @@ def _set_tokens(stages: Sequence[StagePlan], tokens: int | None) -> list[StagePl
 
 
 def substituted(config: Config, checkpointing: bool, tokens: int | None) -> Config:
-    """The configuration with these values in place of each `auto`."""
+    """A copy of the configuration with these values in place of `auto`, also in its stages."""
     model = config.model
     if model.gradient_checkpointing == "auto":
         model = model.model_copy(update={"gradient_checkpointing": checkpointing})
@@ -179,17 +185,17 @@ def substituted(config: Config, checkpointing: bool, tokens: int | None) -> Conf
 
 
 def with_tokens(stage: dict[str, Any], tokens: Any) -> dict[str, Any]:
-    """A stage as written, with `tokens` for `auto`. One with a number of completions says that it has none of
-    tokens."""
+    """A stage as written, with `tokens` in place of `auto`. A stage with `micro_batch_size` gets null instead, also
+    where it does not set the tokens: otherwise it would inherit those of the run's section `optim`."""
     optim = stage.get("optim")
     if not isinstance(optim, dict):
         return stage
     if optim.get("micro_batch_tokens") == "auto":
         if optim.get("micro_batch_size") is not None:
-            own = None
+            stage_tokens = None
         else:
-            own = tokens
-        return {**stage, "optim": {**optim, "micro_batch_tokens": own}}
+            stage_tokens = tokens
+        return {**stage, "optim": {**optim, "micro_batch_tokens": stage_tokens}}
     if optim.get("micro_batch_size") is not None and "micro_batch_tokens" not in optim:
         return {**stage, "optim": {**optim, "micro_batch_tokens": None}}
     return stage

@@ -1,4 +1,5 @@
-"""The memory plan of a run at its start: the values that `auto` takes, the same on every rank, and the refusal."""
+"""The memory plan that a run makes at its start. It chooses a value for every `auto`, the same on every rank, and
+refuses a run that does not fit into memory."""
 
 from __future__ import annotations
 
@@ -20,35 +21,37 @@ from rlvr.policy.loading import device_of
 from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.automatic import with_engine
 
-# As ENOUGH_TOKENS of the planner: enough to keep a GPU busy, the least that it would choose.
+# The same number as ENOUGH_TOKENS of the planner: a micro-batch of this size keeps a GPU busy.
 UNKNOWN_TOKENS = 8192
-"""Tokens of a micro-batch on a GPU where a model cannot be described, with gradient checkpointing."""
+"""Tokens of a micro-batch on a GPU, with gradient checkpointing, for a model whose memory cannot be planned."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A configuration without `auto`, and the plan that chose its values."""
+    """The memory plan of a run, and the configuration with the values that the plan chose."""
 
     config: Config
+    """The configuration with a value in place of each `auto` that the plan resolves."""
     written: Config
-    """The configuration as it was, with `auto`."""
+    """The configuration as the user wrote it, with `auto`."""
     lines: tuple[str, ...]
-    """The plan in words."""
+    """The plan as text, for each stage and phase."""
     brief: str
-    """The same in a line."""
+    """The plan as one line."""
     problem: str | None
-    """The reason why it cannot fit, and what would."""
+    """The reason why the run does not fit, and changes that reduce its memory; None where it fits."""
     notice: str | None = None
-    """The values of a checkpoint that were replaced, and the reason, in a line."""
+    """One line for a resumed run: the values of the checkpoint that were replaced, and the reason."""
     planner: Planner | None = None
-    """Made the plan, of the devices that the run has."""
+    """The planner that made the plan. Each rank sets its own: a planner may hold the loaded model, so a plan that is
+    broadcast has none."""
 
 
 def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Config, str | None]:
-    """The configuration with the engine that `auto` takes for a run that starts here, and the reason: rank 0's, on
-    every rank.
+    """Return the configuration with an engine in place of `auto`, and the reason for the choice; None as the reason
+    where the user chose the engine.
 
-    `saved` is the engine of the checkpoint that rank 0 goes on from.
+    Rank 0 chooses, and every rank gets its choice. `saved` is the engine of the checkpoint that rank 0 resumes from.
     """
     if config.rollout.engine.name != "auto":
         return config, None
@@ -56,7 +59,8 @@ def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Conf
     if world.is_main:
         try:
             on_gpu = device_of(config.model).type == "cuda"
-        except ConfigError:  # every rank is asked for its GPU later, and named (rlvr.distributed.gpu_checks)
+        # A missing GPU is reported later, with the rank that lacks it (rlvr.distributed.gpu_checks).
+        except ConfigError:
             on_gpu = False
         chosen = with_engine(config, on_gpu, saved=saved)
     chosen = world.broadcast(chosen, "the engine")
@@ -65,25 +69,29 @@ def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Conf
 
 
 def plan_run(config: Config, world: World, model: Any = None, eval_tasks: Any = None) -> RunPlan:
-    """The plan of a run on the devices of its ranks; `model` is one that is loaded already, `eval_tasks` are tasks
-    given in Python.
+    """Return the plan of a run on the devices of its ranks.
 
-    ConfigError, the same on every rank, where it cannot fit and `run.check_memory` is set.
+    `model` is given where it is loaded already, `eval_tasks` where they are given in Python. ConfigError, the same on
+    every rank, where the run does not fit and `run.check_memory` is set.
     """
-    # Set by torchrun: ranks on this machine share its memory.
+    # LOCAL_WORLD_SIZE is set by torchrun. Ranks that train on the CPU share the memory of their machine.
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     own = own_devices(config.model, world.size, ranks_here)
-    # The rank with the smallest device decides for all.
+    # All ranks use the same values, so the plan is for the smallest device.
     smallest = min(world.gather(own.memory, "the memory of the devices"))
     planner = Planner(replace(own, memory=smallest), world.size, model, eval_tasks)
-    plan = _decided(world, "the memory plan", lambda: _plan(config, planner))
+    plan = _broadcast_plan(world, "the memory plan", lambda: _plan(config, planner))
     if plan.problem is not None and config.run.check_memory:
         raise ConfigError(f"the run {plan.problem}. Or set run.check_memory=false to get a warning instead")
     return replace(plan, planner=planner)
 
 
 def plan_for(config: Config, devices: Devices, ranks: int | None = None) -> RunPlan:
-    """The plan of a run on devices; without `ranks` these need not be here, and engines leave some to train on."""
+    """Return the plan of a run on `devices`.
+
+    `ranks` is the number of devices that are trained on. None: the devices may be those of another machine, and the run
+    trains on those that the engine does not take for itself.
+    """
     config, reason = with_engine(config, devices.on_gpu, here=ranks is not None)
     if reason is not None:
         plan = plan_for(config, devices, ranks)
@@ -92,25 +100,25 @@ def plan_for(config: Config, devices: Devices, ranks: int | None = None) -> RunP
 
 
 def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPlan:
-    """The plan of a run that goes on from a checkpoint with the configuration `saved`.
+    """Return the plan of a run that resumes from a checkpoint, where `saved` is the configuration of the checkpoint.
 
-    Each `auto` keeps the value that it has there where these fit on the present devices, so that the run goes on as it
-    was. Where they do not, it takes the one of `plan`, which changes results by rounding (and an adapter's dropout
-    draws otherwise), and `notice` says so.
+    Each `auto` takes the value that it has in `saved` if the run then fits on the present devices: the resumed run
+    computes the same numbers as before. Otherwise each takes its value of `plan`. Results then differ by rounding, and
+    by other draws of an adapter's dropout, and `notice` says so.
     """
     if not automatic_keys(plan.written):
         return plan
-    resumed = _decided(world, "the memory plan of the checkpoint", lambda: _plan_resumed(plan, saved))
+    resumed = _broadcast_plan(world, "the memory plan of the checkpoint", lambda: _plan_resumed(plan, saved))
     return replace(resumed, planner=plan.planner)
 
 
-def _decided(world: World, what: str, decide: Callable[[], RunPlan]) -> RunPlan:
-    """Broadcast the plan that rank 0 makes. Where that fails, the waiting ranks get the error."""
+def _broadcast_plan(world: World, what: str, decide: Callable[[], RunPlan]) -> RunPlan:
+    """Make the plan on rank 0 and broadcast it. Where rank 0 fails, the waiting ranks get its error."""
     plan = None
     if world.is_main:
         try:
             plan = decide()
-        # KeyboardInterrupt too: the other ranks wait in `broadcast` and would hang until their timeout.
+        # Also KeyboardInterrupt: the other ranks wait in `broadcast` and would otherwise hang until their timeout.
         except BaseException as error:
             world.fail(error)
             raise
@@ -123,7 +131,7 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
     assert plan.planner is not None
     kept = with_saved(plan.written, saved)
     keys = automatic_keys(plan.written)
-    # a plan that does not fit itself is one that nobody checks
+    # The new plan does not fit either, and run.check_memory is off (`plan_run`): the values of the checkpoint stay.
     if plan.problem is not None:
         shortage = None
     else:
@@ -135,19 +143,20 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
     changes = ", ".join(f"{key} {setting(kept, key)} -> {setting(plan.config, key)}" for key in keys)
     dropout = plan.config.model.adapter is not None and plan.config.model.adapter.dropout > 0
     if dropout:
-        differ = "rounding and by what the adapter's dropout leaves out"
+        difference = "rounding and other draws of the adapter's dropout"
     else:
-        differ = "rounding alone"
+        difference = "rounding alone"
     notice = (
-        f"with the checkpoint's values the run would need {gib(shortage.total)} of the {gib(shortage.available)} "
-        f"here, in: {shortage.name}. It goes on with those of the present plan, and results differ by {differ}: "
-        f"{changes}"
+        f"with the checkpoint's values the phase {shortage.name!r} would need {gib(shortage.total)}, and this machine "
+        f"has {gib(shortage.available)} for it. The run takes the values of a new plan, and its results differ from "
+        f"those of an uninterrupted run by {difference}: {changes}"
     )
     return replace(plan, notice=notice, planner=None)
 
 
 def _shortage(planner: Planner, config: Config) -> Phase | None:
-    """The phase that lacks most memory; None where all fit, or where that is not known."""
+    """Return the phase that exceeds its memory by the largest share. None where every phase fits, or where the model's
+    memory cannot be planned."""
     try:
         plans = planner.plans(planner.resolved(planner.stages(config)))
     except UNDESCRIBED:
@@ -157,13 +166,14 @@ def _shortage(planner: Planner, config: Config) -> Phase | None:
 
 
 def _plan(config: Config, planner: Planner) -> RunPlan:
-    """The plan, and the configuration with what it chose."""
+    """Choose a value for each `auto` and return the plan. Without a known model, fixed values replace `auto`."""
     written = stage_plans(config)
     stages = planner.placed(written)
     try:
         resolved = planner.resolved(stages)
         plans = planner.plans(resolved)
     except UNDESCRIBED as error:
+        # Without ranks (a dry run), the error of a wrong configuration or too few devices is what the user asked for.
         if isinstance(error, ConfigError) and planner.ranks is None:
             raise
         return _undescribed(config, planner, error)
@@ -174,9 +184,9 @@ def _plan(config: Config, planner: Planner) -> RunPlan:
         f"{worst.name}"
     )
     if chosen := _chosen(written, resolved):
-        taken = f"chosen by the plan: {', '.join(chosen)}"
-        lines.append(f"  {taken} ({planner.margin:.0%} of the memory is left free)")
-        brief += f"; {taken}"
+        choice = f"chosen by the plan: {', '.join(chosen)}"
+        lines.append(f"  {choice} ({planner.margin:.0%} of the memory is left free)")
+        brief += f"; {choice}"
     problem = refusal(planner, stages, plans)
     if problem is not None:
         lines.append(f"  {problem}")
@@ -190,13 +200,13 @@ def _undescribed(config: Config, planner: Planner, error: Exception) -> RunPlan:
     taken = f"true and {UNKNOWN_TOKENS}" if on_gpu else "false and null"
     line = (
         f"memory: no plan, the model cannot be described without loading it ({error}); where "
-        f"model.gradient_checkpointing and optim.micro_batch_tokens are auto, {taken} are taken"
+        f"model.gradient_checkpointing and optim.micro_batch_tokens are auto, they become {fallback}"
     )
     return RunPlan(substituted(config, on_gpu, UNKNOWN_TOKENS if on_gpu else None), config, (line,), line, None)
 
 
 def _tokens(written: list[StagePlan], resolved: list[StagePlan]) -> int | None:
-    """Return what was chosen for the stages that leave it open: the same for all."""
+    """Return the tokens of a micro-batch that the plan chose: one number for all stages with `auto`."""
     for before, after in zip(written, resolved, strict=True):
         if before.config.optim.micro_batch_tokens == "auto":
             return token_limit(after.config.optim)
@@ -204,7 +214,7 @@ def _tokens(written: list[StagePlan], resolved: list[StagePlan]) -> int | None:
 
 
 def _chosen(written: list[StagePlan], resolved: list[StagePlan]) -> list[str]:
-    """The settings that were left to the plan, as they would be written."""
+    """The settings that the plan chose, as `key=value` in the spelling of a configuration."""
     settings = []
     if written[0].config.model.gradient_checkpointing == "auto":
         on = resolved[0].config.model.checkpoints_activations

@@ -1,4 +1,4 @@
-"""The vLLM engines as a configuration names them: what is checked before one is opened, and how it is."""
+"""The two vLLM engines that a configuration can name: their checks on this machine, and how they are opened."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
 @register("engine", "vllm")
 @dataclass(frozen=True)
 class VLLMOptions(EngineSettings):
-    """A vLLM engine owned by the run, in a process of its own on the same device; each rank has one, unless the model
-    is split."""
+    """A vLLM engine that the run starts in a separate process on the trainer's device. Each rank has its own, unless
+    the model is split (tensor_parallel_size above 1)."""
 
     @property
     def per_rank(self) -> bool:
-        """Return whether every rank has one, beside its policy."""
+        """Return whether every rank has an engine of its own."""
         return self.tensor_parallel_size == 1
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMEngine:
-        """The engine for `policy`, started. ConfigError when vLLM is missing or refuses the options."""
+        """Start the engine for `policy`. ConfigError when vLLM is missing or refuses the options."""
         from rlvr.rollout.vllm.embedded_engine import VLLMEngine
 
         self.check(policy.home)
         return VLLMEngine(policy, self, in_flight)
 
     def check(self, home: torch.device) -> None:
-        """ConfigError where the engine of a policy that is computed on `home` cannot start on this machine, with the
-        memory that is free now."""
+        """ConfigError where an engine for a policy on the device `home` cannot start on this machine with the memory
+        that is free now."""
         if self.transfer == "ipc" and (home.type == "cpu" or self.tensor_parallel_size > 1):
             raise ConfigError(
-                "rollout.engine vllm: transfer ipc sends from a GPU to the same one, which does not go with a policy "
-                "on a CPU or with tensor_parallel_size above 1: use shared_memory or auto"
+                "rollout.engine vllm: transfer ipc sends from a GPU to the same one, so it cannot be used with a "
+                "policy on a CPU or with tensor_parallel_size above 1: use shared_memory or auto"
             )
         installed.check(home)
         if home.type != "cpu":
-            # Both before the engine starts: vLLM itself would fail after the minutes of its start, with a traceback.
+            # Checked here, because vLLM itself would fail only minutes later, during its start, with a traceback.
             devices.check_split(home, self)
             devices.check_free(home, self)
 
@@ -61,21 +61,21 @@ class VLLMOptions(EngineSettings):
 @register("engine", "vllm-server")
 @dataclass(frozen=True)
 class VLLMServerOptions(ServerSettings):
-    """One or many vLLM servers, started by the run on this machine or given by URL."""
+    """One or more vLLM servers, which the run starts on this machine or `urls` names."""
 
     per_rank = False
-    """Rank 0 asks the servers for all."""
+    """Rank 0 sends the requests of all ranks to the servers."""
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMServerEngine:
-        """The engine for `policy`, with its servers up. ConfigError when one cannot be used."""
+        """Start or connect to the servers for `policy`. ConfigError when one cannot be used."""
         from rlvr.rollout.vllm.server_engine import VLLMServerEngine
 
         self.check(policy.home)
         return VLLMServerEngine(policy, self, in_flight)
 
     def check(self, home: torch.device) -> None:
-        """ConfigError where servers for a policy that is computed on `home` cannot start on this machine, or those in
-        `urls` cannot reach it. What these are is asked when the engine is opened."""
+        """ConfigError where servers for a policy on the device `home` cannot start on this machine, or where those in
+        `urls` could not connect to the trainer. Servers in `urls` are not contacted here, only in `open`."""
         if self.urls:
             self._check_address(home)
             return
@@ -89,20 +89,22 @@ class VLLMServerOptions(ServerSettings):
             devices.check_servers(home, each, devices.of_servers(home, self.servers, each, self.devices), self)
 
     def _check_address(self, home: torch.device) -> None:
-        """ConfigError where a server elsewhere would look for the trainer on its own machine."""
+        """ConfigError where `address` is a loopback address and a server of `urls` is on another machine: for an NCCL
+        transfer it would connect to its own machine instead of the trainer's."""
         if self.transfer_to(home) != "nccl" or not is_loopback(self.address):
             return
         for url in self.urls:
             if not is_here(urlsplit(url).hostname or ""):
                 raise ConfigError(
-                    f"rollout.engine: {url} is on another machine and is to take weights by NCCL from `address` "
-                    f"{self.address}, which is that machine itself: set `address` to a name or address of this "
-                    "machine that it reaches"
+                    f"rollout.engine: {url} is on another machine and would connect to `address` {self.address} for "
+                    "weights by NCCL, which there means that machine itself: set `address` to a name or address of "
+                    "this machine that the server can reach"
                 )
 
 
 def low_precision(spec: SpecLike) -> tuple[str, ...]:
-    """The options in `spec`, a value of rollout.engine, by which vLLM computes in less than the policy's type."""
+    """The options in `spec`, a value of rollout.engine, that make vLLM compute in a lower precision than the policy's
+    dtype."""
     options = registry.build("engine", spec)
     if isinstance(options, CommonSettings):
         return options.low_precision
@@ -110,41 +112,41 @@ def low_precision(spec: SpecLike) -> tuple[str, ...]:
 
 
 def devices_apart(spec: SpecLike) -> bool:
-    """Return whether the engine that `spec`, a value of rollout.engine, writes samples on devices that no rank trains
-    on."""
+    """Return whether `spec`, a value of rollout.engine, samples on devices on which no rank trains."""
     return isinstance(registry.build("engine", spec), VLLMServerOptions)
 
 
 def deviations(rollout: RolloutConfig) -> tuple[str, ...]:
-    """The options by which an engine's log-probs differ from the trainer's by more than rounding, old weights apart."""
+    """The options that make an engine's log-probs differ from the trainer's by more than rounding. The effect of
+    sampling with older weights (staleness) is not included."""
     options = registry.build("engine", rollout.engine)
     if not isinstance(options, CommonSettings):
         return ()
-    keeps = not options.clear_cache and rollout.staleness and rollout.in_flight == "continue"
+    keeps_old_cache = not options.clear_cache and rollout.staleness and rollout.in_flight == "continue"
     constrained = options.structured_outputs is not None
     return (
         *options.low_precision,
-        *(["clear_cache: false"] if keeps else []),
+        *(["clear_cache: false"] if keeps_old_cache else []),
         *(["structured_outputs"] if constrained else []),
     )
 
 
 def is_loopback(host: str) -> bool:
-    """True for a name or address that each machine has for itself."""
+    """Return whether `host` is a loopback address or "localhost". Other names are not resolved."""
     try:
-        # 127.0.0.0/8 and ::1; a name other than "localhost" is resolved where it is used
+        # 127.0.0.0/8 and ::1
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
 def is_here(host: str) -> bool:
-    """True for a name or address of this machine: a socket can be bound to no other."""
+    """Return whether `host` is a name or address of this machine, by binding a socket to it."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            # Port 0, so nothing is taken; only the address has to be one of this machine.
-            probe.bind(place)
+        family, socket_type, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket_type) as probe:
+            # Port 0 lets the kernel choose a free port, so that only the address can make this fail.
+            probe.bind(address)
     except OSError:
         return False
     return True

@@ -1,4 +1,5 @@
-"""Factors of the KL coefficient for each token: by the task's source, the policy's turn, or thinking and answer."""
+"""Factors of the KL coefficient for each token, chosen by the task's source, by the turn of the policy, or by the part
+of the response (thinking or answer)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from rlvr.rollout.plans import RolloutPlan
 
 
 def check_scale(config: Config, tasks: Sequence[Task]) -> None:
-    """ConfigError where a factor is of a source or a turn that the run does not have."""
+    """ConfigError where a factor names a source that no task has, or a turn beyond the plan's limit."""
     kl = config.algorithm.kl
     if kl is None or kl.scale is None:
         return
@@ -29,31 +30,33 @@ def check_scale(config: Config, tasks: Sequence[Task]) -> None:
                 raise ConfigError(f"{where} names {name!r}, and no task is of that source{nearest(name, sources)}")
     if kl.scale.by == "turn":
         plan: RolloutPlan = registry.build("plan", config.rollout.plan)
-        most = plan.turns
+        turn_limit = plan.turns
         for name in kl.scale.factors:
-            if most is not None and int(name) > most:
+            if turn_limit is not None and int(name) > turn_limit:
                 raise ConfigError(
-                    f"{where} names turn {name}, and rollout.plan has {most} at most: leave it out, or set the "
-                    "plan's `turns`"
+                    f"{where} names turn {name}, and rollout.plan has {turn_limit} at most: leave it out, or set "
+                    "the plan's `turns`"
                 )
 
 
 def kl_factors(batch: Batch, scale: KLScaleConfig, tokenizer: Any) -> list[np.ndarray]:
-    """float32 [T_b] each: what the coefficient is multiplied by; 1 at tokens that the policy did not write."""
-    return [np.where(r.sampled, _of_rollout(r, scale, tokenizer), 1.0).astype(np.float32) for r in batch.rollouts]
+    """For each rollout float32 [T_b]: the factor of the KL coefficient at each token; 1 at tokens that the policy did
+    not sample."""
+    return [np.where(r.sampled, _rollout_factors(r, scale, tokenizer), 1.0).astype(np.float32) for r in batch.rollouts]
 
 
-def _of_rollout(rollout: Rollout, scale: KLScaleConfig, tokenizer: Any) -> np.ndarray:
+def _rollout_factors(rollout: Rollout, scale: KLScaleConfig, tokenizer: Any) -> np.ndarray:
     factors = scale.factors
     other = scale.other
     if scale.by == "source":
         return np.full(len(rollout), factors.get(str(rollout.task.source), other))
     if scale.by == "part":
+        # `thinking_tokens` reads the character ends of the rollout.
         if rollout.char_ends is None:
             rollout.char_ends = char_ends(tokenizer, rollout)
         thinking = thinking_tokens(rollout, scale.closing)
         return np.where(thinking, factors.get("think", other), factors.get("answer", other))
-    # A rollout of one turn has no segments: all of it is turn 1.
+    # Turn 1 everywhere, since a rollout of a single-turn plan has no segments.
     values = np.full(len(rollout), factors.get("1", other))
     turns = [segment for segment in rollout.segments if segment.kind == "turn"]
     for number, turn in enumerate(turns, start=1):

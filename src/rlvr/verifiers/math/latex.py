@@ -1,12 +1,12 @@
-"""Cleaning of LaTeX answers: one spelling for what only looks different.
+"""Normalisation of LaTeX answers: answers that differ only in notation get the same spelling.
 
-`clean` changes how an answer is written, never what it says: unicode becomes ASCII or LaTeX, spacing commands,
-delimiters and wrappers go. Nothing is evaluated.
+`clean` changes the notation of an answer, not its meaning: it writes Unicode characters as ASCII or LaTeX and removes
+spacing commands, delimiters and wrappers. It evaluates nothing.
 
-Invariant: `clean` takes time linear in its text and never raises.
+Invariant: `clean` takes time linear in the length of its text and never raises.
 """
 
-# ruff: noqa: RUF001 - characters that look like ASCII are what this file is about
+# ruff: noqa: RUF001 - this file maps characters that look like ASCII
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rlvr.verifiers.math.vocabulary import MATRICES
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
-# Matches `√2`, `√ x`; not `√(2)`. `√(2)` becomes `\sqrt (2)` by the table of characters.
+# Matches `√2`, `√ x`; not `√(2)`, which `_SYMBOLS` turns into `\sqrt (2)`.
 _ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
 _COMMAND = re.compile(
-    r"\\\\"  # a line break, kept: its second backslash starts no command
+    r"\\\\"  # a line break; it is kept, and matched so that its second backslash does not start a command
     r"|\\!\s*|\\[,;:>\s()\[\]]|~|\{,\}|(?<!\\)\$"
     r"|\\(?:left|right)(?![A-Za-z])\.?"
     r"|\\(?:quad|qquad|thinspace|displaystyle|dfrac|tfrac|cfrac|lvert|rvert|degree|neq|le|ge)(?![A-Za-z])"
@@ -40,7 +40,7 @@ _REPLACEMENTS = {
     "\\ge": "\\geq",
     **dict.fromkeys(["$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\left.", "\\right."], ""),
 }
-# Matches `1{,}000`, `1{ , }000`; not `f{,}g`. TeX for a comma without a space behind it: a separator of thousands.
+# Matches `1{,}000`, `1{ , }000`; not `f{,}g`. TeX sets no space after `{,}`, so it is used as a thousands separator.
 _BRACED_COMMA = re.compile(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)")
 # Matches `\text{5}`, `{5}`, `\boxed{5}`; not `\frac{1}{2}`.
 _WRAPPER = re.compile(
@@ -49,14 +49,14 @@ _WRAPPER = re.compile(
 )
 # Matches `\mathbf{AB}`; not `\mathbfx`, `\mathrm{AB}`.
 _BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm)(?![A-Za-z])")
-# Matches `{`, `\{`; not `x`. Escaped characters are consumed whole, and counted as neither brace.
+# Matches `{`, `\{`; not `x`. It consumes an escaped character whole, so that `\{` is not counted as a brace.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-# Matches `\\frac{1}{2}`, `\\pi`; not `1 \\ 2`, `\\\frac12`. Text that was JSON-encoded twice. Before anything but a
-# known command, two backslashes are the line break of a matrix.
+# Matches `\\frac{1}{2}`, `\\pi`; not `1 \\ 2`, `\\\frac12`. Text that was JSON-encoded twice has two backslashes before
+# a command. Two backslashes before anything else are the line break of a matrix.
 _ESCAPED_TWICE = re.compile(
     r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|mathrm|pi|infty|leq?|geq?|cdot|times|pm|quad|boxed)(?![A-Za-z]))"
 )
-# Matches `2or3`, `x=1and-1`; not `for 3`, `(a)order`. Values that a joining word touches.
+# Matches `2or3`, `x=1and-1`; not `for 3`, `(a)order`. The word between two values, written without spaces.
 _GLUED = re.compile(r"(?<=[\d)}])(or|and)(?=[A-Z(\d\\-])")
 # Matches `0.\dot{3}`, `0.1\dot{2}3\dot{4}`; not `\dot{x}`.
 _DOTTED = re.compile(r"(\.\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d))(?:(\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d)))?")
@@ -66,14 +66,14 @@ _STYLE = re.compile(
     r"\\(?:text)?color\s*\{[A-Za-z!\d]+\}|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge"
     r"|Huge)(?![A-Za-z])"
 )
-# Matches `5 \Omega`, `5kΩ`, `5 \text{k}\Omega`; not `2\Omega x`. Behind a number and at the end of a value only:
-# elsewhere Omega is a letter.
+# Matches `5 \Omega`, `5kΩ`, `5 \text{k}\Omega`; not `2\Omega x`. Omega is the unit ohm only after a number or a closing
+# brace and at the end of a value; elsewhere it is a letter.
 _OHM = re.compile(
     r"(?<=[\d}])\s*(?:\\(?:text|mathrm)\s*\{\s*([kMm]?)\s*(?:\\Omega|[\u03a9\u2126])\s*\}|(?:\\(?:text"
     r"|mathrm)\s*\{\s*([kMm])\s*\}|([kM]))?\s*(?:\\Omega(?![A-Za-z])|[\u03a9\u2126]))"
     r"(?=\s*(?:\Z|[,;.)$}]))"
 )
-# Matches `\mu\text{m}`, `\text{μm}`; not `\mu m`. `\mu m` without an upright letter is a product.
+# Matches `\mu\text{m}`, `\text{μm}`; not `\mu m`, where the letter is not upright: that is a product.
 _MICRO = re.compile(
     r"(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}|\\(?:text"
     r"|mathrm)\s*\{\s*(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*([A-Za-z]+)\s*\}"
@@ -114,7 +114,7 @@ _SYMBOLS = {
 
 
 class _Characters(dict[int, str]):
-    """code point -> how it is written here, worked out on first use."""
+    """The table for `str.translate`: code point -> replacement, computed on first use."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -124,12 +124,13 @@ class _Characters(dict[int, str]):
             new = _SYMBOLS[char]
         # Full-width forms repeat ASCII 0x21 to 0x7E in the same order, 0xFEE0 higher (Unicode, Halfwidth and Fullwidth
         # Forms).
-        elif 0xFF01 <= code <= 0xFF5E:  # full-width forms of ASCII
+        elif 0xFF01 <= code <= 0xFF5E:
             new = chr(code - 0xFEE0)
         elif char.isdecimal():
             new = str(unicodedata.decimal(char))
         elif char.isspace():
             new = " "
+        # Vulgar fractions such as ½, but not ⅟, which has no denominator.
         elif (
             unicodedata.decomposition(char).startswith("<fraction>") and unicodedata.normalize("NFKC", char)[-1] != "⁄"
         ):
@@ -145,10 +146,10 @@ _CHARACTERS = _Characters()
 
 
 def clean(text: str) -> str:
-    """`text` in one spelling: ASCII digits and signs, no spacing commands, math delimiters, wrappers or final
-    period."""
+    """Return `text` in its normal spelling: ASCII digits and signs; no spacing commands, math delimiters or wrappers;
+    no punctuation at the end except `...`."""
     if not text.isascii():
-        text = _SUPERSCRIPT_RUN.sub(_raised, text)
+        text = _SUPERSCRIPT_RUN.sub(_as_power, text)
         text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
     # Each substitution runs only where a character that it needs occurs: most answers are plain numbers, and `clean`
     # runs in the trainer's thread.
@@ -157,7 +158,8 @@ def clean(text: str) -> str:
     if "{" in text:
         text = _BRACED_COMMA.sub(",", text)
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
-        text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip() or "~", " "), text)
+        # `rstrip` removes the spaces that `\!` matches with it. A command without a replacement becomes a space.
+        text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip(), " "), text)
     if "\\" in text or not text.isascii():
         text = _restyled(text)
     if "\\dot" in text:
@@ -165,7 +167,7 @@ def clean(text: str) -> str:
     if "or" in text or "and" in text:
         text = _GLUED.sub(r" \1 ", text)
     text = _strip(text)
-    for _ in range(4):  # a few wrappers are honest; hundreds are a way to make this quadratic
+    for _ in range(4):  # bounded, since hundreds of nested wrappers would take quadratic time
         inner = _unwrapped(text)
         if inner is None:
             break
@@ -174,17 +176,18 @@ def clean(text: str) -> str:
 
 
 def _restyled(text: str) -> str:
-    r"""`text` without colours and sizes of letters; ohms and micro-units in words that units.py knows."""
+    r"""`text` without commands for colour and size, and with ohms and micro-units in names that units.py knows."""
     text = _STYLE.sub(" ", text)
     text = _OHM.sub(lambda unit: rf" \text{{{_PREFIX[unit[1] or unit[2] or unit[3] or '']}ohm}}", text)
     return _MICRO.sub(lambda unit: rf"\text{{u{unit[1] or unit[2]}}}", text)
 
 
 def _overlined(decimal: re.Match[str]) -> str:
+    """A decimal with its cycle under `\\overline` in place of dots."""
     return f"{decimal[1]}\\overline{{{''.join(digit or '' for digit in decimal.groups()[1:])}}}"
 
 
-def _raised(run: re.Match[str]) -> str:
+def _as_power(run: re.Match[str]) -> str:
     """Superscript characters as a power."""
     power = run[0].translate(_SUPERSCRIPTS)
     if len(power) == 1:
@@ -195,20 +198,22 @@ def _raised(run: re.Match[str]) -> str:
 def _strip(text: str) -> str:
     text = " ".join(text.split()).strip("*` ")
     bare = text.rstrip(".,;*\\\u3002\uff61 ")
-    if bare.endswith("^"):  # `\\mathbb{R}^*`, `z^*`: a sign, and no mark of emphasis
+    # The star of `\mathbb{R}^*` or `z^*` was stripped as if it were Markdown emphasis.
+    if bare.endswith("^"):
         bare += "*"
-    # an ellipsis says that more follows
+    # An ellipsis has a meaning (the list goes on), so it stays.
     if "..." in text[len(bare) :]:
         return f"{bare}..."
     return bare
 
 
 def _unwrapped(text: str) -> str | None:
-    """The inside of a wrapper or brace that spans the whole text."""
+    """Return the content of the wrapper or pair of braces that encloses the whole text; None where there is none."""
     wrapper = _WRAPPER.match(text)
     if wrapper is None or not text.endswith("}"):
         return None
-    if _BOLD.match(text) and MATRICES.fullmatch(text[wrapper.end() : -1].strip()):  # the face says that order counts
+    # Bold letters stay wrapped: they are a product of matrices, in which the order matters.
+    if _BOLD.match(text) and MATRICES.fullmatch(text[wrapper.end() : -1].strip()):
         return None
     depth = 0
     for brace in _BRACE.finditer(text, wrapper.end() - 1):
@@ -221,7 +226,7 @@ def _unwrapped(text: str) -> str | None:
 
 
 def balanced(text: str) -> bool:
-    """Return whether every brace of `text` closes (escaped braces are text)."""
+    """Return whether the braces of `text` match in pairs. Escaped braces are not counted."""
     depth = 0
     for brace in _BRACE.finditer(text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -231,10 +236,9 @@ def balanced(text: str) -> bool:
 
 
 def spelling(text: str) -> str:
-    """Return what two cleaned texts share when they differ in spaces only (a space between two words or numbers
-    counts).
+    """Return the cleaned `text` without meaningless spaces, so that texts that differ only in these become equal.
 
-    So does one in `1, 234`, which is no `1,234`.
+    A space between two words or numbers has a meaning. So has the space in `1, 234`, a list, unlike `1,234`, a number.
     """
-    # Drops the spaces of `( 1 , 2 )` and keeps those of `no solution`, `1 234` and `1, 234`.
+    # Removes the spaces of `( 1 , 2 )` and keeps those of `no solution`, `1 234` and `1, 234`.
     return re.sub(r"(?<!\w)(?<!\d,) | (?!\w)|(?<=\d,) (?!\d{3}(?!\d))", "", text)

@@ -1,9 +1,13 @@
-"""The runner on this machine: zygotes, as many as there are cores, and what their jobs claim.
+"""The runner that executes jobs in sandboxes on this machine, by default with one zygote for each usable CPU core.
 
-Invariants: a job's source, input and arguments travel only over sockets of its own, never through the zygote; a job
-whose zygote died is run once more on another. When that fails too, the run is `Ended.BROKEN` if the program had not
-started, else `Ended.CRASHED`: a sandbox that ends twice while the same program runs was ended by it, and no program may
-choose to be undecided. Whatever a program says is a claim.
+A zygote is a process inside the sandbox that forks one child for each program.
+
+Invariants:
+- A job's source, input and arguments travel over sockets of that job only, never through the zygote.
+- A job whose sandbox failed (`SandboxError`) is run once more. If the second run fails too, the outcome is
+  `Ended.CRASHED` when the program had started in that run: otherwise a program could end its own sandbox and so leave
+  its verdict undecided. When the program had not started, the outcome is `Ended.BROKEN`.
+- Everything that a program reports about itself is an untrusted claim.
 """
 
 from __future__ import annotations
@@ -25,15 +29,16 @@ from rlvr.verifiers.code.sandbox.languages import COMPILING, NATIVE, PROGRAM, ch
 from rlvr.verifiers.code.sandbox.tiers import Tier
 from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 
-# Arbitrary, above the programs that are judged at a time; each is at most `LARGEST_PROGRAM` bytes (4 MiB).
-_COMPILED = 64
-"""Compiled programs that are kept."""
-_STEP = 2**24
-"""Bytes to which a cgroup's limit is rounded, so that inputs of various lengths do not each need a write."""
+# Arbitrary, more than the programs that are judged at once. Each takes at most `LARGEST_PROGRAM` bytes.
+_CACHED_PROGRAMS = 64
+"""Number of compiled programs in the cache."""
+_LIMIT_STEP = 2**24
+"""Memory for input and output is rounded up to a multiple of this many bytes, so that a slightly longer input rarely
+raises the cgroup's limit, which takes a write."""
 
 
 class LocalRunner:
-    """Runs jobs in a tier of isolation. Safe to use from several tasks of one event loop at a time."""
+    """Runs jobs in one isolation tier. Several tasks of one event loop may use it concurrently."""
 
     def __init__(self, tier: Tier, workers: int | None = None) -> None:
         self.tier = tier.name
@@ -42,80 +47,80 @@ class LocalRunner:
         self._free: asyncio.Queue[Zygote | None] | None = None
         self._zygotes: set[Zygote] = set()
         self._closed = False
-        self._with: dict[tuple[str, ...], LocalRunner] = {}
-        """Runners of the same tier with packages, each with zygotes of its own."""
+        self._package_runners: dict[tuple[str, ...], LocalRunner] = {}
+        """For each set of importable packages, a runner of the same tier with its own zygotes."""
         self._compiled: OrderedDict[tuple[str, bytes], asyncio.Task[Outcome]] = OrderedDict()
 
     async def run(self, job: Job) -> Outcome:
-        """See Runner. ConfigError for a language that is not here, or a call in another than Python."""
+        """See Runner. ConfigError for a language that is not installed, or for a call in a language other than
+        Python."""
         check_language(job)
         if job.packages:
-            return await self._having(job.packages).run(replace(job, packages=()))
+            return await self._runner_with(job.packages).run(replace(job, packages=()))
         source = _bytes(job.source)
         if job.language == "python":
             if job.call is None:
-                return await self._twice(
+                return await self._run_program(
                     Program({"kind": "script", "sealed": job.sealed}, source, job.limits, job.stdin)
                 )
             order = {"kind": "serve", "once": True, "name": job.call.name, "sealed": job.sealed}
             order["argument"] = job.call.argument
-            return await self._twice(Program(order, source, job.limits, job.stdin, job.call.message()))
+            return await self._run_program(Program(order, source, job.limits, job.stdin, job.call.message()))
         language = NATIVE[job.language]
         tool = languages()[job.language]
         if not language.compiled:
-            # V8 sizes its heap by the machine's memory unless it is told; past the limit it ends itself instead of
-            # being killed.
+            # By default V8 sizes its heap by the machine's memory. With this option it exits at the limit, before the
+            # kernel kills it.
             argv = [tool, f"--max-old-space-size={job.limits.memory_mb}", language.source]
             order = {"kind": "execute", "file": language.source, "argv": argv}
-            return await self._twice(Program(order, source, job.limits, job.stdin, address_space=False))
+            return await self._run_program(Program(order, source, job.limits, job.stdin, address_space=False))
         compiled = await self._compile(job.language, source)
         if compiled.ended is not Ended.DONE:
             return compiled
         size = int.from_bytes(compiled.claim[:SIZE_BYTES], "big")
         order = {"kind": "execute", "file": PROGRAM, "argv": [f"./{PROGRAM}"], "packed": True}
-        # The program itself is a file, too.
+        # The executable is written to the same folder, so its size (in MiB, rounded up) is added to the file limit.
         limits = replace(job.limits, file_mb=job.limits.file_mb + -(-size // 2**20))
-        return await self._twice(Program(order, compiled.claim[SIZE_BYTES:], limits, job.stdin))
+        return await self._run_program(Program(order, compiled.claim[SIZE_BYTES:], limits, job.stdin))
 
     async def test(self, job: Job, candidate: Job, name: str, token: str) -> Outcome:
-        """See Runner. The candidate's process lives as long as the test does, under the test's wall clock."""
+        """See Runner. The candidate's process lives until the test ends and has the test's wall-clock limit."""
         if {job.language, candidate.language} != {"python"}:
-            raise ConfigError("a test with a candidate is for programs in python")
+            raise ConfigError("a test with a candidate needs both programs in python")
         if job.packages:
-            return await self._having(job.packages).test(replace(job, packages=()), candidate, name, token)
-        # The candidate waits for the test, so its own clock would end it while the test computes.
+            return await self._runner_with(job.packages).test(replace(job, packages=()), candidate, name, token)
+        # The candidate waits while the test computes, so its own wall-clock limit could end it too early.
         limits = replace(candidate.limits, seconds=job.limits.seconds)
         called = candidate.call.name if candidate.call is not None else name
         order = {"kind": "serve", "once": False, "name": called, "sealed": False, "argument": None}
         served = Program(order, _bytes(candidate.source), limits)
-        own = {"in_place": IN_PLACE, "of_program": OF_PROGRAM}
-        order = {"kind": "test", "name": name, "called": called, "token": token, **own}
+        helper_names = {"in_place": IN_PLACE, "of_program": OF_PROGRAM}
+        order = {"kind": "test", "name": name, "called": called, "token": token, **helper_names}
         test = Program(order, _bytes(job.source), job.limits, job.stdin)
-        return await self._again(lambda zygote: _pair(zygote, test, served))
+        return await self._with_retry(lambda zygote: _attempt_test(zygote, test, served))
 
     async def close(self) -> None:
-        """End every process; jobs that still run are undecided."""
+        """End every process of this runner and of its runners with packages; jobs that still run are undecided."""
         for task in self._compiled.values():
             task.cancel()
         self._compiled.clear()
         self._closed = True
-        for runner in self._with.values():
+        for runner in self._package_runners.values():
             await runner.close()
         for zygote in list(self._zygotes):
             await zygote.close()
 
-    def _having(self, packages: tuple[str, ...]) -> LocalRunner:
-        if packages not in self._with:
-            self._with[packages] = LocalRunner(replace(self._tier, packages=packages), self._slots)
-        return self._with[packages]
+    def _runner_with(self, packages: tuple[str, ...]) -> LocalRunner:
+        if packages not in self._package_runners:
+            self._package_runners[packages] = LocalRunner(replace(self._tier, packages=packages), self._slots)
+        return self._package_runners[packages]
 
     @contextlib.asynccontextmanager
     async def _zygote(self) -> AsyncIterator[Zygote]:
-        """A zygote of one's own for a while. SandboxError when none can be started."""
-        # Made on first use, since a queue belongs to the loop on which it is waited for.
+        """Reserve a zygote for the caller until the context ends. SandboxError when none can be started."""
         if self._free is None:
-            # Last in, first out: under light load the same zygotes serve, and the others are never started (None stands
-            # for one that is not).
+            # None is a slot whose zygote is not started. Last in, first out: under light load the started zygotes are
+            # reused, and the others are never started.
             self._free = asyncio.LifoQueue()
             for _ in range(self._slots):
                 self._free.put_nowait(None)
@@ -133,8 +138,8 @@ class LocalRunner:
             yield zygote
         finally:
             kept = zygote if zygote is not None and self._tier.lasting and zygote.alive else None
-            # Shielded: a cancelled caller would otherwise leave the processes of its zygote behind. The slot goes back
-            # in every case.
+            # Shielded: otherwise the cancellation of the caller would also cancel the closing, and the zygote's
+            # processes would stay.
             if zygote is not kept and zygote is not None:
                 await asyncio.shield(self._end(zygote))
             free.put_nowait(kept)
@@ -143,14 +148,14 @@ class LocalRunner:
         self._zygotes.discard(zygote)
         await zygote.close()
 
-    async def _twice(self, program: Program) -> Outcome:
-        return await self._again(lambda zygote: _once(zygote, program))
+    async def _run_program(self, program: Program) -> Outcome:
+        return await self._with_retry(lambda zygote: _attempt_program(zygote, program))
 
-    async def _again(self, attempt: Callable[[Zygote], Awaitable[Outcome]]) -> Outcome:
-        """The outcome of an attempt on a zygote, of a second one where the first failed."""
+    async def _with_retry(self, attempt: Callable[[Zygote], Awaitable[Outcome]]) -> Outcome:
+        """Return the outcome of `attempt` on a zygote; on SandboxError try once more."""
         failure = SandboxError("the sandbox did not run")
-        # Twice: one failure may be the host's (memory, a killed zygote). A second one while the program ran is the
-        # program's doing.
+        # The host may cause one failure (no memory, a killed zygote). If the program had started when the second
+        # attempt failed, the program is held responsible.
         for _ in range(2):
             try:
                 async with self._zygote() as zygote:
@@ -160,47 +165,48 @@ class LocalRunner:
         return Outcome(Ended.CRASHED if failure.started else Ended.BROKEN, reason=str(failure))
 
     async def _compile(self, language: str, source: bytes) -> Outcome:
-        """The compiled program as the outcome's claim; one that another task compiles already is waited for."""
+        """Return an outcome whose claim is the compiled program. Jobs with the same source share one compilation."""
         key = language, source
         task = self._compiled.get(key)
-        # A compilation that the sandbox failed is tried anew; one that the compiler refused stays refused.
+        # Only a failure of the sandbox (BROKEN) is tried again. Every other outcome is cached, also a compiler error or
+        # a time limit.
         if task is None or task.cancelled() or (task.done() and task.result().ended is Ended.BROKEN):
             task = self._compiled[key] = asyncio.ensure_future(self._compiling(language, source))
         self._compiled.move_to_end(key)
-        while len(self._compiled) > _COMPILED:
+        while len(self._compiled) > _CACHED_PROGRAMS:
             self._compiled.popitem(last=False)
-        # Others wait for the same task, so the cancellation of one caller must not end it.
+        # Shielded: other callers may wait for the same task, so the cancellation of one must not cancel it.
         return await asyncio.shield(task)
 
     async def _compiling(self, language: str, source: bytes) -> Outcome:
-        how = NATIVE[language]
-        argv = [languages()[language], *how.options, how.source, *how.after]
-        order = {"kind": "compile", "file": how.source, "argv": argv, "made": PROGRAM}
-        outcome = await self._twice(Program(order, source, COMPILING))
+        native = NATIVE[language]
+        argv = [languages()[language], *native.options, native.source, *native.after]
+        order = {"kind": "compile", "file": native.source, "argv": argv, "made": PROGRAM}
+        outcome = await self._run_program(Program(order, source, COMPILING))
         if outcome.ended is Ended.DONE:
-            if _is_program(outcome.claim):
+            if _is_packed_program(outcome.claim):
                 return outcome
             return replace(outcome, ended=Ended.RAISED, claim=b"", reason="the compiler made no program")
         errors = outcome.stderr.decode(errors="replace").splitlines()
-        # The first line that names an error; before it stand notes of the files that include it.
+        # The first line with an error; the lines before it name the files that include the faulty one.
         first = next((line for line in errors if "error" in line), outcome.reason)
         return replace(outcome, reason=f"it does not compile: {first}")
 
 
-def _allow(zygote: Zygote, *programs: Program) -> None:
-    """Have the zygote's cgroup leaf allow what these programs may use together."""
+def _raise_limits(zygote: Zygote, *programs: Program) -> None:
+    """Raise the limits of the zygote's cgroup to what these programs may use together."""
     # `file_mb` counts as memory, since the files are in a tmpfs.
     memory = sum((one.limits.memory_mb + one.limits.file_mb) * 2**20 for one in programs)
-    texts = sum(2 * one.limits.output_bytes + len(one.stdin) + len(one.source) for one in programs)
-    # What is read and written is in several buffers at once: the trainer's side of a socket, a pipe, the supervisor's
-    # memory.
-    zygote.leaf.limit(memory + -(-4 * texts // _STEP) * _STEP, sum(one.limits.processes for one in programs))
+    transferred = sum(2 * one.limits.output_bytes + len(one.stdin) + len(one.source) for one in programs)
+    # Input and output are held in several buffers at once (socket, pipe, the supervisor's memory), here taken as 4.
+    buffers = -(-4 * transferred // _LIMIT_STEP) * _LIMIT_STEP
+    zygote.leaf.limit(memory + buffers, sum(one.limits.processes for one in programs))
 
 
-async def _once(zygote: Zygote, program: Program) -> Outcome:
-    _allow(zygote, program)
+async def _attempt_program(zygote: Zygote, program: Program) -> Outcome:
+    _raise_limits(zygote, program)
     with Execution(zygote, program) as execution:
-        # Sending and waiting go on side by side: a program that ends without reading its input would block the sender.
+        # Sending and waiting run concurrently: a program that ends without reading its input would block the sender.
         sending = asyncio.ensure_future(execution.tell())
         try:
             return await execution.outcome()
@@ -212,14 +218,13 @@ class _CandidateEndedError(Exception):
     """The candidate's process ended while the test was waiting for it."""
 
 
-async def _pair(zygote: Zygote, test: Program, served: Program) -> Outcome:
-    """A test and its candidate, each in a process of its own, all that they say to each other passing through here."""
-    _allow(zygote, test, served)
+async def _attempt_test(zygote: Zygote, test: Program, served: Program) -> Outcome:
+    """Run a test and its candidate, each in its own process, and pass the messages between them."""
+    _raise_limits(zygote, test, served)
     with Execution(zygote, served) as candidate, Execution(zygote, test) as tester:
 
         async def answer(body: bytes) -> bytes:
-            # Only passed on: a call and its answer may be large, and the test's process decodes what the candidate
-            # says.
+            # The report is forwarded without decoding it, since it may be large; the test's process decodes it.
             try:
                 report = await candidate.ask(body)
             except (OSError, EOFError) as error:
@@ -230,24 +235,26 @@ async def _pair(zygote: Zygote, test: Program, served: Program) -> Outcome:
 
         try:
             if not await candidate.load():
-                return _failed(await candidate.outcome())
+                return _candidate_failure(await candidate.outcome())
             await tester.tell()
             return await tester.outcome(answer)
         except _CandidateEndedError:
-            return _failed(await candidate.outcome())
+            return _candidate_failure(await candidate.outcome())
         except SandboxError as error:
+            # `started` is the candidate's: the test is the task's code, and the candidate is the program to blame.
             raise SandboxError(str(error), started=candidate.started) from error
 
 
-def _failed(outcome: Outcome) -> Outcome:
+def _candidate_failure(outcome: Outcome) -> Outcome:
     """The outcome of a candidate that ended before its test did."""
     if outcome.ended is Ended.DONE:
         return replace(outcome, ended=Ended.RAISED, value=None, reason="the candidate ended during the test")
     return replace(outcome, reason=f"the candidate: {outcome.reason}")
 
 
-def _is_program(claim: bytes) -> bool:
-    """Return whether a compiler's claim is the size of a program and the program, packed."""
+def _is_packed_program(claim: bytes) -> bool:
+    """Return whether `claim` has the form that a compiler's process reports: the size of the executable, then the
+    executable compressed by zlib. The size must be within the file limit of a compilation."""
     size = int.from_bytes(claim[:SIZE_BYTES], "big")
     return len(claim) > SIZE_BYTES and size <= COMPILING.file_mb * 2**20
 
