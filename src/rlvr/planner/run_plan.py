@@ -197,7 +197,7 @@ def _plan(config: Config, planner: Planner) -> RunPlan:
 
 def _undescribed(config: Config, planner: Planner, error: Exception) -> RunPlan:
     on_gpu = planner.devices.on_gpu
-    taken = f"true and {UNKNOWN_TOKENS}" if on_gpu else "false and null"
+    fallback = f"true and {UNKNOWN_TOKENS}" if on_gpu else "false and null"
     line = (
         f"memory: no plan, the model cannot be described without loading it ({error}); where "
         f"model.gradient_checkpointing and optim.micro_batch_tokens are auto, they become {fallback}"
