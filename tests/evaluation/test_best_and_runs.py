@@ -13,6 +13,7 @@ from rlvr.config.config_loading import load_config
 from rlvr.errors import DataError
 from rlvr.evaluation import best_of_k, evaluate, interval, over_runs
 from rlvr.evaluation.levels import by_difficulty
+from rlvr.evaluation.paired_comparison import compare
 from rlvr.evaluation.task_result import TaskResult
 from rlvr.records import Rollout, StopReason, Task, Verdict
 
@@ -172,3 +173,11 @@ def test_only_tasks_that_all_runs_have_count():
         over_runs([runs[0], [TaskResult("other")]], [1])
     with pytest.raises(DataError):
         over_runs([], [1])
+
+
+def test_only_one_of_two_compared_evaluations_had_a_scorer():
+    plain = [TaskResult("t", samples=2, correct=1, score=0.5)]
+    scored = [TaskResult("t", samples=2, correct=1, score=0.5, best={1: 0.5, 2: 1.0})]
+    for before, after in ((plain, scored), (scored, plain)):
+        rows = compare(before, after, [1, 2])["differences"]
+        assert "pass@1" in rows and not any(name.startswith("best@") for name in rows)

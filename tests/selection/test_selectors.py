@@ -199,3 +199,10 @@ def test_positions_that_are_not_there_are_refused_by_name(tmp_path, give):
     (tmp_path / "mine.py").write_text(f"import numpy as np\ndef odd(batch): return np.asarray({give})\n")
     with pytest.raises(ConfigError, match="odd"):
         scoring(f"{tmp_path}/mine.py:odd").select(batch_of([1, 0]), 0, 1)
+
+
+def test_a_limit_that_float64_writes_just_below_a_whole_number():
+    groups = [[1.0, 0.0]] * 215
+    sources = ["a"] * 115 + ["b"] * 100
+    batch = batch_of(*groups, sources=sources)
+    assert len(kept("balance_sources", batch, most=1.15)) == 2 * 215

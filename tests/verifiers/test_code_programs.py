@@ -450,6 +450,7 @@ def test_a_rewritten_assertion_means_what_python_means(test):
         "assert open('/etc/passwd') and f(1)",
         "assert f'{f(1)}' == '2'",
         "assert sorted(f([1]), key=len) == []",
+        "assert sorted(f([1]), reverse={[]: 1}) == [1]",
         "assert f(1) - f(2) == 0",
         "for i in range(3): assert f(i)",
         "assert f(1) == 2; assert f(2) == 4",

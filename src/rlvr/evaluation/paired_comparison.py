@@ -38,7 +38,10 @@ def compare(
         "only_before": len(before) - len(pairs),
         "only_after": len(after) - len(pairs),
         "differences": {
-            name: row for name in values_before if (row := _difference(values_before[name], values_after[name], seed))
+            name: row
+            for name in values_before
+            # `best@k` needs a scorer, which only one of the two evaluations may have had.
+            if name in values_after and (row := _difference(values_before[name], values_after[name], seed))
         },
         "support": _support(pairs),
     }

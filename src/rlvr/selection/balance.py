@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,9 @@ from rlvr.components import Selector
 from rlvr.records import Batch
 from rlvr.registry import register
 from rlvr.selection.member_selectors import positions, ranked
+
+ROUNDING = 1e-9
+"""Added before a product is rounded down: 1.15 x 100 is 114.99999999999999 in float64."""
 
 
 @register("selector", "balance_sources")
@@ -40,7 +44,7 @@ class BalanceSources(Selector):
             # Negative, so that an ascending sort puts the largest deviation first.
             by_source.setdefault(group.rollouts[0].task.source, []).append((-spread, group.key, group.index))
         least = min(map(len, by_source.values()), default=0)
-        keep = int(self.most * least)
+        keep = math.floor(self.most * least + ROUNDING)
         return positions([index for groups in by_source.values() for *_, index in sorted(groups, key=_sort_key)[:keep]])
 
 
@@ -79,6 +83,6 @@ class BalanceOutcomes(Selector):
             wrong = order[~is_right]
             right = order[is_right][::-1]
             # 0 if the group has one kind only.
-            limit = int(self.most * min(len(wrong), len(right)))
+            limit = math.floor(self.most * min(len(wrong), len(right)) + ROUNDING)
             kept += [order] if not limit else [wrong[:limit], right[:limit]]
         return positions(kept)

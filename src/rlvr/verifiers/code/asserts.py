@@ -241,7 +241,7 @@ def _plain_call(node: ast.Call, functions: Collection[str]) -> Expression:
             raise NotPlainError
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
-        except ValueError:
+        except (ValueError, TypeError, MemoryError, SyntaxError):
             raise NotPlainError from None
     return _after(_arguments(node, functions), lambda *values: function(*values, **options))
 

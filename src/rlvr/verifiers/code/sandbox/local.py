@@ -168,9 +168,9 @@ class LocalRunner:
         """Return an outcome whose claim is the compiled program. Jobs with the same source share one compilation."""
         key = language, source
         task = self._compiled.get(key)
-        # Only a failure of the sandbox (BROKEN) is tried again. Every other outcome is cached, also a compiler error or
-        # a time limit.
-        if task is None or task.cancelled() or (task.done() and task.result().ended is Ended.BROKEN):
+        # A failure of the sandbox (BROKEN, or an exception of its own) is tried again. Every other outcome is cached,
+        # also a compiler error or a time limit.
+        if task is None or _failed(task):
             task = self._compiled[key] = asyncio.ensure_future(self._compiling(language, source))
         self._compiled.move_to_end(key)
         while len(self._compiled) > _CACHED_PROGRAMS:
@@ -250,6 +250,13 @@ def _candidate_failure(outcome: Outcome) -> Outcome:
     if outcome.ended is Ended.DONE:
         return replace(outcome, ended=Ended.RAISED, value=None, reason="the candidate ended during the test")
     return replace(outcome, reason=f"the candidate: {outcome.reason}")
+
+
+def _failed(task: asyncio.Task[Outcome]) -> bool:
+    """Return True if the task is over without an outcome of the program."""
+    if not task.done():
+        return False
+    return task.cancelled() or task.exception() is not None or task.result().ended is Ended.BROKEN
 
 
 def _is_packed_program(claim: bytes) -> bool:
