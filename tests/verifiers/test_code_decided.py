@@ -12,7 +12,7 @@ import pytest
 from sandbox_tiers import KNOWN, usable_tier
 
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.runner import Call, Ended, Job, Limits
+from rlvr.verifiers.code.runner import Call, Ended, Job, Limits, Outcome
 from rlvr.verifiers.code.sandbox import execution, tiers
 from rlvr.verifiers.code.sandbox.link import Link
 from rlvr.verifiers.code.sandbox.local import LocalRunner
@@ -229,3 +229,22 @@ def test_a_sandbox_that_ends_twice_under_a_program_is_ended_by_it(monkeypatch):
 
     assert asyncio.run(scene(True)) == (Ended.CRASHED, 2)
     assert asyncio.run(scene(False)) == (Ended.BROKEN, 2)
+
+
+def test_a_compilation_that_raised_is_tried_again(monkeypatch):
+    """It raised for a reason of the sandbox's own, such as a lack of file descriptors."""
+    runner, results = LocalRunner(KNOWN["none"], workers=1), [OSError("too many open files"), Outcome(Ended.DONE)]
+
+    async def compiling(language, source):
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def twice():
+        with pytest.raises(OSError, match="too many open files"):
+            await runner._compile("cpp", b"int main() {}")
+        return [await runner._compile("cpp", b"int main() {}") for _ in range(2)]
+
+    monkeypatch.setattr(runner, "_compiling", compiling)
+    assert [outcome.ended for outcome in asyncio.run(twice())] == [Ended.DONE] * 2
