@@ -25,6 +25,7 @@ from rlvr.records import Batch
 def no_account(monkeypatch, tmp_path):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
 def tracker_of(timeout: float = 20.0, size: int = 1000, **options) -> Tracker:
@@ -75,7 +76,7 @@ def test_real_wandb_offline(tmp_path, rollout, caplog):
     tracker.finish()
     tracker.finish()
     (said,) = [entry for entry in caplog.records if entry.name.startswith("rlvr")]
-    assert "has no WANDB_API_KEY and logs offline" in said.message
+    assert "has no key (WANDB_API_KEY, or `wandb login`) and logs offline" in said.message
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     assert any(path.stat().st_size > 0 for path in folder.glob("*.wandb"))
     tables = [json.loads(path.read_text()) for path in folder.rglob("*.table.json")]
@@ -139,6 +140,27 @@ def test_modes(stand_in, tmp_path, monkeypatch, mode, environment, expected):
     tracker.start({}, tmp_path)
     tracker.finish()
     assert seen["mode"] == expected
+
+
+@pytest.mark.parametrize(
+    ("server", "machine", "mode"),
+    [
+        (None, "api.wandb.ai", "online"),
+        ("http://wandb.lan:8080", "wandb.lan:8080", "online"),
+        ("http://wandb.lan:8080", "api.wandb.ai", "offline"),
+    ],
+)
+def test_a_login_is_a_key(stand_in, tmp_path, monkeypatch, server, machine, mode):
+    seen = {}
+    stand_in(lambda **kw: seen.update(kw) or Run())
+    (tmp_path / "netrc").write_text(f"machine {machine}\n  login user\n  password {'a' * 40}\n")
+    (tmp_path / "netrc").chmod(0o600)
+    if server is not None:
+        monkeypatch.setenv("WANDB_BASE_URL", server)
+    tracker = tracker_of(mode="auto")
+    tracker.start({}, tmp_path)
+    tracker.finish()
+    assert seen["mode"] == mode
 
 
 def test_a_resumed_online_run_keeps_its_id(stand_in, tmp_path):

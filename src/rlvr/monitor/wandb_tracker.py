@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+import netrc
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from rlvr.monitor.console_text import clean
 from rlvr.monitor.trackers import require
@@ -24,10 +26,24 @@ logger = logging.getLogger(__name__)
 Mode = Literal["auto", "online", "offline", "disabled"]
 
 
+def has_key() -> bool:
+    """Return True if wandb would find an API key: WANDB_API_KEY, or the entry that `wandb login` writes to ~/.netrc."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    # As wandb finds it (wandb/sdk/lib/wbauth/wbnetrc.py): NETRC names another file, WANDB_BASE_URL another server.
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
 class WandbTracker:
     """A tracker (see `monitor.trackers.Tracker`) that logs metrics and a table of sample rollouts to wandb.
 
-    With `mode` auto, WANDB_MODE sets the mode; if it is unset, the run is online if WANDB_API_KEY is set, else offline.
+    With `mode` auto, WANDB_MODE sets the mode; if it is unset, the run is online if there is a key (WANDB_API_KEY, or
+    what `wandb login` wrote), else offline.
     `name` defaults to the name of the run folder. `patience` is the timeout in seconds for going online, after which
     the run is logged offline, and for sending the rest at the end. ConfigError if wandb is not installed, unless the
     mode is disabled.
@@ -45,7 +61,7 @@ class WandbTracker:
         self._keyless = False
         if mode == "auto":
             # Without a key, an online `wandb.init` asks for one on the terminal, or fails if there is none.
-            self._keyless = not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"))
+            self._keyless = not (os.environ.get("WANDB_MODE") or has_key())
             self.mode = os.environ.get("WANDB_MODE") or ("offline" if self._keyless else "online")
         if self.mode != "disabled":
             require("wandb", "wandb")
@@ -61,7 +77,10 @@ class WandbTracker:
         if self.mode == "disabled":
             return
         if self._keyless:
-            logger.warning("wandb has no WANDB_API_KEY and logs offline to %s: `wandb sync` sends it later", directory)
+            logger.warning(
+                "wandb has no key (WANDB_API_KEY, or `wandb login`) and logs offline to %s: `wandb sync` sends it later",
+                directory,
+            )
         self._wandb = importlib.import_module("wandb")
         directory = Path(directory)
         options = {
