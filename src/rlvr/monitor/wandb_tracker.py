@@ -78,7 +78,7 @@ class WandbTracker:
             return
         if self._keyless:
             logger.warning(
-                "wandb has no key (WANDB_API_KEY, or `wandb login`) and logs offline to %s: `wandb sync` sends it later",
+                "wandb has no key (WANDB_API_KEY, or `wandb login`) and logs offline to %s: `wandb sync` sends that",
                 directory,
             )
         self._wandb = importlib.import_module("wandb")
