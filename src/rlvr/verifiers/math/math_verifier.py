@@ -254,7 +254,7 @@ class MathVerifier(Verifier):
         return extracted
 
     def _decide(self, task: Task, gold: Gold, answer: str, number: PlainNumber | None) -> str | None:
-        """Decide by numbers and texts: "" if the answer is right, else the reason it is wrong; None if undecided."""
+        """Decide by numbers and texts: "" if the answer is right, else why it is wrong; None if undecided."""
         if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
             bare = without_asked_noun(answer, _last_message(task.prompt))
             number = number if bare == answer else read_number(bare)
