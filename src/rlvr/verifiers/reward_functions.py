@@ -55,7 +55,7 @@ def verl_batch_score(verifier: Any, undecided: float = 0.0) -> Callable[..., lis
 
 
 class _RewardFunction:
-    """A verifier, the place where it runs, and whether the data were looked at."""
+    """A verifier, the place where it runs, and a flag that the data were checked."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier

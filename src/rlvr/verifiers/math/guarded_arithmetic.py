@@ -28,7 +28,7 @@ DIGITS = (50, 100, 400, 1300)
 """Precisions: a difference that shrinks with the precision is a rounding error, one that stays is real. The last tells
 apart fractions of MAX_BITS bits; it is used only where the others do not show all parts of an expression."""
 MARGIN = 10
-"""Digits that rounding may cost: what is smaller than the rest of them is lost."""
+"""Digits that rounding may cost: a value smaller than the rest of them is lost."""
 # log2(10), rounded down: a bound on bits that is never above what the digits hold.
 BITS_OF_A_DIGIT = 3.3219
 

@@ -55,7 +55,7 @@ class PointSampler:
     _alive: list[Node] = field(default_factory=list)
     _has_more_fuel: bool = False
     _search: Fuel = field(default_factory=Fuel)
-    """For finding corners: what it costs is not taken from the comparison."""
+    """Fuel for finding corners, which is not taken from that of the comparison."""
     _has_symbols: dict[int, bool] = field(default_factory=dict)
 
     def value(self, node: Node, digits: int = DIGITS[0]) -> Value:

@@ -43,7 +43,7 @@ BUNDLE_SECONDS = 1.0
 """Seconds for several jobs, after which each is tried alone."""
 # Loading may take seconds or fail at once: without the pause every answer would pay for it.
 RETRY_SECONDS = 60.0
-"""A verifier that could not be loaded is not tried again for so long."""
+"""Seconds before a verifier that could not be loaded is tried again."""
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 """Signals of a process that crashed by itself; SIGKILL comes from outside."""
 
