@@ -107,7 +107,7 @@ _NOT_SAID = re.compile(
     r"|\b(?:if|whether|unless|suppos(?:e|ing)|assum(?:e|ing))(?: that)?)(?: (?:the|my|correct|right|final))* ?\Z",
     re.IGNORECASE,
 )
-"""What makes "the answer is" behind it no claim: a denial, a hypothesis, what others say."""
+"""Text before "the answer is" that makes it no claim: a denial, a hypothesis, the opinion of others."""
 # Matches `No, wait, 5`, `scratch that: 5`, `actually 5`; not `5 is no prime`.
 RETRACTION = re.compile(
     r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch "
@@ -166,7 +166,7 @@ def find_answer(text: str, methods: Sequence[Method] = METHODS, fallback: Fallba
 
 
 def final_text(completion: str, think_opened_by_prompt: bool = False) -> str | None:
-    """Return what the assistant's own turn says after its reasoning; None where it is still thinking."""
+    """Return the text of the assistant's own turn after its reasoning; None if it is still thinking."""
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     return text if text is None else text[-TAIL:]
 
@@ -184,7 +184,7 @@ def own_turn(completion: str) -> str:
 
 
 def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> str | None:
-    """Return what comes after the last closed reasoning block; None where the completion is still thinking."""
+    """Return the text after the last closed reasoning block; None if the completion is still thinking."""
     opened = max(completion.rfind(mark) for mark, _ in _REASONING)
     closed, end = max((completion.rfind(mark), len(mark)) for _, mark in _REASONING)
     # The second case: the prompt wrote `<think>`, so that the completion is reasoning from its first character.
@@ -276,7 +276,7 @@ def after_phrase(text: str) -> str | None:
 
 
 def _is_bare(text: str) -> bool:
-    """Return whether the text is a formula or a number without delimiters: one short line without words."""
+    """Return True if the text is a formula or a number without delimiters: one short line without words."""
     delimited = "$" in text.strip("$") or "\\[" in text or "\\(" in text
     return (
         len(text) <= 200
@@ -336,7 +336,7 @@ class AnswerVerifier(Verifier):
     """Base of verifiers that extract one answer and judge it by a rule; subclasses write `judge` and `check_task`."""
 
     methods: tuple[Method, ...] = METHODS
-    """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
+    """Places to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
     `phrase`."""
     fallback: Fallback = "whole"
     """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
@@ -451,7 +451,7 @@ class ExactVerifier(AnswerVerifier):
     """
 
     methods: tuple[Method, ...] = ()
-    """Where to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
+    """Places to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
     fallback: Fallback = "whole"
     """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
     the reasoning."""
@@ -484,7 +484,7 @@ class ExactVerifier(AnswerVerifier):
         return self._key(first) == self._key(second)
 
     def _key(self, text: str) -> str:
-        """Return what two equal answers share."""
+        """Return a key that is the same for equal answers."""
         if self.unicode:
             text = unicodedata.normalize("NFKC", text)
         if self.casefold:

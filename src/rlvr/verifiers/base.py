@@ -84,8 +84,8 @@ class Verifier(Component):
         return None
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
-        """Return what the verdict is a function of, such as (gold, extracted answer); None (the default): it is not
-        remembered.
+        """Return the value that determines the verdict, such as (gold, extracted answer); None (the default): the
+        verdict is not cached.
 
         Asked for after `quick`, in the caller's thread, so it takes linear time and evaluates nothing.
         """
@@ -96,8 +96,8 @@ class Verifier(Component):
         return
 
     def check_task(self, task: Task) -> str | None:
-        """Return what is wrong with the task (a gold answer that cannot be parsed, say), or None. Called before
-        training."""
+        """Return the reason why the task cannot be checked (a gold answer that cannot be parsed, say), or None. Called
+        before training."""
         return None
 
     def judge_of(self, task: Task) -> Verifier:
@@ -105,7 +105,7 @@ class Verifier(Component):
         return self
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Return whether two extracted answers are the same (votes, maj@k)."""
+        """Return True if two extracted answers are the same (votes, maj@k)."""
         return first.strip() == second.strip()
 
 
@@ -179,7 +179,7 @@ class FunctionVerifier(Verifier):
 
 
 def is_coroutine(function: Any) -> bool:
-    """Return whether a function, a partial or an object that is called like one is asynchronous."""
+    """Return True if a function, a partial or an object with `__call__` is asynchronous."""
     function = inspect.unwrap(function)
     function = getattr(function, "func", function)
     called = getattr(function, "__call__", None)  # noqa: B004
@@ -187,7 +187,7 @@ def is_coroutine(function: Any) -> bool:
 
 
 def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
-    """Return whether a callable carries something that a copy of it in another process would not share."""
+    """Return True if a callable may hold state that a copy of it in another process would not share."""
     # The ids of the callers end the recursion of a function that refers to itself.
     if value is None or isinstance(value, _CONSTANT) or id(value) in within:
         return False
@@ -207,13 +207,13 @@ def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
 
 
 def display_name(verifier: Verifier) -> str:
-    """Return how a verifier is called in messages and columns."""
+    """Return the name of a verifier in messages and columns."""
     return verifier.name
 
 
 def as_verdict(result: Any, name: str) -> Verdict:
-    """Return what a verifier or a plain function returned, as a Verdict; nonsense becomes an undecided verdict that
-    says so."""
+    """Return the result of a verifier or a plain function as a Verdict; any other type becomes an undecided verdict
+    that names it."""
     if isinstance(result, Verdict):
         return result
     result = score_of(result)
@@ -229,8 +229,8 @@ def as_verdict(result: Any, name: str) -> Verdict:
 
 
 def as_verdicts(result: Any, name: str, count: int) -> list[Verdict]:
-    """Return what a verifier returned for `count` completions; anything but a list of that length leaves all
-    undecided."""
+    """Return the result of a verifier for `count` completions as verdicts; anything but a list of that length leaves
+    all undecided."""
     try:
         if isinstance(result, (str, bytes, Mapping)):
             raise TypeError
@@ -247,7 +247,7 @@ def _nonsense(reason: str) -> Verdict:
 
 
 Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""How the synchronous part of a verification is run: on a thread, say."""
+"""Runs the synchronous part of a verification, on a thread for example."""
 
 
 async def judged(

@@ -21,7 +21,7 @@ from rlvr.verifiers.base import Needs, Verifier, as_verifier, judged
 
 How = Literal["weighted", "all", "any", "gated", "routed"]
 Verify = Callable[[Verifier], Awaitable[Verdict]]
-"""How one part is judged on the task and completion at hand: on a pool, say."""
+"""Judges one part on the task and completion at hand, on a pool for example."""
 
 DEFAULT = "default"
 """The key of a routed combination's part for sources that have none of their own."""
@@ -29,7 +29,7 @@ DEFAULT = "default"
 # Weights like 1/3 do not add up to 1 exactly; scores that differ by less are one.
 _CLOSE = 1e-9
 _FAILURES = (VerdictStatus.TIMEOUT, VerdictStatus.ERROR, VerdictStatus.UNPARSABLE)
-"""What a combination that scores 0 is called, the first of these that a part was; else it is wrong."""
+"""Statuses of a combination that scores 0: the first of these that a part has, else it is wrong."""
 
 
 @register_verifier("combine")
@@ -53,7 +53,7 @@ class CombineVerifier(Verifier):
     """Verifiers as they are written elsewhere, each with a `weight` if it likes; or a mapping, whose keys name them.
     For `routed` the keys are the sources of tasks."""
     how: How = "weighted"
-    """How the parts make one verdict."""
+    """The rule that makes one verdict of those of the parts."""
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -121,7 +121,7 @@ class CombineVerifier(Verifier):
         return self.verifiers[label].judge_of(task)
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Return whether some part holds the two for the same."""
+        """Return True if some part holds the two for the same."""
         return any(part.same_answer(first, second) for part in self.verifiers.values())
 
     async def _judge(self, labels: Sequence[str], verify: Verify) -> dict[str, Verdict]:
@@ -256,7 +256,7 @@ def _part(written: Any) -> tuple[str, Verifier, float | None]:
 
 
 def _name(part: Any) -> str:
-    """Return what a part is called where it has no key: its written name, or that of its function or class."""
+    """Return the name of a part that has no key: its written name, or that of its function or class."""
     if isinstance(part, str):
         return part.rpartition(":")[2]
     if isinstance(part, Verifier):

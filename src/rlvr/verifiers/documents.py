@@ -54,8 +54,8 @@ def find_document(text: str, where: Where = "either", language: str = "json") ->
 
 
 def _holds_document(text: str, lists: bool) -> bool:
-    """Return whether a JSON object with something in it, or a list of such, stands in the text; with `lists` any list
-    that is not empty."""
+    """Return True if the text holds a JSON object that is not empty, or a list of such; with `lists` any list that is
+    not empty."""
     for span in _bracketed(text):
         try:
             value = json.loads(span)
@@ -159,7 +159,7 @@ def _finite(number: str) -> float:
 
 
 def same_json(first: Any, second: Any) -> bool:
-    """Return whether two JSON values are equal: 1 is 1.0, but true is not 1 and "1" is not 1. Values are at most
+    """Return True if two JSON values are equal: 1 is 1.0, but true is not 1 and "1" is not 1. Values are at most
     MAX_DEPTH deep."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second

@@ -91,8 +91,8 @@ class FormatVerifier(Verifier):
         return Counter(piece for piece in self._pieces if not _is_slot(piece))
 
     def _tag_counts(self, text: str) -> Counter[str]:
-        """Return how often each tag occurs; a tag that is part of a longer one is counted where the longer one is
-        not."""
+        """Return the number of occurrences of each tag; a tag that is part of a longer one is counted where the longer
+        one is not."""
         return Counter(match[0] for match in _any_of(tuple(self._tags)).finditer(text))
 
     def _slots(self, text: str) -> dict[str, str] | str:

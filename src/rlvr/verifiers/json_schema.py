@@ -56,7 +56,7 @@ class JsonSchemaVerifier(Verifier):
     schema: dict[str, Any] | None = None
     """The JSON schema (draft 2020-12, or the draft that its `$schema` names) of tasks that bring none."""
     where: Where = "either"
-    """Where the document stands: the `whole` text after the reasoning, in a `fenced` block, or `either`."""
+    """Place of the document: the `whole` text after the reasoning, in a `fenced` block, or `either`."""
     compare: Compare = "none"
     """With `task.answer`: not at all, `equal` as JSON values (1 equals 1.0), or `fields`, the share of equal fields."""
     formats: bool = True
@@ -196,7 +196,7 @@ def _as_json(answer: Any) -> Any:
 
 
 def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
-    """Return where and why the document does not fit the (checked) schema, or None."""
+    """Return the place and the reason of the document's first violation of the (checked) schema, or None."""
     from referencing.exceptions import Unresolvable
 
     try:
@@ -233,7 +233,7 @@ def _validator(schema: str, formats: bool) -> Any:
 
 
 def _schema_problem(schema: Any, formats: bool) -> str | None:
-    """Return what is wrong with a schema, or None; found before training."""
+    """Return the reason why a schema cannot be used, or None; found before training."""
     if not isinstance(schema, (dict, bool)):
         return f"a JSON schema is a mapping, not {type(schema).__name__}"
     try:

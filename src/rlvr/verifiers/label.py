@@ -134,7 +134,7 @@ def last_label(answer: str, labels: Labels) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _pattern(spellings: tuple[tuple[str, str], ...]) -> tuple[re.Pattern[str], dict[str, str]]:
-    """Return what finds any spelling, the longest first, and the label that each means."""
+    """Return a pattern of all spellings, the longest first, and the label that each spelling means."""
     meaning = {_key(spelling): label for spelling, label in spellings}
     parts = []
     for text in sorted({bare(spelling) for spelling, _ in spellings}, key=len, reverse=True):

@@ -34,15 +34,15 @@ class RaisedVerdicts:
 
     def __init__(self) -> None:
         self.verdicts = 0
-        """Verdicts that were asked for,"""
+        """Verdicts that were requested."""
         self.missing = 0
-        """and those of them that are missing because of an exception."""
+        """Verdicts that are missing because of an exception."""
         self.asked: Counter[str] = Counter()
-        """Verifier or part -> answers that it was asked about,"""
+        """Verifier or part -> number of answers that it judged or raised on."""
         self.raised: Counter[str] = Counter()
-        """those for which it raised,"""
+        """Verifier or part -> number of answers for which it raised."""
         self.tracebacks: dict[str, str] = {}
-        """and the first traceback."""
+        """Verifier or part -> its first traceback."""
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
         """Count the verdicts of rollouts."""
@@ -104,9 +104,9 @@ class Raised:
         self._speaks = speaks
         self._verdicts = RaisedVerdicts()
         self._first_verdicts = 0
-        """Verdicts of the first step that had any,"""
+        """Number of verdicts in the first step that had any."""
         self._first_rollouts = 0
-        """and its rollouts."""
+        """Number of rollouts in that step."""
         self._counted = {name: (0, 0) for name, _ in self._functions}
         """Reward function -> its calls, and those that raised, up to the last step."""
         self._warned: set[tuple[str, str]] = set()

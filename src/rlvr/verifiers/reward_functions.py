@@ -1,7 +1,7 @@
 """Verifiers as the reward functions of other libraries: TRL's `reward_funcs` and verl's `compute_score`.
 
-    trainer = GRPOTrainer(reward_funcs=[trl_reward(MathVerifier())], ...) # TRL compute_score =
-    verl_score(MathVerifier()) # the file of custom_reward_function.path
+    trainer = GRPOTrainer(reward_funcs=[trl_reward(MathVerifier())], ...)  # TRL
+    compute_score = verl_score(MathVerifier())  # verl, in the file of custom_reward_function.path
 
 Invariants: whatever a completion says, nothing raises; an undecided verdict is None for TRL, which leaves it out of the
 reward, and `undecided` for verl, which knows no such thing. Data that cannot be read (a missing column, a completion
@@ -55,7 +55,7 @@ def verl_batch_score(verifier: Any, undecided: float = 0.0) -> Callable[..., lis
 
 
 class _RewardFunction:
-    """A verifier, the place where it runs, and whether the data were looked at."""
+    """A verifier, the place where it runs, and a flag that the data were checked."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier

@@ -33,7 +33,7 @@ def _error(message: str) -> Any:
 
 
 def _occurs(pattern: str, text: str) -> bool:
-    """Return whether a pattern occurs in a text; raises TimeoutError where that takes too long."""
+    """Return True if a pattern occurs in a text; raises TimeoutError if that takes too long."""
     import regex  # as `re`, with a time limit
 
     return regex.search(_as_ecma(pattern), text, flags=regex.ASCII, timeout=PATTERN_SECONDS) is not None
@@ -213,7 +213,7 @@ def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> I
 
 
 def _key(value: Any) -> Hashable:
-    """Return what two JSON values share if they are equal: 1 and 1.0 are, 1 and true are not."""
+    """Return a key that is the same for equal JSON values: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(value, dict):
         return dict, frozenset((name, _key(inner)) for name, inner in value.items())
     if isinstance(value, list):

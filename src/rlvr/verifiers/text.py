@@ -59,13 +59,13 @@ class RegexVerifier(AnswerVerifier):
     """
 
     methods: tuple[Method, ...] = ()
-    """Where to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
+    """Places to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
     max_length: int = 100_000
     """Characters of an answer; a longer one is unparsable."""
     pattern: str = ""
     """The pattern of every task, in the syntax of Python's `re`; empty: each task brings its own."""
     match: Literal["full", "search"] = "full"
-    """Whether the pattern covers the whole answer or occurs in it."""
+    """The part of the answer that the pattern must match: all of it (`full`), or any part (`search`)."""
     ignore_case: bool = False
     """Ignore case."""
     time_limit: float = 5.0

@@ -140,5 +140,5 @@ ANY = (_SUM, _CITY, EXAMPLES["choice"][0])
 
 
 def examples_for(verifier: str) -> list[Example]:
-    """Return what the verifier of that name is tried on."""
+    """Return the examples that the verifier of that name is tried on."""
     return list(EXAMPLES.get(verifier, ANY))

@@ -176,7 +176,7 @@ def doubts(case: FindingCase) -> Iterator[tuple[str, str]]:
 
 
 def _by_fallback(completion: str, answer: str) -> bool:
-    """Return whether the answer stands in no box, tag or phrase, and is not the whole text either."""
+    """Return True if the answer stands in no box, tag or phrase, and is not the whole text either."""
     return extract_answer(completion) is None and extract_answer(completion, fallback="whole") != answer.strip()
 
 

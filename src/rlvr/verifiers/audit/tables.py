@@ -78,7 +78,7 @@ def _agreement(console: Console, findings: Findings) -> None:
 
 
 def show_trial(console: Console, trial: TrickTrial) -> None:
-    """Which controls were paid, what each trick came to, and how to repeat those that failed."""
+    """Print the controls that were paid, the outcomes of each trick, and how to repeat those that failed."""
     for task, control in trial.controls:
         if control is None:
             text = f"task {task.id}: no correct completion was paid, so only tricks that need none were tried"

@@ -17,7 +17,7 @@ from rlvr.records import Task
 from rlvr.verifiers.answers import last_boxed
 
 SLOT = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Where the answer goes in a form's template."""
+"""Placeholder of the answer in a form's template."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Target:
     form: Form
     prompt: str
     names: Sequence[str] = ()
-    """What the verifier is called."""
+    """Names of the verifier."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """The task's `info`."""
     paid: str = ""

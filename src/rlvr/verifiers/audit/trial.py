@@ -156,7 +156,7 @@ async def attempts(
 
 
 def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = True) -> TrickOutcome:
-    """Return what a verdict on a trick amounts to, when a correct answer is paid `full`.
+    """Return the outcome of a trick by its verdict, when a correct answer is paid `full`.
 
     `known_wrong` says that completions without an answer are wrong; if not, a verifier may rightly pay for junk.
     """

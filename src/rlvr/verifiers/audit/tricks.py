@@ -17,7 +17,8 @@ from typing import Literal
 from rlvr.verifiers.audit.targets import Target
 
 Must = Literal["refuse", "survive"]
-"""What an honest verifier does: pay nothing, or anything at all as long as it decides within its limit."""
+"""Behaviour of an honest verifier: it pays nothing (`refuse`), or it decides within its time limit, whatever it pays
+(`survive`)."""
 
 # Far more than a policy writes: what is looked for is time that grows faster than the text.
 _MEGABYTE = 1_000_000

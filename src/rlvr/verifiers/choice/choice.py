@@ -22,7 +22,7 @@ _WRONG = re.compile(r"\b(?:wrong|incorrect|false|untrue)\b", re.IGNORECASE)
 _AS_ASKED = re.compile(
     rf"\b(?:{LEAST}|(?:wrong|incorrect|false|untrue)(?= (?:answer|option|choice|statement)\b))", re.IGNORECASE
 )
-"""What an answer repeats of a prompt that asks for the least likely or a wrong option."""
+"""Words that an answer repeats from a prompt that asks for the least likely or a wrong option."""
 
 
 @register_verifier("choice")

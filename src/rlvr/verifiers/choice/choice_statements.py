@@ -137,13 +137,13 @@ def read_statement(marked: str) -> ChoiceStatement:
 
 
 def doubts(text: str) -> bool:
-    """Return whether a text has any word that denies or doubts."""
+    """Return True if a text has any word that denies or doubts."""
     plain = _EMPHASIS.sub(" ", text)
     return _DENIAL.search(plain) is not None or _DOUBT.search(plain) is not None
 
 
 def _claims(opener: str, clause: str) -> bool:
-    """Return whether a clause behind "because", "while" ... says that its options are right; `as good as B`
+    """Return True if a clause behind "because", "while" ... says that its options are right; `as good as B`
     compares."""
     return _CLAIM.search(clause) is not None or (opener == "as" and _LAST_PLACE.search(clause) is not None)
 

@@ -19,15 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from rlvr.verifiers.code.names import statements
 
 IN_PLACE = "__in_place__"
-"""The function that a test's process has for this: of a way to call the program it gives the one that changes
-arguments."""
+"""The function in a test's process that takes a stand-in for the program's function and returns one whose calls also
+change the test's own arguments."""
 OF_PROGRAM = "__of_program__"
-"""The function there that gives what a name of the program stands for, by its kind: `function`, `class` or
-`exception`."""
+"""The function in a test's process that returns the stand-in for a name of the program, by its kind: `function`,
+`class` or `exception`."""
 # Lines as the parser counts them: "a\r\nb" is two, and a form feed, at which `str.splitlines` cuts, ends none.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
 _KEEPS = ("len", "list", "set", "sorted", "tuple")
-"""Builtins that make of what the program said something else that it said."""
+"""Builtins whose result is made of nothing but what the program returned."""
 
 
 def naming(kinds: Mapping[str, str]) -> str:

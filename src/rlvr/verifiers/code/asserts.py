@@ -294,7 +294,7 @@ def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
 
 
 def _number_in(*nodes: ast.expr) -> bool:
-    """Return whether one of the operands is a numeric literal, possibly with a sign."""
+    """Return True if one of the operands is a numeric literal, possibly with a sign."""
     inner = [node.operand if isinstance(node, ast.UnaryOp) else node for node in nodes]
     return any(isinstance(node, ast.Constant) and type(node.value) in (int, float) for node in inner)
 

@@ -29,7 +29,7 @@ from rlvr.verifiers.code.values import encode
 
 # Arbitrary: a checker is the task author's and may compute more than a program; its time counts towards `total_time`.
 CHECKER_LIMITS = Limits(seconds=10.0, memory_mb=512)
-"""What a task's own checker may spend on one output."""
+"""Limits of one run of a task's own checker."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Trial:
 
     @property
     def seconds_left(self) -> float:
-        """Return what is left of `total_time`."""
+        """Return the seconds that are left of `total_time`."""
         return self.total_time - self.seconds
 
     async def run(self, call: Call | None = None, stdin: str = "", room: int = 0) -> Outcome:
@@ -156,7 +156,7 @@ class CallCase(Case):
     """With its arguments encoded, once for all programs."""
     expected: Any
     expected_text: bytes = field(repr=False)
-    """What is expected as typed JSON."""
+    """The expected value as typed JSON."""
     how: Comparison
 
     async def judge(self, trial: Trial) -> Result:
@@ -232,7 +232,7 @@ class AssertCase(Case):
             claims.append(called.claim)
 
     def _of_the_program(self, called: str) -> str:
-        """Return what to call: a function, or an expression that begins with the name of one."""
+        """Return the expression to call: a function, or an expression that begins with the name of one."""
         # `candidate(3)(4)` becomes `add(3)(4)` for a HumanEval task whose function is `add`.
         return re.sub(r"^\w+", lambda own: self.name or own[0], called)
 

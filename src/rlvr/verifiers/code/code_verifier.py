@@ -47,8 +47,8 @@ class CodeVerifier(Verifier):
     language: Literal["python", "c", "cpp", "javascript"] = "python"
     """The language of programs whose task names none."""
     block: Which = "last"
-    """Which of several fenced blocks that may be the program is taken: the `last`, the `first`, or none (`only`:
-    several are unparsable)."""
+    """The block that is taken as the program if several fenced blocks may be it: the `last`, the `first`, or none
+    (`only`: several are unparsable)."""
     credit: Credit = "all"
     """The score: 1 if every case passes, else 0 (`all`); the `share` of cases that pass; or the share that passes up to
     the `first_failure`. Shares count the weights of cases."""
@@ -60,8 +60,8 @@ class CodeVerifier(Verifier):
     """Seconds that all cases of one answer may take together, checkers included; cases not run by then count as
     failed."""
     comparison: dict[str, Any] = field(default_factory=dict)
-    """How outputs and values are compared, unless the task says it: `tolerance` (1e-6), `lines`, `ignore_case`,
-    `strict_sequences`, `strict_numbers`."""
+    """Options of the comparison of outputs and values, unless the task gives its own: `tolerance` (1e-6), `lines`,
+    `ignore_case`, `strict_sequences`, `strict_numbers`."""
     max_length: int = 100_000
     """Largest number of characters of a program; a longer one is unparsable."""
     think_opened_by_prompt: bool = False
@@ -153,7 +153,8 @@ class CodeVerifier(Verifier):
         return problem
 
     def _missing(self, layout: Layout) -> str | None:
-        """What the task needs and this sandbox lacks, None if nothing. A remote service is not checked."""
+        """The requirement of the task that this sandbox does not meet, None if it meets all. A remote service is not
+        checked."""
         is_local = not self.tier.startswith("http")
         return (layout.lacks if is_local else "") or missing_here(layout.language, layout.packages, self._sandbox)
 
@@ -213,8 +214,8 @@ class CodeVerifier(Verifier):
         return replace(scored(layout.cases, results, self.credit, program), seconds=trial.seconds)
 
     async def _solution_problem(self, task: Task, layout: Layout, runner: SharedRunner) -> str | None:
-        """What is wrong with the task's solution, None if nothing. The solution is run once for each layout, and again
-        only if the sandbox failed."""
+        """The reason why the task's solution does not pass, None if it passes. The solution is run once for each
+        layout, and again only if the sandbox failed."""
         solution = layout.solution or task.demonstration or (task.answer if isinstance(task.answer, str) else None)
         if solution is None:
             return "it brings no solution to validate: give info['solution'], or set validate=false"

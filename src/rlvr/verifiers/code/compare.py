@@ -29,14 +29,16 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
 # Matches `-12`; not `12.0`, which allows a tolerance.
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 GROWS_TO = 5e4
-"""The expected number from which on the tolerance is what it is there: with 1e-6, 0.05, so that of the numbers of one
-decimal no other will do, and for a half neither of the integers beside it (floor division)."""
+"""Size of the expected number beyond which the allowed difference no longer grows. With a tolerance of 1e-6 it is 0.05
+there: less than the distance between two numbers of one decimal, or between a half and the integers beside it (floor
+division)."""
 # About 4,500 times the spacing of doubles near 1 (2.2e-16): the rounding of some thousands of additions.
 _DOUBLE_LOSS = 1e-12
-"""What computing with doubles may lose of a number of any size, which is more than that from 5e10 on."""
+"""Relative error of a computation with doubles, allowed for numbers of any size. It is larger than the bound by
+`GROWS_TO` from 5e10 on (with a tolerance of 1e-6)."""
 # A double written out has at most 309 digits before its point; longer tokens are compared as text.
 _LONGEST = 400
-"""Characters of a token that may be a number that is compared by value."""
+"""Longest token, in characters, that is compared as a number."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,18 @@ class Comparison:
     """Rules of the comparison of outputs and values; a task's `comparison` gives these by name."""
 
     tolerance: float = 1e-6
-    """Of a number that is expected and is no integer, relative to it (up to `GROWS_TO`); absolute where 0.0 is
+    """Tolerance for an expected number that is no integer, relative to it (up to `GROWS_TO`); absolute where 0.0 is
     expected. 0 or more."""
     lines: bool = False
-    """Line by line, with the space inside lines, in place of token by token; space at the ends of lines never
-    counts."""
+    """Compare texts line by line, with the spaces inside lines, instead of token by token; spaces at the ends of lines
+    never count."""
     ignore_case: bool = False
-    """Of text that a program prints: YES is yes."""
+    """Ignore the case of printed text: YES equals yes."""
     strict_sequences: bool = False
-    """A tuple is no list. Off by default, since tasks in JSON cannot say which is meant."""
+    """Distinguish tuples from lists. Off by default, since tasks in JSON cannot say which is meant."""
     strict_numbers: bool = True
-    """Of values: True, 1 and 1.0 are three things, but where 1.0 is expected an int of that value will do. Off: the
-    numbers that Python holds for equal are."""
+    """Distinguish True, 1 and 1.0 in values; an int still equals an expected float of that value. Off: numbers are
+    equal if Python's `==` says so."""
 
     @classmethod
     def read(cls, written: Any, default: Comparison) -> Comparison:
@@ -124,7 +126,7 @@ def _float(text: str) -> float | None:
 
 
 def _close(found: float, expected: float, tolerance: float) -> bool:
-    """Within the tolerance; infinities and NaN are close to themselves only."""
+    """Return True if two numbers are equal within the tolerance; infinities and NaN equal themselves only."""
     if math.isnan(expected):
         return math.isnan(found)
     if found == expected:
@@ -143,7 +145,7 @@ def _close(found: float, expected: float, tolerance: float) -> bool:
 
 
 def same_value(found: Any, expected: Any, how: Comparison) -> bool:
-    """Return whether a returned value is the expected one. Both are made of exact builtin types."""
+    """Return True if a returned value equals the expected one. Both are made of exact builtin types."""
     try:
         return _same(found, expected, how)
     # A value may be nested as deeply as typed JSON allows, and a checker's or test's own one deeper.
@@ -183,8 +185,8 @@ def _same(found: Any, expected: Any, how: Comparison) -> bool:
 
 
 def _same_members(found: Collection[Any], expected: Collection[Any], how: Comparison) -> bool:
-    """Return whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them
-    are exact."""
+    """Return True if two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them
+    are compared exactly."""
     # Equality of sets first, since it is Python's own; types second: {1} == {True} == {1.0}.
     if len(found) != len(expected) or set(found) != set(expected):
         return False

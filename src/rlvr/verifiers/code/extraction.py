@@ -1,4 +1,4 @@
-"""Which text of a completion is the program: an explicit policy, with one program or none.
+"""The choice of the program in a completion's text: an explicit policy, with one program or none.
 
 1. The completion's own turn, after the last closed reasoning block (rlvr.verifiers.answers).
 2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language; where there is none, those without
@@ -50,7 +50,7 @@ ALIASES = {
     "mjs": "javascript",
     "cjs": "javascript",
 }
-"""What a fence may call a language, and what a task may, less its version: the runner's name of it."""
+"""Names of a language in a fence or a task, without its version, and the runner's name of it."""
 
 # Matches "```python", "  ~~~"; not "``" or a fence behind text. CommonMark 4.5, but with any indent, as in lists.
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
@@ -64,7 +64,7 @@ _PRINTS = {
     "cpp": re.compile(r"\bmain\b"),
     "javascript": re.compile(r"\b(?:console|stdout|print|writeSync|writeFileSync)\b"),
 }
-"""What no program that prints does without, by language."""
+"""Words of which every program that prints has at least one, by language."""
 _WORD = re.compile(r"\w+")
 # `def f(x):`, `async def f():`, `class A(B):`, `from a import b as c`, at the start of a line; not `    def f(self):`,
 # which `_ANYWHERE` also takes.
@@ -198,7 +198,7 @@ def _defined(program: str, where: re.Pattern[str]) -> set[str]:
 
 
 def _fits(program: str, language: str, wanted: str) -> bool:
-    """Return whether a block has the function that is wanted, or else can be a program that prints."""
+    """Return True if a block has the wanted function or, if none is wanted, may be a program that prints."""
     if wanted:
         return has_function(program, wanted)
     return _PRINTS[language].search(program) is not None

@@ -23,7 +23,7 @@ from rlvr.verifiers.code.runner import Ended, Job, Limits, Outcome
 # Decoding and comparing two values of 2.7 MB took 2.1 s of processor time; the rest is for a busy machine. The output
 # may be a call whose arguments are as large as a value.
 JUDGE_LIMITS = Limits(seconds=20.0, memory_mb=1024, output_bytes=values.MAX_SIZE + 2**16)
-"""What judging one claim may spend."""
+"""Limits of the judging of one claim."""
 
 _MODULES = ("values", "compare", "asserts")
 _PACKAGE = "rlvr.verifiers.code"
@@ -101,7 +101,8 @@ def test_job(test: str, functions: Collection[str], claims: Sequence[bytes]) -> 
 
 
 def answer(outcome: Outcome) -> str | NeededCall | None:
-    """Return what a judge says: None where the case passes, the reason why it fails, or the call that it needs."""
+    """Return the answer of a judge: None if the case passes, the reason why it fails, or the call that the judge
+    needs."""
     # A judge that ran out of time or memory did so on the program's claim, so the case fails.
     if outcome.ended is not Ended.DONE:
         return f"it cannot be judged: {outcome.reason or outcome.ended.value}"

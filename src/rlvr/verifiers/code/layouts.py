@@ -72,26 +72,26 @@ TRIALS = 20
 
 @dataclass(frozen=True)
 class Layout:
-    """A task, ready to try programs on."""
+    """A task that has been read and checked, ready to run programs on."""
 
     kind: str
     language: str
     cases: tuple[Case, ...]
     prelude: str = ""
-    """Goes before a program."""
+    """Code that is put before a program."""
     stub: str = ""
-    """Of a HumanEval task: the beginning of the function, which a program may go on with ..."""
+    """The beginning of the function of a HumanEval task, which a program may continue."""
     context: str = ""
-    """... and what stands round it, for a program that writes the function anew."""
+    """The code around that function, for a program that writes the whole function itself."""
     entry_point: str = ""
     time_limit: float | None = None
     memory_mb: int | None = None
     packages: tuple[str, ...] = ()
     solution: str | None = None
     lacks: str = ""
-    """What its code imports that no sandbox here has, in words."""
+    """The import of its code that no sandbox here can provide, in words; empty if there is none."""
     digest: str = ""
-    """Of all that decides a verdict."""
+    """Digest of everything that decides a verdict."""
 
 
 def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, prompt: Any = None) -> Layout:
@@ -186,7 +186,8 @@ def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _harness(info: Mapping[str, Any]) -> str:
-    """Return what the harness that a task names puts before a program; nothing for a language other than Python."""
+    """Return the code that the harness named by a task puts before a program; empty for a language other than
+    Python."""
     name = info.get("harness")
     if name is None or _language(info, "python") != "python":
         return ""
@@ -412,7 +413,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _strays(test: str) -> bool:
-    """Return whether a HumanEval test does more than define `check` and constants."""
+    """Return True if a HumanEval test does more than define `check` and constants."""
     return any(
         not isinstance(node, (ast.FunctionDef, ast.Assign, ast.Import, ast.ImportFrom)) and not _is_text(node)
         for node in statements(test)

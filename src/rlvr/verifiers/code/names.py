@@ -1,4 +1,4 @@
-"""Which names a task's test code binds, calls and lacks, and which of them are the program's.
+"""The names that a task's test code binds, calls and lacks, and those of them that are the program's.
 
 Invariant: the task's own code only; it is parsed and never run.
 """
@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from rlvr.verifiers.code.preludes import meanings
 
 MEANT = frozenset({*dir(builtins), "isclose"}) - {"__name__", "__doc__", "__file__"}
-"""Names that mean what they mean elsewhere, where code does not bind them itself."""
+"""Names whose usual meaning the rewriting of an `assert` relies on: the builtins and `isclose`. Tests of a task whose
+code binds one of them are not rewritten."""
 
 
 BUILTIN_METHODS = frozenset(
@@ -23,11 +24,11 @@ BUILTIN_METHODS = frozenset(
     for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, bytearray, range)
     for name in dir(kind)
 )
-"""Attributes of builtin values: what a program gives in place of one has none of them, or `f(x).count(3)` would tell
-the answer."""
+"""Attributes of builtin values. An object that a program returns in place of a builtin value has none of them in a
+test: a call such as `f(x).count(3)` would show its argument, which may be the expected answer, to the program."""
 # Arbitrary: lines of code are shorter, and expected values of EvalPlus are longer.
 _LONG_LINE = 4096
-"""Characters of an assignment of a literal from which it is data, and not parsed here."""
+"""Characters of an assignment of a literal above which it is treated as data and not parsed here."""
 # Matches `inputs = [[1, 'a'], (2.5, None)]` as a line of its own; not `f([1])` nor `x = [y]` (a name). Possessive
 # repetitions (`++`, `*+`): without them a line that does not match after all would be tried in every way.
 _DATA = re.compile(
@@ -44,9 +45,9 @@ _IN_ITS_PLACE = "a literal that is not parsed here"
 # stay.
 @functools.lru_cache(maxsize=8)
 def statements(code: str) -> list[ast.stmt]:
-    """The syntax tree of a task's code, not to be changed. In it a text stands for each long literal that is assigned
-    on a line of its own: it binds and calls nothing, and parsing the megabytes of an EvalPlus test takes seconds, in
-    which no other thread runs. SyntaxError."""
+    """The syntax tree of a task's code, which callers must not change. Each long literal that is assigned on a line of
+    its own is replaced by a short text: it binds and calls nothing, and parsing the megabytes of an EvalPlus test takes
+    seconds, during which no other thread runs. SyntaxError."""
     short = _DATA.sub(lambda found: f"{found[1]}{_IN_ITS_PLACE!r}" if len(found[0]) > _LONG_LINE else found[0], code)
     body = ast.parse(short).body
     inside = short != code and any(
@@ -59,7 +60,7 @@ def statements(code: str) -> list[ast.stmt]:
 
 
 def bound(body: str | Sequence[ast.stmt]) -> set[str]:
-    """Names that code gives a meaning to, at any depth."""
+    """Names that code binds, at any depth."""
     names: set[str] = set()
     for node in _nodes(body):
         match node:
@@ -87,7 +88,7 @@ def called(body: Sequence[ast.stmt]) -> list[str]:
 
 
 def uses(body: Sequence[ast.stmt], names: Collection[str]) -> bool:
-    """Return whether code mentions one of `names`."""
+    """Return True if code mentions one of `names`."""
     return any(isinstance(node, ast.Name) and node.id in names for node in _nodes(body))
 
 
@@ -104,9 +105,9 @@ def program_names(tests: Sequence[Sequence[ast.stmt]], known: set[str], entry: s
 
 
 def classes(bodies: Sequence[Sequence[ast.stmt]], names: Iterable[str]) -> set[str]:
-    """Of the program's names those that tests use as classes, not as functions: `Stack`, where what it makes has a
-    method that no builtin value has, or one that is called for what it does (`s.append(1)`), or where it is asked
-    whether something is one."""
+    """The names of the program that tests use as classes, not as functions. `Stack` is one if a test uses an attribute
+    of its object that no builtin value has, or calls a method for its effect (`s.append(1)`), or passes it to
+    `isinstance`."""
     # By PEP 8, classes begin with a capital; a function in capitals is no class unless it is used as one.
     candidates = {name for name in names if name[:1].isupper()}
     class_names: set[str] = set()
@@ -170,7 +171,8 @@ def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | N
 
 
 def captures(body: Sequence[ast.stmt]) -> str | None:
-    """Return what code does to see what is printed, or to give what is read, in its own process; or None."""
+    """Return the means by which code captures what is printed, or supplies what is read, in its own process, such as
+    `sys.stdout`; None if it does neither."""
     streams = ("stdin", "stdout", "stderr")
     for node in _nodes(body):
         match node:
@@ -188,8 +190,8 @@ def captures(body: Sequence[ast.stmt]) -> str | None:
 
 
 def passes_objects(statement: ast.stmt, names: Iterable[str]) -> bool:
-    """Return whether a call of one of the program's `names` is given what another makes, which may be an object:
-    `f([Pair(1, 2)])`."""
+    """Return True if a call of one of the program's `names` has another such call in its arguments that may make an
+    object: `f([Pair(1, 2)])`."""
     inside = [
         inner.func.id
         for node in ast.walk(statement)
@@ -233,13 +235,13 @@ def _lacking(body: Sequence[ast.stmt], known: Iterable[str]) -> set[str]:
 
 
 def returns_value(function: ast.FunctionDef) -> bool:
-    """Return whether a return of this function gives a value other than a literal None."""
+    """Return True if this function returns a value other than a literal None."""
     returns = [node for node in _own_nodes(function) if isinstance(node, ast.Return) and node.value is not None]
     return any(not (isinstance(node.value, ast.Constant) and node.value.value is None) for node in returns)
 
 
 def yields(function: ast.FunctionDef) -> bool:
-    """Return whether calling this function makes a generator."""
+    """Return True if calling this function makes a generator."""
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(function))
 
 

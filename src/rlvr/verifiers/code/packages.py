@@ -8,9 +8,10 @@ import importlib.util
 from pathlib import Path
 
 PACKAGES = ("numpy",)
-"""What a task may name. Others may hold data (tests, benchmarks) or start threads, which a zygote cannot have."""
+"""Packages that a task may name. Others may hold data (tests, benchmarks) or start threads, which a zygote cannot
+have."""
 PLACE = "/packages"
-"""Where they are found inside of a sandbox that has a file system of its own."""
+"""Folder of these packages inside of a sandbox that has a file system of its own."""
 
 
 @functools.cache

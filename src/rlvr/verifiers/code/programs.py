@@ -33,7 +33,7 @@ def assembled(program: str, prelude: str = "", stub: str = "", context: str = ""
 
 
 def defines(program: str, name: str) -> bool:
-    """Return whether a Python program has a function or a variable of that name at its top level."""
+    """Return True if a Python program has a function or a variable of that name at its top level."""
     return (
         re.search(
             # `def f(`, `async def f(`, `f = lambda x: ...`, `f: Callable = ...` at the start of a line; not `def f2(`
@@ -47,7 +47,7 @@ def defines(program: str, name: str) -> bool:
 
 
 def has_function(program: str, name: str) -> bool:
-    """Return whether a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is
+    """Return True if a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is
     one of `class A`."""
     owner, _, method = name.rpartition(".")
     if not owner and defines(program, name):
@@ -59,8 +59,8 @@ def has_function(program: str, name: str) -> bool:
 
 
 def callable_name(program: str, name: str) -> str:
-    """Return how to call a function of a program: `Solution.name` where only that class can have it (the LeetCode
-    form)."""
+    """Return the expression that calls a function of a program: `Solution.name` if only that class can have it (the
+    LeetCode form)."""
     if (
         "." in name
         or "(" in name

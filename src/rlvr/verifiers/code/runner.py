@@ -18,20 +18,20 @@ there, during which its event loop stands still. What is larger is judged in a s
 
 
 class Ended(Enum):
-    """The outcome of an execution."""
+    """The ways in which an execution can end."""
 
     DONE = "done"
-    """By itself: exit code 0, or a returned value."""
+    """The program ended by itself: exit code 0, or a returned value."""
     RAISED = "raised"
     """An exception that nothing caught, a syntax error, or an exit code other than 0."""
     TIME = "time"
     """Killed at its wall-clock or CPU limit."""
     MEMORY = "memory"
-    """Out of its memory."""
+    """It ran out of memory."""
     OUTPUT = "output"
-    """Wrote more than it may."""
+    """It wrote more than `output_bytes`."""
     CRASHED = "crashed"
-    """A signal: a crash of the interpreter, or a kill that it brought on itself."""
+    """Ended by a signal: a crash of the interpreter, or a kill that the program brought on itself."""
     BROKEN = "broken"
     """The sandbox failed; says nothing about the program."""
 
@@ -42,16 +42,16 @@ class Limits:
 
     # Programs of contests and functions of tests take milliseconds; tasks with a longer limit say so.
     seconds: float = 2.0
-    """Wall clock."""
+    """Wall-clock time."""
     memory_mb: int = 256
     output_bytes: int = 1 << 20
-    """Of standard output and of standard error, each."""
+    """Bytes of standard output, and of standard error."""
     processes: int = 32
     """Processes and threads."""
     file_mb: int = 16
-    """In all writable places together."""
+    """Size of the files in all writable places together."""
     cpu_seconds: float | None = None
-    """Processor time of all processes together; None: a little more than `seconds`. A service elsewhere knows `seconds`
+    """Processor time of all processes together; None: a little more than `seconds`. A remote service gets `seconds`
     only."""
 
 
@@ -84,14 +84,14 @@ class Job:
     call: Call | None = None
     limits: Limits = Limits()
     packages: tuple[str, ...] = ()
-    """What it may import beside the standard library; of Python only."""
+    """Packages that the program may import beside the standard library; Python only."""
     sealed: bool = False
     """In Python: run no code but the source's, since its input may hold some (see `inside.sealing`)."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Resources that an execution reports."""
+    """The outcome of an execution: the way it ended, its output, its value or the reason why there is none."""
 
     ended: Ended
     stdout: bytes = b""
@@ -108,7 +108,7 @@ class Outcome:
 
 
 class Runner(Protocol):
-    """Runs jobs in isolation; `tier` says in which. Safe to use from several tasks of one event loop."""
+    """Runs jobs in isolation; `tier` names the tier. Safe to use from several tasks of one event loop."""
 
     tier: str
 

@@ -96,7 +96,8 @@ def shared_runner(wanted: SandboxRequest) -> SharedRunner:
 
 
 def missing_here(language: str, packages: Sequence[str], wanted: SandboxRequest) -> str | None:
-    """Why programs in a language and with packages cannot be run here, or None. A service elsewhere has its own."""
+    """Return the reason why programs in a language and with packages cannot be run here, or None. A remote service is
+    not checked."""
     from rlvr.verifiers.code.packages import paths_of
     from rlvr.verifiers.code.sandbox import languages
 

@@ -56,7 +56,7 @@ _PERCENT_MADE = frozenset({"bytearray", "bytes", "chr", "decode", "encode", "to_
 
 
 def is_steady(program: str, preludes: Iterable[str]) -> bool:
-    """Tell whether a program does the same each time; `preludes` are the texts that the task puts before it."""
+    """Return True if a program does the same each time; `preludes` are the texts that the task puts before it."""
     if not program.isascii():  # identifiers are normalised: there are other ways to write `eval`
         return False
     # `str` as an annotation in the head of a function does nothing, so it is blanked out before the words are counted.
@@ -84,7 +84,7 @@ def is_steady(program: str, preludes: Iterable[str]) -> bool:
 
 
 def _may_format(program: str, words: set[str]) -> bool:
-    """Tell whether a `%` in a program may format a text, and is not surely the remainder of a division."""
+    """Return True if a `%` in a program may format a text, since it is not surely the remainder of a division."""
     if "%" not in program:
         return False
     # By lines: a `%` on a line without a quote is a remainder, unless a text may be built in another way (below).
@@ -102,7 +102,8 @@ def _builtins() -> frozenset[str]:
 
 @functools.cache
 def _imported() -> frozenset[str]:
-    """Return what `IMPORTS` may bind, and what its modules hold."""
+    """Return the names that `IMPORTS` may bind: its modules and all names in them, less the methods of texts and
+    lists."""
     return (
         frozenset(STARRED).union(*(dir(importlib.import_module(name)) for name in STARRED))
         - set(dir(str))

@@ -48,7 +48,7 @@ _MOST_AXES = 32
 _EMPTY_ROWS = 1000
 """Rows of an array that has no elements; others have as many elements at least as rows."""
 _OWN_MODULE = "program"
-"""Where a program's own classes are defined, see `inside.program`; those of a test are elsewhere."""
+"""Module name of a program's own classes, see `inside.program`; those of a test are defined elsewhere."""
 _TIMES: dict[type, tuple[str, ...]] = {
     datetime.date: ("year", "month", "day"),
     datetime.time: ("hour", "minute", "second", "microsecond"),

@@ -38,13 +38,13 @@ class BoxesVerifier(AnswerVerifier):
     threshold: float | None = None
     """A box counts 1 where its measure reaches this, else 0; null: the measure itself."""
     layout: Layout = "xyxy"
-    """What the answer's 4 numbers are: two corners, corner and size, or centre and size. Golds are always two
+    """Meaning of the answer's 4 numbers: two corners, corner and size, or centre and size. Golds are always two
     corners."""
     answer_scale: Scale = "same"
-    """How the answer measures: `pixel`, `unit` (0 to 1), `thousand` (0 to 1000), or the `same` as the gold."""
+    """Unit of the answer's numbers: `pixel`, `unit` (0 to 1), `thousand` (0 to 1000), or the `same` as the gold."""
     gold_scale: Literal["pixel", "unit", "thousand"] = "pixel"
-    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]`
-    are needed."""
+    """Unit of the gold's numbers. Where one of the two is pixels and the other is not, `info["width"]` and
+    `info["height"]` are needed."""
     max_length: int = 20_000
     """Characters of an answer; a longer one is unparsable."""
 
@@ -130,10 +130,10 @@ class PointVerifier(AnswerVerifier):
     """The answer is one point in the region `task.answer`: a box of 4 numbers, or a polygon of 3 or more [x, y]."""
 
     answer_scale: Scale = "same"
-    """How the answer measures: `pixel`, `unit` (0 to 1), `thousand` (0 to 1000), or the `same` as the gold."""
+    """Unit of the answer's numbers: `pixel`, `unit` (0 to 1), `thousand` (0 to 1000), or the `same` as the gold."""
     gold_scale: Literal["pixel", "unit", "thousand"] = "pixel"
-    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]`
-    are needed."""
+    """Unit of the gold's numbers. Where one of the two is pixels and the other is not, `info["width"]` and
+    `info["height"]` are needed."""
 
     def check_task(self, task: Task) -> str | None:
         if _region(task.answer) is None:
@@ -213,8 +213,8 @@ def _to_corners(box: Box, layout: Layout, scale: tuple[float, float]) -> Box:
 
 
 def _scale(task: Task, answer_scale: Scale, gold: str) -> tuple[float, float] | str:
-    """Return what the answer's x and y are multiplied with to measure as the gold does; else in words what is
-    missing."""
+    """Return the factors that convert the answer's x and y to the gold's unit; else the reason, in words, why they are
+    unknown."""
     if answer_scale in ("same", gold):
         return (1.0, 1.0)
     # The length of the image's sides in each measure: `thousand` is that of Qwen-VL and of Gemini (0 to 1000).

@@ -77,7 +77,7 @@ def _from_json(text: str, size: int) -> list[float] | None:
 
 
 def is_coordinate(value: Any) -> bool:
-    """Return whether a value is a finite number that a coordinate may be."""
+    """Return True if a value is a finite number in the range of a coordinate."""
     return type(value) in (int, float) and abs(value) <= 1e12
 
 

@@ -58,7 +58,7 @@ def _length(intervals: Sequence[Interval]) -> float:
 
 
 def in_polygon(point: Point, corners: Sequence[Point]) -> bool:
-    """Return whether the point lies in the polygon or on its edge (even-odd rule)."""
+    """Return True if the point lies in the polygon or on its edge (even-odd rule)."""
     x, y = point
     inside = False
     for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):

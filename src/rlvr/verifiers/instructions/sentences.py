@@ -80,7 +80,7 @@ def _ends_sentence(text: str, end: re.Match[str]) -> bool:
 
 
 def _is_no_initial(text: str, letter: re.Match[str]) -> bool:
-    """Return whether a single letter before a stop is a name of something (`plan B.`, `the value of x.`), not an
+    """Return True if a single letter before a stop is a name of something (`plan B.`, `the value of x.`), not an
     initial (`J. Smith`)."""
     before = _LAST_WORD.search(text, max(0, letter.start() - _LONGEST_WORD), letter.start() - 1)
     return letter[0].islower() or (before is not None and before[0].lower() in _LETTERED)

@@ -43,8 +43,8 @@ _HEDGE = re.compile(
 
 
 def compare(gold: str, answer: str, rules: Rules = Rules()) -> MathComparison:  # noqa: B008 - frozen
-    """Return whether the cleaned `answer` means what the cleaned `gold` means; not symmetric: the gold decides the form
-    asked for."""
+    """Compare the meaning of the cleaned `answer` with that of the cleaned `gold`; not symmetric: the gold decides the
+    form asked for."""
     if spelling(gold) == spelling(answer):
         return MathComparison(True)
     if _CHEMICAL.fullmatch(gold) and _CHEMICAL.fullmatch(answer) and _INDEX.sub("", gold) == _INDEX.sub("", answer):

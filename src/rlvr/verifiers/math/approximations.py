@@ -16,17 +16,17 @@ from rlvr.verifiers.math.point_sampling import PointSampler
 
 
 def is_rounding_pair(one: Node, other: Node, sampler: PointSampler) -> bool:
-    """Return whether one of two values is the other one rounded, or both are equal."""
+    """Return True if one of two values is the other one rounded, or both are equal."""
     return sampler.equal(one, other) is True or _rounds(one, other, sampler) or _rounds(other, one, sampler)
 
 
 def is_rounded(exact: Node, rounded: Node, sampler: PointSampler) -> bool:
-    """Return whether the second of two values is the first one with fewer digits, or as many."""
+    """Return True if the second of two values is the first one with fewer digits, or with as many."""
     return sampler.equal(exact, rounded) is True or _rounds(exact, rounded, sampler)
 
 
 def _rounds(exact: Node, rounded: Node, sampler: PointSampler) -> bool:
-    """Return whether `rounded` is a decimal, not zero, that is `exact` rounded to its last digit."""
+    """Return True if `rounded` is a decimal, not zero, that is `exact` rounded to its last digit."""
     unit = _last_place(rounded)
     if unit is None:
         return False

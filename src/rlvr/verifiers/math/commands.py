@@ -23,7 +23,7 @@ from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 SUM = 30
 PRODUCT = 40
-"""How tight `+` and `*` bind."""
+"""Binding powers of `+` and `*`."""
 INFIX_COMMANDS = frozenset(["over", "choose", "mod", "bmod", "pmod"])
 """Commands that stand between their arguments."""
 # Letters that name functions: `f(x)` is a call, `a(x)` a product.
@@ -177,7 +177,7 @@ class Commands(Literals):
         return Apply(f"call {bare}", inner.items if isinstance(inner, Listing) else (inner,))
 
     def _opens_expectation(self) -> bool:
-        """Return whether an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind
+        """Return True if an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind
         it."""
         opening = self.peek()
         inner = self.peek(1)
@@ -269,7 +269,7 @@ class Commands(Literals):
         return lower, upper
 
     def _limit_argument(self) -> Node:
-        """Return what `^` or `_` takes where an index may follow: a name or number stands alone."""
+        """Return the argument of `^` or `_` where an index may follow: a name or number stands alone."""
         token = self.peek()
         if token.kind == "number":
             return Number(Fraction(self.next().text))

@@ -23,7 +23,7 @@ class OutOfTime(BaseException):
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns; raises OutOfTime after `seconds`."""
+    """Return the result of `call`; raises OutOfTime after `seconds`."""
     here = threading.get_ident()
     done = threading.Event()
 

@@ -37,13 +37,13 @@ Declared = frozenset[tuple[str, str]]
 
 
 def is_number_set(node: Node) -> bool:
-    r"""Return whether the node is $\mathbb{Z}$, `\mathbb{Z}^+`, `\mathbb{R}` or another set of all numbers of a
+    r"""Return True if the node is $\mathbb{Z}$, `\mathbb{Z}^+`, `\mathbb{R}` or another set of all numbers of a
     kind."""
     return isinstance(node, Symbol) and node.name.partition(" ")[0] in NUMBER_SETS
 
 
 def declared_by(node: Node) -> Declared | None:
-    """Return what the node declares, or None where it is something else than a declaration."""
+    """Return the letters that the node declares with their domains, or None if it is no declaration."""
     match node:
         case Relation(("in",), (names, Symbol(domain) as numbers)) if is_number_set(numbers):
             return frozenset((name, domain) for name in symbols(names))
@@ -74,14 +74,14 @@ def without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
 
 
 def _says_nothing(condition: Node) -> bool:
-    r"""Return whether a condition restricts nothing but single points: `for all x`, `x \ne 1`."""
+    r"""Return True if a condition restricts nothing but single points: `for all x`, `x \ne 1`."""
     return isinstance(condition, Symbol) or (isinstance(condition, Relation) and set(condition.operators) == {"!="})
 
 
 def disagree(
     gold: Declared, answer: Declared, in_inequalities: Iterable[str], letters: tuple[frozenset[str], frozenset[str]]
 ) -> bool:
-    """Return whether the answer's domains are not the gold's. `in_inequalities` are the letters that inequalities are
+    """Return True if the answer's domains are not the gold's. `in_inequalities` are the letters that inequalities are
     about, `letters` those of the gold's values and of the answer's.
 
     A letter that both declare has one domain, and so have those that only one of them writes, which are the same by

@@ -180,7 +180,7 @@ def symbols(node: Node) -> frozenset[str]:
 
 
 def binds(node: Binder) -> bool:
-    """Return whether the variable is a name of the operator's own; that of a derivative or an antiderivative is not."""
+    """Return True if the variable is a name of the operator's own; that of a derivative or an antiderivative is not."""
     return node.kind != "diff" and not (node.kind.endswith("int") and node.lower is None)
 
 
@@ -207,7 +207,7 @@ def depth(node: Node) -> int:
 
 
 def is_literal(node: Node) -> bool:
-    r"""Return whether the node is a number in readable form: `-3`, `2.5`, `\frac{1}{2}`, `50\%`, `1.5 \times 10^{3}`;
+    r"""Return True if the node is a number in readable form: `-3`, `2.5`, `\frac{1}{2}`, `50\%`, `1.5 \times 10^{3}`;
     not `6 \cdot 7`."""
     match node:
         case Number():
@@ -252,7 +252,7 @@ def as_decimal(node: Node) -> Number | None:
 
 
 def is_integer_literal(node: Node) -> bool:
-    """Return whether the node is an integer as written, with a sign perhaps."""
+    """Return True if the node is an integer as written, with a sign perhaps."""
     match node:
         case Number():
             return node.value.denominator == 1 and node.base == 0

@@ -28,7 +28,7 @@ DIGITS = (50, 100, 400, 1300)
 """Precisions: a difference that shrinks with the precision is a rounding error, one that stays is real. The last tells
 apart fractions of MAX_BITS bits; it is used only where the others do not show all parts of an expression."""
 MARGIN = 10
-"""Digits that rounding may cost: what is smaller than the rest of them is lost."""
+"""Digits that rounding may cost: a value smaller than the rest of them is lost."""
 # log2(10), rounded down: a bound on bits that is never above what the digits hold.
 BITS_OF_A_DIGIT = 3.3219
 
@@ -97,10 +97,10 @@ class GuardedArithmetic:
         self.bits = int(digits * BITS_OF_A_DIGIT) // 2
         self.cost = 1 + digits // 200  # as the time of one operation grows with its digits
         self.lost = False
-        """Whether a part of the expression was too small beside the rest to change the value: agreement then says
+        """True if a part of the expression was too small beside the rest to change the value: agreement then says
         nothing."""
         self.left_reals = False
-        """Whether a part of the expression has no real value."""
+        """True if a part of the expression has no real value."""
 
     def operate(self, head: str, args: list[Value]) -> Value:
         """The value of an operation on values."""
@@ -248,7 +248,7 @@ class GuardedArithmetic:
             raise UnknownValueError(str(error)) from None
 
     def _is_flat(self, name: str, size: Value, result: Value) -> bool:
-        """Return whether a function hardly depends on its argument there: at its tails, or at the top of a cosine."""
+        """Return True if a function hardly depends on its argument there: at its tails, or at the top of a cosine."""
         if name in ("cos", "sec", "cosh", "sech", "acos", "asec") and size * size < self.tiny:
             return True
         if name in ("tanh", "coth") and abs(abs(result) - 1) < self.tiny:

@@ -226,7 +226,7 @@ def _unwrapped(text: str) -> str | None:
 
 
 def balanced(text: str) -> bool:
-    """Return whether the braces of `text` match in pairs. Escaped braces are not counted."""
+    """Return True if the braces of `text` match in pairs. Escaped braces are not counted."""
     depth = 0
     for brace in _BRACE.finditer(text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)

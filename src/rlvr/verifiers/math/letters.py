@@ -80,7 +80,8 @@ def read(text: str, variables: frozenset[str] = frozenset()) -> Node:
 
 
 def _values(node: Node) -> list[Node]:
-    """Return what stands on its own in an answer: the items of lists, the sides of relations that are no labels."""
+    """Return the values that stand on their own in an answer: the items of lists, the sides of relations that are no
+    labels."""
     match node:
         case Listing() | Bracket():
             return [value for item in node.items for value in _values(item)]
@@ -93,14 +94,14 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_worked_out(sides: list[Node]) -> bool:
-    """Return whether a chain without a label ends in a quantity (`5 m = 500 cm`); `2F = 9C` and `3m = 12` are
+    """Return True if a chain without a label ends in a quantity (`5 m = 500 cm`); `2F = 9C` and `3m = 12` are
     equations."""
     units = [dimension(side.unit) for side in sides if isinstance(side, Quantity)]
     return isinstance(sides[-1], Quantity) and None not in units and len({unit[0] for unit in units if unit}) == 1
 
 
 def _is_algebra(value: Node) -> bool:
-    """Return whether a value has variables, or arithmetic between its quantities."""
+    """Return True if a value has variables, or arithmetic between its quantities."""
     if isinstance(value, Quantity):
         return _is_algebra(value.value)
     if isinstance(value, Apply) and value.head == "neg":
@@ -117,12 +118,12 @@ def units_of(node: Node) -> frozenset[str]:
 
 
 def is_product(unit: str, prompt: str) -> bool:
-    """Return whether letters behind a number may be a product of the problem's variables."""
+    """Return True if letters behind a number may be a product of the problem's variables."""
     return unit.isalpha() and len(unit) <= LONGEST_SYMBOL and variables_of(prompt).issuperset(unit)
 
 
 def is_product_of_letters(text: str, variables: frozenset[str], nouns: frozenset[str] = frozenset()) -> bool:
-    """Return whether letters without a space are a product, whose factors have no order: `mgh`, `nRT`, `xyz`; `cab` of
+    """Return True if letters without a space are a product, whose factors have no order: `mgh`, `nRT`, `xyz`; `cab` of
     variables of the problem.
 
     Letters that nobody can pronounce are one, and unknowns (u to z), unless all are capitals (names and orders are
@@ -210,6 +211,6 @@ def _letters_of(formula: str, is_read: bool) -> set[str]:
 
 
 def _without_words(command: re.Match[str]) -> str:
-    r"""Return what a command leaves of its argument: nothing of `\text{mass}`, the letter of `\sqrt{m}`."""
+    r"""Return the rest of a command's argument without words: nothing of `\text{mass}`, the letter of `\sqrt{m}`."""
     inner = command[1] or ""
     return " " if _WORD.search(inner) else f" {inner} "

@@ -46,8 +46,7 @@ from rlvr.verifiers.math.statements import (
 MAX_ITEMS = 64
 """Answers of a list; longer ones are not compared here."""
 FUEL_PER_ITEM = 150
-"""What a list may cost for each of its answers: two values at two precisions, where the cheap first look has found the
-pair."""
+"""Fuel for each answer of a list: two values at two precisions, where the cheap first look has found the pair."""
 _HATS = {f"hat {name}": name for name in "ijk"}
 _SYMMETRIC = frozenset({("parallel",), ("perp",)})
 _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
@@ -93,7 +92,7 @@ class Judge(Values):
         return MathComparison(self._statements(wanted, stated))
 
     def _holds_where(self, gold: Statement, answer: Statement) -> bool:
-        """Return whether each value of the answer has no condition but those of a value of the gold that is the
+        """Return True if each value of the answer has no condition but those of a value of the gold that is the
         same."""
         return all(
             any(
@@ -143,7 +142,7 @@ class Judge(Values):
         return self.unordered(gold.entries, answer.entries)
 
     def _together(self, gold: Statement, answer: Statement, compare: Callable[[Statement], bool | None]) -> bool | None:
-        """Return what `compare` finds, with one substitution of the letters for all values of the answer."""
+        """Return the result of `compare`, with one substitution of the letters for all values of the answer."""
         wanted, theirs = ([entry.value for entry in side.entries] for side in (gold, answer))
         return self.as_one(
             wanted,
@@ -224,7 +223,7 @@ class Judge(Values):
         return True
 
     def _apart(self, gold: StatementEntry, answer: StatementEntry) -> bool:
-        """Return whether two plain values are clearly different numbers: a cheap first look at long lists."""
+        """Return True if two plain values are clearly different numbers: a cheap first look at long lists."""
         if gold.rounded or answer.rounded:
             return False
         match gold.value, answer.value:
@@ -348,7 +347,7 @@ def _has_ellipsis(node: Node) -> bool:
 
 
 def _is_set_like(node: Node) -> bool:
-    """Return whether a node can only be a set of reals, or an inequality."""
+    """Return True if a node can only be a set of reals, or an inequality."""
     for below in walk(node):
         match below:
             case Relation(operators) if set(operators) & _INEQUALITIES:
@@ -370,14 +369,14 @@ def _is_set_like(node: Node) -> bool:
 
 
 def _is_set_of_sets(node: Node) -> bool:
-    r"""Return whether a node has a set with a set for a member, which is no set of reals (`\\{\\emptyset\\}`)."""
+    r"""Return True if a node has a set with a set for a member, which is no set of reals (`\\{\\emptyset\\}`)."""
     return any(
         isinstance(below, Bracket) and below.opening == "{" and any(map(is_set, below.items)) for below in walk(node)
     )
 
 
 def _other_variable(gold: Node, answer: Node) -> bool:
-    """Return whether two inequalities are about different variables (`x > 2`, `y > 2`)."""
+    """Return True if two inequalities are about different variables (`x > 2`, `y > 2`)."""
     for node in (gold, answer):
         parts = list(walk(node))
         if any(isinstance(below, Builder) for below in parts) or not any(

@@ -46,7 +46,7 @@ class Token(NamedTuple):
     kind: str
     text: str
     spaced: bool = False
-    """Whether white space stands before it."""
+    """True if white space stands before it."""
 
 
 END = Token("end", "")
@@ -170,7 +170,7 @@ _PROSE = frozenset(
 # Matches ` apples`; not ` x y`.
 _NEXT_WORD = re.compile(r"\s+[a-zA-Z]*[aeiouyAEIOUY][a-zA-Z]*[A-Za-z]{2}")
 _BEFORE_NOUN = re.compile(r"\s+[A-Za-z]")
-"""What follows an article; the letter `a` has a sign behind it (`where a > 0`)."""
+"""Text behind an article; behind the letter `a` stands a sign instead (`where a > 0`)."""
 # Matches `5^{\text{th}}`, `21^{st}`; not `x^{th}`.
 _ORDINAL = re.compile(
     r"(?<=\d)\s*\^\s*(?:\{\s*(?:\\(?:text|mathrm|textrm)\s*\{)?\s*(th|st|nd|rd)\s*\}?\s*\}|\\(?:text|mathrm"
@@ -290,13 +290,13 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
 
 
 def _follows_value_or_unit(tokens: list[Token], is_bold: bool) -> bool:
-    r"""Return whether an upright letter is a unit behind these tokens: behind a number or, if it is not bold
+    r"""Return True if an upright letter is a unit behind these tokens: behind a number or, if it is not bold
     (`\mathbf{B}^{-1}\mathbf{A}`), a bracket, or joined to a unit (`\text{m} \cdot \text{s}`)."""
     return _joins_unit(tokens) or (bool(tokens) and tokens[-1].kind in ({"number"} if is_bold else {"number", "close"}))
 
 
 def _joins_unit(tokens: list[Token]) -> bool:
-    """Return whether the last token joins a unit to the next one (`m /`, `m^2 /`)."""
+    """Return True if the last token joins a unit to the next one (`m /`, `m^2 /`)."""
     if not tokens or tokens[-1].text not in ("*", "/"):
         return False
     # Behind `m /` the unit is two tokens back; behind `m ^ 2 /` it is four.
@@ -307,12 +307,12 @@ def _joins_unit(tokens: list[Token]) -> bool:
 
 
 def starts_with_function(word: str) -> bool:
-    """Return whether a word is the name of a function, with at most one letter behind it (`csc`, `cscx`)."""
+    """Return True if a word is the name of a function, with at most one letter behind it (`csc`, `cscx`)."""
     return word in FUNCTIONS or _SPLIT_NAME.match(word) is not None
 
 
 def _may_be_ratio(tokens: list[Token]) -> bool:
-    """Return whether `to` after these tokens makes a ratio (`3 to 1`)."""
+    """Return True if `to` after these tokens makes a ratio (`3 to 1`)."""
     return bool(tokens) and tokens[-1].kind == "number"
 
 
@@ -346,12 +346,12 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", b
 
 
 def _is_product(run: str, variables: frozenset[str]) -> bool:
-    """Return whether letters are a product of variables; nobody writes a square of one as `mm`."""
+    """Return True if letters are a product of variables; nobody writes a square of one as `mm`."""
     return len(set(run)) == len(run) and variables.issuperset(run)
 
 
 def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_units: bool) -> bool:
-    """Return whether a run of letters is a word, not a product: by its length, or by the company it is in."""
+    """Return True if a run of letters is a word, not a product: by its length, or by the company it is in."""
     if (len(run) > 3 and _VOWEL.search(run) and not run.isupper()) or run.lower() in _SHORT_WORDS:
         return True
     previous = tokens[-1].kind if tokens else "end"

@@ -56,7 +56,7 @@ class Values(ABC):
         self.sets = RealSets(sampler, rules.require_simplified)
         self.parameters = Parameters()
         self._is_whole = False
-        """Whether what is compared is part of one value, in which the letters stand for one thing."""
+        """True while the compared values are parts of one value, in which each letter stands for one thing."""
 
     def value(self, gold: Node, answer: Node) -> bool | None:
         return self.entries(StatementEntry(plain(gold)), StatementEntry(plain(answer)))
@@ -67,7 +67,7 @@ class Values(ABC):
         answer: Sequence[Node],
         compare: Callable[[Substitution], bool | None],
     ) -> bool | None:
-        """Return what `compare` finds with the letters of the answer as written, or with one substitution of its
+        """Return the result of `compare` with the letters of the answer as written, or with one substitution of its
         parameters for all these values, see parameters.py."""
         if self._is_whole:
             return compare({})
@@ -83,7 +83,7 @@ class Values(ABC):
             self._is_whole = False
 
     def same(self, gold: Node, answer: Node) -> bool | None:
-        """Return whether two values are the same."""
+        """Return True if two values are the same, False if they are not; None where that cannot be decided."""
         if gold == answer:
             return True
         if isinstance(gold, Quantity) or isinstance(answer, Quantity):
@@ -239,11 +239,11 @@ class Values(ABC):
 
     @abstractmethod
     def entries(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
-        """Return whether two labelled values are the same: the judge above this class knows labels and relations."""
+        """Return True if two labelled values are the same: the judge above this class knows labels and relations."""
 
     @abstractmethod
     def unordered(self, gold: Sequence[StatementEntry], answer: Sequence[StatementEntry]) -> bool | None:
-        """Return whether two sets of entries are the same."""
+        """Return True if two sets of entries are the same."""
 
 
 def all_of(results: Iterable[bool | None]) -> bool | None:

@@ -96,23 +96,23 @@ class MathVerifier(Verifier):
     """
 
     methods: tuple[Method, ...] = METHODS
-    """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
+    """Places to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
     `phrase`."""
     fallback: Fallback = "none"
     """When none of the methods finds anything: `none`, the `last_formula` between math delimiters, that or the
     `last_number`, or the `whole` text after the reasoning."""
     percent: Percent = "either"
-    """What 28% is equal to: `either` of 28 and 0.28, the `number` 28, or the `fraction` 0.28."""
+    """Values that 28% equals: `either` of 28 and 0.28, the `number` 28, or the `fraction` 0.28."""
     units: Units = "checked"
     """`checked`: a unit may be left out, but where both sides state one, 3 hours are 180 minutes and 5 cm are not 5 m;
     `ignored`; or `required` where the gold has one."""
     ordered: bool = False
-    """Whether several answers (`1, 2`) count only in the gold's order. Tuples always do, sets never."""
+    """Accept several answers (`1, 2`) in the gold's order only. Tuples always have an order, sets never."""
     require_simplified: bool = True
     r"""A gold that is a plain number wants a plain number, and what the prompt already says is no answer: `6 \cdot 7`
     for 42 restates the problem and is wrong. `6 \cdot 7 = 42` is right."""
     relation_for_set: bool = True
-    r"""Whether an inequality is right where the gold is a set: `-2 \le x \le 7` for `x \in [-2, 7]`."""
+    r"""Accept an inequality where the gold is a set: `-2 \le x \le 7` for `x \in [-2, 7]`."""
     decimal_comma: bool = False
     """The gold writes decimals with a comma: 1,22 is 1.22, not 1 and 22."""
     tolerance: float = 0.0
@@ -212,7 +212,7 @@ class MathVerifier(Verifier):
         return None
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Return whether two answers are the same; bounded in time, microseconds for numbers and equal texts."""
+        """Return True if two answers are the same; bounded in time, microseconds for numbers and equal texts."""
         one = clean(first[: self.max_length])
         other = clean(second[: self.max_length])
         if spelling(one) == spelling(other):
@@ -254,7 +254,7 @@ class MathVerifier(Verifier):
         return extracted
 
     def _decide(self, task: Task, gold: Gold, answer: str, number: PlainNumber | None) -> str | None:
-        """Return what numbers and texts say: "" for right, else why it is wrong, or None where they cannot say."""
+        """Decide by numbers and texts: "" if the answer is right, else why it is wrong; None if undecided."""
         if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
             bare = without_asked_noun(answer, _last_message(task.prompt))
             number = number if bare == answer else read_number(bare)
@@ -333,7 +333,7 @@ class MathVerifier(Verifier):
 
 
 def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tuple[bool, VerdictStatus, str]:
-    """Return whether math-verify finds the two equal, and what to say of the answer where it does not."""
+    """Return True if math-verify finds the two equal, and the status and the reason of the answer if it does not."""
     if symbolic.fit(gold) and symbolic.fit(answer):
         try:
             return symbolic.equal(gold, answer, seconds), VerdictStatus.UNPARSABLE, reason
@@ -399,7 +399,7 @@ def read_golds(answer: Any, decimal_comma: bool = False) -> tuple[Gold, ...]:
 
 @functools.lru_cache(maxsize=8192)
 def is_readable(gold: Gold) -> bool:
-    """Return whether the gold is a number, a formula or a text with a word in it; nothing is evaluated."""
+    """Return True if the gold is a number, a formula or a text with a word in it; nothing is evaluated."""
     if gold.number is not None or gold.is_words or _WORD.search(gold.text):
         return True
     try:
@@ -468,7 +468,7 @@ def _is_words(text: str) -> bool:
 
 
 def _is_call(text: str) -> bool:
-    """Return whether words are named functions with letters for arguments: `csc x`, `sin x cos y`, `cscx`."""
+    """Return True if words are named functions with letters for arguments: `csc x`, `sin x cos y`, `cscx`."""
     words = text.split()
     if text in FUNCTIONS:
         return False

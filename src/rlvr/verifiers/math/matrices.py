@@ -44,7 +44,7 @@ _TRANSPOSED = frozenset({Symbol("T"), Symbol("top")})
 
 
 def is_vector(node: Node) -> bool:
-    """Return whether a factor is a vector as written: a letter with an arrow, a cross product, a multiple or a sum of
+    """Return True if a factor is a vector as written: a letter with an arrow, a cross product, a multiple or a sum of
     these."""
     match node:
         case Symbol(name):
@@ -118,7 +118,7 @@ def _has_vector(node: Node) -> bool:
 
 
 def _side_by_side(node: Node) -> bool:
-    """Return whether two bold capital letters, or powers of them, are written as a product, without a sign."""
+    """Return True if two bold capital letters, or powers of them, are written as a product, without a sign."""
     if not (isinstance(node, Apply) and node.head == "*"):
         return False
     bases = [arg.args[0] if isinstance(arg, Apply) and arg.head == "^" else arg for arg in node.args]
@@ -144,7 +144,7 @@ def alike(gold: Node, answer: Node) -> tuple[Node, Node]:
 
 
 def order_counts(gold: Node, answer: Node) -> bool:
-    """Return whether the two are formulas of vectors or matrices."""
+    """Return True if the two are formulas of vectors or matrices."""
     return bool(_matrix_letters(gold, answer)) or any(
         (isinstance(below, Symbol) and (below.name.startswith((*_ARROWS, _MATRIX)) or below == _NABLA))
         or (isinstance(below, Apply) and below.head == "cross")
@@ -154,13 +154,13 @@ def order_counts(gold: Node, answer: Node) -> bool:
 
 
 def has_nabla(node: Node) -> bool:
-    """Return whether the operator nabla occurs, which is no number."""
+    """Return True if the operator nabla occurs, which is no number."""
     return _NABLA in walk(node)
 
 
 def equal(gold: Node, answer: Node, fuel: Fuel) -> bool | None:
-    """Return whether two formulas have the same value for all vectors and matrices; raises UnknownValueError where the
-    gold has none, None where the answer has none."""
+    """Return True if two formulas have the same value for all vectors and matrices, None if the answer has no value;
+    raises UnknownValueError if the gold has none."""
     letters = _matrix_letters(gold, answer)
     for sample in range(SAMPLES):
         evaluate = _Evaluator(sample, letters, fuel)
@@ -200,7 +200,7 @@ def _matrix_letters(gold: Node, answer: Node) -> frozenset[str]:
 
 
 def _transposes_beside(node: Node) -> bool:
-    """Return whether a node is a product of a capital letter to the power T, and another one or the same (`A^T A`)."""
+    """Return True if a node is a product of a capital letter to the power T, and another one or the same (`A^T A`)."""
     if not (isinstance(node, Apply) and node.head == "*"):
         return False
     powers = [arg for arg in node.args if isinstance(arg, Apply) and arg.head == "^" and arg.args[1] in _TRANSPOSED]
@@ -255,7 +255,7 @@ class _Evaluator(NumericEvaluator):
             raise UnknownValueError(str(error)) from None
 
     def same(self, one: Any, other: Any) -> bool:
-        """Return whether two values are one; a number is no array, but 0 is the array of zeros."""
+        """Return True if two values are equal; a number is no array, but 0 is the array of zeros."""
         if isinstance(one, _Array) and isinstance(other, _Array):
             return one.shape == other.shape and all(map(self._near, one.entries(), other.entries()))
         if isinstance(one, _Array) or isinstance(other, _Array):

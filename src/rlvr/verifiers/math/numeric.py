@@ -112,10 +112,10 @@ class PlainNumber:
     unit: str = ""
     """The words of its unit, as `units.dimension` reads them."""
     label: str = ""
-    """What it is said to be (`x`)."""
+    """Name that the number is given (`x`)."""
 
     def equals(self, answer: PlainNumber, rules: NumberRules = _DEFAULTS) -> bool:
-        """Return whether `answer` is this gold number."""
+        """Return True if `answer` is this gold number."""
         if rules.units == "required" and self.unit and not answer.unit:
             return False
         factor = _ONE if rules.units == "ignored" else conversion(self.unit, answer.unit, rules.nouns)
@@ -148,7 +148,7 @@ class PlainNumber:
 
 
 def _rounds(exact: PlainNumber, rounded: PlainNumber, exact_value: Fraction, rounded_value: Fraction) -> bool:
-    """Return whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
+    """Return True if `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
     if rounded.places is None or (exact.places is not None and exact.places <= rounded.places):
         return False
     # `12.34%` is 0.1234: beside a value without the sign it has two decimals more.
@@ -159,7 +159,7 @@ def _rounds(exact: PlainNumber, rounded: PlainNumber, exact_value: Fraction, rou
 
 
 def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
-    """Return whether a decimal of `places` decimals is the real number `exact` (Fraction or mpf), written to its
+    """Return True if a decimal of `places` decimals is the real number `exact` (Fraction or mpf), written to its
     digits.
 
     It has 12 or more significant digits and is `exact` rounded or cut off there; or it is what programs print for the
@@ -224,7 +224,7 @@ def read_number(text: str, letters: bool = False) -> PlainNumber | None:
 
 
 def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, str] | None:
-    """Return what the text after a number multiplies it by and its unit; None when it is something else than a unit."""
+    """Return the factor and the unit that the text after a number writes; None if it is something else than a unit."""
     currency = currency.lstrip("\\") if currency else ""
     words = [_CURRENCIES.get(currency, currency)] if currency else []
     if degrees := _DEGREES.match(rest):

@@ -22,7 +22,7 @@ _CONSTANTS = frozenset("abckmnq") | {"pi", "alpha", "beta", "gamma", "epsilon", 
 
 
 def is_constant(name: str) -> bool:
-    r"""Return whether a letter under $\nabla$ is a constant; any other is a field."""
+    r"""Return True if a letter under $\nabla$ is a constant; any other is a field."""
     return _base(name) in _CONSTANTS
 
 
@@ -31,7 +31,7 @@ def _base(name: str) -> str:
 
 
 def depends(name: str, kind: str) -> bool:
-    """Return whether a letter under an operator of this kind depends on its variable."""
+    """Return True if a letter under an operator of this kind depends on its variable."""
     return _base(name) in (_UNKNOWNS if kind == "diff" else _FUNCTIONS)
 
 

@@ -112,7 +112,7 @@ class Parameters:
                 yield {other: Symbol(one) for one, other in pairs}
 
     def _may_be_renamed(self, one: str, other: str, gold: Sequence[Node], answer: Sequence[Node]) -> bool:
-        """Return whether `one` is an arbitrary integer (next to pi, or declared) or a constant of integration, and
+        """Return True if `one` is an arbitrary integer (next to pi, or declared) or a constant of integration, and
         `other` may be."""
         if other not in {name for name, _ in self.answer} and other[0] not in _LETTERS:
             return False
@@ -129,7 +129,7 @@ class Parameters:
         )
 
     def _is_arbitrary(self, name: str, gold: Sequence[Node]) -> bool:
-        """Return whether a letter is an arbitrary constant: a term, or a factor of one, beside a variable."""
+        """Return True if a letter is an arbitrary constant: a term, or a factor of one, beside a variable."""
         if not _ARBITRARY.fullmatch(name) or name[0] in self.problem:
             return False
         variables = {other for part in gold for other in symbols(part) if not other[0].isupper()}
@@ -248,12 +248,12 @@ def _as_line(part: Node, name: str, sampler: PointSampler) -> tuple[complex, com
 
 
 def _counts_periods(name: str, parts: Sequence[Node]) -> bool:
-    """Return whether a letter counts periods in one of the expressions."""
+    """Return True if a letter counts periods in one of the expressions."""
     return name in _PERIODS and any(_multiplies_pi(part, name) for part in parts)
 
 
 def _multiplies_pi(node: Node, name: str) -> bool:
-    r"""Return whether the symbol stands in a product with pi (or 180 or 360 degrees)."""
+    r"""Return True if the symbol stands in a product with pi (or 180 or 360 degrees)."""
     for below in walk(node):
         if isinstance(below, Apply) and below.head in ("*", "/") and name in symbols(below):
             parts = list(walk(below))

@@ -75,7 +75,7 @@ _INTEGERS = re.compile(r"(?:for|where|with) (?:(?:any|every|all|each|some) )?int
 _SAYS = re.compile(
     r"(?:\b(?:is|are|be|that|get|have|has|was|therefore|thus|hence|so|answer|equals|when|as)|=)$", re.IGNORECASE
 )
-"""How words end after which the answer proper stands."""
+"""Ends of the words that introduce the answer proper."""
 # Matches `(D)`; not `(12)`, `D`.
 _CHOICE = re.compile(r"\([A-Z]\)")
 

@@ -31,7 +31,7 @@ ENOUGH = 8
 # Twice FUEL of guarded_arithmetic: up to 60 integers and 16 corners on two sides, at one unit or a few for an
 # operation.
 MORE_FUEL = 8000
-"""What a comparison at integers and corners may cost besides; exact numbers mostly, which are cheap."""
+"""Additional fuel for a comparison at integers and corners; exact numbers mostly, which are cheap."""
 
 _ABS = frozenset({"abs"})
 
@@ -55,7 +55,7 @@ class PointSampler:
     _alive: list[Node] = field(default_factory=list)
     _has_more_fuel: bool = False
     _search: Fuel = field(default_factory=Fuel)
-    """For finding corners: what it costs is not taken from the comparison."""
+    """Fuel for finding corners, which is not taken from that of the comparison."""
     _has_symbols: dict[int, bool] = field(default_factory=dict)
 
     def value(self, node: Node, digits: int = DIGITS[0]) -> Value:
@@ -63,7 +63,7 @@ class PointSampler:
         return self._at(node, None, {}, digits)
 
     def differ(self, gold: Node, answer: Node) -> bool:
-        """Return whether two constants are clearly not the same; cheap for the same nodes again and again."""
+        """Return True if two constants are clearly not the same; cheap for the same nodes again and again."""
         one = self._rough(gold)
         other = self._rough(answer)
         # A first look in double precision: 1e-6 is far above its rounding, so that "differ" is safe, and nearer values
@@ -84,7 +84,8 @@ class PointSampler:
         return NumericEvaluator(point, self.fuel, DIGITS[0], self.log_base)(node)
 
     def _points(self, gold: Node, answer: Node) -> Iterator[tuple[object, Point]]:
-        """Return where to compare two expressions; corners and integers come last, with fuel of their own."""
+        """Return the points at which to compare two expressions; corners and integers come last, with fuel of their
+        own."""
         if needs_all_points(gold, answer) and not self._has_more_fuel:
             self._has_more_fuel = True
             self.fuel.left += MORE_FUEL
@@ -97,7 +98,8 @@ class PointSampler:
             raise UnknownValueError(str(error)) from None
 
     def equal(self, gold: Node, answer: Node, positive: bool = False) -> bool | None:
-        """Return whether two expressions have the same value wherever both have one; None where that cannot be told.
+        """Return True if two expressions have the same value wherever both have one, False if not; None if that cannot
+        be told.
 
         With `positive` only positive values of the symbols count.
         """
@@ -118,7 +120,7 @@ class PointSampler:
         strict = has_any(_ABS, gold) != has_any(_ABS, answer)
         agreed = agreed_off_axis = agreed_real = agreed_positive = 0
         has_branches = has_domain = False
-        """Whether the two differ at points where a part of one is not real, and where one of them is not."""
+        """True if the two differ at a point where a part of one is not real, and at one where one of them is not."""
         hidden: list[tuple[object, Point]] = []
         thorough = needs_all_points(gold, answer)
         for number, point in self._points(gold, answer):
@@ -200,7 +202,7 @@ class PointSampler:
         return same
 
     def _is_rounded(self, exact: Node, rounded: Node) -> bool:
-        """Return whether `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""
+        """Return True if `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""
         decimal = as_decimal(rounded)
         other = as_decimal(exact)
         if decimal is None or decimal.places is None or is_integer_literal(exact):
@@ -217,7 +219,7 @@ class PointSampler:
         return _is_real(value) and is_rounding(value.real, decimal.value, places)
 
     def proportional(self, gold: Node, answer: Node, factors: Sequence[str] = ()) -> bool | None:
-        """Return whether one expression is a constant, not zero, times the other; None where too few points tell.
+        """Return True if one expression is a constant, not zero, times the other; None if too few points tell.
 
         Powers of the symbols in `factors` count as constants. Formulas of vectors or matrices must be equal.
         """
@@ -276,7 +278,7 @@ class PointSampler:
         return pairs, hidden
 
     def same_sign(self, gold: Node, answer: Node) -> bool | None:
-        """Return whether two proportional expressions have the same sign."""
+        """Return True if two proportional expressions have the same sign; None if no point tells."""
         for number, point in self._points(gold, answer):
             try:
                 one = self._at(gold, number, point)
@@ -350,23 +352,23 @@ class PointSampler:
         return None
 
     def _leaves_reals(self, node: Node, number: object) -> bool:
-        """Return whether a part of an expression is not real at a point."""
+        """Return True if a part of an expression is not real at a point."""
         return self._key(node, number, DIGITS[0]) in self._left_reals
 
     def _differ_by_branch(self, one: Value, other: Value) -> bool:
-        r"""Return whether a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for
+        r"""Return True if a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for
         `\ln xy`)."""
         difference = NumericEvaluator({}, self.fuel).add(one, -other)
         # 20 of 50 digits: far above rounding, far below any difference of formulas.
         return bool(abs(difference.real) <= 1e-20 * (abs(one) + abs(other)))
 
     def _is_lost(self, node: Node, number: object, digits: int) -> bool:
-        """Return whether the value there does not show all parts of its expression."""
+        """Return True if the value there does not show all parts of its expression."""
         return self._key(node, number, digits) in self._lost
 
 
 def _is_telling(value: Value) -> bool:
-    """Return whether two such values that agree are equal: of a huge rounded value the last digits are lost."""
+    """Return True if two such values that agree are equal: of a huge rounded value the last digits are lost."""
     # At 50 digits a value of 1e30 still shows 20 decimals.
     return isinstance(value, Fraction) or abs(value) < 1e30
 

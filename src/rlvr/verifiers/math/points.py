@@ -65,7 +65,7 @@ _GRID = tuple(sign * Fraction(m) * Fraction(10) ** k for sign in (-1, 1) for k i
 
 
 def has_any(heads: frozenset[str], *nodes: Node) -> bool:
-    """Return whether one of these operations is applied to a free variable."""
+    """Return True if one of these operations is applied to a free variable."""
     free = frozenset().union(*map(symbols, nodes))
     return any(
         isinstance(below, Apply) and below.head in heads and symbols(below) & free
@@ -75,7 +75,7 @@ def has_any(heads: frozenset[str], *nodes: Node) -> bool:
 
 
 def has_domain_at(point: Point, *nodes: Node) -> bool:
-    """Return whether it counts at this point that one expression is real and another one is not: variables are often
+    """Return True if it counts at this point that one expression is real and another one is not: variables are often
     understood to be positive, and an exponent of what may be negative (`(-1)^n`) to be an integer."""
     if not is_positive_point(point):
         return False
@@ -87,29 +87,29 @@ def has_domain_at(point: Point, *nodes: Node) -> bool:
 
 
 def _is_positive(node: Node) -> bool:
-    """Return whether a base is a variable or a number without a sign."""
+    """Return True if a base is a variable or a number without a sign."""
     return isinstance(node, Symbol) or (isinstance(node, Number) and node.value > 0)
 
 
 def needs_all_points(*nodes: Node) -> bool:
-    """Return whether the expressions may differ at a few points only, so that agreement elsewhere is not enough."""
+    """Return True if the expressions may differ at a few points only, so that agreement elsewhere is not enough."""
     return has_any(INTEGER_FUNCTIONS, *nodes) or _is_piecewise(*nodes)
 
 
 def _is_piecewise(*nodes: Node) -> bool:
-    """Return whether the expressions may be one formula here and another one there."""
+    """Return True if the expressions may be one formula here and another one there."""
     return has_any(PIECEWISE, *nodes) or any(
         symbols(argument) for node in nodes for below in walk(node) for argument in _branches(below)
     )
 
 
 def is_real_point(point: Point) -> bool:
-    """Return whether all coordinates are real."""
+    """Return True if all coordinates are real."""
     return not any(isinstance(value, Complex) for value in point.values())
 
 
 def is_positive_point(point: Point) -> bool:
-    """Return whether all coordinates are positive reals."""
+    """Return True if all coordinates are positive reals."""
     return all(isinstance(value, Fraction) and value > 0 for value in point.values())
 
 
@@ -301,7 +301,7 @@ def _branches(node: Node) -> Iterator[Node]:
 
 
 def _is_even_root(node: Apply) -> bool:
-    """Return whether a root or a power has a degree, or a denominator of the exponent, that is even."""
+    """Return True if a root or a power has a degree, or a denominator of the exponent, that is even."""
     if node.head == "root":
         if len(node.args) > 1:
             degree = node.args[1]
@@ -332,7 +332,7 @@ def _rational(node: Node) -> Fraction | None:
 
 
 def _is_curved(radicand: Node) -> bool:
-    """Return whether a radicand may touch zero without a change of its sign: one with a power or a product of
+    """Return True if a radicand may touch zero without a change of its sign: one with a power or a product of
     variables."""
     return any(
         isinstance(below, Apply) and sum(map(bool, map(symbols, below.args))) >= _CURVING.get(below.head, 99)
@@ -357,7 +357,7 @@ def _factors(node: Node) -> Iterator[Node]:
 
 
 def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
-    """Return where `node` is zero as a function of one variable: exactly for a polynomial of degree 2, nearly for
+    """Return the zeros of `node` as a function of one variable: exactly for a polynomial of degree 2, nearly for
     others."""
 
     def at(x: Fraction) -> Any:

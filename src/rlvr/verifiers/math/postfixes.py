@@ -85,8 +85,8 @@ class Postfixes(Commands):
         return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
 
     def exponent(self) -> Node:
-        r"""Return what `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read
-        whole."""
+        r"""Return the argument of `^` or `_`: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is
+        read whole."""
         # `2^-3`, without braces.
         if self.accept("operator", "-"):
             return Apply("neg", (self.exponent(),))

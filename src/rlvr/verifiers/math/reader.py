@@ -69,7 +69,7 @@ class Reader(ABC):
         return name + primes
 
     def _inside(self, read: Callable[[], Node], bars_open: int = 0) -> Node:
-        """Return what `read` reads in brackets of its own; with -1 bars open a bar is the `such that` of a set."""
+        """Return the result of `read` in brackets of its own; with -1 bars open a bar is the `such that` of a set."""
         bars = self.bars
         self.bars = bars_open
         node = read()
@@ -77,7 +77,7 @@ class Reader(ABC):
         return node
 
     def ends(self) -> bool:
-        """Return whether nothing more can stand in this list: the end, a closing bracket, the end of an environment."""
+        """Return True if nothing more can stand in this list: the end, a closing bracket, the end of an environment."""
         kind, text, _ = self.peek()
         return kind in ("end", "close") or (kind == "environment" and text.startswith("end"))
 
@@ -101,4 +101,4 @@ class Reader(ABC):
 
     @abstractmethod
     def exponent(self) -> Node:
-        """Return what `^` or `_` takes."""
+        """Return the argument of `^` or `_`."""

@@ -59,7 +59,7 @@ Set = tuple[Interval, ...]
 
 
 def _closes_infinity(node: Node) -> bool:
-    r"""Return whether an interval has a square bracket at infinity, which no set of reals contains: `[0, \infty]`."""
+    r"""Return True if an interval has a square bracket at infinity, which no set of reals contains: `[0, \infty]`."""
     infinite = (_INFINITY, Apply("neg", (_INFINITY,)))
     return any(
         (below.opening == "[" and below.items[0] in infinite) or (below.closing == "]" and below.items[1] in infinite)
@@ -84,7 +84,7 @@ class RealSets:
         self.simplified = simplified
 
     def same(self, gold: Node, answer: Node) -> bool | None:
-        """Return whether two nodes are the same set; None where one is not understood as one."""
+        """Return True if two nodes are the same set; None if one is not understood as one."""
         try:
             if len(_letters(gold)) > 1 or len(_letters(answer)) > 1:  # `x > 2, y > 1` is no set of reals
                 return None

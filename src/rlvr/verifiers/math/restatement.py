@@ -49,7 +49,7 @@ _OPERATOR = re.compile(r"[-+*/^=<>]")
 
 
 def restates(prompt: str, gold: str, answer: str) -> bool:
-    """Return whether the cleaned `answer`, which is equal to the cleaned `gold`, is only what the prompt says."""
+    """Return True if the cleaned `answer`, which is equal to the cleaned `gold`, is only what the prompt says."""
     if read_number(answer):
         return False
     try:
@@ -71,7 +71,7 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
 
 
 def _states_what_is_said(gold: Node, answer: Node, prompt_formulas: tuple[Node, ...]) -> bool:
-    """Return whether a value that the answer states is a formula of the prompt, and not in the gold's form.
+    """Return True if a value that the answer states is a formula of the prompt, and not in the gold's form.
 
     Labels, declarations, units and set brackets are round a value, not part of it. A value and its rounding is one
     value.
@@ -98,7 +98,7 @@ def _stated(node: Node) -> list[tuple[Node, ...]]:
 
 
 def _is_formula(node: Node) -> bool:
-    """Return whether there is anything to work out: a number, a letter or a solved relation of the prompt may well be
+    """Return True if there is anything to work out: a number, a letter or a solved relation of the prompt may well be
     the answer."""
     return bool(children(node)) and not is_literal(node) and _solved_for(node) is None
 
@@ -114,7 +114,7 @@ def _bare(value: Node) -> Node:
 
 
 def _is_quoted(prompt: str, gold: str, answer: str) -> bool:
-    """Return whether the prompt has the answer letter by letter, and not the gold."""
+    """Return True if the prompt has the answer letter by letter, and not the gold."""
     quoted = spelling(answer)
     prompt_text = _spelled(prompt)
     # Fewer characters occur in nearly every prompt by chance.
@@ -153,7 +153,7 @@ def _formulas_of(prompt: str) -> tuple[Node, ...]:
 
 
 def _same_form(gold: Node, answer: Node) -> bool:
-    """Return whether the answer is written like the gold but for the order of terms; or solved for the same symbol,
+    """Return True if the answer is written like the gold but for the order of terms; or solved for the same symbol,
     where the gold is."""
     if _canonical(gold) == _canonical(answer):
         return True
@@ -162,7 +162,7 @@ def _same_form(gold: Node, answer: Node) -> bool:
 
 
 def _unsolved(gold: Node, answer: Node) -> bool:
-    """Return whether a relation in one unknown is not solved where the gold, a value, a set or a solved relation,
+    """Return True if a relation in one unknown is not solved where the gold, a value, a set or a solved relation,
     is."""
     if any(_is_unsolved(part) for part in _parts(gold)):
         return False
@@ -180,7 +180,7 @@ def _parts(node: Node) -> tuple[Node, ...]:
 
 
 def _is_unsolved(node: Node) -> bool:
-    """Return whether a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`,
+    """Return True if a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`,
     `|x| < 3`)."""
     if not isinstance(node, Relation) or not set(node.operators) <= _COMPARED or len(symbols(node)) != 1:
         return False
@@ -203,7 +203,7 @@ def _solved_for(node: Node) -> Symbol | None:
 
 
 def _rearranged(answer: Node, formula: Node) -> bool:
-    """Return whether the answer is a formula of the prompt, its terms in another order or on other sides."""
+    """Return True if the answer is a formula of the prompt, its terms in another order or on other sides."""
     if not (isinstance(answer, Relation) and isinstance(formula, Relation)):
         return _canonical(answer) == _canonical(formula)
     if (

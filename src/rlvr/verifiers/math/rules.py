@@ -10,7 +10,7 @@ class Rules:
     """The strictness of a comparison."""
 
     ordered: bool = False
-    """Whether the order of a plain list of answers counts; tuples and vectors are always ordered, sets never."""
+    """Compare a plain list of answers in order; tuples and vectors are always ordered, sets never."""
     require_simplified: bool = True
     r"""A plain number wants a plain number (`6 \cdot 7` is not 42), and an operator (an integral, a sum) must be worked
     out unless the gold has one too."""
@@ -29,4 +29,4 @@ class MathComparison:
     equal: bool | None
     """None: it cannot be decided here."""
     reason: str = ""
-    """Why the answer is not equal, where there is more to say than that its value is another."""
+    """The reason why the answer is not equal, if there is more to say than that its value is another."""

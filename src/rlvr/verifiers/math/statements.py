@@ -51,7 +51,7 @@ class StatementEntry:
     label: Node | None = None
     rounded: Node | None = None
     conditions: tuple[Node, ...] = ()
-    """When it holds."""
+    """Conditions under which it holds."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Statement:
 
     entries: tuple[StatementEntry, ...]
     is_set: bool = False
-    """Whether it was written as a set: order and repetitions mean nothing."""
+    """True if it was written as a set: order and repetitions mean nothing."""
     joined: str = ","
-    """How the entries were separated."""
+    """The separator of the entries."""
     declared: Declared = frozenset()
-    """What was said of letters beside the values: (k, Integers)."""
+    """Declarations of letters beside the values: (k, Integers)."""
 
 
 def read_statement(node: Node, sampler: PointSampler) -> Statement:
@@ -125,7 +125,7 @@ def _with_conditions(items: list[Node]) -> list[Node]:
 
 
 def _restricts(condition: Node, subject: Node) -> bool:
-    """Return whether an inequality restricts letters of the value before it; beside another inequality it is a second
+    """Return True if an inequality restricts letters of the value before it; beside another inequality it is a second
     answer."""
     if isinstance(subject, Builder):
         return _restricts(condition, subject.subject)
@@ -249,7 +249,7 @@ def _modulo(node: Node, modulus: Node) -> Node:
 
 
 def is_set(node: Node) -> bool:
-    """Return whether a node is written as a set."""
+    """Return True if a node is written as a set."""
     return node == Symbol("emptyset") or (isinstance(node, Bracket) and node.opening == "{")
 
 
@@ -343,7 +343,7 @@ def _in_units_of(one: Node, other: Node) -> Node:
 
 
 def _names(label: Node, values: Sequence[Node], sampler: PointSampler) -> bool:
-    """Return whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for
+    """Return True if a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for
     an identity (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
     match label:
         case Apply("*", (*_, Bracket("(", ")", arguments))):
@@ -357,7 +357,7 @@ def _names(label: Node, values: Sequence[Node], sampler: PointSampler) -> bool:
 
 
 def is_label(node: Node) -> bool:
-    r"""Return whether a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`,
+    r"""Return True if a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`,
     `\text{Area}`, `A : B`."""
     match node:
         case Symbol():

@@ -36,7 +36,7 @@ _VAGUE = re.compile(r"\.\.\.|\\[lcvd]?dots|\\ldots|\\(?:text|mathrm|mbox|operato
 
 
 def is_installed() -> bool:
-    """Return whether the package math-verify can be imported."""
+    """Return True if the package math-verify can be imported."""
     return importlib.util.find_spec("math_verify") is not None
 
 
@@ -47,17 +47,17 @@ def load() -> None:
 
 
 def fit(latex: str) -> bool:
-    """Return whether math-verify may be asked about `latex` at all."""
+    """Return True if math-verify may be asked about `latex` at all."""
     return len(latex) <= MAX_LENGTH and not _COSTLY.search(latex) and not _VAGUE.search(latex)
 
 
 def readable(latex: str) -> bool:
-    """Return whether `latex` is a mathematical object, not only a text."""
+    """Return True if `latex` is a mathematical object, not only a text."""
     return any(not isinstance(item, str) for item in _parse(latex))
 
 
 def equal(gold: str, answer: str, seconds: float) -> bool:
-    r"""Return whether two LaTeX answers mean the same. Not symmetric: the gold decides what form is asked for.
+    r"""Return True if two LaTeX answers mean the same. Not symmetric: the gold decides what form is asked for.
 
     Where the gold states no equation, a chain of equalities is right only when every side is, except a first side that
     names what was asked for (`\sin\theta = ...`): `1 = \sqrt{2}` is two answers. Raises deadline.OutOfTime.

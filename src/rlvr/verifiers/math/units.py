@@ -229,13 +229,13 @@ _IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "c
 
 
 def changes_meaning(words: str) -> bool:
-    """Return whether words after a value say something else than its unit or what it counts."""
+    """Return True if words after a value say something else than its unit or what it counts."""
     return _MEANINGFUL.search(words) is not None
 
 
 def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> Fraction | None:
-    """Return how many of the gold's unit one of the answer's is; None where they disagree. `nouns` are the words of the
-    problem.
+    """Return the size of the answer's unit in units of the gold's; None where they disagree. `nouns` are the words of
+    the problem.
 
     A unit may be left out, and one may be added (see `_may_be_added`). Where both sides state one, either both are
     known, and of one dimension, or they are the same words (`3 apples`, `3 apple`).
@@ -279,7 +279,7 @@ def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...
 
 
 def _may_be_added(unit: str, nouns: frozenset[str]) -> bool:
-    """Return whether words beside a gold without a unit only name what is counted.
+    """Return True if words beside a gold without a unit only name what is counted.
 
     They do where all of them are known: units, counters, words of the problem, common nouns (counted.py). An adjective
     stands before a noun. Words that say more (`is extraneous`, `in base 6`, `(rejected)`) never do.

@@ -1,4 +1,4 @@
-"""Verdicts that were given before: the same verifier, the same gold, the same extracted answer.
+"""A cache of verdicts, by verifier, gold and extracted answer.
 
 Invariant: only what the answer alone decides is kept, never a timeout, an error, an undecided verdict, or one that
 points into its completion's text.
@@ -20,7 +20,7 @@ Key = tuple[int, Hashable]
 
 
 class VerdictCache:
-    """The verdicts last asked for, at most `entries` of them; safe to use from several threads."""
+    """The most recently used verdicts, at most `entries` of them; safe to use from several threads."""
 
     def __init__(self, entries: int = ENTRIES) -> None:
         self.entries = entries
@@ -29,7 +29,8 @@ class VerdictCache:
 
     @staticmethod
     def key(verifier: Verifier, task: Task, completion: str) -> Key | None:
-        """Under what the verdict is kept; None where the verifier does not say, or says nonsense."""
+        """Return the key of a verdict; None if the verifier gives no key, raises, or gives one that cannot be
+        hashed."""
         try:
             # By identity: two verifiers of one class may have other options.
             key = (id(verifier), verifier.cache_key(task, completion))
@@ -39,7 +40,7 @@ class VerdictCache:
         return None if key[1] is None else key
 
     def get(self, key: Key) -> Verdict | None:
-        """The verdict kept under a key."""
+        """Return the verdict of a key, or None."""
         with self._lock:
             if key not in self._kept:
                 return None
@@ -47,7 +48,8 @@ class VerdictCache:
             return self._kept[key][1]
 
     def put(self, key: Key, verifier: Verifier, verdict: Verdict) -> None:
-        """Keep a verdict, if it is one to keep. The verifier is kept along, so that its id stays its own."""
+        """Store a verdict if the answer alone decides it. The verifier is stored with it, so that no other one gets its
+        id."""
         # A timeout or an error may be the machine's, and would be repeated for ever.
         failed = verdict.status in (VerdictStatus.TIMEOUT, VerdictStatus.ERROR)
         if failed or not verdict.decided or verdict.spans:

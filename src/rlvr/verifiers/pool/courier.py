@@ -1,4 +1,4 @@
-"""Coroutines for another thread's loop, with one wake-up for all that one turn of the caller's loop asks for.
+"""Runs coroutines on another thread's loop, with one wake-up for all that one turn of the caller's loop starts.
 
 Sixty rollouts that end in the same decoding step are verified at once: waking the other thread for each, and being
 woken for each verdict, costs more than a quick verifier does. Invariant: a call ends as its coroutine ended, or was
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class _Call:
     coroutine: Coroutine[Any, Any, Any]
     loop: asyncio.AbstractEventLoop
-    """The caller's."""
+    """The caller's loop."""
     future: asyncio.Future[Any]
     task: asyncio.Task[Any] | None = None
     given_up: bool = False
@@ -32,9 +32,9 @@ class Courier:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._unsent: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
-        """What was not sent yet, by the caller's loop, whose thread alone touches its entry."""
+        """Calls that are not sent yet, by the caller's loop; only that loop's thread touches its entry."""
         self._done: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
-        """What ended in this turn of the other loop, by the caller's loop."""
+        """Calls that ended in this turn of `loop`, by the caller's loop."""
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of `coroutine`; RuntimeError when the loop has ended, CancelledError when it cancels what it

@@ -149,7 +149,7 @@ class VerifierPool:
 
     @property
     def processes(self) -> int:
-        """Worker processes there are."""
+        """Number of worker processes."""
         return self._worker_groups.alive
 
     def verify_many(self, verifier: Verifier, pairs: Iterable[tuple[Task, str]]) -> list[Verdict]:
@@ -293,7 +293,8 @@ class VerifierPool:
             warnings.warn(message, stacklevel=2)
 
     async def _composed(self, verifier: Verifier, compose: Any, job: VerifierJob) -> Verdict:
-        """Return what a verifier made of verifiers says. It holds no slot and no clock: its parts have theirs."""
+        """Return the verdict of a verifier that is made of others. It has no slot and no time limit: its parts have
+        their own."""
         (completion,) = job.completions
         (token_ids,) = job.token_ids
 
@@ -378,11 +379,11 @@ class Verification:
             raise DataError(f"{len(bad)} tasks cannot be verified; correct or remove them:\n{shown}")
 
     def by_group(self, task: Task) -> bool:
-        """Return whether the verifier of a task wants the rollouts of a group together."""
+        """Return True if the verifier of a task wants the rollouts of a group together."""
         return self.of(task).verify_group is not None
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
-        """Return whether two extracted answers to a task are the same, as its verifier sees it."""
+        """Return True if two extracted answers to a task are the same by the rule of its verifier."""
         return self.of(task).judge_of(task).same_answer(first, second)
 
     async def verify(self, rollout: Rollout) -> Rollout:

@@ -19,13 +19,13 @@ from rlvr.verifiers.pool.worker_process import ONE_THREAD
 
 # Arbitrary: for temporary files of a verifier. It is memory of the host.
 TMP_BYTES = 64 * 2**20
-"""What fits into the sandbox's only writable folder, /tmp."""
+"""Bytes that fit into the sandbox's only writable folder, /tmp."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 
 
 def missing() -> str | None:
-    """Why there can be no sandbox here, or None."""
+    """Return the reason why there can be no sandbox here, or None."""
     if shutil.which("bwrap") is None:
         return "a sandbox needs the program bwrap: install the package bubblewrap (apt install bubblewrap)"
     return None

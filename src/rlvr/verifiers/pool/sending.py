@@ -17,7 +17,7 @@ MAX_BYTES = 2**28
 
 
 def packed(verifier: Verifier) -> Load | str:
-    """The verifier ready for sending, or why it cannot be sent."""
+    """Return the verifier ready for sending, or the reason why it cannot be sent."""
     try:
         body = cloudpickle.dumps(verifier)
     except Exception as error:  # pickling runs the verifier's own code

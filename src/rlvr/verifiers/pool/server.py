@@ -38,7 +38,7 @@ _SET_DEATH_SIGNAL = 1
 _SET_SUBREAPER = 36
 
 Run = Callable[[socket.socket], None]
-"""What a child does with its socket."""
+"""The work of a forked child on its socket."""
 
 
 def main() -> None:

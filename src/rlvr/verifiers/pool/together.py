@@ -1,5 +1,5 @@
-"""Jobs of a quick verifier that are asked for at nearly the same moment: they wait for each other where they are asked
-for, and go on as one.
+"""Batching of the jobs of a quick verifier that arrive at nearly the same moment: they wait in the caller's loop and
+are sent as one.
 
 A job by itself costs a fifth of a millisecond on its way to a worker and back, and most of that again on its way to the
 pool's loop. Invariant: whatever goes wrong with several, each is then done alone, under its own limit, so that no
@@ -26,7 +26,7 @@ QUICK = 0.002
 """Mean seconds for a verdict up to which a verifier is quick."""
 # Weight of an exponential mean: about the last twenty verdicts. Arbitrary.
 SHARE = 0.1
-"""What the newest verdict counts in that mean."""
+"""Weight of the newest verdict in that mean."""
 # Bundles of 16, 32 and 64 were within 1 ms of each other (docs/log.md).
 MOST = 32
 """Jobs of one worker at a time."""
@@ -34,10 +34,10 @@ WORTH = 0.001
 """Seconds of work that are worth another worker."""
 # Two full bundles.
 ENOUGH = 64
-"""Jobs that are not held any longer."""
+"""Waiting jobs that are sent without further delay."""
 
 Found: TypeAlias = "list[Verdict] | None"
-"""The verdicts of a job; None where it has to be done alone."""
+"""The verdicts of a job; None if it must be done alone."""
 
 
 class LatencyAverage:
@@ -48,25 +48,26 @@ class LatencyAverage:
 
     @property
     def quick(self) -> bool:
-        """Return whether its jobs may go together. From any thread."""
+        """Return True if its jobs may be sent together. From any thread."""
         return self._mean is not None and self._mean <= QUICK
 
     def note(self, seconds: float) -> None:
-        """A verdict took so long."""
+        """Add the seconds of a verdict to the average."""
         if self._mean is None:
             self._mean = seconds
         else:
             self._mean = (1 - SHARE) * self._mean + SHARE * seconds
 
     def workers(self, jobs: int) -> int:
-        """Return how many workers so many jobs are worth: up to the cores, or more where those would have too much."""
+        """Return the number of workers for a number of jobs: up to the cores, or more where those would have too
+        much."""
         # Expected seconds of all jobs in units of WORTH.
         worth = int(jobs * (self._mean or 0.0) / WORTH)
         return max(-(-jobs // MOST), min(worth, jobs, cores()))
 
 
 class Together:
-    """The jobs that wait, on any number of loops. `send(verifier, jobs)` finds what is known of each."""
+    """The waiting jobs of any number of loops. `send(verifier, jobs)` returns the verdicts of each, or None."""
 
     def __init__(self, send: Callable[[Verifier, Sequence[VerifierJob]], Awaitable[Sequence[Found]]]) -> None:
         self._send = send

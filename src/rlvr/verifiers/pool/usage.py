@@ -1,4 +1,4 @@
-"""The use of its limits by a worker process, since a verifier may hide that it ran out.
+"""The share of its limits that a worker process uses, since a verifier may hide that it ran out.
 
 A verifier that keeps memory or descriptors of each call runs out some day, and may turn that into an error of its own
 or into a score of 0. So no answer is left to a worker that is nearly full, if a fresh one could do better.
@@ -16,8 +16,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 FULL = 0.8
 """Share of a limit from which a worker is full, whatever it started with."""
 HALF = 0.5
-"""Share from which a worker is full that has grown. One that keeps the same in each call cannot serve another call only
-where it is past the half: n calls fit and n + 1 do not, so that n / (n + 1) of the limit are used."""
+"""Share from which a worker that has grown is full. One that keeps as much of each call cannot serve another call only
+if it is past the half: n calls fit and n + 1 do not, so that n / (n + 1) of the limit are used."""
 GROWN = 0.1
 """Share by which a worker must have grown since its first answer: less is the allocator's play, and what a verifier
 loads with its first answer would be loaded again by every fresh worker."""
@@ -40,17 +40,17 @@ class Usage:
 
     @property
     def full(self) -> bool:
-        """Return whether answers of this process are not to be trusted, and one of a fresh process may be."""
+        """Return True if answers of this process cannot be trusted, while those of a fresh process may be."""
         if self._first is None:
             return False
         return self._now > FULL or (self._now > HALF and self._now > self._first + GROWN)
 
     def measure(self) -> None:
-        """Look, after a job."""
+        """Measure the use, after a job."""
         self._now = max(self._memory(), _descriptors())
 
     def served(self) -> None:
-        """A job was answered."""
+        """Note that a job was answered."""
         if self._first is None:
             self._first = self._now
 
@@ -67,7 +67,7 @@ class Usage:
 
 
 def _address_space() -> int:
-    """Bytes."""
+    """Bytes of this process's address space."""
     file = os.open("/proc/self/statm", os.O_RDONLY)  # pathlib and open() take three times as long
     try:
         return int(os.read(file, 64).split(maxsplit=1)[0]) * PAGE
@@ -76,7 +76,7 @@ def _address_space() -> int:
 
 
 def _descriptors() -> float:
-    """The share of the descriptors that are open. One is that of the folder itself."""
+    """The share of the descriptors that are open. One of them is that of the folder itself."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         count = len(os.listdir("/proc/self/fd"))

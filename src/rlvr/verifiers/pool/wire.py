@@ -22,22 +22,22 @@ LENGTH = struct.Struct("!I")
 # Bytes asked for in a read; arbitrary, above the size of nearly all replies.
 CHUNK = 2**18
 MAX_FRAME = 64 * 2**20
-"""Bytes of a reply; a process that announces more sends nonsense."""
+"""Largest reply in bytes; a process that announces a larger one is broken."""
 
 # Network byte order without padding: 5 bytes.
 REQUEST = struct.Struct("!ci")
-"""What is asked for, and of which process."""
+"""The kind of a request, and the process id that it is about."""
 FORK = b"F"
 END = b"E"
 WORK = b"W"
-"""Fork, to serve the socket sent along; kill a child and reap it; become a worker oneself."""
+"""Kinds of requests: fork, to serve the socket sent along; kill a child and reap it; become a worker oneself."""
 REPLY = struct.Struct("!i")
 """The process id of the fork (0: it failed), or the exit code of the child that was ended."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A verifier as it is sent."""
+    """A verifier in the form in which it is sent."""
 
     verifier: bytes
     files: tuple[tuple[str, str], ...] = ()
@@ -54,7 +54,7 @@ class VerifierJob:
     group: bool = False
 
     async def verdicts(self, verifier: Verifier, call: Caller | None = None) -> list[Verdict]:
-        """Return what `verifier` says, one verdict per completion."""
+        """Return the verdicts of `verifier`, one per completion."""
         if self.group:
             return await judged_group(verifier, self.task, self.completions, self.token_ids, call)
         return [await judged(verifier, self.task, self.completions[0], self.token_ids[0], call)]
@@ -140,12 +140,12 @@ class Stream:
 
     @property
     def open(self) -> bool:
-        """Return whether this end is open."""
+        """Return True if this end is open."""
         return self.sock.fileno() >= 0
 
     @property
     def quiet(self) -> bool:
-        """Return whether the other end is open and has said nothing unasked."""
+        """Return True if the other end is open and has sent nothing unasked."""
         try:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

@@ -97,7 +97,7 @@ def _failed(error: BaseException, count: int) -> bytes:
 
 
 async def bounded(verify: Callable[[], Any]) -> Any:
-    """Return what `verify` returns. Exhausted where it fails for want of a resource: whether the answer took it, or
+    """Return the result of `verify`. Exhausted if it fails for want of a resource: whether this answer used it up, or
     answers before it did, shows in a fresh process."""
     try:
         result = verify()

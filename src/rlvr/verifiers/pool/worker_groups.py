@@ -43,9 +43,9 @@ BUNDLE_SECONDS = 1.0
 """Seconds for several jobs, after which each is tried alone."""
 # Loading may take seconds or fail at once: without the pause every answer would pay for it.
 RETRY_SECONDS = 60.0
-"""A verifier that could not be loaded is not tried again for so long."""
+"""Seconds before a verifier that could not be loaded is tried again."""
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
-"""What a process does to itself; SIGKILL comes from outside."""
+"""Signals of a process that crashed by itself; SIGKILL comes from outside."""
 
 
 class LoadError(Exception):
@@ -71,8 +71,8 @@ class WorkerGroups:
         self._worker_groups: OrderedDict[Load, WorkerGroup] = OrderedDict()
 
     def of(self, verifier: Verifier) -> WorkerGroup | str:
-        """The worker group of a verifier, or why it can have none. A verifier is pickled when it is first used; those
-        with the same pickle share a group."""
+        """The worker group of a verifier, or the reason why it can have none. A verifier is pickled when it is first
+        used; those with the same pickle share a group."""
         owner = _owner(verifier)
         # The owner is kept beside its pickle, so that its id stays its own.
         if id(owner) not in self._sent:
@@ -90,7 +90,7 @@ class WorkerGroups:
         return self._worker_groups[load]
 
     def quick(self, verifier: Verifier) -> bool:
-        """Return whether jobs of the verifier may go together. From any thread."""
+        """Return True if jobs of the verifier may be sent together. From any thread."""
         _, load = self._sent.get(id(_owner(verifier)), (None, None))
         if isinstance(load, Load):
             worker_group = self._worker_groups.get(load)
@@ -99,7 +99,7 @@ class WorkerGroups:
         return worker_group is not None and worker_group.latency.quick
 
     def refuse(self, verifier: Verifier, reason: str) -> None:
-        """From now on the verifier can have no worker group."""
+        """Give the verifier no worker group from now on."""
         for key, (owner, _) in self._sent.items():
             if owner is _owner(verifier):
                 self._sent[key] = owner, reason
@@ -116,7 +116,7 @@ class WorkerGroups:
 
     @property
     def alive(self) -> int:
-        """Workers there are."""
+        """Number of workers."""
         return sum(worker_group.alive for worker_group in list(self._worker_groups.values()))
 
     def trim(self, keep: WorkerGroup) -> None:
@@ -143,7 +143,8 @@ class WorkerGroups:
 
 
 def _owner(verifier: Verifier) -> Any:
-    """Return what is sent once for all that are the same: a function, however often it is wrapped, or the verifier."""
+    """Return the object that stands for all equal verifiers, which are sent once: a function, however often it is
+    wrapped, or the verifier."""
     if isinstance(verifier, FunctionVerifier):
         return verifier.call.function
     return verifier
@@ -174,7 +175,7 @@ class WorkerGroup:
         self._failure: LoadError | None = None
         self._failed_at = 0.0
         self._has_decided = False
-        """Whether a worker has ever come to a score: one answer at least does not need too much."""
+        """True once a worker has given a score: at least one answer did not need too much memory."""
         self._warned = False
 
     async def run(self, job: VerifierJob, limit: float) -> list[Verdict]:

@@ -125,7 +125,7 @@ class Server(Forker):
 
     @property
     def alive(self) -> bool:
-        """Return whether it runs and can be asked."""
+        """Return True if the process runs and can take a job."""
         return self.stream.open and self.process.poll() is None
 
     async def close(self, seconds: float = 5.0) -> None:

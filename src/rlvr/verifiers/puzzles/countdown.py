@@ -76,7 +76,7 @@ class CountdownVerifier(AnswerVerifier):
         )
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Return whether two expressions have the same value."""
+        """Return True if two expressions have the same value."""
         one, other = (read_expression(bare(text).partition("=")[0]) for text in (first, second))
         if isinstance(one, str) or isinstance(other, str):
             return first.split() == second.split()

@@ -130,7 +130,7 @@ class ReasoningGymVerifier(AnswerVerifier):
 
 
 def harmless(text: str) -> bool:
-    """Return whether evaluating `text` can only do arithmetic: no string, no attribute, no name but letters and
+    """Return True if the evaluation of `text` can only do arithmetic: no string, no attribute, no name but letters and
     functions, one power at a time."""
     words = _WORD.findall(text)
     # Single letters are variables of a polynomial; every other word would be a name of Python.

@@ -30,14 +30,14 @@ _BFCL_IGNORED = re.compile(r"[ ,./\-_*^]")
 
 @dataclass(frozen=True)
 class Equality:
-    """When two argument values are the same. True and 1 never are."""
+    """The rule by which two argument values are the same. True and 1 never are."""
 
     int_is_float: bool = True
     number_is_text: bool = False
     text: TextMatch = "exact"
 
     def same(self, found: Any, wanted: Any) -> bool:
-        """Return whether two JSON values are the same, item by item."""
+        """Return True if two JSON values are the same, item by item."""
         # First, since `True == 1` in Python.
         if isinstance(found, bool) or isinstance(wanted, bool):
             return found is wanted
@@ -213,6 +213,6 @@ def _jaccard(first: Iterable[str], second: Iterable[str]) -> float:
 
 
 def _in_order(wanted: Sequence[Wanted], calls: Sequence[ToolCall]) -> int:
-    """Return how many names can be paired in order (longest common subsequence)."""
+    """Return the number of names that can be paired in order (longest common subsequence)."""
     pairs = align([[float(w.name == c.name) for c in calls] for w in wanted])
     return sum(wanted[i].name == calls[j].name for i, j in pairs)

@@ -44,7 +44,7 @@ class ToolCallVerifier(Verifier):
     """
 
     format: Format = "hermes"
-    """How calls are written: `hermes` (`<tool_call>` blocks, Qwen too), `json` (a list), `openai`, `python`
+    """Format of the calls: `hermes` (`<tool_call>` blocks, Qwen too), `json` (a list), `openai`, `python`
     (`f(a=1)`)."""
     credit: Credit = "none"
     """Partial credit: `none`, `fraction` (ToolRL's R_max / S_max), or `toolrl`, its reward 6 R_max / S_max - 3 plus 1

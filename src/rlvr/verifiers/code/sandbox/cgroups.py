@@ -28,7 +28,7 @@ lower: the limits of programs are wall clock, and on a busy machine honest ones 
 _WEIGHT = 50
 """The same for version 2, whose default is 100."""
 _BESIDE_BYTES = 128 * 2**20
-"""Memory of a zygote (60 MB with numpy) and its supervisors, beside the programs."""
+"""Memory of a zygote (60 MB with numpy) and its supervisors, in addition to that of the programs."""
 _PROCESSES_BESIDE = 16
 """A zygote, bubblewrap's own process and supervisors."""
 # cgroup-v2.rst, "No Internal Process Constraint".
@@ -135,8 +135,8 @@ def _own(version: int, names: tuple[str, ...], membership: str, root: str, place
 
 
 def _delegated(folder: Path) -> bool:
-    """The mark that systemd puts on a cgroup with Delegate=yes; without root's rights, being its owner says the
-    same."""
+    """Return True if a cgroup is delegated to us: it has the mark that systemd puts on one with Delegate=yes or,
+    without root's rights, we own it."""
     if os.geteuid() != 0:
         return True
     for name in ("user.delegate", "trusted.delegate"):

@@ -82,8 +82,8 @@ print({done!r})
 
 
 async def weakness(tier: Tier) -> str | None:
-    """Return what speaks against a tier here, in words, or None: it does not start, or something works that it should
-    stop."""
+    """Return the reason why a tier cannot be used here, in words, or None: it does not start, or an attempt succeeds
+    that it should stop."""
     # Read back from the program's own words: `files` worked only where it saw this.
     secret = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:

@@ -44,7 +44,7 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True)
 class Program:
-    """What is sent to the supervisor and to the program's process."""
+    """A job in the form in which it is sent to the supervisor and to the program's process."""
 
     order: dict[str, Any]
     """The kind of the job and the parameters of that kind, which `inside.program` reads."""
@@ -58,7 +58,7 @@ class Program:
 
     @property
     def answers(self) -> bool:
-        """Return whether the program must report a value: all kinds but scripts and compiled programs."""
+        """Return True if the program must report a value: all kinds but scripts and compiled programs."""
         return self.order["kind"] not in ("script", "execute")
 
 

@@ -13,10 +13,10 @@ from rlvr.verifiers.code.runner import Job, Limits
 from rlvr.verifiers.code.sandbox.tiers import SYSTEM
 
 COMPILING = Limits(seconds=60.0, cpu_seconds=20.0, memory_mb=1024, output_bytes=2**16, processes=32, file_mb=64)
-"""What compiling one program may spend. The bound is processor time, which a busy machine does not change; the wall
+"""Limits of the compilation of one program. The bound is processor time, which a busy machine does not change; the wall
 clock, three times as much, ends a compiler that waits."""
 PROGRAM = "program"
-"""The name of what a compiler makes."""
+"""File name of a compiler's output."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Language:
 
     @property
     def path(self) -> str | None:
-        """Return where the compiler or interpreter is, within what a sandbox can read."""
+        """Return the path of the compiler or interpreter in the folders that a sandbox can read, or None."""
         for name in self.programs:
             # Only what a sandbox can read: a compiler of conda or nix, elsewhere in PATH, could not be executed there.
             executable = shutil.which(name, path="/usr/bin:/bin:/usr/local/bin")

@@ -52,6 +52,6 @@ class Link:
         return taken
 
     def close(self) -> None:
-        """Close this end; the other hears of it."""
+        """Close this end; the other end then reads the end of the stream."""
         with contextlib.suppress(OSError):
             self.sock.close()

@@ -260,7 +260,7 @@ def _failed(task: asyncio.Task[Outcome]) -> bool:
 
 
 def _is_packed_program(claim: bytes) -> bool:
-    """Return whether `claim` has the form that a compiler's process reports: the size of the executable, then the
+    """Return True if `claim` has the form that a compiler's process reports: the size of the executable, then the
     executable compressed by zlib. The size must be within the file limit of a compilation."""
     size = int.from_bytes(claim[:SIZE_BYTES], "big")
     return len(claim) > SIZE_BYTES and size <= COMPILING.file_mb * 2**20

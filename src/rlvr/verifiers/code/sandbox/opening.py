@@ -52,13 +52,13 @@ def _strongest(tiers: Sequence[Tier]) -> Tier:
 
 
 def in_words(tier: Tier) -> str:
-    """Return what a tier does not stop."""
+    """Return the escapes that a tier does not stop, in words."""
     return ", ".join(ESCAPES[name] for name in tier.not_stopped)
 
 
 @functools.cache
 def problem_of(tier: Tier) -> str | None:
-    """Why a tier cannot be had here, or None; tried once in a process."""
+    """Return the reason why a tier cannot be used here, or None; tried once in a process."""
     lacking = missing(tier)
     if lacking is not None:
         return lacking

@@ -31,7 +31,7 @@ WORKERS = 32
 COMPILE_SECONDS = 20.0
 # A service has a queue of its own; arbitrary.
 _QUEUE_SECONDS = 60.0
-"""How long a service may let wait beyond the program's own limits."""
+"""Seconds that a program may wait at a service beyond its own limits."""
 _LANGUAGES = {"python": "python", "cpp": "cpp", "javascript": "nodejs"}
 # As in the local runner: one failure may be chance (a restarted service). Each attempt may cost the whole wait.
 _ATTEMPTS = 2
@@ -142,7 +142,7 @@ class RemoteRunner:
 
 
 def _code(job: Job, marker: str) -> str:
-    """Return what the service runs: the source, or a program around it that makes the call or seals it."""
+    """Return the code that the service runs: the source, or a program around it that makes the call or seals it."""
     if job.sealed:
         seal = _SEALED.format(sealing=_text_of(sealing))
     else:

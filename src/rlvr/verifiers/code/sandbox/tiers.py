@@ -15,7 +15,7 @@ from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, TMP, Setting
 
 NOBODY = 65534
 SANDBOX_MB = 64
-"""What fits into the writable folder of a bubblewrap without namespaces inside."""
+"""Megabytes of the writable folder of a bubblewrap without namespaces inside."""
 
 _CODE = Path(__file__).resolve().parents[1]
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
@@ -43,13 +43,13 @@ class Tier:
     landlock: bool
     seccomp: bool
     not_stopped: tuple[str, ...]
-    """What a program can do in spite of it: names of `ESCAPES`."""
+    """Escapes that the tier does not stop: names of `ESCAPES`."""
     packages: tuple[str, ...] = ()
-    """What programs may import beside the standard library."""
+    """Packages that programs may import beside the standard library."""
 
     @property
     def lasting(self) -> bool:
-        """Return whether one zygote serves many jobs; else each job has its own, which separates them."""
+        """Return True if one zygote serves many jobs; else each job has its own, which separates them."""
         return self.namespaces
 
 
@@ -69,7 +69,7 @@ ESCAPES = {
     "memory": "more memory than its limit",
     "processes": "more processes than its limit",
 }
-"""What the self-test tries (`escape_probe.py`), in words."""
+"""Escapes that the self-test tries (`escape_probe.py`), in words."""
 
 # Arguments: name, bubblewrap, namespaces, landlock, seccomp, what is not stopped. `docs/code.md` says what each one
 # does.
@@ -83,7 +83,7 @@ TIERS = (
 
 
 def missing(tier: Tier) -> str | None:
-    """Why a tier cannot be tried here, or None."""
+    """Return the reason why a tier cannot be tried here, or None."""
     if sys.platform != "linux":
         return "it needs Linux"
     if tier.bubblewrap and shutil.which("bwrap") is None:
@@ -150,8 +150,8 @@ def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]
 
 
 def packages(prefix: str) -> list[str]:
-    """Return where packages are installed for the interpreters of this system: they may hold data sets, and with them
-    answers."""
+    """Return the folders in which packages are installed for the interpreters of this system: they may hold data sets,
+    and with them answers."""
     patterns = [f"lib*/python3*/{kind}-packages" for kind in ("site", "dist")]
     folders = [path for base in (prefix, "/usr", "/usr/local") for glob in patterns for path in Path(base).glob(glob)]
     return sorted({os.path.realpath(path) for path in folders})
@@ -180,7 +180,7 @@ def _streams(folder: str) -> list[tuple[str, str]]:
 
 
 def _socket_bytes() -> int:
-    """Return what the kernel buffers for one socket; it is not to be seen from within a network namespace."""
+    """Return the bytes that the kernel buffers for one socket; they cannot be read from within a network namespace."""
     try:
         return int(Path("/proc/sys/net/core/wmem_default").read_text())
     except (OSError, ValueError):

@@ -91,7 +91,7 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Return whether it can be asked."""
+        """Return True if the zygote can still take requests."""
         if self._control.fileno() < 0 or self._process.poll() is not None:
             return False
         try:

@@ -102,7 +102,8 @@ def in_method(error: Exception, frame: FrameType | None, file: str) -> Exception
 
 
 def _given(arguments: str, message: str) -> list[Any]:
-    """Return what the exception was made of, or its message: `KeyError('a')` has the message `'a'` in quotes."""
+    """Return the arguments of the exception, or a list of its message if they were not sent: `KeyError('a')` has the
+    message `'a'` in quotes."""
     try:
         decoded = values.decode(arguments.encode(), _ARGUMENTS_SIZE)
     except ValueError:

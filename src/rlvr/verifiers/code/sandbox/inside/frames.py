@@ -45,6 +45,6 @@ def _exactly(fd: int, count: int) -> bytes | None:
 
 
 def decoded(body: bytes) -> Any:
-    """Return what a JSON text of the trainer says; `json.loads` looks for other encodings and for spaces around it
-    first."""
+    """Return the value of a JSON text from the trainer; `json.loads` would first look for other encodings and for
+    spaces around it."""
     return _DECODE(body.decode())[0]

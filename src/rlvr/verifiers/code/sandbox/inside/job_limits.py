@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 TMP = "/tmp"
 STREAMS = "/proc/fd"
-"""Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to
-it."""
+"""Folder in which a program in namespaces of its own finds its standard streams; `/dev/stdin` and the like are links
+into it."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Setting:
     """Parts of a tier, for a zygote and its jobs."""
 
     user: int | None = None
-    """Whom to become, by number; None: stay."""
+    """Number of the user to change to; None: no change."""
     namespaces: bool = True
     landlock: bool = True
     seccomp: bool = True
@@ -25,13 +25,14 @@ class Setting:
     """The one writable folder."""
     readable: tuple[str, ...] = ("/",)
     socket_bytes: int = 212_992
-    """What the kernel buffers for one socket (net.core.wmem_default)."""
+    """Bytes that the kernel buffers for one socket (net.core.wmem_default)."""
     processes_beside: int | None = 1
-    """How many processes of the same user the kernel counts beside the program's own; None: they cannot be limited."""
+    """Number of processes of the same user that the kernel counts beside the program's own; None: they cannot be
+    limited."""
     packages: tuple[str, ...] = ()
-    """Imported before there is a program ..."""
+    """Packages that are imported before there is a program."""
     place: str = ""
-    """... from this folder."""
+    """The folder of these packages."""
 
 
 class Order(NamedTuple):

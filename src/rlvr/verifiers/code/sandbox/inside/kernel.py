@@ -25,7 +25,7 @@ _SET_SUBREAPER = 36
 _NO_NEW_PRIVILEGES = 38
 _AMBIENT = 47
 _NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)
-"""What capset takes: the version of its interface (3) and this process; three empty sets, in two halves each."""
+"""Arguments of capset: the version of its interface (3) and this process; three empty sets, in two halves each."""
 _CLONE, _CAPSET = {"x86_64": (56, 126), "aarch64": (220, 91)}.get(platform.machine(), (-1, -1))
 """Numbers of system calls; -1 is none, and fails."""
 

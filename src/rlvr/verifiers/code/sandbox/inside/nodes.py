@@ -63,7 +63,7 @@ def _changing(function: Callable[..., Any], argument: int) -> Callable[..., Any]
 
 
 def _of_several(note: str) -> bool:
-    """Return whether an annotation is that of a list of nodes."""
+    """Return True if an annotation is that of a list of nodes."""
     return "list[" in note.lower()
 
 

@@ -25,7 +25,8 @@ AWAITED = b"a"
 """Reports: an object that is kept, as `[number, name of its class]`, or a function, with no name; the value that a
 coroutine gave."""
 Ask = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
-"""What the program's process answers to a call: of a name, or of `#number` and what is done with it."""
+"""Sends a call to the program's process and returns its answer: the path is a name, or `#number` with an operation on
+that object."""
 
 _FUNCTIONS = (
     types.FunctionType,
@@ -46,7 +47,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "setattr": setattr,
 }
 _SENT = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, Iterator)
-"""What a subclass of arrives as what it is a kind of."""
+"""Types whose values are sent; an object of a subclass arrives as one of the type itself."""
 _BUILTIN_METHODS = frozenset(
     name
     for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, bytearray, range)
@@ -63,8 +64,8 @@ class Kept:
         self._numbers: dict[int, int] = {}
 
     def find(self, path: str) -> Callable[..., Any]:
-        """Return what a test asks for: `#3.push`, a method of object 3; `#3?x`, its field; `#3`, itself called; `@len`,
-        an operation."""
+        """Return the function for a path that a test asks for: `#3.push`, a method of object 3; `#3?x`, its field;
+        `#3`, the object itself; `@len`, an operation."""
         if path.startswith("@"):
             return _OPERATIONS.get(path[1:], lambda one: values.encode(one))
         head, dot, name = path.partition("." if "." in path else "?")
@@ -221,7 +222,7 @@ class Proxies:
         return candidate
 
     def named(self, name: str, kind: str) -> Any:
-        """Return what a test means by a name of the program, by the kind that `names.kinds` gives it."""
+        """Return the stand-in for a name of the program in a test, by the kind that `names.kinds` gives it."""
         if kind == "function":
             return self.function(name, name)
         if kind == "exception":
@@ -238,11 +239,11 @@ class Proxies:
         return lambda *args, **kwargs: self._call_program(path, args, kwargs, True)
 
     def ask(self, path: str, args: Any, kwargs: Any) -> Any:
-        """Return what the program answers."""
+        """Return the program's answer to a call."""
         return self._call_program(path, args, kwargs, False)
 
     def held(self, number: int, name: str) -> Any:
-        """Return what stands for an object of that number and class, or for a function where there is no class."""
+        """Return the stand-in for an object of that number and class, or for a function if there is no class."""
         self._any_held = True
         if not name:
             return HeldFunction(self.ask, number)

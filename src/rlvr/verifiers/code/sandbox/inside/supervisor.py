@@ -27,12 +27,12 @@ STARTED = b"F"
 # A compromise: one look reads a file of /proc for each process. Between two looks a program can pass `memory_mb` by
 # what RLIMIT_AS allows its `processes` together (docs/code.md, "Memory of the host").
 _WATCH_SECONDS = 0.03
-"""Between two looks at the memory of all processes together."""
+"""Seconds between two checks of the memory of all processes together."""
 _STREAM_BUFFERS = 1.5
 _DATAGRAM_BUFFERS = 11
-"""What a Unix socket may hold, in buffers of a socket: a sender goes past its own by half; eleven datagrams of a buffer
-each may wait at a receiver (net.unix.max_dgram_qlen is 10 in a new namespace), and stay when their senders have
-closed."""
+"""Most data in a stream socket and in a datagram socket, in buffers of a socket: a sender goes past its own buffer by
+half; eleven datagrams of a buffer each may wait at a receiver (net.unix.max_dgram_qlen is 10 in a new namespace), and
+stay when their senders have closed."""
 # The capacity of a pipe (pipe(7)): one read empties a full one.
 _MOST = 2**16
 # Arbitrary. A fork bomb may make children as fast as they are killed; then this gives up, and the tier says that it
@@ -90,7 +90,7 @@ def _taken(control: socket.socket) -> tuple[int, int]:
 
 
 def _prepared(setting: Setting) -> OSError | None:
-    """Return what can be done before there is a job; what went wrong is kept for it."""
+    """Do the setup that needs no job; return the error if it fails, to be reported with the job."""
     try:
         if setting.namespaces:
             _own_user()
@@ -212,7 +212,7 @@ class _Watch:
             self.poll.register(fd, select.POLLIN)
 
     def through(self, pid: int) -> tuple[str, str, list[bytes]]:
-        """Return how it ended, in a word and in words, and what it wrote."""
+        """Wait for the program's end; return the kind of its end, the detail of it, and the outputs."""
         self.pid = pid
         how, why = self._until_end()
         if how:
@@ -274,7 +274,8 @@ class _Watch:
         return len(self.outputs[fd]) <= self.order.output_bytes
 
     def _rest(self) -> tuple[str, str]:
-        """Return what the program had written when it ended; what its children go on to write is not waited for."""
+        """Read the rest of what the program had written when it ended, without waiting for what its children go on to
+        write; return the kind and detail of an end by the output limit, else empty texts."""
         for fd in list(self.open):
             with contextlib.suppress(BlockingIOError):
                 while fd in self.open:
