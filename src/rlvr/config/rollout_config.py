@@ -49,10 +49,10 @@ class RolloutConfig(Section):
     """Sampling of groups of responses."""
 
     engine: Annotated[ComponentSpec, OfKind("engine", words=("auto",))] = ComponentSpec("hf")
-    """What samples: `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is
+    """The inference engine. `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is
     installed in a version that is taken, else `hf`; the run says which and why, and its config.yaml has it."""
     plan: Annotated[ComponentSpec, OfKind("plan")] = ComponentSpec("single_turn")
-    """What a group of rollouts is made of."""
+    """The plan by which the rollouts of a group are made."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Tasks drawn at each step, over all ranks; in an sft stage, demonstrations per step."""
     group_size: int = Field(default=8, ge=1)
