@@ -31,7 +31,7 @@ class KLScaleConfig(Section):
     """source: the task's source; turn: the number of the policy's turn, from 1; part: `think`, up to and with
     `closing`, and `answer`, what follows."""
     factors: dict[str, Annotated[float, Field(ge=0)]]
-    """Name of a source, number of a turn, or part -> what `coef` is multiplied by there."""
+    """Name of a source, number of a turn, or part -> factor of `coef` there."""
     other: float = Field(default=1.0, ge=0)
     """The factor of sources, turns and parts that are not named."""
     closing: str = Field(default="</think>", min_length=1)
@@ -68,10 +68,10 @@ class KLConfig(Section):
     advantage: each token's advantage loses the sum from that token on, before the modifiers (PPO, REINFORCE++). The two
     last take a pass of the policy and one of the reference before the update."""
     gradient: Annotated[ComponentSpec, OfKind("kl")] | None = None
-    """In the loss: the estimator whose gradient is taken, where it is not that of `estimator`; k2's is the KL's own."""
+    """In the loss: the estimator whose gradient is taken; null: that of `estimator`; k2's is the KL's own."""
     weighted: bool = False
-    """In the loss: times the ratio of current to proximal policy, which keeps k3's gradient right off-policy
-    (DeepSeek-V3.2)."""
+    """In the loss: multiply the term by the ratio of current to proximal policy, which keeps k3's gradient right
+    off-policy (DeepSeek-V3.2)."""
     bound: float | None = Field(default=None, gt=0)
     """Clamps the value at each token to [-bound, bound] (and the log-ratio to 20 nats), beyond which there is no
     gradient."""

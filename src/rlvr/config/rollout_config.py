@@ -25,7 +25,7 @@ class DataConfig(Section):
     """Text with `{prompt}` put round each prompt, or `{system: ..., user: ...}` that makes chat messages of it
     (`text` makes plain text of a chat, `options` go to the chat template)."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first so many training tasks."""
+    """Number of training tasks to use, the first ones; null: all."""
     sampler: Annotated[ComponentSpec, OfKind("sampler")] = ComponentSpec("shuffle")
     """The order in which tasks are drawn."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
@@ -102,6 +102,6 @@ class VerificationConfig(Section):
     concurrent: int = Field(default=64, ge=1)
     """Asynchronous verifications that wait at the same time."""
     time_limit: float | None = Field(default=None, gt=0)
-    """Seconds for one call of a verifier; null: what the verifier says itself."""
+    """Seconds for one call of a verifier; null: the verifier's own limit."""
     memory_mb: int = Field(default=2048, ge=64)
     """Address space that one worker process may take, in MiB, on top of what its loaded verifier takes."""

@@ -87,7 +87,7 @@ class BestConfig(Section):
     """The rule that chooses the best checkpoint."""
 
     metric: str = "eval/greedy"
-    """A metric by its name in metrics.jsonl."""
+    """The metric that is compared, by its name in metrics.jsonl."""
     mode: Literal["max", "min"] = "max"
     """max: a larger value of the metric is better; min: a smaller one."""
 
@@ -103,8 +103,9 @@ class CheckpointConfig(Section):
     """When the run is saved."""
 
     minutes: float = Field(default=10.0, ge=0)
-    """Minutes between checkpoints by the clock of rank 0; from the second on more, where all so far would hold the
-    steps up for over 3 % of the time; 0: none by the clock. The end of a run is saved in any case."""
+    """Minutes between checkpoints by the clock of rank 0; 0: none by the clock. From the second one on the interval is
+    longer where all checkpoints together would otherwise hold the steps up for over 3 % of the time. The end of a run
+    is saved in any case."""
     every: int = Field(default=0, ge=0)
     """Steps between checkpoints, beside those by the clock; 0: only by the clock."""
     keep: int = Field(default=2, ge=1)
@@ -127,7 +128,7 @@ class EvaluationConfig(Section):
     """Held-out evaluation during training."""
 
     every: int = Field(default=0, ge=0)
-    """Steps between evaluations; 0: only where `at_start` and `at_end` say."""
+    """Steps between evaluations; 0: only those of `at_start` and `at_end`."""
     at_start: bool = True
     """Evaluate before the first step of a run, where there are evaluation tasks."""
     at_end: bool = True

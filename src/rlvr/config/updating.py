@@ -72,10 +72,11 @@ class DistributedConfig(Section):
     backend: Annotated[ComponentSpec, OfKind("backend")] = ComponentSpec("plain")
     """plain: every rank holds the whole model and optimizer; deepspeed: they are shared out among the ranks (ZeRO)."""
     zero_stage: Literal[1, 2, 3] | None = None
-    """With deepspeed, what is shared out: 1, the optimizer's state; 2, gradients too; 3, weights too. Null: 2."""
+    """ZeRO stage of deepspeed, which says what is partitioned among the ranks. 1: the optimizer's state; 2: gradients
+    too; 3: weights too; null: 2."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
-    """With deepspeed, what waits in host memory: `optimizer` (its state and the float32 weights), or `parameters` (with
-    `zero_stage: 3`: these and the weights computed with)."""
+    """With deepspeed, the tensors kept in host memory: `optimizer` (its state and the float32 weights), or `parameters`
+    (with `zero_stage: 3`: these and the weights computed with)."""
     offload_during_rollout: bool = False
     """Keep what only an optimizer step needs in host memory (pinned, where the device is a GPU) from each publish of
     weights to the next step: the optimizer's state and, with deepspeed, the float32 weights that are not computed with.
