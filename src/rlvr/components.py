@@ -92,7 +92,7 @@ class RewardContext:
     config: Config
     tasks: Sequence[Task]
     same_answer: Callable[[Task, str, str], bool] = lambda task, first, second: first.strip() == second.strip()
-    """Whether two extracted answers to a task are the same, as its verifier sees it."""
+    """True if two extracted answers to a task are the same, as its verifier sees it."""
 
 
 Encode = Callable[[str], list[int]]
@@ -137,14 +137,14 @@ class RewardTerm(AdaptiveComponent):
 
     @property
     def asks_continuations(self) -> bool:
-        """Tell whether the log-probs of continuations are given."""
+        """Return True if the log-probs of continuations are given."""
         # Whether a subclass wrote the method: asking for continuations costs a forward pass even where the list is
         # empty.
         return type(self).asks is not RewardTerm.asks
 
     @property
     def needs_policy(self) -> bool:
-        """Tell whether a forward pass of the policy is needed."""
+        """Return True if a forward pass of the policy is needed."""
         return bool(self.needs) or self.asks_continuations
 
     @abstractmethod
@@ -187,7 +187,8 @@ class LossComponent(Component):
     @declared
     @abstractmethod
     def average(self) -> Average:
-        """Return what is averaged over. ConfigError where the loss does not say it."""
+        """Return the unit that the loss averages over (`rlvr.losses.tokens.Average`). ConfigError where the loss does
+        not set it."""
         raise _missing(self, "average")
 
     @declared
@@ -229,7 +230,7 @@ class LossComponent(Component):
 
     @property
     def has_weights(self) -> bool:
-        """Tell whether the loss chooses its tokens."""
+        """Return True if the loss chooses its tokens."""
         return type(self).weights is not LossComponent.weights
 
 
@@ -312,7 +313,7 @@ class Episode(ABC):
 
     @abstractmethod
     def reply(self, text: str) -> str | Awaitable[str | None] | None:
-        """Return what the environment answers to a turn of the policy; None when the rollout is over."""
+        """Return the environment's answer to a turn of the policy; None when the rollout is over."""
 
     def close(self) -> Awaitable[None] | None:
         """Give back what the episode holds. Called once, also where the rollout is given up."""
@@ -324,7 +325,7 @@ class Tool(Component):
 
     @abstractmethod
     def __call__(self, text: str, task: Task) -> str | Awaitable[str | None] | None:
-        """Return what the tool answers to a turn's text; None when the rollout is over."""
+        """Return the tool's answer to a turn's text; None when the rollout is over."""
 
 
 def _missing(loss: LossComponent, member: str) -> ConfigError:

@@ -429,7 +429,7 @@ class Batch:
         return self.columns[name]
 
     def has(self, name: str) -> bool:
-        """Return whether there is a rollout column or token column of that name."""
+        """Return True if there is a rollout column or token column of that name."""
         return name in self.columns or name in self.token_columns
 
     def tokens(self, name: str) -> list[np.ndarray]:

@@ -108,7 +108,7 @@ def _identity(component: Any) -> tuple[str, str]:
 
 
 def _is_own(component: Any) -> bool:
-    """Tell whether a component is defined in this library."""
+    """Return True if a component is defined in this library."""
     # With the dot: a user's package may have a name such as `rlvr_ideas`.
     return _identity(component)[0].startswith("rlvr.")
 
@@ -141,7 +141,7 @@ def own_name(kind: str, component: Any) -> str | None:
 
 
 def is_in_words(written: Any) -> bool:
-    """Tell whether a value is the placeholder `<...>` that a saved configuration has for an object given in Python,
+    """Return True if a value is the placeholder `<...>` that a saved configuration has for an object given in Python,
     such as `<a lambda (train.py, line 3)>`."""
     return isinstance(written, str) and written.startswith("<") and written.endswith(">")
 

@@ -29,7 +29,7 @@ class Consistency(Advantage):
     """
 
     sharpness: Scalar = 5.0
-    """How sharply it changes over from global to local; chosen here."""
+    """Steepness of the change from global to local as the entropy grows; chosen here."""
     level: Scalar = 0.5
     """The entropy at which both weigh the same; chosen here."""
     agreement: bool = True

@@ -89,9 +89,9 @@ class Confidence(Modifier):
     """
 
     scale: Scalar = 0.25
-    """How strongly confidence weighs, at least 0; 0: not."""
+    """Strength of the confidence's weight, at least 0; 0: confidence has no effect."""
     penalty: Scalar = 0.01
-    """What the surest token of a response loses, at least 0; 0: nothing."""
+    """The amount subtracted at the surest token of a response, at least 0; 0: nothing."""
     epsilon: float = 1e-6
     """Added to the standard deviation of the confidences."""
 

@@ -204,7 +204,7 @@ class GroupAdvantage(Advantage):
 
     @property
     def wants_baseline(self) -> str | None:
-        """Return what the plan must add to every draw: greedy, reference or nothing."""
+        """Return the rollout that the plan must add to every draw: greedy or reference; None for no further rollout."""
         if GIVEN.get(str(self.baseline)) == "baseline":
             return str(self.baseline)
         return None

@@ -86,7 +86,7 @@ class Whiten(Modifier):
 
     @property
     def per_response(self) -> bool:
-        """Return whether it needs one advantage per response."""
+        """Return True if it needs one advantage per response."""
         return self.over == "responses"
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:

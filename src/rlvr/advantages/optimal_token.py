@@ -29,8 +29,8 @@ class OptimalTokenBaseline(Advantage):
     """
 
     tail: Literal["reward", "none"] = "reward"
-    """Where one response alone is longer than all others of its group: its baseline there is 0 (reward, as in verl), or
-    it is its own reward, and the advantage 0 (none)."""
+    """The baseline at tokens that only one response of the group is long enough to have. reward: 0, as in verl; none:
+    the response's own reward, so that the advantage is 0."""
 
     needs = frozenset({Need("logprobs"), Need("sum_squared_probs")})
     per_token = True

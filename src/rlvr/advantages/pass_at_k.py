@@ -32,7 +32,7 @@ class PassAtK(Advantage):
     """
 
     k: int = 2
-    """How many responses the best is taken of; at least 1, at most the group's size."""
+    """Number of responses of which the best one counts; at least 1, at most the group's size."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """mean: the expected best of any k members; leave_one_out: the best of the same k without this response."""
     scale: Literal["std", "none"] = "std"

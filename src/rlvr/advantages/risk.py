@@ -32,9 +32,9 @@ class MixedValueAtRisk(Advantage):
     """
 
     lower: float = 0.2
-    """The quantile below which the tail is; 0: no tail."""
+    """Quantile level of the tail: rewards below that quantile are in it; 0: no tail."""
     upper: float = 0.8
-    """The quantile above which rewards have no gradient."""
+    """Quantile level above which rewards have no gradient."""
     weight: float = 1.5
     """The weight of the tail against the middle, at least 0."""
     bundle: int = 1

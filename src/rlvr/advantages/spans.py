@@ -42,14 +42,14 @@ class SpanAdvantage(Advantage):
     """In order: clip, min(score - threshold, 0), so that a further step never pays; delta, score minus that of the next
     step, the last one keeping its own, so that the sum from any step on is that step's score."""
     threshold: Scalar = 0.0
-    """What clip subtracts."""
+    """The value that clip subtracts."""
     discount: Scalar = 1.0
     """Weight of the next step's reward against this one's, 0 to 1."""
     weight: Scalar = 1.0
     """Factor of the scores."""
     outcome: Literal["apart", "last", "none"] = "apart"
-    """Where the response's reward goes: normalised by itself and given to all tokens; added to the last step's score;
-    or left out."""
+    """The use of the response's reward. apart: normalised by itself and given to all tokens; last: added to the last
+    step's score; none: left out."""
     normalise: Literal["std", "mean", "none"] = "std"
     """Within a group, over all steps of all responses (and over the outcomes): minus the mean, over the standard
     deviation; minus the mean; as they are."""

@@ -84,11 +84,12 @@ class Config(Section):
     data: DataConfig = DataConfig()
     """Tasks and how they become prompts."""
     rollout: RolloutConfig = RolloutConfig()
-    """How groups of responses are sampled."""
+    """Sampling of groups of responses."""
     verifier: Annotated[ComponentSpec, OfKind("verifier")] | None = None
-    """What checks the answers; null: what the tasks name, or what the trainer is given."""
+    """The verifier that scores responses: a name, `FILE.py:Class`, or a mapping with options. null: the verifier that
+    each task names, or the one given to the trainer."""
     verification: VerificationConfig = VerificationConfig()
-    """How verifiers are run."""
+    """Execution of the verifiers."""
     rewards: list[Annotated[RewardSpec, OfKind("reward")]] = [RewardSpec("verdict")]
     """Terms of the reward, summed with their weights; a list replaces the default. A term also takes a `weight` (a
     scalar), a name for its column (`as`), and the `sources` of the tasks that have it. A term that is undecided for a
@@ -98,7 +99,7 @@ class Config(Section):
     optim: OptimConfig = OptimConfig()
     """Optimizer steps."""
     distributed: DistributedConfig = DistributedConfig()
-    """Where the policy's weights and optimizer live."""
+    """Placement of the policy's weights and optimizer."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the run is saved, and which checkpoints are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -106,7 +107,7 @@ class Config(Section):
     logging: LoggingConfig = LoggingConfig()
     """Console output, trackers and files beside metrics.jsonl."""
     health: Annotated[Mode | dict[str, Mode], AfterValidator(_known_monitors)] = "warn"
-    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` reports it once, on the
+    """Action of the monitors of docs/when-it-does-not-learn.md when they find something: `warn` reports it once, on the
     console and in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or
     a word by monitor: `{all_wrong: stop, slow: off, default: warn}`."""
     stages: list[dict[str, Any]] = []

@@ -25,13 +25,13 @@ def _known_preset(name: str) -> str:
 
 
 class KLScaleConfig(Section):
-    """Which tokens a penalty on the divergence holds more or less than others."""
+    """Factors that make a penalty on the divergence stronger or weaker at some tokens than at others."""
 
     by: Literal["source", "turn", "part"]
     """source: the task's source; turn: the number of the policy's turn, from 1; part: `think`, up to and with
     `closing`, and `answer`, what follows."""
     factors: dict[str, Annotated[float, Field(ge=0)]]
-    """Name of a source, number of a turn, or part -> what `coef` is multiplied by there."""
+    """Name of a source, number of a turn, or part -> factor of `coef` there."""
     other: float = Field(default=1.0, ge=0)
     """The factor of sources, turns and parts that are not named."""
     closing: str = Field(default="</think>", min_length=1)
@@ -68,10 +68,10 @@ class KLConfig(Section):
     advantage: each token's advantage loses the sum from that token on, before the modifiers (PPO, REINFORCE++). The two
     last take a pass of the policy and one of the reference before the update."""
     gradient: Annotated[ComponentSpec, OfKind("kl")] | None = None
-    """In the loss: the estimator whose gradient is taken, where it is not that of `estimator`; k2's is the KL's own."""
+    """In the loss: the estimator whose gradient is taken; null: that of `estimator`; k2's is the KL's own."""
     weighted: bool = False
-    """In the loss: times the ratio of current to proximal policy, which keeps k3's gradient right off-policy
-    (DeepSeek-V3.2)."""
+    """In the loss: multiply the term by the ratio of current to proximal policy, which keeps k3's gradient right
+    off-policy (DeepSeek-V3.2)."""
     bound: float | None = Field(default=None, gt=0)
     """Clamps the value at each token to [-bound, bound] (and the log-ratio to 20 nats), beyond which there is no
     gradient."""
@@ -81,23 +81,24 @@ class KLConfig(Section):
     renew_every: int | None = Field(default=None, ge=1)
     """Steps after which the reference follows the policy; null: it stays as it was at the start of the stage."""
     renew_mix: float = Field(default=1.0, gt=0, le=1)
-    """What it then becomes: mix x policy + (1 - mix) x reference. 1: the policy; less, with renew_every 1: a moving
-    average."""
+    """Weight of the policy in the renewed reference, mix x policy + (1 - mix) x reference. 1: the policy itself; less,
+    with renew_every 1: a moving average."""
 
 
 class AlgorithmConfig(Section):
     """From scored rollouts to a loss."""
 
     preset: Annotated[str, AfterValidator(_known_preset)] = "grpo"
-    """A named set of the values below; what is written here goes over it."""
+    """A named set of the values below; values written here override it."""
     select: list[Annotated[ComponentSpec, OfKind("selector")]] = []
-    """Which rollouts train: selectors, in order."""
+    """Selectors of the rollouts that train, applied in order."""
     select_after: bool = False
     """Select after advantages were computed, not before."""
     advantage: Annotated[ComponentSpec, OfKind("advantage")] = ComponentSpec("group")
     """From rewards to advantages."""
     modifiers: list[Annotated[ComponentSpec, OfKind("modifier")]] = []
-    """What is done to the advantages then, in order: whitening, clipping, weights by sign, length or surprise ..."""
+    """Changes to the advantages after they are computed, in order: whitening, clipping, weights by sign, length or
+    surprise ..."""
     loss: Annotated[ComponentSpec, OfKind("loss")] = ComponentSpec("clip")
     """The policy loss and what it averages over."""
     loss_coef: Scalar = 1.0
@@ -108,8 +109,8 @@ class AlgorithmConfig(Section):
     """Weight of an entropy bonus; 0: none (the entropy is logged all the same). A controller on the metric entropy
     holds it near a target."""
     token_select: list[Annotated[ComponentSpec, OfKind("token_selector")]] = []
-    """Which tokens of an optimizer step the policy loss and the entropy bonus learn from; a selector sees all of
-    them."""
+    """Selectors of the tokens that the policy loss and the entropy bonus learn from; a selector sees all tokens of an
+    optimizer step."""
     auxiliary: list[Annotated[AuxiliarySpec, OfKind("auxiliary")]] = []
     """Further terms of the loss: likelihood of chosen responses or demonstrations, preferences between a group's
     members. A term also takes a `coef` (a scalar, 1 by default)."""
@@ -126,7 +127,7 @@ class AlgorithmConfig(Section):
 
 
 def over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
-    """Return what was written in `algorithm` over what its preset says."""
+    """Return the keys of `algorithm`, with the values of its preset for those that it does not set."""
     preset = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)
     try:
         return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm}, ("algorithm",))

@@ -70,7 +70,7 @@ class ModelConfig(Section):
     """Train a LoRA adapter instead of the weights."""
     quantization: Literal["nf4"] | None = None
     """Keep the frozen weights under an adapter in 4 bits (QLoRA), by bitsandbytes; only for a model that is loaded.
-    What is computed with is their value in `dtype`."""
+    Passes compute with their values in `dtype`."""
     attention: str | None = None
     """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model,
     but eager where that would be sdpa and the model has an attention soft-cap (Gemma 2), which sdpa leaves out."""

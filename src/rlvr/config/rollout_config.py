@@ -25,7 +25,7 @@ class DataConfig(Section):
     """Text with `{prompt}` put round each prompt, or `{system: ..., user: ...}` that makes chat messages of it
     (`text` makes plain text of a chat, `options` go to the chat template)."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first so many training tasks."""
+    """Number of training tasks to use, the first ones; null: all."""
     sampler: Annotated[ComponentSpec, OfKind("sampler")] = ComponentSpec("shuffle")
     """The order in which tasks are drawn."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
@@ -49,10 +49,10 @@ class RolloutConfig(Section):
     """Sampling of groups of responses."""
 
     engine: Annotated[ComponentSpec, OfKind("engine", words=("auto",))] = ComponentSpec("hf")
-    """What samples: `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is
+    """The inference engine. `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is
     installed in a version that is taken, else `hf`; the run says which and why, and its config.yaml has it."""
     plan: Annotated[ComponentSpec, OfKind("plan")] = ComponentSpec("single_turn")
-    """What a group of rollouts is made of."""
+    """The plan by which the rollouts of a group are made."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Tasks drawn at each step, over all ranks; in an sft stage, demonstrations per step."""
     group_size: int = Field(default=8, ge=1)
@@ -102,6 +102,6 @@ class VerificationConfig(Section):
     concurrent: int = Field(default=64, ge=1)
     """Asynchronous verifications that wait at the same time."""
     time_limit: float | None = Field(default=None, gt=0)
-    """Seconds for one call of a verifier; null: what the verifier says itself."""
+    """Seconds for one call of a verifier; null: the verifier's own limit."""
     memory_mb: int = Field(default=2048, ge=64)
     """Address space that one worker process may take, in MiB, on top of what its loaded verifier takes."""

@@ -18,7 +18,7 @@ class RunConfig(Section):
     name: str = "run"
     """Name of the run; its folder is `dir`/`name`. `a/b` is a folder within a folder."""
     dir: str = "runs"
-    """Where run folders are made."""
+    """The folder in which run folders are made."""
     seed: int = Field(default=0, ge=0)
     """The seed that every random choice is derived from."""
     seeds: list[Annotated[int, Field(ge=0)]] = []
@@ -27,8 +27,8 @@ class RunConfig(Section):
     steps: int | None = Field(default=None, ge=0)
     """At most this many steps in all; a stage's `steps` is its share. Null: the sum of the stages' steps."""
     overwrite: bool = False
-    """Where the run folder already holds a run, move that one to `NAME.old-TIME` and start anew. With `--resume auto`:
-    only where it has no checkpoint to go on from."""
+    """Move a run that the run folder already holds to `NAME.old-TIME` and start anew. With `--resume auto`: only where
+    that run has no checkpoint to go on from."""
     check_memory: bool = True
     """Refuse a run whose memory plan does not fit its devices, before a model is loaded (docs/memory.md). False: warn
     and go on."""
@@ -84,12 +84,12 @@ class RunConfig(Section):
 
 
 class BestConfig(Section):
-    """Which checkpoint is the best."""
+    """The rule that chooses the best checkpoint."""
 
     metric: str = "eval/greedy"
-    """A metric by its name in metrics.jsonl."""
+    """The metric that is compared, by its name in metrics.jsonl."""
     mode: Literal["max", "min"] = "max"
-    """Whether more of it is better, or less."""
+    """max: a larger value of the metric is better; min: a smaller one."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -103,13 +103,14 @@ class CheckpointConfig(Section):
     """When the run is saved."""
 
     minutes: float = Field(default=10.0, ge=0)
-    """Minutes between checkpoints by the clock of rank 0; from the second on more, where all so far would hold the
-    steps up for over 3 % of the time; 0: none by the clock. The end of a run is saved in any case."""
+    """Minutes between checkpoints by the clock of rank 0; 0: none by the clock. From the second one on the interval is
+    longer where all checkpoints together would otherwise hold the steps up for over 3 % of the time. The end of a run
+    is saved in any case."""
     every: int = Field(default=0, ge=0)
     """Steps between checkpoints, beside those by the clock; 0: only by the clock."""
     keep: int = Field(default=2, ge=1)
-    """How many of the newest checkpoints are kept. With `every`: of those at its multiples, and beside them at most two
-    that are newer (by the clock, or of the end)."""
+    """Number of newest checkpoints to keep. With `every`: of those at its multiples, and beside them at most two that
+    are newer (by the clock, or of the end)."""
     best: BestConfig | None = None
     """Keep the checkpoint with the best value of a metric too; a step that is better than all before is saved, whatever
     `every` says."""
@@ -120,14 +121,14 @@ class CheckpointConfig(Section):
     """Go on from a checkpoint that was made with other tasks (they are compared by their content). The draws go on with
     a new epoch of the tasks as they are now."""
     merged: bool = False
-    """Where an adapter is trained, write the merged model (`merged/`) beside the adapter (`model/`) too."""
+    """Write the merged model (`merged/`) beside the adapter (`model/`) too, where an adapter is trained."""
 
 
 class EvaluationConfig(Section):
     """Held-out evaluation during training."""
 
     every: int = Field(default=0, ge=0)
-    """Steps between evaluations; 0: only where `at_start` and `at_end` say."""
+    """Steps between evaluations; 0: only those of `at_start` and `at_end`."""
     at_start: bool = True
     """Evaluate before the first step of a run, where there are evaluation tasks."""
     at_end: bool = True
@@ -135,7 +136,7 @@ class EvaluationConfig(Section):
     data: Any = None
     """Tasks to evaluate on; null: `data.eval`."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first so many of them."""
+    """Number of tasks to evaluate on, the first ones of `data`; null: all."""
     greedy: bool = True
     """One greedy response per task: `eval/greedy`."""
     samples: int = Field(default=0, ge=0)
@@ -153,7 +154,7 @@ class EvaluationConfig(Section):
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Longest response in evaluation; null: as in training."""
     scorer: Annotated[RewardSpec, OfKind("reward")] | None = None
-    """What chooses among samples without the verdict, for best@k: a reward term, such as `likelihood`,
+    """The scorer that chooses among samples without the verdict, for best@k: a reward term, such as `likelihood`,
     `self_certainty`, or a function `FILE.py:name`; null: no best@k."""
     difficulty: str = "difficulty"
     """The field of a task's `info` (a column of the data) that says how difficult it is: results are given by level
@@ -182,7 +183,7 @@ class TensorBoardConfig(Section):
     """TensorBoard."""
 
     directory: str | None = None
-    """Where the run's folder of event files goes; null: `tensorboard/` of the run folder."""
+    """The folder in which the run's folder of event files is made; null: `tensorboard/` of the run folder."""
 
 
 class MlflowConfig(Section):

@@ -25,11 +25,11 @@ class StagePlan(Section):
     kind: str
     """The registered kind of stage."""
     name: str
-    """How the stage is called in messages and metrics."""
+    """The name of the stage in messages and metrics."""
     steps: int | None = Field(ge=0)
     """Its share of the steps, which its schedules go over; null: what `run.steps` leaves."""
     allowed: int = 0
-    """How many of them `run.steps` lets it take."""
+    """Number of steps that the stage makes: `steps`, or fewer where `run.steps` is reached before."""
     before: int = 0
     """Steps of the stages before it."""
     options: dict[str, Any]

@@ -18,18 +18,18 @@ class OptimConfig(Section):
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after the warm-up; linear and cosine go to `min_lr` at the end of the stage."""
+    """Course of the learning rate after the warm-up; linear and cosine fall to `min_lr` at the end of the stage."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0 to `lr`."""
     min_lr: float = Field(default=0.0, ge=0)
-    """Where linear and cosine schedules end."""
+    """The last learning rate of the linear and cosine schedules."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimizer steps that one batch is cut into, by whole groups; at most `rollout.prompts_per_step`. A step with
     fewer groups takes fewer (`update/steps`)."""
     epochs_per_batch: int = Field(default=1, ge=1)
-    """How often the batch is gone through."""
+    """Number of passes over each batch."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Completions per forward pass and rank; null: as many as `micro_batch_tokens` lets in."""
     micro_batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
@@ -72,10 +72,11 @@ class DistributedConfig(Section):
     backend: Annotated[ComponentSpec, OfKind("backend")] = ComponentSpec("plain")
     """plain: every rank holds the whole model and optimizer; deepspeed: they are shared out among the ranks (ZeRO)."""
     zero_stage: Literal[1, 2, 3] | None = None
-    """With deepspeed, what is shared out: 1, the optimizer's state; 2, gradients too; 3, weights too. Null: 2."""
+    """ZeRO stage of deepspeed, which says what is partitioned among the ranks. 1: the optimizer's state; 2: gradients
+    too; 3: weights too; null: 2."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
-    """With deepspeed, what waits in host memory: `optimizer` (its state and the float32 weights), or `parameters` (with
-    `zero_stage: 3`: these and the weights computed with)."""
+    """With deepspeed, the tensors kept in host memory: `optimizer` (its state and the float32 weights), or `parameters`
+    (with `zero_stage: 3`: these and the weights computed with)."""
     offload_during_rollout: bool = False
     """Keep what only an optimizer step needs in host memory (pinned, where the device is a GPU) from each publish of
     weights to the next step: the optimizer's state and, with deepspeed, the float32 weights that are not computed with.

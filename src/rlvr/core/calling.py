@@ -23,11 +23,11 @@ FIELDS = (
     *("prompt", "messages", "completion", "answer", "task", "token_ids"),
     *("prompts", "completions", "completion_ids"),
 )
-"""What plain functions may ask for; a task's info adds to it."""
+"""Argument names that a plain function may ask for; the keys of a task's info are further ones."""
 
 
 ANSWER_NAMES = ("answer", "solution", "ground_truth")
-"""What TRL's users call the column that becomes a task's answer."""
+"""Names that TRL's users give to the column that becomes a task's answer."""
 
 # Arguments that TRL's GRPOTrainer gives to reward functions and that only exist there.
 _TRAINERS_OWN = ("trainer_state", "log_extra", "log_metric", "environments")
@@ -76,7 +76,7 @@ class ByName(_Function):
 
     # Asked for each task before the run starts, so that a slip in a parameter's name does not cost a step of sampling.
     def missing(self, task: Task) -> str | None:
-        """Return what the function asks for and `task` does not have, in words; None when all is there."""
+        """Return the fields that the function asks for and `task` lacks, in words; None when all are there."""
         return self._lack(self._fields(task, "", None), task)
 
     def __call__(self, task: Task, completion: str, token_ids: Sequence[int] | None = None) -> Any:
@@ -93,7 +93,7 @@ class ByColumns(_Function):
     """A plain function of all completions of a prompt, in TRL's form: `f(prompts, completions, **columns) -> list`."""
 
     def missing(self, task: Task) -> str | None:
-        """Return what the function asks for and `task` does not have, in words; None when all is there."""
+        """Return the fields that the function asks for and `task` lacks, in words; None when all are there."""
         return self._lack(_columns(task, [], []), task)
 
     def __call__(self, task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> Any:
@@ -117,7 +117,7 @@ def sampled_ids(rollout: Rollout | None) -> list[int] | None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return how a function is called in messages and columns; a partial is called as what it binds."""
+    """Return the name of a function for messages and columns; a partial has the name of the function that it binds."""
     # A partial has no `__name__`, nor has an object with `__call__`, which is called by its class.
     return getattr(getattr(function, "func", function), "__name__", type(function).__name__)
 
@@ -157,7 +157,7 @@ def _verl_arguments(task: Task, completion: str) -> dict[str, Any]:
 
 
 def score_of(result: Any) -> Any:
-    """Return what a function returned, or its `score` where that is a mapping with one, as verl's functions may
+    """Return a function's result, or its `score` where the result is a mapping with one, as verl's functions may
     return."""
     if isinstance(result, Mapping) and "score" in result:
         return result["score"]

@@ -25,7 +25,7 @@ BASE_CLASS_NEEDED = frozenset({"sampler", "stage"})
 """Kinds whose contract holds what a component works with, so that only its subclasses are taken."""
 
 WITHOUT_MEMORY = frozenset({"loss", "auxiliary", "token_selector", "correction"})
-"""Kinds that the metrics of a step are not shown to."""
+"""Component kinds that do not receive the metrics of a step."""
 
 RENAMED = {"give_back": "roll_back", "shares": "sequence_losses"}
 """Members of components that have another name now."""
@@ -110,7 +110,7 @@ def check_members(kind: str, name: str, component: Any) -> None:
 
 
 def _problem(component: Any, member: str, static: Any) -> str | None:
-    """Tell what is wrong with the value of a member; None where nothing is."""
+    """Return the problem with the value of a member, in words; None where there is none."""
     try:
         value = inspect.getattr_static(component, member)
         # `def smallest_group(self): return 2` without `@property` would be compared with numbers as a method.

@@ -104,7 +104,7 @@ class HostOffload:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        """Where the tensors are computed with. Their copies are in pinned memory where that is a GPU."""
+        """The device that computes with the tensors. Their copies are in pinned memory where it is a GPU."""
         self._away: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         """By the address of a storage's object: the emptied storage and its bytes on the host."""
         self._spare: dict[int, list[torch.Tensor]] = {}

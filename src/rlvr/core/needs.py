@@ -9,8 +9,9 @@ from typing import Literal
 CURRENT = "current"
 """The policy as it is now."""
 PROXIMAL = "proximal"
-"""The policy that the ratio is taken to: the current one, detached, on a batch's first optimizer step; on later steps
-the one that sampled, or, where the objective has a correction or is decoupled, the one that the update began with."""
+"""The policy in the denominator of the policy ratio. On a batch's first optimizer step it is the current policy,
+detached. On later steps it is the policy that sampled, or, where the objective has a correction or is decoupled, the
+policy at the start of the update."""
 BEHAVIOUR = "behaviour"
 """The policy that sampled, by the log-probs recorded then. A component that needs them is refused tokens that have
 none."""
@@ -27,8 +28,7 @@ Statistic = Literal[
     "sum_squared_probs",
     "top_k",
 ]
-"""What can be asked about the next-token distribution, which is the softmax of the logits divided by the token's
-temperature.
+"""Statistics of the next-token distribution, which is the softmax of the logits divided by the token's temperature.
 
 logprobs: of the tokens themselves. pair_logprobs: of other token ids at the same positions, [T, K]. logsumexp,
 mean_logit and max_logit are of the logits after that division, over the whole vocabulary of the LM head.

@@ -26,7 +26,7 @@ HEAD = 1 << 20
 
 
 def is_run_config(path: Path) -> bool:
-    """Tell whether `path` is a configuration as a run writes it: complete, and as the YAML writer lays it out."""
+    """Return True if `path` is a configuration as a run writes it: complete, and as the YAML writer lays it out."""
     try:
         tree = read_mapping(path)
     except (OSError, ConfigError):
@@ -37,7 +37,8 @@ def is_run_config(path: Path) -> bool:
 
 
 def is_verbatim(path: Path) -> bool:
-    """Tell whether the YAML file `path` is as a program wrote it, so that its comments and layout are nobody's work."""
+    """Return True if the YAML file `path` is as a program wrote it, so that its comments and layout are nobody's
+    work."""
     try:
         text = path.read_text(encoding="utf-8")
         # The round trip drops comments, quotes and line breaks of a person's: where it changes nothing, there were

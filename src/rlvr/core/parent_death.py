@@ -174,7 +174,7 @@ def _kill(processes: Iterable[int]) -> None:
 
 
 def _is_tracker(process: int) -> bool:
-    """Return whether a process runs multiprocessing's resource tracker; not once it has ended."""
+    """Return True if a process runs multiprocessing's resource tracker, and False once it has ended."""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -182,7 +182,7 @@ def _is_tracker(process: int) -> bool:
 
 
 def _alive(process: int) -> bool:
-    """Return whether a process runs; one that was killed and not yet waited for does not."""
+    """Return True if a process runs. A process that was killed and not yet waited for does not."""
     try:
         # `pid (comm) state ...`: comm may hold blanks and brackets, so it is cut at the last bracket. Z is a zombie, X
         # is dead.

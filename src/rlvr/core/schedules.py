@@ -73,11 +73,11 @@ class Controller(BaseModel):
     metric: str
     """The metric that drives the value, by its name in metrics.jsonl."""
     target: float = Field(gt=0)
-    """Where the metric should be."""
+    """The value at which the controller holds the metric."""
     value: float = Field(alias="initial")
     """The value at the start."""
     gain: float = 0.1
-    """How much an error of 1 changes the value in one step; negative when a larger value raises the metric."""
+    """Change of the value in one step for an error of 1; negative when a larger value raises the metric."""
     delta: float | None = None
     """Added in each step in which the metric is above its target, and taken off otherwise, in place of `gain`; negative
     when a larger value raises the metric. Null: the proportional form."""
@@ -260,7 +260,7 @@ class AdaptiveComponent(Component):
         """Take in the metrics of a step that was trained. Called once for each such step."""
 
     def state_dict(self) -> Any:
-        """Return what is remembered, as JSON; None where nothing is. A checkpoint saves it."""
+        """Return the remembered state, as JSON; None where nothing is remembered. A checkpoint saves it."""
         return None
 
     def load_state_dict(self, state: Any) -> None:
@@ -268,7 +268,7 @@ class AdaptiveComponent(Component):
 
     @property
     def remembers(self) -> bool:
-        """Tell whether the component takes in metrics."""
+        """Return True if the component takes in metrics."""
         return type(self).observe is not AdaptiveComponent.observe
 
 
@@ -309,7 +309,7 @@ class ComponentList:
             component.observe(metrics)
 
     def state_dict(self) -> list[Any]:
-        """Return what the components remember."""
+        """Return the remembered states of the components, in order."""
         return [component.state_dict() for component in self._adaptive]
 
     def load_state_dict(self, state: Sequence[Any]) -> None:

@@ -123,7 +123,7 @@ class StopRequest:
         self._reply = reply
         self.signal: int | None = None
         self.at_once = False
-        """Whether a later SIGINT or SIGTERM came."""
+        """True if a second SIGINT or SIGTERM came."""
         self._inside = False
         self._previous_handlers: dict[int, object] = {}
 

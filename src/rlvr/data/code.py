@@ -47,7 +47,8 @@ MAX_UNPACKED = 1 << 30
 _CONTESTS = {1: "codechef", 2: "codeforces", 3: "hackerearth", 4: "codejam", 6: "atcoder", 7: "aizu", 0: "unknown"}
 """CodeContests writes a contest as the number of an enum (contest_problem.proto)."""
 _APPS_SECONDS = 4.0
-"""What the harness of APPS gives every program (eval/testing_util.py): the contests' own limits are those of C++."""
+"""Seconds that the harness of APPS gives every program (eval/testing_util.py): the contests' own limits are those of
+C++."""
 _SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 0.001, "milliseconds": 0.001}
 _MEGABYTES = {
     "mb": 1.0,
@@ -120,8 +121,7 @@ def as_code_row(row: Row, place: str) -> Row | None:
 
 
 def tests_of(graded: Any) -> dict[str, Any] | None:
-    """Return what a `ground_truth` of verl or open-instruct says about how programs are tried, or None where it is no
-    such thing."""
+    """Return the program tests in a `ground_truth` of verl or open-instruct; None where it holds none."""
     value = graded
     if isinstance(graded, str):
         # Most references are numbers or words, and need not go through a parser.
@@ -204,7 +204,7 @@ def _seconds_for(test: str) -> float | None:
 
 
 def _packages(tests: str) -> list[str] | None:
-    """Return what a data set's tests import: EvalPlus compares with numpy."""
+    """Return the packages that a data set's tests import: numpy, with which EvalPlus compares."""
     if re.search(r"^(?:import|from) numpy\b", tests, re.MULTILINE):
         return ["numpy"]
     return None

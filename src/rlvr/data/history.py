@@ -77,7 +77,7 @@ class History:
         )
 
     def __len__(self) -> int:
-        """Return how many tasks were attempted."""
+        """Return the number of tasks that were attempted."""
         return len(self._rows)
 
     def __iter__(self) -> Iterator[str]:

@@ -88,7 +88,7 @@ def refuse_images(columns: Mapping[str, Any], prompt: Any, place: str) -> None:
 
 
 def holds_media(parts: Sequence[Any]) -> bool:
-    """Tell whether some part of a message's content is an image, a video or a sound."""
+    """Return True if some part of a message's content is an image, a video or a sound."""
     return any(isinstance(part, Mapping) and part.get("type") in PARTS for part in parts)
 
 

@@ -142,7 +142,7 @@ def _open_list(items: Iterable[Any], split: str, fields: Mapping[str, Any] | Non
 
 
 def _is_spec(item: Any, fields: Mapping[str, Any] | None) -> bool:
-    """Return whether an item of a list is a data set (else it is one task)."""
+    """Return True if an item of a list is a data set (else it is one task)."""
     if isinstance(item, str):
         file = item.partition(":")[0]
         named = file.endswith(SUFFIXES) or file.startswith(("./", "../", "~/", "/")) or _HUB_NAME.fullmatch(item)

@@ -13,7 +13,7 @@ from rlvr.errors import DataError, nearest
 
 
 def in_split(key: str, split: Literal["train", "eval"], eval_share: float) -> bool:
-    """Return whether the task whose text is `key` belongs to `split`; `eval_share` in [0, 1] of all texts are in
+    """Return True if the task whose text is `key` belongs to `split`; `eval_share` in [0, 1] of all texts are in
     `eval`.
 
     DataError for another split or a share out of range.

@@ -15,7 +15,7 @@ class Parting:
     """The result of one comparison."""
 
     what: str
-    """What was compared: metrics, rollouts, checkpoints."""
+    """The name of the compared files: metrics, rollouts, checkpoints."""
     compared: int = 0
     """Steps that both runs have."""
     step: int | None = None
@@ -25,7 +25,7 @@ class Parting:
 
 
 def differ(a: float, b: float, tolerance: float) -> bool:
-    """Return whether two numbers are further apart than `tolerance` times the larger of them and 1; NaN is equal to
+    """Return True if two numbers are further apart than `tolerance` times the larger of them and 1; NaN is equal to
     NaN."""
     if math.isnan(a) or math.isnan(b):
         return math.isnan(a) != math.isnan(b)

@@ -44,10 +44,10 @@ class Backend(Protocol):
     # True for ZeRO 2 and 3, whose backward passes reduce gradients as they go: a rank that makes one pass less would
     # leave the others waiting in the collective.
     lockstep: bool
-    """Whether forward and backward passes are collective, so that every rank has to make equally many between the
-    others."""
+    """True if forward and backward passes are collective, so that every rank has to make the same number of them
+    between other collectives."""
     saves_copies: bool
-    """Whether `saved_tensors` gives copies in host memory, not the tensors in use."""
+    """True if `saved_tensors` gives copies in host memory, not the tensors in use."""
 
     def zero(self) -> None:
         """Forget all gradients, those of passes that no step followed included: every trainable parameter's is zero

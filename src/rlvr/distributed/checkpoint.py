@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def whole(self) -> bool:
-        """Return whether it is as it was written."""
+        """Return True if it is as it was written."""
         return self.own == self._checksum()
 
     def _checksum(self) -> str:
@@ -176,7 +176,7 @@ def _older_usable(folder: Path, than: Path) -> Path | None:
 
 
 def why_unusable(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint in words, None when it is whole and of this format."""
+    """Return the problem of a checkpoint in words, None when it is whole and of this format."""
     try:
         manifest = _manifest(path)
     except CheckpointError as error:
@@ -192,7 +192,7 @@ def why_unusable(path: Path) -> str | None:
 
 
 def _manifest(path: Path) -> Manifest:
-    """Return what `complete.json` says; CheckpointError in words that go on a sentence about the checkpoint."""
+    """Return the contents of `complete.json`. CheckpointError in words that go on a sentence about the checkpoint."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
@@ -300,7 +300,7 @@ def replace(path: Path, new: Path) -> None:
 
 
 def is_sealed(path: Path) -> bool:
-    """Tell whether `path` is a folder that a checkpoint was written to, be it damaged since."""
+    """Return True if `path` is a folder that a checkpoint was written to, be it damaged since."""
     with contextlib.suppress(CheckpointError):
         return not path.is_symlink() and bool(_manifest(path).files)
     return False

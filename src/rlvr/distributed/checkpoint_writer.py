@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 # Arbitrary: a terabyte at 300 MB/s.
 WRITE_SECONDS = 3600.0
-"""How long a write may take before a wait for it ends in an error."""
+"""Seconds after which a wait for a write ends in an error."""
 # Recorded in the manifest to explain a run that differs after a resume; ranks compare a list of their own
 # (versions.py).
 PACKAGES = ("rlvr", "torch", "transformers", "safetensors", "numpy", "peft")
@@ -169,12 +169,12 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a checkpoint is being written."""
+        """Return True if a checkpoint is being written."""
         return self._under_way is not None and not self._under_way.done()
 
     @property
     def state(self) -> str:
-        """Return what became of the last write, in words."""
+        """Return the outcome of the last write, in words."""
         if self._under_way is None:
             return "none written so far"
         if not self._under_way.done():
@@ -193,7 +193,7 @@ class Writer:
             self._directory = None
 
     def _is_gone(self) -> bool:
-        """Tell whether the folder of checkpoints is no longer the one that the write was begun in."""
+        """Return True if the folder of checkpoints is no longer the one that the write was begun in."""
         if self._directory is None:
             return False
         try:

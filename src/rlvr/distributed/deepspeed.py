@@ -51,10 +51,11 @@ class DeepSpeedOptions(BackendFactory):
     """Options of the DeepSpeed backend; in a configuration they are keys of `distributed`."""
 
     zero_stage: int = 2
-    """What is shared out among the ranks: 1, the optimizer's state; 2, gradients too; 3, weights too."""
+    """ZeRO stage, which says what is partitioned among the ranks. 1: the optimizer's state; 2: gradients too; 3:
+    weights too."""
     offload: Offload = "none"
-    """What waits in host memory: `optimizer` (state and float32 weights), or `parameters` (ZeRO-3: these and the
-    weights)."""
+    """Tensors kept in host memory. optimizer: its state and the float32 weights; parameters: these and the weights
+    (ZeRO-3); none."""
     offload_during_rollout: bool = False
     """Keep the optimizer's state and the float32 weights that are not computed with in host memory from a publish of
     weights to the next optimizer step."""
@@ -63,7 +64,7 @@ class DeepSpeedOptions(BackendFactory):
 
     @property
     def partitions(self) -> bool:
-        """Return whether a rank alone has not all weights, so that no rank can compute or sample with them by
+        """Return True if a rank alone has not all weights, so that no rank can compute or sample with them by
         itself."""
         return self.zero_stage == 3
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Arbitrary: all ranks come here at one place of the program, but one of them may still load from slow storage.
 JOIN_SECONDS = 120.0
-"""How long ranks may take to connect."""
+"""Seconds within which all ranks must connect."""
 LOOPBACK = "127.0.0.1"
 RequestBatch = list[tuple[int, Request | None]]
 """Requests by number, made in one pass of rank 0's loop; None gives up the one of that number."""
@@ -310,12 +310,12 @@ class _Link:
         self._lock = threading.Lock()
         """Held for `_waiting` and `_gone`, which the reader's thread touches too."""
         self._unsent: RequestBatch = []
-        """What is to be sent, on the loop alone."""
+        """Requests not yet sent; read and written in the event loop's thread alone."""
         self._gone = False
         threading.Thread(target=self._read, name=f"rlvr-router-{rank}", daemon=True).start()
 
     async def ask(self, request: Request) -> Completion:
-        """Return what the rank sampled."""
+        """Return the rank's completion of a request."""
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
@@ -434,8 +434,8 @@ class NullEngine:
         self._released = True
 
     def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
-        """Nothing is held."""
+        """Return no names: this engine holds no weights."""
         return []
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this engine holds no resources."""

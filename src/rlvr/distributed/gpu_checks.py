@@ -24,11 +24,11 @@ class RankGPU:
     uuid: str
     """Its identity, whatever a launcher or a container calls it."""
     is_part: bool
-    """Whether it is a part of a GPU (MIG), which may share its UUID with the others."""
+    """True if this is a part of a GPU (MIG), which may share its UUID with the other parts."""
     machine: tuple[str, str]
 
     def is_same(self, other: RankGPU) -> bool:
-        """Return whether both are one GPU, as far as can be told: parts of one are the same where one machine or
+        """Return True if both are one GPU, as far as can be told: parts of one are the same where one machine or
         container has one name for both."""
         parts = self.is_part and other.is_part
         return self.uuid == other.uuid and (not parts or (self.name, self.machine) == (other.name, other.machine))

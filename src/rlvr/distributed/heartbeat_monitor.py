@@ -39,12 +39,12 @@ rank."""
 
 
 def heartbeat_key(rank: int) -> str:
-    """Return where a rank's heartbeat is in the store."""
+    """Return the key of a rank's heartbeat in the store."""
     return f"beat/{rank}"
 
 
 def failure_key(rank: int) -> str:
-    """Return where a rank says in the store that it failed."""
+    """Return the key in the store under which a rank reports its failure."""
     return f"failed/{rank}"
 
 
@@ -92,8 +92,8 @@ class HeartbeatMonitor:
     _closed = False
 
     def _raise_once(self) -> None:
-        """Raise what was found, in the main thread: no wait of its makes sense any more, but that for what is being
-        saved."""
+        """Raise the error about lost ranks in the main thread, once: the wait under way there cannot end well. Later
+        waits go on, such as that for a checkpoint which is being written."""
         if self._trouble is None or self._raised or self._noticed.is_set():
             return
         # Other threads wait too (the checkpoint's writer, say): an error raised there would end nothing.
@@ -150,7 +150,7 @@ class HeartbeatMonitor:
                 return
 
     def _lost(self, silent: dict[int, float], stuck: float) -> LostRankError | None:
-        """Return what is wrong with the other ranks."""
+        """Return the error about ranks that failed or are silent; None where there are none."""
         where = f"while rank {self.rank} was at {self.place()} or in what follows it"
         # What a rank said itself is better than its silence, and the lowest rank's is reported by all alike.
         for rank, text in sorted(self._failures.items()):
@@ -175,8 +175,8 @@ class HeartbeatMonitor:
         )
 
     def _ends_alone(self, silent: dict[int, float], stuck: float) -> bool:
-        """Return whether the main thread notices, and ends the process by itself; False where the lost rank came back.
-        Does not return where it does neither."""
+        """Return True if the main thread notices the error, and so ends the process by itself; False where the lost
+        rank came back. Where neither happens within the margin, end the process."""
         before = dict(self._heard), self._rounds
         # The main thread gets MARGIN from the lost rank, and MARGIN once more from where the error was raised in it:
         # cleaning up (closing an engine, say) takes time.
@@ -199,7 +199,7 @@ class HeartbeatMonitor:
         return True
 
     def _came_back(self, silent: dict[int, float], stuck: float, heard: dict[int, bytes], rounds: int) -> bool:
-        """Return whether those who were silent have given a sign of life since."""
+        """Return True if those who were silent have given a sign of life since."""
         if stuck > self.heartbeat_timeout:
             return self._rounds != rounds
         return all(

@@ -27,7 +27,7 @@ from rlvr.rollout.weights import WeightSource, host_copies, sources
 Files = Callable[[Path], None]
 """Writes files into a folder."""
 _AVAILABLE = other.is_deepspeed_available
-"""What accelerate asks whether DeepSpeed is installed; put back after `_unwrapped`, by whichever thread ends last."""
+"""The function by which accelerate checks for DeepSpeed; restored after `_unwrapped`, by the thread that ends last."""
 
 
 def model_files(policy: Policy, is_main: bool, copied: Mapping[int, torch.Tensor]) -> Files:

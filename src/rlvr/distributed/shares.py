@@ -29,7 +29,7 @@ CHUNK_BYTES = 64 << 20
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Which rank writes each tensor, so that all write about as much."""
+    """Return the rank that writes each tensor, so that all ranks write about as much."""
     names = list(sizes)
     # `deal` balances the sums of costs, as for micro-batches. A function of sizes alone, so ranks agree without asking.
     hands = deal(np.asarray([sizes[name] for name in names], dtype=np.float64), ranks)

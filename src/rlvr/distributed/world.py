@@ -51,7 +51,7 @@ class World:
     """The connection to the store that the launcher's address names: one for the process, since rank 0 may keep the
     store."""
     _ends_badly: ClassVar[bool] = False
-    """Whether a World of this process failed: then ranks do not leave torch's process group together."""
+    """True if a World of this process failed. Then ranks do not leave torch's process group together."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, heartbeat_timeout: float = 30.0) -> None:
         self.rank = rank
@@ -65,7 +65,7 @@ class World:
         self._closed = False
         self._watchdog: HeartbeatMonitor | None = None
         self._at = "its start"
-        """What this rank exchanged last, or is exchanging."""
+        """The name of this rank's latest exchange, which may still be under way; errors about lost ranks contain it."""
 
     @classmethod
     def from_environment(cls, heartbeat_timeout: float = 30.0) -> World:
@@ -86,7 +86,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Return whether this is rank 0, which alone draws, verifies, decides, logs and writes."""
+        """Return True if this is rank 0, which alone draws, verifies, decides, logs and writes."""
         return self.rank == 0
 
     def _join(self) -> None:

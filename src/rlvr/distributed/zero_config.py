@@ -78,7 +78,7 @@ def _ours(zero_stage: int, offload: Offload, bfloat16: bool, ranks: int) -> dict
 
 
 def _defaults(zero_stage: int, weights: int) -> dict[str, Any]:
-    """Return what a user's file may change."""
+    """Return the settings that a user's file may change."""
     # DeepSpeed's own bucket is half a billion elements, whatever the model, and it is allocated at once.
     # Elements. At most 100 MB in bfloat16, at least 65,536 for tiny models of tests; a sixteenth of the model in
     # between. Not measured.

@@ -27,9 +27,9 @@ class Stretch:
     flat: torch.Tensor
     """The flat float32 weights that they are in; the key of the optimizer's state."""
     place: slice
-    """Where in `flat`."""
+    """The positions of the elements in `flat`."""
     within: slice
-    """Where in the parameter."""
+    """The positions of the elements in the parameter."""
 
 
 class Shards:
@@ -145,7 +145,7 @@ class Shards:
         return count.to("cpu", torch.float32)
 
     def forget(self) -> None:
-        """An optimizer that took no step."""
+        """Reset the state to that of an optimizer that took no step."""
         self.inner.state.clear()
 
     def set_weight(self, name: str, value: torch.Tensor) -> None:

@@ -39,7 +39,7 @@ from rlvr.records import Task
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 WRITTEN = "config.yaml"
-"""Where in a run folder its configuration is."""
+"""The path of the configuration in a run folder."""
 
 if TYPE_CHECKING:
     from rlvr.core.waits import StopRequest
@@ -235,8 +235,8 @@ def _run_folder(model: str) -> Path | None:
 
 
 def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
-    """Return what of a run's configuration an evaluation goes by: as its last stage had it, with another verifier where
-    one is given.
+    """Return the parts of a run's configuration that an evaluation uses, as the run's last stage had them, with another
+    verifier where one is given.
 
     Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with
     its adapter, so nothing is added to it.
@@ -319,7 +319,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
 
 def _is_result(head: str) -> bool:
-    """Tell whether a file that begins so is one that this command wrote."""
+    """Return True if a file that begins so is one that this command wrote."""
     # As `_write` lays it out: `{\n "version": 1,\n "model": ...`. Any other file is not overwritten.
     return re.match(r'\{\s*"version": \d+,\s*"model": ', head) is not None and '"by_source": ' in head
 

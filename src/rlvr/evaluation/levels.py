@@ -11,9 +11,9 @@ from rlvr.evaluation.task_result import TaskResult
 # A choice: a table that fits a screen. Above it numbers become ranges, and words are taken for something else (a
 # source, a topic).
 MOST = 12
-"""Levels that are told apart one by one."""
+"""Largest number of levels that are reported one by one."""
 RANGES = 5
-"""Ranges, each with as many tasks, that more numbers than that are put into."""
+"""Number of ranges, of about as many tasks each, into which more than MOST numeric levels are put."""
 
 
 def by_difficulty(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:

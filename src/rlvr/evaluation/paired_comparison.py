@@ -67,7 +67,7 @@ def _difference(before: np.ndarray, after: np.ndarray, seed: int) -> dict[str, A
 
 
 def solved(task_result: TaskResult) -> bool:
-    """Return whether a sample or the greedy response has a score of 1. A partial score is not enough."""
+    """Return True if a sample or the greedy response has a score of 1. A partial score is not enough."""
     return task_result.correct > 0 or task_result.greedy == 1.0
 
 

@@ -34,7 +34,7 @@ class TaskResult:
     samples: int = 0
     """Decided samples, the greedy response apart."""
     correct: int = 0
-    """Of those, the ones of score 1."""
+    """Decided samples with a score of 1."""
     score: float | None = None
     """Mean score of the samples."""
     greedy: float | None = None
@@ -50,7 +50,7 @@ class TaskResult:
     unparsable: int = 0
     undecided: int = 0
     tokens: int = 0
-    """Of all responses."""
+    """Tokens of all responses."""
 
     def add_greedy(self, rollouts: Sequence[Rollout]) -> None:
         """Take in the greedy response (its contexts, where a plan gives several)."""

@@ -112,7 +112,7 @@ class LossInputs:
     objective: Objective
     rows: MicroBatch
     first: bool
-    """Whether this is the batch's first optimizer step, whose proximal policy is the current one."""
+    """True if this is the batch's first optimizer step, whose proximal policy is the current one."""
     host: dict[tuple[str, str], np.ndarray]
     device: dict[tuple[str, str], torch.Tensor]
 

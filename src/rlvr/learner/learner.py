@@ -113,7 +113,7 @@ class Learner:
 
     @property
     def computed(self) -> UpdateFlops:
-        """Return what the passes of the last update computed on this rank, counted when it is asked for."""
+        """Return the FLOPs of the last update's passes on this rank, counted when it is asked for."""
         return self.model_flops.of_update(self._passes_made)
 
     def _optimizer_step(self, work: Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
@@ -255,8 +255,8 @@ class Learner:
         return 0.0 * forward(self.policy, rows, [LOGPROBS_WITH_GRADIENT])["logprobs", CURRENT].sum()
 
     def _prepass(self, work: Work, part: np.ndarray, first: bool) -> dict[str, PrepassResult]:
-        """Return what components that have to see the whole optimizer step make of it; one pass without gradient if any
-        does."""
+        """Return the results of the components that have to see the whole optimizer step; one pass without gradient if
+        there are any."""
         asking = work.objective.shown_the_step
         if not asking:
             return {}

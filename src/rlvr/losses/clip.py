@@ -93,7 +93,7 @@ class ClippedPolicyLoss(Loss):
 
     @property
     def per_response(self) -> bool:
-        """Return whether it needs one advantage per response: with one ratio for all tokens, only their mean has an
+        """Return True if it needs one advantage per response: with one ratio for all tokens, only their mean has an
         effect."""
         return self.ratio in ("sequence", "geometric")
 

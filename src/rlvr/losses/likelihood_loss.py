@@ -54,7 +54,7 @@ class ChosenLikelihood(Loss):
 
     @property
     def shows_demonstrations(self) -> bool:
-        """Return whether the stage must add the tasks' demonstrations to the batch."""
+        """Return True if the stage must add the tasks' demonstrations to the batch."""
         return self.on == "demonstrations"
 
     def weights(self, batch: Batch) -> list[np.ndarray]:

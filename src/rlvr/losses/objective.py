@@ -45,11 +45,11 @@ class ObjectiveTerm:
     coef: Scalar = 1.0
     zero_without_advantage: bool = False
     corrected: bool = False
-    """Whether the objective's correction weighs its tokens."""
+    """True if the objective's correction weighs the tokens of this term."""
     keep: tuple[TokenSelector, ...] = ()
-    """Which tokens of the step it learns from; the product of what they give."""
+    """Selectors of the tokens that the term learns from; the factors that they give are multiplied."""
     by_token: bool = False
-    """Whether the token column `factor/<name>` multiplies the coefficient at each token."""
+    """True if the token column `factor/<name>` multiplies the coefficient at each token."""
     needs_of_step: frozenset[Need] = field(init=False)
     """Statistics of the whole optimizer step that it is shown before the step is cut; empty where it asks for
     nothing."""
@@ -96,11 +96,11 @@ class Objective:
     correction: Correction | None = None
     """Weights for the gap between proximal and behaviour policy."""
     decoupled: bool = False
-    """Whether later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton
+    """True if later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton
     et al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled. With a correction they
     always do."""
     renewal: Renewal | None = None
-    """How the reference follows the policy; None: it stays."""
+    """The schedule by which the reference follows the policy; None: it stays."""
 
     def at(self, step: int, steps: int) -> Objective:
         """The objective with plain numbers for every scheduled scalar, without the components that weigh nothing."""
@@ -125,13 +125,13 @@ class Objective:
 
     @cached_property
     def proximal_statistics(self) -> tuple[Statistic, ...]:
-        """Return what components ask of the proximal policy beside its log-probs."""
+        """Return the statistics of the proximal policy that components need beside its log-probs."""
         statistics = {need.statistic for need in self.needs if need.model == PROXIMAL}
         return tuple(sorted(statistics - {"logprobs"}))
 
     @property
     def recalls_update(self) -> bool:
-        """Return whether later optimizer steps of a batch compare with the policy as it was when the update began.
+        """Return True if later optimizer steps of a batch compare with the policy as it was when the update began.
 
         A correction weighs by proximal over behaviour probability. Were the ratio of a later step taken to the
         behaviour policy, that weight would be 1 and the engine's gap would enter the ratio unbounded. So the ratio is
@@ -143,11 +143,11 @@ class Objective:
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether a component compares with the reference."""
+        """Return True if a component compares with the reference."""
         return any(need.model == REFERENCE for need in self.needs)
 
     def denominators(self, batch: Batch) -> dict[str, Denominators]:
-        """Return what each component averages over in `batch` (this rank's share of it)."""
+        """Return the denominators of each component's average in `batch` (this rank's share of it)."""
         return {c.name: self._denominator(c, batch) for c in self.components}
 
     def _denominator(self, component: ObjectiveTerm, batch: Batch) -> Denominators:
@@ -214,7 +214,7 @@ class Averages:
             self.add(name, total, weight)
 
     def pairs(self) -> dict[str, tuple[float, float]]:
-        """Return what was gathered, to be sent to another rank."""
+        """Return the gathered numbers, to be sent to another rank."""
         return dict(self._pairs)
 
     def means(self) -> dict[str, float | None]:
@@ -226,7 +226,7 @@ class Averages:
 
 
 def is_maximum(name: str) -> bool:
-    """Return whether values called `name` are combined by their maximum rather than their mean."""
+    """Return True if values called `name` are combined by their maximum rather than their mean."""
     return name.endswith(("/max", "_max"))
 
 
@@ -244,7 +244,7 @@ class Fetched:
     losses: dict[str, float]
     """The rank's share of each component's loss, by name."""
     finite: bool
-    """Whether the total loss of every micro-batch is a finite number."""
+    """True if the total loss of every micro-batch is a finite number."""
 
 
 class StepMetrics:

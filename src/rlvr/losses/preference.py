@@ -88,7 +88,7 @@ class KTO(SequenceLoss):
     """
 
     beta: Scalar = 0.1
-    """How fast the value saturates, above 0."""
+    """Factor of the log-ratios inside the sigmoid, above 0; a larger one saturates the value sooner."""
     threshold: float = 0.5
     """A reward of at least this is right."""
     right: Scalar = 1.0

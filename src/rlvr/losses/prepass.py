@@ -31,9 +31,9 @@ class PrepassResult:
     kept: list[np.ndarray] | None = None
     """Factor of each token's loss, by the component's token selectors."""
     chosen: list[np.ndarray] | None = None
-    """What the loss's own `choose` gave."""
+    """The result of the loss's own `choose`, a column."""
     sequence_losses: np.ndarray | None = None
-    """float64 [B]: what each response adds to a loss of whole responses."""
+    """float64 [B]: the contribution of each response to a loss of whole responses."""
     logprob_gradients: np.ndarray | None = None
     """float64 [B]: its derivative in the sum of the response's log-probs."""
 
@@ -41,7 +41,7 @@ class PrepassResult:
 def prepass_statistics(
     component: ObjectiveTerm, batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
 ) -> PrepassResult:
-    """The answer of `component` for the rollouts at `index`, whose tokens weigh `weights`."""
+    """The result of `component` for the rollouts at `index`, whose tokens weigh `weights`."""
     index = np.asarray([i for i in index if np.any(weights[i] != 0)], dtype=np.int64)
     if len(index) == 0:
         return PrepassResult()

@@ -9,7 +9,7 @@ from rlvr.core.specs import SpecLike
 
 
 def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
-    """Return whether the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of
+    """Return True if the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of
     the weights."""
     # A schedule is never equal to 0.0, so a coefficient that only begins at 0 keeps a reference too.
     if algorithm.kl is not None and algorithm.kl.coef != 0.0:
@@ -20,5 +20,5 @@ def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
 
 
 def reads_reference(kind: str, spec: SpecLike) -> bool:
-    """Return whether a loss as written declares a need of the reference."""
+    """Return True if a loss as written declares a need of the reference."""
     return any(need.model == REFERENCE for need in registry.build(kind, spec).needs)

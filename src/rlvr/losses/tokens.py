@@ -39,7 +39,7 @@ class Denominators:
     sequences: float
     """Rollouts with any weight."""
     constant: float
-    """Tokens that a sequence counts for under the constant average."""
+    """The length in tokens that the constant average divides each sequence by."""
     groups: float = 0.0
     """Groups with any weight."""
 
@@ -64,16 +64,16 @@ class TokenBatch:
     statistics: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
     """(statistic, model) -> [T]"""
     importance: torch.Tensor | None = None
-    """What a correction multiplies each token's loss by, without counting in any denominator; None: 1."""
+    """Factor of each token's loss from the correction, which counts in no denominator; None: 1."""
     kept: torch.Tensor | None = None
-    """What token selectors multiply each token's loss by, without counting in any denominator; None: 1."""
+    """Factor of each token's loss from the token selectors, which counts in no denominator; None: 1."""
     factor: torch.Tensor | None = None
-    """What the component's coefficient is multiplied by at each token, without counting in any denominator; None: 1."""
+    """Factor of the component's coefficient at each token, which counts in no denominator; None: 1."""
     group_weight: torch.Tensor | None = None
     """[S]: the sum of the component's weights over the whole group of each sequence; read by the average over
     groups."""
     chosen: torch.Tensor | None = None
-    """What the loss's own `choose` gave for each token when it was shown the whole optimizer step."""
+    """The result of the loss's own `choose` for each token, computed from the whole optimizer step."""
 
     @property
     def loss_weight(self) -> torch.Tensor:

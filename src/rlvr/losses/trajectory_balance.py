@@ -29,7 +29,7 @@ class TrajectoryBalance(SequenceLoss):
     """
 
     scale: Scalar = 100.0
-    """What a reward of 1 is worth; above 0."""
+    """Factor of the reward, before `floor` is added; above 0."""
     floor: Scalar = 1e-3
     """Added to every reward, so that a reward of 0 has a logarithm; above 0."""
 

@@ -126,7 +126,7 @@ class Console:
         self._say(_aligned(cells), cut=True)
 
     def _place(self) -> Cells:
-        """Return what the bar says on a terminal: the stage, step k/N, the time elapsed and left."""
+        """Return the cells of the bar on a terminal: the stage, step k/N, the time elapsed and left."""
         elapsed = time.monotonic() - self._began
         cells = {self._stage: f"{self._done}/{self._total or '?'}", "elapsed": duration(elapsed)}
         # Steps of this process only: those of an earlier one took its time, not ours.
@@ -223,7 +223,7 @@ class _Output(RichConsole):
 
 
 def _is_terminal(file: TextIO) -> bool:
-    """Return whether a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
+    """Return True if a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
     return file.isatty() and RichConsole(file=file).is_interactive
 
 

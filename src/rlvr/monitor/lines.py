@@ -18,7 +18,7 @@ Cells = dict[str, str]
 
 
 def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
-    """Return what one line says of a step; `rewards` are the mean rewards of the last steps, oldest first."""
+    """Return the cells of a step's line; `rewards` are the mean rewards of the last steps, oldest first."""
     get = metrics.get
     cells: dict[str, str | None] = {"step": number(get("step"))}
     if get("reward/mean") is None:

@@ -27,7 +27,7 @@ from rich.progress import (
 from rich.text import Text
 
 Counts = Callable[[], Mapping[str, tuple[int, int]]]
-"""What is done inside a step: name -> (done, asked for), both since the run began."""
+"""Progress inside a step: name -> (done, requested), both since the run began."""
 
 
 class LiveView:
@@ -59,7 +59,7 @@ class LiveView:
                 self._moved.append((handler, handler.setStream(getattr(sys, name))))
 
     def stop(self) -> None:
-        """Wipe the view off, and give log handlers their streams back."""
+        """Remove the view, and give log handlers their streams back."""
         while self._moved:
             handler, stream = self._moved.pop()
             if stream is not None:
@@ -67,12 +67,12 @@ class LiveView:
         self._live.stop()
 
     def step(self) -> None:
-        """A step is done."""
+        """Advance the stage's bar by one step."""
         self._steps.advance(TaskID(0))
         self.again()
 
     def again(self) -> None:
-        """Count what is done inside a step from here on."""
+        """Start the bars of the work inside a step from zero."""
         # Counters run on over the whole run; the bars show what was done since this point.
         self._before = {name: (done, done) for name, (done, _) in self._counts().items()}
 

@@ -27,11 +27,11 @@ class Metric:
     description: str
     healthy: str
     clocked: bool = False
-    """Whether it depends on how fast the machine is, though its unit does not say so."""
+    """True if the value depends on the speed of the machine although its unit does not show it."""
 
     @property
     def of_the_clock(self) -> bool:
-        """Return whether two runs of the same seed differ in it."""
+        """Return True if two runs of the same seed differ in it."""
         return self.clocked or self.unit in ("seconds", "tokens/s", "GB/s", "GiB")
 
 

@@ -29,7 +29,7 @@ class Recorded:
 
     rollout: Rollout
     use: str
-    """What became of it (see `rollout_log`)."""
+    """The use of the rollout (see `rollout_log`)."""
     columns: Mapping[str, float]
     """Its columns in the batch that trained, NaN where undecided; of one that did not train, as scored."""
     scored: Mapping[str, float]

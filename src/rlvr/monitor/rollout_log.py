@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 # Ten minutes: a file system that is slow (a network disk under load) gets through; one that hangs ends the run with a
 # message.
 WRITE_SECONDS = 600.0
-"""How long the rollouts of a step may take to be written."""
+"""Seconds after which a wait for a step's rollouts to be written ends in an error."""
 # A quarter: what the policy wrote at the start is what later steps are compared with, and the newest are looked at
 # most.
 FIRST = 0.25
@@ -79,7 +79,7 @@ class RolloutLog:
         self._under_way: Future[Path | None] | None = None
 
     def due(self, step: int) -> bool:
-        """Return whether `step` is one that is written."""
+        """Return True if `step` is one that is written."""
         return self.every > 0 and step % self.every == 0
 
     def write(
@@ -104,7 +104,7 @@ class RolloutLog:
             return None
 
     def keep_until(self, step: int) -> int:
-        """Never remove the files of steps up to this one; their bytes."""
+        """Keep the files of steps up to this one for good, and return their size in bytes."""
         self.kept_until = step
         self._sizes = None
         files = numbered(self.directory, ".jsonl")

@@ -37,8 +37,8 @@ keeps nothing that depends on it, and masks are counted elsewhere (rlvr.planner.
 # Bytes are a line in tokens, so two points give it. Both are above the size at which the peak changes its place: for
 # few tokens it is where weights' gradients are made, for many where activations are.
 TOKENS = (8192, 32768)
-"""Where the passes are measured: many enough that a layer's activations, not its weights' gradients, decide where its
-peak is."""
+"""Numbers of tokens at which the passes are measured: large enough that a layer's activations, not its weights'
+gradients, decide where its peak is."""
 # Two depths give the line in layers: bytes(n) = bytes(2) + (n - 2) (bytes(3) - bytes(2)). From 2 and not from 1, since
 # the first layer's input needs no gradient where the embedding is frozen.
 DEPTHS = (2, 3)
@@ -59,7 +59,7 @@ class LiveBytes(TorchDispatchMode):
         self.now = 0
         self.peak = 0
         self.in_backward = False
-        """Whether operations without gradient are autograd's: it adds two gradients in place, but not under a dispatch
+        """True if operations without gradient are autograd's: it adds two gradients in place, but not under a dispatch
         mode."""
         self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
 
@@ -111,7 +111,7 @@ class DecoderPasses:
     forward: Line
     """The peak until the forward pass ends."""
     kept: Line
-    """What is left then for the backward pass."""
+    """The bytes that stay after the forward pass for the backward pass."""
     backward: Line
     """The peak of the backward pass, which begins with a gradient of the hidden states."""
     inference: Line
@@ -124,11 +124,11 @@ class Way:
 
     compute: torch.dtype
     weights: torch.dtype
-    """Of those that train. Where they are float32 and `compute` is not, autocast copies them."""
+    """The type of the weights that train. Where they are float32 and `compute` is not, autocast copies them."""
     checkpointing: bool
-    """Whether layers are computed again in the backward pass."""
+    """True if layers are computed again in the backward pass."""
     gradients_stay: bool = True
-    """Whether gradients are there from pass to pass; DeepSpeed takes each away as soon as it is computed."""
+    """True if gradients stay from pass to pass; DeepSpeed takes each away as soon as it is computed."""
 
     @property
     def casts(self) -> bool:
@@ -193,7 +193,7 @@ class DecoderSettings:
     config: ModelConfig
     layers: int
     alike: bool
-    """Whether all layers have weights of the same shapes that train alike, so that a few of them stand for all."""
+    """True if all layers have weights of the same shapes that train alike, so that a few of them stand for all."""
     given: Given | None = None
 
     @classmethod

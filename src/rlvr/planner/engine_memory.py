@@ -46,7 +46,7 @@ BLOCK = 16
 LARGE_GPU = 70 * GIB
 """From this memory on, the defaults of vLLM's server are larger batches (H100, H200)."""
 HUGE_GPU = 160 * GIB
-"""And from this one on, the largest (B200, B300)."""
+"""From this memory on, the defaults of vLLM's server are the largest batches (B200, B300)."""
 # The value that the vllm engine sets on a CPU (rlvr.rollout.vllm.launch).
 CPU_CACHE = 1.0
 """GiB of keys and values that vLLM takes on a CPU where nothing else is set."""
@@ -58,15 +58,15 @@ class EngineMemory:
     """Bytes of the engine by part, on a device that also trains."""
 
     program: float = 0.0
-    """Of its process, all the time."""
+    """Bytes of its process, all the time."""
     has_weights: bool = False
-    """Whether weights are sent to it."""
+    """True if weights are sent to the engine."""
     sleeps: bool = False
-    """Whether it gives `awake` back outside of publish and sampling."""
+    """True if the engine gives `awake` back outside of publish and sampling."""
     awake: StageContext = field(default_factory=dict)
     always: StageContext = field(default_factory=dict)
     demanded: StageContext = field(default_factory=dict)
-    """At its start, when the trainer's weights are loaded."""
+    """Bytes at its start, when the trainer's weights are loaded."""
     sampling: StageContext = field(default_factory=dict)
     evaluating: StageContext = field(default_factory=dict)
     inside: StageContext = field(default_factory=dict)

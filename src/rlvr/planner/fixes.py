@@ -71,7 +71,7 @@ class Fix:
     """Bytes, with the smallest micro-batches: of the phase which does not fit, or, where it is `enough`, of the largest
     phase."""
     enough: bool = True
-    """Whether the run fits then."""
+    """True if the run fits with the changes."""
 
 
 def fixes(planner: Planner, stages: Stages) -> list[Fix]:
@@ -115,7 +115,7 @@ def _together(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def _exclude_each_other(changes: Sequence[Change]) -> bool:
-    """Return whether two of the changes set the same setting, or an option of an engine that another one replaces."""
+    """Return True if two of the changes set the same setting, or an option of an engine that another one replaces."""
     for one, other in itertools.permutations(changes, 2):
         if one.settings & other.settings:
             return True
@@ -222,7 +222,7 @@ def _plans(planner: Planner, stages: Stages, devices: Devices) -> list[Plan] | N
 
 
 def _allowed(config: Config) -> bool:
-    """Return whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed,
+    """Return True if the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed,
     rlvr.policy.loading)."""
     distributed = config.distributed
     backend = distributed.backend_spec

@@ -62,7 +62,7 @@ def micro_batch_bytes(
 
 
 def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
-    """Return how the decoder of `model` computes in an update."""
+    """Return the settings of an update on which the memory of the decoder of `model` depends."""
     compute = dtype_of(model)
     return Way(
         compute=compute,

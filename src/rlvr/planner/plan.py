@@ -86,7 +86,7 @@ class Plan:
     tokens: int
     """Tokens of the largest micro-batch."""
     evaluated: Sampled | None = None
-    """What evaluations sample at once."""
+    """The responses that an evaluation samples at once."""
 
     @property
     def worst(self) -> Phase:
@@ -99,7 +99,7 @@ class Plan:
         return max(phase.total for phase in self.phases if phase.name != ENGINE)
 
     def fits(self, margin: float = 0.0) -> bool:
-        """Return whether every phase fits, and those that micro-batches decide leave that share of the memory."""
+        """Return True if every phase fits, and those that micro-batches decide leave that share of the memory."""
         # The margin is for what a smaller micro-batch can give: other phases need what they need, and a margin on them
         # would refuse runs that fit.
         return all(phase.left >= (margin if phase.name in PASSES else 0.0) * phase.available for phase in self.phases)
@@ -149,7 +149,7 @@ def micro_batch_tokens(shape: Shape, config: Config, ranks: int, sampled: bool) 
 
 
 def keeps_reference(stage: StagePlan) -> bool:
-    """Return whether the stage keeps a copy of the weights to compare with."""
+    """Return True if the stage keeps a copy of the weights to compare with."""
     if stage.kind != "sft":
         return compares_with_reference(stage.config.algorithm)
     loss = stage.options.get("loss", "likelihood")
@@ -270,8 +270,8 @@ class Passes:
         return tokens, tokens * (length - prompt) / length, 0
 
     def shared(self) -> tuple[float, float, int]:
-        """The same, and the tokens of a prompt, where each prompt is computed once for its group: more of the tokens
-        are trained."""
+        """Tokens of the largest micro-batch where each prompt is computed once for its group, those of them that are
+        trained (a larger share than in `apart`), and the tokens of a prompt."""
         prompt, length = lengths(self.shape, self.config)
         optim = self.config.optim
         group = self.config.rollout.group_size
@@ -287,6 +287,6 @@ class Passes:
         return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
 
     def scoring(self) -> StageContext:
-        """Of one micro-batch without gradients."""
+        """Bytes of one micro-batch without gradients, by part."""
         tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
         return {"activations": layer_bytes(self.shape, self.config.model, tokens)} | self.trainer.pass_weights(SCORING)

@@ -17,7 +17,7 @@ from rlvr.policy.loading import device_of
 
 UNITS = {"GB": 10**9, "GIB": 1 << 30}
 CGROUPS = Path("/sys/fs/cgroup")
-"""Where control groups are mounted, by which containers and batch systems limit memory."""
+"""The mount point of control groups, by which containers and batch systems limit memory."""
 OWN_CGROUPS = Path("/proc/self/cgroup")
 """The control groups of this process: lines of `hierarchy:controllers:path`, with no controllers in version 2."""
 

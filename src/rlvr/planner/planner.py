@@ -94,7 +94,7 @@ class Planner:
         return [plan_stage(shape, stage, devices, ranks, self.eval_tasks) for stage in stages]
 
     def fits(self, stages: Sequence[StagePlan], margin: float, devices: Devices | None = None) -> bool:
-        """Return whether all stages fit with the share `margin` of memory left in the phases with micro-batches."""
+        """Return True if all stages fit with the share `margin` of memory left in the phases with micro-batches."""
         return all(plan.fits(margin) for plan in self.plans(stages, devices))
 
     def resolved(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[StagePlan]:
@@ -120,7 +120,7 @@ class Planner:
         return _set_tokens(stages, 1)  # one sequence: a micro-batch is never smaller
 
     def _keeps_busy(self, before: Sequence[StagePlan], chosen: Sequence[StagePlan], devices: Devices | None) -> bool:
-        """Return whether the micro-batches of `chosen` keep a GPU busy; `before` are the stages with `auto` tokens."""
+        """Return True if the micro-batches of `chosen` keep a GPU busy; `before` are the stages with `auto` tokens."""
         if not self.devices.on_gpu:
             return True
         # `auto` tokens are planned as no limit: the whole optimizer step of a rank in one micro-batch.

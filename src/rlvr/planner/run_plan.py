@@ -41,7 +41,7 @@ class RunPlan:
     problem: str | None
     """The reason why the run does not fit, and changes that reduce its memory; None where it fits."""
     notice: str | None = None
-    """One line for a resumed run: the values of the checkpoint that were replaced, and the reason."""
+    """One line for a resumed run that cannot keep the checkpoint's `auto` values: the new values, and the reason."""
     planner: Planner | None = None
     """The planner that made the plan. Each rank sets its own: a planner may hold the loaded model, so a plan that is
     broadcast has none."""

@@ -31,7 +31,7 @@ class Shape:
     head_trained: int
     """Weights of the LM head, if it trains (a number)."""
     tied: bool
-    """Whether the LM head's weight is the token embedding's too."""
+    """True if the LM head shares its weight with the token embedding."""
     scores: float
     """Kept for the backward pass, for each pair of a token and a position that it may look at: attention scores, which
     eager attention keeps and fused kernels do not."""

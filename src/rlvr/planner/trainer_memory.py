@@ -48,24 +48,24 @@ class TrainerMemory:
     ranks: int
     on_gpu: bool
     bfloat16: bool
-    """Whether passes are computed in bfloat16."""
+    """True if passes are computed in bfloat16."""
     stage: int
-    """Of ZeRO; 0 for the plain backend."""
+    """The ZeRO stage; 0 for the plain backend."""
     offload: Offload
     offload_during_rollout: bool
     frees_gradients: bool
-    """Whether a publish frees the gradients, which it does for an engine that does not share the trainer's weights."""
+    """True if a publish frees the gradients, which it does for an engine that does not share the trainer's weights."""
     state: float
     """Bytes of optimizer state for a weight that trains."""
     reference: bool
     follows: bool = False
-    """Whether the reference follows the policy, for which it is kept in float32."""
+    """True if the reference follows the policy, for which it is kept in float32."""
     deepspeed: str | None = None
     """The user's file of DeepSpeed's configuration."""
     merges: bool = False
-    """Whether checkpoints hold the model with its adapter merged."""
+    """True if checkpoints hold the model with its adapter merged."""
     writes_base: bool = False
-    """Whether the base under an adapter, which was made from nothing, is written at the start."""
+    """True if the base under an adapter, which was made from nothing, is written at the start."""
 
     @property
     def width(self) -> int:
@@ -74,7 +74,7 @@ class TrainerMemory:
 
     @property
     def casts(self) -> bool:
-        """Return whether passes copy the weights that train to bfloat16, by autocast."""
+        """Return True if passes copy the weights that train to bfloat16, by autocast."""
         return self.bfloat16 and not self.stage
 
     def _zero(self) -> dict[str, float]:
@@ -110,7 +110,7 @@ class TrainerMemory:
         return here / self.ranks
 
     def _away(self, phase: str) -> bool:
-        """Return whether what only the optimizer reads is in host memory. On a CPU that is the same memory."""
+        """Return True if what only the optimizer reads is in host memory. On a CPU that is the same memory."""
         moved = self.offload_during_rollout and phase != STEP
         return self.on_gpu and (moved or self.offload != "none")
 
@@ -228,7 +228,7 @@ class TrainerMemory:
         return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
 
     def published(self) -> StageContext:
-        """Return what is made of the weights to send them, in the type computed in: a bucket, or the largest."""
+        """Return the bytes of the weights made to be sent, in the type computed in: a bucket, or the largest weight."""
         width = 2 if self.bfloat16 else 4
         return {"weights on their way": max(BUCKET_BYTES, width * self.shape.largest)}
 

@@ -63,7 +63,7 @@ def no_false_alarms() -> Iterator[None]:
 
 
 def is_adapter(model: Any) -> bool:
-    """Return whether `model` is a peft model."""
+    """Return True if `model` is a peft model."""
     # Not isinstance, which would import peft in runs without an adapter too.
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
 

@@ -110,26 +110,26 @@ class TilePlan:
     cap: float | None
     vocabulary: int
     common_temperature: float | None = None
-    """That of all tokens, where it is known without reading it from the device."""
+    """The temperature that all tokens share, where it is known without a read from the device; else None."""
 
     @property
     def last_factor(self) -> float:
-        """Return what a tile is multiplied by last, before it is divided by the temperatures."""
+        """Return the last factor of a tile before its division by the temperatures."""
         return self.scale if self.cap is None else self.cap
 
     @property
     def top(self) -> int:
-        """Return how many of the largest logits are followed."""
+        """Return the number of the largest logits that are followed."""
         return max(self.top_k if TOP in self.asked else 0, int(self.asked.get(MAXIMUM, False)))
 
     @property
     def outputs(self) -> list[bool]:
-        """Which of NAMES have a gradient."""
+        """For each of NAMES, True if it has a gradient."""
         return [self.asked.get(name, False) for name in NAMES]
 
 
 def fits(tokens: int, plan: TilePlan) -> bool:
-    """Return whether the logits are one tile that is kept."""
+    """Return True if the logits are one tile that is kept."""
     # `Running.add` leaves the tile relative to its largest logit, and the slope of a soft-cap needs the logit itself.
     return tokens * plan.vocabulary <= KEEP and plan.cap is None
 
@@ -165,7 +165,8 @@ class Logits:
         self.factor = plan.last_factor / temperature.to(self.dtype)[:, None]
         """[T, 1]: what a tile is multiplied by last."""
         self.unchanged = plan.common_temperature == plan.last_factor
-        """Whether that is known to be 1; where it is not known, a product with 1 has the same bits."""
+        """True if `factor` is known to be 1. Where that is not known, the product is computed; a product with 1 has the
+        same bits."""
         self.buffer = inputs[0].new_empty(0, dtype=self.dtype)
 
     def columns(self, part: slice) -> list[torch.Tensor]:
@@ -267,12 +268,14 @@ class Running:
 
 
 def _anchor(largest: torch.Tensor) -> torch.Tensor:
-    """Return what logits are taken relative to: the largest, or a finite number where all are minus infinity."""
+    """Return the logit that the others are taken relative to: the largest, or a finite number where all are minus
+    infinity."""
     return largest.clamp(min=torch.finfo(largest.dtype).min)
 
 
 def within(ids: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which token ids are among some vocabulary entries, and their places there (0 for the others)."""
+    """Return a mask of the token ids that are in `part` of the vocabulary, and their places in it (0 for the
+    others)."""
     inside = (ids >= part.start) & (ids < part.stop)
     return inside, torch.where(inside, ids - part.start, 0)
 
@@ -455,7 +458,8 @@ def _gradients(
 
 
 def _sums(into: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return where a tile's gradients of the weights are summed: in place, or beside it where it is less precise."""
+    """Return the tensor in which a tile's gradients of the weights are summed: `into` itself, or a new one where `into`
+    is less precise."""
     if into.dtype == dtype:
         return into
     return torch.zeros_like(into, dtype=dtype)

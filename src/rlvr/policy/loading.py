@@ -207,7 +207,7 @@ def tokenizer_of(model: Any) -> PreTrainedTokenizerBase:
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """Return where the model goes. ConfigError when a GPU is asked for and there is none."""
+    """Return the device for the model. ConfigError when a GPU is asked for and there is none."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -275,7 +275,7 @@ def _from_pretrained(
 
 
 def _quantized(config: ModelConfig) -> dict[str, Any]:
-    """Return what loads the weights in 4 bits, on their device, where that is asked for."""
+    """Return the arguments that load the weights in 4 bits, on their device; none where that is not asked for."""
     if config.quantization is None:
         return {}
     return {"quantization_config": quantizing(dtype_of(config)), "device_map": {"": device_of(config)}}

@@ -33,9 +33,9 @@ GAIN = 0.85
 # Orders of magnitude. Larger values favour padded rows, which make one call; `scripts/gpu/stages/attention.py` measures
 # what they should be on a GPU.
 CALL = {"cpu": 5e6}
-"""Forward FLOPs that take as long as starting one attention call does, by kind of device ..."""
+"""FLOPs of a forward pass that take as long as the start of one attention call, by kind of device."""
 CALL_ELSEWHERE = 2e10
-"""... and on those that are so fast that starting is dear."""
+"""The same for every other kind of device. It is larger, since they compute fast relative to the start of a call."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ComputedPass:
     projected: int
     """Tokens whose logits are computed."""
     grad: bool
-    """Whether a backward pass follows."""
+    """True if a backward pass follows."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class MicroBatch:
     lengths: np.ndarray
     """int64 [R], the tokens of each rollout"""
     spans: Spans | None = None
-    """Which tokens of a packed row see each other."""
+    """The spans of a packed row within which tokens see each other."""
 
     def computed(self, grad: bool) -> ComputedPass:
         """The sizes of a forward pass, with a backward pass or without."""

@@ -55,11 +55,11 @@ class Policy:
     ) -> None:
         self.model = model
         self.has_adapter = is_adapter(model)
-        """Whether `model` is peft's wrapper."""
+        """True if `model` is peft's wrapper."""
         self.tokenizer = tokenizer
         self.dtype = dtype
         self.adapter_dropout = adapter_dropout and any(adapter_dropouts(model))
-        """Whether the pass that has gradients is random."""
+        """True if the pass that has gradients is random."""
         self._training: list[torch.nn.Module] = []
         """The modules that are in training mode, but for what `evaluating` encloses; none outside of an update."""
         # 2^30 where the configuration names no limit (state-space models): nothing is too long then.
@@ -103,7 +103,7 @@ class Policy:
 
     @cached_property
     def packing(self) -> Packing:
-        """Return whether the model computes packed rows and shared prefixes, tried on a few tokens."""
+        """Return the packing that the model computes (packed rows, shared prefixes), tried on a few tokens."""
         with torch.no_grad(), self.evaluating():
             # Relative to the largest hidden state. Rounding is about 1e-7 in float32 and 4e-3 in bfloat16 and grows
             # over the layers.
@@ -171,7 +171,7 @@ class Policy:
 
     @cached_property
     def head_is_enough(self) -> bool:
-        """Return whether decoder and head give the model's own logits, tried on a few tokens."""
+        """Return True if decoder and head give the model's own logits, tried on a few tokens."""
         ids = torch.arange(4, device=self.device)[None] % self.causal_lm.config.get_text_config().vocab_size
         positions = torch.arange(4, device=self.device)[None]
         with torch.no_grad(), self.evaluating():
@@ -212,7 +212,7 @@ class LogitScaling:
 
     @classmethod
     def of(cls, causal_lm: Any) -> LogitScaling:
-        """Return what a model's configuration names."""
+        """Return the scaling that a model's configuration names."""
         config = causal_lm.config.get_text_config()
         names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
         return cls(*(foreign(config, name) for name in names))
@@ -296,7 +296,7 @@ class Head:
     inputs: tuple[torch.Tensor, ...]
     weights: tuple[torch.Tensor, ...] = ()
     scale: float = 1.0
-    """What logits are multiplied by."""
+    """Factor of the logits."""
     cap: float | None = None
     """Soft-cap, after the scale: cap x tanh(logits / cap)."""
 

@@ -16,8 +16,8 @@ from rlvr.policy.foreign import foreign
 
 
 def quantizing(dtype: torch.dtype) -> Any:
-    """Return what transformers needs to load weights in 4 bits: NF4, its constants quantised again. ConfigError without
-    bitsandbytes."""
+    """Return transformers' configuration to load weights in 4 bits: NF4, its constants quantised again. ConfigError
+    without bitsandbytes."""
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
@@ -42,17 +42,17 @@ def exact(model: Any) -> None:
 
 
 def is_quantized(weight: Any) -> bool:
-    """Return whether a parameter holds a weight in 4 bits."""
+    """Return True if a parameter holds a weight in 4 bits."""
     return _state(weight) is not None
 
 
 def _state(weight: Any) -> Any:
-    """Return what bitsandbytes keeps of a weight in 4 bits (its shape, type and scales), None of a plain weight."""
+    """Return bitsandbytes' state of a weight in 4 bits (its shape, type and scales), None of a plain weight."""
     return foreign(weight, "quant_state")
 
 
 def has_quantized(model: Any) -> bool:
-    """Return whether any of a model's weights is in 4 bits."""
+    """Return True if any of a model's weights is in 4 bits."""
     return any(map(is_quantized, model.parameters()))
 
 

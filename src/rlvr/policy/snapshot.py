@@ -68,7 +68,7 @@ def _put(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, tor
 
 
 def _kept(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return what this rank keeps of a parameter: its part where it is partitioned, else all of it."""
+    """Return this rank's tensor of a parameter: its part where it is partitioned, else all of it."""
     return getattr(parameter, "ds_tensor", parameter)
 
 

@@ -21,7 +21,7 @@ from rlvr.core.tree import read_yaml
 from rlvr.errors import ConfigError, nearest
 
 FOLDER = Path("configs/papers")
-"""Where the files are, from the working directory or else from the checkout."""
+"""The folder of the files, from the working directory or else from the checkout."""
 
 
 class Smoke(BaseModel):
@@ -50,15 +50,15 @@ class Recipe(BaseModel):
     status: Literal["faithful", "part"]
     """faithful: the mechanism is all there; part: `missing` says what is not."""
     taken: str
-    """What is taken from where in the paper."""
+    """The parts taken from the paper, each with its place in it."""
     differs: str = "Model, data and sizes are chosen here; nothing else is known to differ."
-    """What differs from it."""
+    """The differences from the paper."""
     checked: str = ""
-    """Which formulas known from memory or guessed were confirmed, and which were not."""
+    """The formulas known from memory or guessed that were confirmed, and those that were not."""
     missing: str = ""
     """The missing parts of a recipe in part."""
     effect: str
-    """What the paper reports, to compare a run with."""
+    """The results that the paper reports, to compare a run with."""
     tests: list[str]
     """Files of tests of its components."""
     smoke: Smoke

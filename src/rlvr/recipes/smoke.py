@@ -41,7 +41,7 @@ STEPS = 2
 """Steps of each of the recipe's stages."""
 # Arbitrary: far enough that ratios are clipped at 0.2, near enough that the gradient is finite.
 MOVE = 0.3
-"""How far the weights are moved, as a share of each tensor's size, before the second gradient is taken."""
+"""Size of the move of the weights before the second gradient is taken, as a share of each tensor's size."""
 
 
 def smoke_config(paper: Paper, folder: str) -> Config:

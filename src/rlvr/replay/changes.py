@@ -15,11 +15,11 @@ from rlvr.monitor.batch import SAME
 from rlvr.records import Batch, Verdict
 
 FLIPS = ("right -> wrong", "wrong -> right", "-> undecided", "undecided ->", "other score")
-"""How a verdict may differ from the one before; right is a score of 1 or more, wrong any other score."""
+"""Kinds of change of a verdict; right is a score of 1 or more, wrong any other score."""
 
 
 def flip(before: Verdict | None, after: Verdict | None) -> str | None:
-    """Which of `FLIPS` a change of verdict is; None where the score is the same."""
+    """Return the one of `FLIPS` that a change of verdict is; None where the score is the same."""
     then = before.score if before else None
     now = after.score if after else None
     if then == now:
@@ -81,7 +81,7 @@ class ScoreChange:
 
 
 def change(before: Batch, after: Batch, advantages: tuple[np.ndarray, np.ndarray]) -> ScoreChange:
-    """Return what differs between two scorings of the same rollouts, both with the column `reward`."""
+    """Return the differences between two scorings of the same rollouts, both with the column `reward`."""
     verdicts = [flip(one.verdict, other.verdict) for one, other in zip(before.rollouts, after.rollouts, strict=True)]
     rewards = [before.column("reward"), after.column("reward")]
     a, b = advantages

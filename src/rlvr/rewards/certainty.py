@@ -68,7 +68,7 @@ class PhaseEntropy(RewardTerm):
     alpha: Scalar = 1.0
     """The share of the answer's entropy that is subtracted."""
     of: TermSpec = "verdict"
-    """What says right (at least 1) or wrong."""
+    """The term that marks a response right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
     needs: ClassVar = frozenset({Need("entropy")})
     reads_characters: ClassVar = True

@@ -62,15 +62,15 @@ class Gate(RewardTerm):
     """
 
     term: TermSpec = "verdict"
-    """What is paid behind the gate."""
+    """The term that is paid where the gate is open."""
     by: TermSpec = "format"
-    """What opens it."""
+    """The term that opens the gate."""
     at_least: Scalar = 1.0
     """The gate is open where `by` is at least this."""
     below: bool = False
     """Open it where `by` is below that value instead."""
     otherwise: Scalar = 0.0
-    """What is paid where the gate is closed."""
+    """The value that is paid where the gate is closed."""
     inner: ClassVar = ("term", "by")
 
     def __call__(self, batch: Batch, term: np.ndarray, by: np.ndarray) -> np.ndarray:
@@ -92,11 +92,11 @@ class Veto(RewardTerm):
     vetoes: tuple[TermSpec, ...] = ("format",)
     """The terms that may strike."""
     term: TermSpec = "verdict"
-    """What is paid otherwise."""
+    """The term that is paid where no veto strikes."""
     below: Scalar = 1.0
     """A veto strikes below this."""
     value: Scalar = -1.0
-    """What is paid then."""
+    """The value that is paid where a veto strikes."""
     inner: ClassVar = ("term", "vetoes")
 
     def __post_init__(self) -> None:
@@ -153,11 +153,11 @@ class ByPassRate(RewardTerm):
     otherwise: TermSpec = "verdict"
     """The term of the other groups."""
     of: TermSpec = "verdict"
-    """What the pass rate is the mean of, over the decided members."""
+    """The term whose mean over the decided members is the pass rate."""
     at_least: Scalar | None = None
     """The pass rate is high from here on; null with `top` given, else 0.5."""
     top: Scalar | None = None
-    """Or: in this share of the batch's groups."""
+    """In place of `at_least`: the share of the batch's groups whose pass rate counts as high, the highest first."""
     inner: ClassVar = ("then", "otherwise", "of")
 
     def __post_init__(self) -> None:
@@ -208,7 +208,7 @@ class ByCondition(RewardTerm):
     condition: TermSpec = "format"
     """A term that is 1 where the condition holds, else 0."""
     of: TermSpec = "verdict"
-    """What says right (at least 1) or wrong."""
+    """The term that marks a response right (at least 1) or wrong."""
     right: tuple[float, float] = (1.0, 1.0)
     """Value of a right answer without the condition, and with it."""
     wrong: tuple[float, float] = (0.0, 0.0)
@@ -245,7 +245,7 @@ class Bounded(RewardTerm):
     """
 
     term: TermSpec = "verdict"
-    """What is bounded."""
+    """The term that is bounded."""
     centre: Literal["peers"] | Scalar = 0.0
     """peers: each other decided member of the group in turn, and the mean is taken after bounding (a member without
     peers is compared with itself); a number: that constant."""

@@ -38,7 +38,7 @@ class Brevity(RewardTerm):
     alpha: Scalar = 0.2
     """Strength, 0 or more."""
     of: TermSpec = "verdict"
-    """What says right (at least 1) or wrong."""
+    """The term that marks a response right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:

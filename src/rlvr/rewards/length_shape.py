@@ -28,7 +28,7 @@ class SoftOverlong(RewardTerm):
     """
 
     max_length: int | None = None
-    """Where -1 is reached; null: `rollout.max_new_tokens`."""
+    """Tokens at which -1 is reached; null: `rollout.max_new_tokens`."""
     cache: int | None = None
     """Tokens over which the penalty grows, 1 to max_length; null: a fifth of max_length, as in the paper (4,096 of
     20,480)."""
@@ -68,7 +68,7 @@ class CosineLength(RewardTerm):
     max_length: int | None = None
     """The longest response; null: `rollout.max_new_tokens`."""
     of: TermSpec = "verdict"
-    """What says right (at least 1) or wrong."""
+    """The term that marks a response right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
 
     def bind(self, setting: RewardContext) -> CosineLength:

@@ -44,7 +44,7 @@ class LengthTarget(RewardTerm):
     """The target is a factor of the mean length of the group's right answers (of its decided members where none is
     right), or of all its decided members; null: it is in tokens."""
     of: TermSpec = "verdict"
-    """What says right (at least 1) or wrong."""
+    """The term that marks a response right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
 
     def bind(self, setting: RewardContext) -> LengthTarget:
@@ -120,7 +120,7 @@ class AdaptiveLengthTarget(RewardTerm):
     explore: bool = False
     """Pay wrong answers of more than the target's length the bonus too."""
     of: TermSpec = "verdict"
-    """What says right (at least 1) or wrong."""
+    """The term that marks a response right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
     _longest: float = field(default=np.inf, init=False, repr=False)
     _seen: list[deque[list[float]]] = field(default_factory=list, init=False, repr=False)

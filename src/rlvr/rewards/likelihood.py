@@ -36,7 +36,7 @@ class AnswerLikelihood(RewardTerm):
     """
 
     reduce: Literal["mean_prob", "product", "reactive"] = "mean_prob"
-    """How the tokens' log-probs make one number."""
+    """The formula that makes one number of the tokens' log-probs."""
     opening: str = "<answer>"
     """The text after which the answer stands."""
     debias: bool = False

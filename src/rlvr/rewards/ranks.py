@@ -30,7 +30,7 @@ class RankOverlap(RewardTerm):
     given: str = "ranking"
     """The field of the task's info with the given ranking."""
     p: float = 0.9
-    """How slowly the weight falls with depth, above 0 and below 1."""
+    """Factor of the weight from each depth to the next, above 0 and below 1: the nearer to 1, the slower it falls."""
 
     def __post_init__(self) -> None:
         if not 0 < self.p < 1:

@@ -73,9 +73,9 @@ class NoThinking(RewardTerm):
     """
 
     opening: str = "<think>"
-    """What opens the thinking, in the response or in the prompt already."""
+    """The text that opens the thinking, in the response or in the prompt already."""
     closing: str = "</think>"
-    """What ends it."""
+    """The text that ends the thinking."""
 
     def __call__(self, batch: Batch) -> np.ndarray:
         return np.asarray([self._skips(r.text) for r in batch.rollouts], dtype=np.float64)

@@ -309,7 +309,7 @@ def _applies(term: Term, batch: Batch) -> np.ndarray:
 
 
 def _on_sources(batch: Batch, term: Term) -> np.ndarray:
-    """Return what the term adds: 0 on tasks of other sources, where its columns are NaN."""
+    """Return the term's contribution to the rewards: 0 on tasks of other sources, where its columns are NaN."""
     on = _applies(term, batch)
     part = batch.select(np.flatnonzero(on))
     # Only columns that this term made are copied back: `select` gave the part all others of the batch.

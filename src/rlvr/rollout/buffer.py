@@ -85,8 +85,8 @@ class CollectionProgress:
 
     def __init__(self) -> None:
         self.groups = 0
-        self.open = 0
         # `open` counts the groups whose plan runs. A plan that raises leaves its own counted: the collection ends then.
+        self.open = 0
         self.scoring = 0
         """Complete groups whose rewards are being computed (dynamic sampling)."""
 
@@ -206,7 +206,7 @@ class StepRollouts:
     ready: int | None = None
     """Groups of later steps that were complete when this one was taken; None where nothing is sampled."""
     columns: dict[str, np.ndarray] | None = None
-    """What scoring gave to each of [*rollouts, *dropped], float64: set by the stage, or as it was recorded."""
+    """The values that scoring gave to each of [*rollouts, *dropped], float64: set by the stage, or as recorded."""
 
     def metrics(self) -> dict[str, int | None]:
         """The metrics of the step."""

@@ -63,7 +63,7 @@ class Decoder:
         self.steps: Steps | None = None
         """The short way, once it was tried and found equal."""
         self.stale = True
-        """Whether the weights have changed since the last step."""
+        """True if the weights have changed since the last step."""
         self._tried = False
 
     def next_logits(
@@ -275,7 +275,7 @@ def proven(policy: Policy) -> Steps:
 
 
 def _kind(layer: Any) -> Any:
-    """Return what distinguishes a layer from others, but for its weights and its number."""
+    """Return the properties in which a layer may differ from others, except its weights and its number."""
     parts = (layer, layer.self_attn, layer.mlp)
     plain = [{k: v for k, v in vars(m).items() if isinstance(v, (bool, int, float, str))} for m in parts]
     shapes = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())

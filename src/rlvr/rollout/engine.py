@@ -52,7 +52,7 @@ class Request:
     attachments: tuple[Attachment, ...] = ()
     # None and the empty mapping differ: the probe sends an empty one to get log-probs of the plain distribution.
     constraint: Mapping[str, Any] | None = None
-    """What the completion must match, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,
+    """The constraint on the completion, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,
     `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution. None: what the
     engine's options say; empty: nothing, whatever they say."""
 
@@ -134,7 +134,7 @@ class Engine(Protocol):
 
     @property
     def shares_weights(self) -> bool:
-        """Return whether it computes with the trainer's own tensors, so that publishing moves nothing."""
+        """Return True if it computes with the trainer's own tensors, so that publishing moves nothing."""
         ...
 
     @property

@@ -102,8 +102,7 @@ class EpisodeCalls:
         self._lost: str | None = None
 
     async def reply(self, text: str) -> str | None:
-        """Return what the environment answers to a turn, `error: ...` where it fails; None when the rollout is
-        over.
+        """Return the environment's answer to a turn, `error: ...` where it fails; None when the rollout is over.
 
         An environment that remembers is begun with the first turn. After a call past the time limit or an error in
         `begin` it is not called again, since its state is unknown: every further reply is the same error.

@@ -41,7 +41,7 @@ COMPACT_AT = 1 / 16
 # As long as torch's collectives wait for a rank (distributed/world.py, GIVEN_UP): the other ranks wait at the next
 # barrier meanwhile.
 PUBLISH_SECONDS = 1800.0
-"""How long responses under way may take to finish on the old weights."""
+"""Seconds within which responses under way must finish on the old weights."""
 
 
 @register("engine", "hf")
@@ -92,7 +92,7 @@ class HFEngine:
         self._decoder = Decoder(self.policy)
         self._last_position = self.context - 1
         self._given_up = False
-        """Whether a request of the batch was cancelled since the last step."""
+        """True if a request of the batch was cancelled since the last step."""
         self._waiting: collections.deque[Row] = collections.deque()
         self._active: Rows | None = None
         self._driver: asyncio.Task[None] | None = None
@@ -306,7 +306,7 @@ class HFEngine:
         return rows
 
     def _at_stop_string(self, rows: Rows, i: int) -> bool:
-        """Return whether row i's text ends inside or with one of its stop strings that the newest token completed."""
+        """Return True if row i's text ends inside or with one of its stop strings that the newest token completed."""
         stop = rows.rows[i].request.sampling.stop
         count = int(rows.count[i])
         longest = max(len(s.encode()) for s in stop)

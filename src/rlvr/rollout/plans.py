@@ -166,12 +166,12 @@ class RolloutContext:
             return await self.verification.verify_group(rollouts)
 
     def by_group(self, task: Task) -> bool:
-        """Return whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of
+        """Return True if the verifier of a task wants a group together (`verify` then judges a rollout as a group of
         one)."""
         return self.verification.by_group(task)
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
-        """Return whether two extracted answers to a task are the same, as its verifier sees it."""
+        """Return True if two extracted answers to a task are the same, as its verifier sees it."""
         return self.verification.same_answer(task, first, second)
 
     def encode(self, task: Task) -> tuple[int, ...]:
@@ -440,7 +440,7 @@ def make_rollout(draw: Draw, member: int, request: Request, completion: Completi
 
 
 def evaluation_plan(spec: SpecLike) -> Plan:
-    """Return what evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says
-    that it is `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
+    """Return the plan of evaluation for a stage that samples with the plan `spec`: that plan itself where it is
+    `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
     plan: RolloutPlan = registry.build("plan", spec)
     return plan if plan.independent else SingleTurn()

@@ -35,9 +35,8 @@ class RecordedOptions(EngineFactory):
     """Verify them again with this configuration's `verifier` and reward them by its `rewards`. False: verdicts and
     rewards are those that were recorded."""
     copy_weights: bool | None = None
-    """Whether evaluations sample with a copy of the weights; null: as the recorded run did. With a copy,
-    `algorithm.correction: auto` weighs tokens by their ratio to the policy that sampled, as it does for any engine with
-    weights of its own."""
+    """Sample evaluations with a copy of the weights; null: as the recorded run did. With a copy, `algorithm.correction:
+    auto` weighs tokens by their ratio to the policy that sampled, as it does for any engine with weights of its own."""
 
     def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """A copy of the weights where a rank does not have them all."""
@@ -55,7 +54,7 @@ class RecordedOptions(EngineFactory):
 
 
 def copied_weights(run: str | Path) -> bool:
-    """Return whether the engine of a run had weights of its own."""
+    """Return True if the engine of a run had weights of its own."""
     section = recorded_config(run).get("rollout")
     engine = ComponentSpec.parse((section if isinstance(section, dict) else {}).get("engine") or "hf")
     copies = engine.options.get("copy_weights")
@@ -89,7 +88,7 @@ class Recording:
             self._check_tokenizer(self._files[first])
 
     def read(self, step: int) -> StepRollouts:
-        """Return what was collected for a step. DataError, with file and line, for what cannot be trained on."""
+        """Return the rollouts collected for a step. DataError, with file and line, for what cannot be trained on."""
         path = self._files[step]
         # `use` of a row: "added" rollouts came into the batch after the collection, and this run's stage adds its own;
         # "dropped" ones were sampled but replaced by dynamic sampling, and count in metrics only.

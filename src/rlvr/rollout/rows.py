@@ -293,8 +293,8 @@ def _inverse_cdf(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Te
 
 
 def _first_past(mass: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R,
-    1], and the sum. An entry of mass 0 is never the first: the sum does not grow there."""
+    """Return the place at which the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of
+    it, each [R, 1], and the sum. An entry of mass 0 is never the first: the sum does not grow there."""
     # float64: in float32 the running sum over 150,000 tokens stands still before its end, and tokens of the tail are
     # never drawn.
     cumulative = mass.cumsum(-1, dtype=torch.float64)

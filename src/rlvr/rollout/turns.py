@@ -31,18 +31,18 @@ class Turns(RolloutPlan):
     policy may sample in all turns together; where it or the context is used up, the rollout is cut off."""
 
     environment: str | Mapping[str, Any]
-    """What answers a turn: a registered environment, `FILE.py:Name`, or a mapping with its options."""
+    """The environment that answers a turn: a registered name, `FILE.py:Name`, or a mapping with its options."""
     turns: int = 4
     """Most turns of the policy; what it writes in the last one is not answered."""
     time_limit: float = 30.0
     """Seconds for one call of the environment; past it the policy reads an error."""
     role: Literal["user", "tool"] = "user"
-    """Who says the reply, where the prompt is a chat."""
+    """The role of the reply in the chat, where the prompt is one."""
 
     judge: Literal["all", "each"] = "all"
-    """What is verified: the text of all turns as one; or each turn by itself, so that no turn is paid for another's
-    answer. The rollout's verdict is then that of its last turn, and those of all are `turn 1`, `turn 2` ... (the reward
-    term `verdict` reads them with `verifier: turn 1`)."""
+    """The text that is verified. all: that of all turns as one; each: each turn by itself, so that no turn is paid for
+    another's answer. The rollout's verdict is then that of its last turn, and those of all are `turn 1`, `turn 2` ...
+    (the reward term `verdict` reads them with `verifier: turn 1`)."""
 
     independent = True
 

@@ -36,7 +36,7 @@ class WeightSource:
     name: str
     """Its Hugging Face name."""
     parameters: list[torch.nn.Parameter]
-    """What it is made of."""
+    """The parameters that it is made of."""
     make: Callable[[], torch.Tensor]
     """The weight, where the parameters are whole."""
 
@@ -58,14 +58,14 @@ class WeightSource:
 
     @property
     def is_made(self) -> bool:
-        """Return whether it takes memory beside what it is made of: a sum, the dense value of a weight in 4 bits, or a
+        """Return True if it takes memory beside what it is made of: a sum, the dense value of a weight in 4 bits, or a
         parameter of which ranks have parts."""
         first = self.parameters[0]
         return len(self.parameters) > 1 or is_quantized(first) or hasattr(first, "ds_id")
 
 
 def has_parts(policy: Policy) -> bool:
-    """Return whether ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights`
+    """Return True if ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights`
     together."""
     # `ds_id` is what DeepSpeed puts on parameters that ZeRO-3 has partitioned (runtime/zero/partition_parameters.py),
     # with `ds_numel`, `ds_shape` and `ds_tensor`; `numel` and `shape` are those of an empty tensor then.
@@ -151,7 +151,8 @@ def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def described(policy: Policy, merged: bool = True) -> list[Description]:
-    """Return what `in_wire_dtype` of `weight_buckets` gives, from shapes alone: nothing is gathered or merged."""
+    """Return the descriptions of the tensors that `in_wire_dtype` of `weight_buckets` gives, from shapes alone: nothing
+    is gathered or merged."""
     return [
         Description(source.name, wire_dtype(source.dtype, len(source.shape), policy.dtype), source.shape)
         for source in sources(policy, merged)
@@ -248,7 +249,8 @@ def _gathered_bytes(part: Sequence[WeightSource]) -> int:
 
 
 def _made_bytes(part: Sequence[WeightSource]) -> int:
-    """The most bytes that a weight of `part` takes while it is made of others, or of its 4 bits: one at a time is."""
+    """The largest size in bytes of a weight of `part` that is computed from other weights or from its 4 bits. Only one
+    exists at a time."""
     made = (source.nbytes for source in part if len(source.parameters) > 1 or is_quantized(source.parameters[0]))
     # One at a time: each is copied to the host and dropped before the next is made.
     return max(made, default=0)

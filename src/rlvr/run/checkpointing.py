@@ -131,7 +131,7 @@ class Checkpointer:
             self.save()
 
     def _is_due(self) -> bool:
-        """Tell whether it is time for a checkpoint by the clock; never while the one before is being written."""
+        """Return True if it is time for a checkpoint by the clock; never while the one before is being written."""
         by_clock = self.config.minutes > 0 and not self.writer.busy
         return by_clock and time.monotonic() >= self._due
 

@@ -133,7 +133,7 @@ class GivenObjects:
 
 
 def kept_in_folder(config: Config, split: str, argument: Any) -> bool:
-    """Tell whether the tasks of a split belong in the run folder: given as objects, or read from the file there.
+    """Return True if the tasks of a split belong in the run folder: given as objects, or read from the file there.
 
     The latter are those of an earlier run of the name, which is moved aside where the new one overwrites it.
     """
@@ -245,7 +245,7 @@ def _flat(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any, kinds: tuple[type, ...] = (str, int, float, bool, list, dict, type(None))) -> bool:
-    """Tell whether `value` is of plain YAML types through and through, and itself of one of `kinds`."""
+    """Return True if `value` is of plain YAML types through and through, and itself of one of `kinds`."""
     if type(value) not in kinds:
         return False
     try:

@@ -112,8 +112,8 @@ class RolloutRuntime:
         )
 
     def evaluation_samples(self, config: Config, verification: Verification, prompts: Prompts) -> Collect:
-        """Return what samples and verifies an evaluation under `config`, on rank 0. It raises
-        CollectionInterruptedError when the run is to stop.
+        """Return the function that samples and verifies the responses of an evaluation under `config`, on rank 0. It
+        raises CollectionInterruptedError when the run is to stop.
 
         Seeds follow from the run's seed, task, member and call, so that `rlvr.evaluate` draws what a run's evaluation
         draws.

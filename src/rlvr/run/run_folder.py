@@ -55,7 +55,8 @@ FREE_ON_RESUME = (
 
 
 WRITTEN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "health.jsonl", "log.txt", "report.html", "base")
-"""What every run writes into its folder; one that was given tasks as objects also writes `GivenObjects.files`."""
+"""Files and folders that every run writes into its folder; one that was given tasks as objects also writes
+`GivenObjects.files`."""
 NUMBERED = {
     # Full matches, as of `step-000100.json`; `step-best.json` or `step-3.json.bak` is the user's and refuses nothing.
     "evaluations": r"step-\d+\.json",
@@ -63,7 +64,7 @@ NUMBERED = {
     "checkpoints": r"step-\d+",
     "profile": r"step-\d+\.(json|txt)",
 }
-"""What it writes into the folders of its folder."""
+"""Patterns of the files that a run writes into the folders of its run folder."""
 
 
 class _LogFile(logging.FileHandler):
@@ -96,7 +97,7 @@ class RunFolder:
         self.config = config
         self.path = path or config.folder
         self.given = GivenObjects(config)
-        """What the run was given as objects, which its config.yaml names."""
+        """The objects that the run was given, which its config.yaml names."""
         self.metrics = MetricsFile(self.path / "metrics.jsonl")
         self.evaluations = MetricsFile(self.path / "evaluations.jsonl")
         self.health = MetricsFile(self.path / "health.jsonl")
@@ -109,7 +110,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Return where checkpoints are."""
+        """Return the folder of the checkpoints."""
         return self.path / "checkpoints"
 
     def keep_evaluation(self, row: dict[str, Any], task_results: Sequence[TaskResult]) -> None:
@@ -181,7 +182,7 @@ class RunFolder:
         return moved
 
     def _holds_run(self) -> bool:
-        """Tell whether a step was done here."""
+        """Return True if a step was done here."""
         # metrics.jsonl may be cut or lost; rollouts and checkpoints show a run, too.
         files = (numbered(self.path / "rollouts", ".jsonl"), numbered(self.checkpoints))
         return self.metrics.lines() > 0 or any(files)

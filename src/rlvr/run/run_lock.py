@@ -157,7 +157,7 @@ def _locked(descriptor: int) -> bool | None:
 
 
 def _is_lock(file: int) -> bool:
-    """Tell whether an open file is empty or holds what a `RunLock` writes: anything else is the user's."""
+    """Return True if an open file is empty or holds what a `RunLock` writes: anything else is the user's."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         return False
     head = os.pread(file, 1000, 0)
@@ -166,7 +166,7 @@ def _is_lock(file: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Tell whether an open file or folder is still what `path` leads to."""
+    """Return True if an open file or folder is still what `path` leads to."""
     try:
         there = path.stat()
     except FileNotFoundError:

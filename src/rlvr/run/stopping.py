@@ -25,7 +25,7 @@ class RunStop(StopRequest):
         self._world = world
 
     def on_any_rank(self) -> bool:
-        """Tell whether a signal asked any rank to stop; the same answer on every rank, each of which notes the
+        """Return True if a signal asked any rank to stop; the same answer on every rank, each of which notes the
         signal."""
         if self._world.size > 1:
             # A launcher may send the signal to some ranks only, or to each at its own time. All have to leave at the

@@ -1,4 +1,4 @@
-"""Which rollouts train: selectors, applied in order, before advantages or after them (`algorithm.select_after`).
+"""Selectors of the rollouts that train, applied in order, before advantages or after them (`algorithm.select_after`).
 
 A selector is a function of the batch that returns the positions that stay, or a bool for each. It may be a class with
 options; options that are Scalars may be schedules or follow a metric. What it may declare besides:

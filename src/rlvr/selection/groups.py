@@ -49,7 +49,7 @@ class PassRateBand(Selector):
     high: Scalar = 1.0
     """The upper end."""
     column: str = "reward"
-    """What the mean is of: `reward`, or `reward/TERM`."""
+    """The column that the mean is of: `reward`, or `reward/TERM`."""
 
     def __call__(self, batch: Batch) -> np.ndarray:
         values = batch.column(self.column)
@@ -73,7 +73,7 @@ class SpreadFilter(Selector):
     share: float = 0.5
     """The bound as a share of the moving average; 0 keeps all groups with a decided reward."""
     decay: float = 0.99
-    """How much of the moving average stays at each step, 0 to below 1."""
+    """Share of the moving average that stays at each step, 0 to below 1."""
     _average: float | None = field(default=None, init=False, repr=False)
     _new: float | None = field(default=None, init=False, repr=False)
 

@@ -41,11 +41,11 @@ class BestWorst(Selector):
     """
 
     best: int = 2
-    """How many with the highest rewards."""
+    """Number of members with the highest rewards to keep."""
     worst: int = 2
-    """How many with the lowest rewards."""
+    """Number of members with the lowest rewards to keep."""
     column: str = "reward"
-    """What they are ranked by: `reward`, `reward/TERM`, or `advantage` with `select_after`."""
+    """The column that members are ranked by: `reward`, `reward/TERM`, or `advantage` with `select_after`."""
 
     def __post_init__(self) -> None:
         if min(self.best, self.worst) < 0 or self.best + self.worst < 1:
@@ -53,7 +53,7 @@ class BestWorst(Selector):
 
     @property
     def after(self) -> bool:
-        """Return whether it reads advantages."""
+        """Return True if it reads advantages."""
         return self.column == "advantage"
 
     def __call__(self, batch: Batch) -> np.ndarray:
@@ -116,7 +116,7 @@ class Shortest(Selector):
     """
 
     keep: int = 4
-    """How many to keep."""
+    """Number of members to keep."""
     right_only: bool = True
     """Only members with the group's highest reward compete; false: all decided members do."""
     smallest_group: ClassVar = 2

@@ -110,7 +110,7 @@ class SFTStage(Stage):
 
 
 def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> ObjectiveTerm:
-    """Return what is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
+    """Return the objective's term for demonstrations. ConfigError for a loss that compares or chooses responses."""
     if loss == LIKELIHOOD:
         return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
     auxiliary = registry.build("auxiliary", loss)

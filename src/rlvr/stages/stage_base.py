@@ -42,16 +42,16 @@ class StageContext:
     each."""
     collector: Collector
     rollout_context: RolloutContext
-    """What a plan works with; `Stage.rollout_context_at` gives it the sampling of a step."""
+    """The context of a plan; `Stage.rollout_context_at` gives it the sampling of a step."""
     longest_sequence: int
     """Longest sequence in tokens, prompt and response together, that can be sampled and trained."""
     shares_weights: bool
-    """Whether the engine computes with the trainer's own weights."""
+    """True if the engine computes with the trainer's own weights."""
     is_main: bool = True
-    """Whether this is the rank that warns."""
+    """True if this is the rank that warns."""
 
     def means(self, sampling: Sampling) -> RolloutContext:
-        """Return what a plan works with under this sampling, by the name of the version before."""
+        """Return the context of a plan under this sampling, by the name of the version before."""
         text = "Parts.means(sampling) is now Stage.rollout_context_at(step): the old name goes with the next version"
         warnings.warn(text, FutureWarning, stacklevel=2)
         return dataclasses.replace(self.rollout_context, sampling=sampling)
@@ -69,13 +69,13 @@ class Stage(Component):
     reference: Snapshot | None = None
     """The policy at the start of the stage, set by the trainer where `keeps_reference` asks for it."""
     samples = True
-    """Whether its rollouts come from the engine, which then needs the newest weights."""
+    """True if its rollouts come from the engine, which then needs the newest weights."""
     verifies = True
-    """Whether its rollouts are verified, so that its tasks have to be such that they can be."""
+    """True if its rollouts are verified; every task must then be one that can be verified."""
     _shows_demonstrations = False
-    """Whether tasks' demonstrations are learned from, so that they have to fit after the prompt."""
+    """True if tasks' demonstrations are learned from, so that they have to fit after the prompt."""
     _reported_fewer_updates = False
-    """Whether the run has said that a step had fewer groups than optimizer steps."""
+    """True if the run has reported that a step had fewer groups than optimizer steps."""
 
     def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
         self.plan = plan
@@ -123,7 +123,7 @@ class Stage(Component):
         return learning_rate(self.config.optim, step, self.steps)
 
     def rollout_context_at(self, step: int) -> RolloutContext:
-        """Return what a plan works with in a step of the stage, counted from 0."""
+        """Return the context of a plan in a step of the stage, counted from 0."""
         return dataclasses.replace(self.context.rollout_context, sampling=sampling_of(self, step))
 
     @abstractmethod
@@ -148,11 +148,11 @@ class Stage(Component):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return what is optimised, with schedules still in it."""
+        """Return the objective, with schedules still in it."""
 
     @property
     def keeps_reference(self) -> bool:
-        """Return whether a component of the objective asks for the reference."""
+        """Return True if a component of the objective asks for the reference."""
         return self.objective().needs_reference
 
     def too_long(self, length: int, shown: int) -> str | None:
@@ -179,7 +179,7 @@ class Stage(Component):
 
     @property
     def reference_follows(self) -> bool:
-        """Return whether the reference is a moving average of the policy."""
+        """Return True if the reference is a moving average of the policy."""
         renewal = self.objective().renewal
         return renewal is not None and renewal.mix < 1
 
@@ -244,7 +244,7 @@ class Stage(Component):
             controller.observe(metrics)
 
     def draws_state(self) -> dict[str, Any]:
-        """Return where drawing stands."""
+        """Return the state of the sampler of draws."""
         return self.sampler.state_dict()
 
     def load_draws_state(self, state: dict[str, Any]) -> None:

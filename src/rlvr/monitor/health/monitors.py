@@ -23,22 +23,22 @@ class Monitor(ABC):
     reads: tuple[str, ...]
     """The metrics that it looks at."""
     message: str
-    """What is wrong; `{name}` stands for a number that `look` found."""
+    """The description of the trouble; `{name}` stands for a number that `look` found."""
     advice: str
     # Three times the longest window of the kinds below (2 * FIRST steps).
     keep: int = 64
-    """How many of the newest steps it may look back on."""
+    """Number of newest steps that the monitor can look back on."""
     examples: str | None = None
     """The verdict status that its examples have, where it shows completions."""
 
     def entry(self, row: Mapping[str, Any]) -> tuple[float, ...] | None:
-        """Return what a step's record says of the metrics, or None where one of them was not computed."""
+        """Return a step's values of the metrics, or None where one of them was not computed."""
         values = tuple(row.get(name) for name in self.reads)
         return None if None in values else values  # type: ignore[return-value]
 
     @abstractmethod
     def look(self, series: Series) -> Trouble | None:
-        """Return what is wrong after the newest step."""
+        """Return the trouble after the newest step; None where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Drift(Monitor):
 
     bad: Callable[..., bool]
     versus_others: bool = False
-    """Whether `bad` also gets the start and now of the second metric."""
+    """True if `bad` also gets the start and now of the second metric."""
 
     def look(self, series: Series) -> Trouble | None:
         """Compare the last ten steps with the first ten, once they do not overlap."""

@@ -56,9 +56,9 @@ class Finding:
     since: int
     """The first step of what is wrong."""
     message: str
-    """What is wrong."""
+    """The description of the trouble."""
     advice: str
-    """What to try."""
+    """Changes to try."""
     mode: str = "warn"
     """`stop` where the run ends for it."""
     examples: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ class AdapterFiles:
         # Random, because the name is part of the adapter's name on servers that several runs may share.
         self.folder = folder / f"adapters-{secrets.token_hex(4)}"
         self.newest: Adapter | None = None
-        """What was written last; requests begin with it once it is `put_to_use`."""
+        """The adapter written last; requests begin with it once it is `put_to_use`."""
         self._outdated = False
         """The adapter may have changed since it was written, also to another one of the same version."""
         self._in_use: Adapter | None = None
@@ -89,7 +89,7 @@ class AdapterFiles:
         self._outdated = True
 
     def put_to_use(self) -> None:
-        """From now on requests begin with the newest."""
+        """Let requests from now on begin with the newest adapter."""
         with self._lock:
             self._in_use = self.newest
 

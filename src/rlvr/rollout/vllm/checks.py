@@ -26,7 +26,7 @@ SHAPE = (
     "num_key_value_heads",
     "intermediate_size",
 )
-"""What must agree in the configurations, where both have it."""
+"""Settings that must agree where both configurations have them."""
 # Arbitrary: the pages asked for are answered at once by a server that is idle.
 SECONDS = 30.0
 HOW = (
@@ -68,7 +68,7 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
 def _differs(
     settings: Mapping[str, Any], model: Mapping[str, Any], policy: Policy, options: ServerSettings, transfer: str
 ) -> str | None:
-    """Return what does not fit in a server's settings and model, in words."""
+    """Return the first mismatch of a server's settings and model with the policy, in words; None without one."""
     ours = policy.causal_lm.config.get_text_config().to_dict()
     for key, theirs in model.items():
         if key in ours and theirs != ours[key]:

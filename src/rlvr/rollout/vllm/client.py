@@ -62,7 +62,7 @@ class Client:
         """Methods of the engine under way."""
 
     async def healthy(self, timeout: float) -> bool:
-        """Return whether the health page answers: the server is up, which does not say that it computes."""
+        """Return True if the health page answers: the server is up, which does not say that it computes."""
         try:
             await self.ask("GET", "/health", timeout)
         except (ServerError, DataError):
@@ -70,7 +70,7 @@ class Client:
         return True
 
     async def responsive(self, timeout: float) -> bool:
-        """Return whether the engine core answers, which it does between two steps, paused or not.
+        """Return True if the engine core answers, which it does between two steps, paused or not.
 
         The health page is the HTTP process's, which is well while the core hangs.
         """
@@ -148,8 +148,7 @@ class Client:
         return await self.ask("POST", f"/{method}", timeout, arguments)
 
     async def _load_adapter(self, body: Mapping[str, Any], timeout: float) -> None:
-        """An adapter's name stands for its version, so a server that was away for a while and has it still is as
-        well."""
+        """Load an adapter. A server that has it already is not refused: an adapter's name stands for its version."""
         try:
             await self.ask("POST", "/v1/load_lora_adapter", timeout, body)
         except DataError as refusal:

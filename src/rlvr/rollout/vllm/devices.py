@@ -78,7 +78,7 @@ def _for_processes(each: int) -> list[str]:
 
 
 def is_part(name: str) -> bool:
-    """Return whether this is the name of a part of a GPU (MIG)."""
+    """Return True if this is the name of a part of a GPU (MIG)."""
     return name.startswith("MIG-")
 
 

@@ -45,7 +45,7 @@ class VLLMEngine:
         # finish: the gate lets open requests end and holds new ones;  continue: neither
         self._gate = RequestGate() if in_flight == "finish" else None
         self._keeps_cache = in_flight == "continue" and not options.clear_cache
-        """Whether requests under way go on with the keys and values that they have."""
+        """True if requests under way go on with the keys and values that they have."""
         # With `in_flight` the engine samples while the trainer updates, so its memory cannot be lent.
         self._sleeps = on_gpu and options.sleep and in_flight is None
         self._asleep = False

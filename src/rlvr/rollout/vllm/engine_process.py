@@ -100,7 +100,7 @@ class EngineServer:
                 self._done = []
 
     def _may_step(self) -> bool:
-        """Return whether there is something to compute; not with half of the new weights."""
+        """Return True if there is something to compute, and no weight update is half done."""
         return not self._updating and self.engine.has_unfinished_requests()
 
     def _step(self) -> None:
@@ -177,7 +177,7 @@ class EngineServer:
 
 
 def _answer(output: Any) -> Answer:
-    """Return what a finished request sampled."""
+    """Return the answer of a finished request."""
     sampled = output.outputs[0]
     return Answer(
         token_ids=list(sampled.token_ids),

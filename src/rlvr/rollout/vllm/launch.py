@@ -56,7 +56,7 @@ LONGEST = 60
 
 
 def sends_adapter(policy: Policy, options: CommonSettings) -> bool:
-    """Return whether an adapter goes to the engine by itself."""
+    """Return True if an adapter goes to the engine by itself."""
     return is_adapter(policy.model) and not options.merge_adapter
 
 
@@ -121,7 +121,7 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
 
 
 def quantization(options: CommonSettings) -> str | None:
-    """Return what vLLM calls the quantization of weights; `fp8` is its name for checkpoints that are quantised
+    """Return vLLM's name of the quantization of weights; `fp8` is its name for checkpoints that are quantised
     already."""
     if options.quantization == "fp8":
         return "fp8_per_tensor"
@@ -200,7 +200,7 @@ def environment(policy: Policy, options: CommonSettings, folder: Path) -> dict[s
 
 
 def default_cache() -> str:
-    """Return where torch keeps what it compiled when TMPDIR is as it is here."""
+    """Return the folder in which torch keeps compiled code when TMPDIR is as it is here."""
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
 
 

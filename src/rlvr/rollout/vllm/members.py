@@ -42,10 +42,11 @@ class Member:
     """None for a server given by URL."""
     state: State = State.STALE
     returns: int = 0
-    """How often it was brought back, or tried to be."""
+    """Number of attempts to bring it back."""
     returning: bool = False
     generation: int = 0
-    """How often its process may have been replaced by a new one, which has none of the state of the one before."""
+    """Number of times that its process may have been replaced by a new one, which has none of the state of the one
+    before."""
     tokens: int = 0
     """Prompt tokens and most tokens to sample of what is open."""
     tasks: set[asyncio.Task[Answer]] = field(default_factory=set)
@@ -84,7 +85,7 @@ class Members:
         self._catch_up = catch_up
         """Gives a server the current weights, from a thread; False when they cannot be had before the next publish."""
         self._in_parts = in_parts
-        """Whether other ranks have parts of the weights, so that only a publish can give them."""
+        """True if other ranks have parts of the weights, so that only a publish can give them."""
         self._current = current
         self._inside = inside
         """Entered around each attempt at a request: a publish waits until no attempt is inside."""

@@ -33,7 +33,7 @@ class VLLMOptions(EngineSettings):
 
     @property
     def per_rank(self) -> bool:
-        """Return whether every rank has an engine of its own."""
+        """Return True if every rank has an engine of its own."""
         return self.tensor_parallel_size == 1
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMEngine:
@@ -112,7 +112,7 @@ def low_precision(spec: SpecLike) -> tuple[str, ...]:
 
 
 def devices_apart(spec: SpecLike) -> bool:
-    """Return whether `spec`, a value of rollout.engine, samples on devices on which no rank trains."""
+    """Return True if `spec`, a value of rollout.engine, samples on devices on which no rank trains."""
     return isinstance(registry.build("engine", spec), VLLMServerOptions)
 
 
@@ -132,7 +132,7 @@ def deviations(rollout: RolloutConfig) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is a loopback address or "localhost". Other names are not resolved."""
+    """Return True if `host` is a loopback address or "localhost". Other names are not resolved."""
     try:
         # 127.0.0.0/8 and ::1
         return ipaddress.ip_address(host).is_loopback
@@ -141,7 +141,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Return whether `host` is a name or address of this machine, by binding a socket to it."""
+    """Return True if `host` is a name or address of this machine, by binding a socket to it."""
     try:
         family, socket_type, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket_type) as probe:

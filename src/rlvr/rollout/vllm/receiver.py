@@ -108,9 +108,9 @@ class WorkerExtension:
         return {key: config[key] for key in keys if key in config}
 
     def rlvr_weights(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
-        """Return what this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that
-        was packed for its kernel, split over workers or quantised); `unreached`: parameters that the last update left
-        as they were."""
+        """Return a report on this worker's weights: `checksums` by Hugging Face name, None where it cannot be told (a
+        weight that was packed for its kernel, split over workers or quantised); `unreached`: parameters that the last
+        update left as they were."""
         model = self.model_runner.get_model()
         mine = dict(model.named_parameters(remove_duplicate=False))
         # An attribute of vLLM's models: fused module -> its parts in order, such as qkv_proj -> q_proj, k_proj, v_proj.

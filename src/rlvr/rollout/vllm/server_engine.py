@@ -50,9 +50,9 @@ from rlvr.rollout.weights import described, has_parts, in_wire_dtype, weight_buc
 T = TypeVar("T")
 # A member that is lost in one of these leaves the others waiting inside NCCL; in other methods the rest goes on.
 COLLECTIVE = ("init_weight_transfer_engine", "update_weights")
-"""What the workers of all servers do together by NCCL."""
+"""Operations that the workers of all servers carry out together by NCCL."""
 MODEL = "policy"
-"""What started servers call the policy."""
+"""The name of the policy on servers that the run starts."""
 
 
 class VLLMServerEngine:
@@ -79,9 +79,9 @@ class VLLMServerEngine:
         self._offsets: dict[ServerProcess, int] = {}
         """First rank of each process's workers in the group of NCCL, where weights go by it."""
         self._pauses = in_flight == "continue"
-        """Whether requests may come while weights are sent, also where none is open when that begins."""
+        """True if requests may come while weights are sent, even where none is open when that begins."""
         self._clears = not self._pauses or options.clear_cache
-        """Whether a publish has the keys and values of requests under way computed anew."""
+        """True if a publish has the keys and values of requests under way computed anew."""
         self._publishes = 0
         self._salt: str | None = None
         """Keeps requests from what the weights of other publishes computed, where a publish leaves that in the cache.
@@ -406,7 +406,7 @@ class VLLMServerEngine:
         return [result for result in results if not isinstance(result, Exception)]
 
     def _is_current(self, answer: Answer) -> bool:
-        """Return whether an answer's tokens are all of versions that were published, up to the one being published."""
+        """Return True if an answer's tokens are all of versions that were published, up to the one being published."""
         # A server that was restarted by its owner labels its tokens "default" or a number of another run.
         labels = [version for version, _, _ in answer.versions]
         return bool(labels) and all(label.isdigit() and int(label) <= self._newest for label in labels)

@@ -41,8 +41,8 @@ class CommonSettings(EngineFactory):
     (`clear_cache` of vLLM's /pause, which prime-rl sets to false). What is sampled then differs from what the trainer
     computes: see `mismatch/*`."""
     merge_adapter: bool = False
-    """Where a LoRA adapter is trained, send the weights with the adapter merged in instead of the adapter alone: more
-    to send at each publish, and faster to sample with."""
+    """Send the weights with the LoRA adapter merged in instead of the adapter alone, where one is trained: more to send
+    at each publish, and faster to sample with."""
     speculative_config: Mapping[str, Any] | None = None
     """Speculative decoding with n-grams of the sequence itself, in vLLM's words: `{method: ngram,
     num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}`. It changes neither the distribution nor the
@@ -90,8 +90,8 @@ class EngineSettings(CommonSettings):
     gpu_memory_utilization: float = 0.4
     """Share of a GPU's memory that vLLM may take beside the trainer."""
     transfer: Literal["auto", "ipc", "shared_memory"] = "auto"
-    """How weights get there. ipc: from one GPU to itself, for a model that is not split; shared_memory: through the
-    host's memory, which always works and is slower. auto: ipc where it can be."""
+    """Transport of the weights to the engine. ipc: from one GPU to itself, for a model that is not split;
+    shared_memory: through the host's memory, which always works and is slower. auto: ipc where it can be."""
     sleep: bool = True
     """On a GPU, give the engine's memory back while the trainer updates. Not on a CPU, where vLLM cannot."""
 
@@ -111,8 +111,8 @@ class ServerSettings(CommonSettings):
     api_key_env: str = "VLLM_API_KEY"
     """Environment variable with the key of the servers in `urls`."""
     transfer: Literal["auto", "shared_memory", "files", "nccl"] = "auto"
-    """How weights get there. auto: nccl from a GPU; else shared memory to servers that the run starts, files to those
-    in `urls`. The servers in `urls` have to be started for it."""
+    """Transport of the weights to the servers. auto: nccl from a GPU; else shared memory to servers that the run
+    starts, files to those in `urls`. The servers in `urls` have to be started for it."""
     weights_dir: str | None = None
     """For `files`: a folder that the trainer writes and every server reads; null: a temporary one on this machine."""
     address: str = "127.0.0.1"
@@ -125,7 +125,7 @@ class ServerSettings(CommonSettings):
     """For `nccl`: seconds after the first weight of a publish in which servers may take no further one before it is
     given up; until the first one `publish_timeout` holds. null: distributed.heartbeat_timeout."""
     restarts: int = 3
-    """How often a lost server is brought back before it is given up."""
+    """Number of times that a lost server is brought back before it is given up."""
     request_timeout: float = 1800.0
     """Seconds for one answer; past it the server counts as hanging."""
     health_every: float = 5.0

@@ -138,7 +138,7 @@ def _send(weights: Weights, call: Call, write: Callable[[Bucket], dict[str, Any]
 
 
 def _layout(bucket: Bucket) -> tuple[dict[str, Any], int]:
-    """Return where the tensors of a bucket are in its memory, and how much that is."""
+    """Return the layout of a bucket's tensors in its memory, and its size in bytes."""
     offsets = []
     size = 0
     for _, tensor in bucket:

@@ -70,7 +70,8 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
 
 
 def build_penalty(algorithm: AlgorithmConfig) -> ReferencePenalty | None:
-    """Return what takes the divergence from the reference from rewards or advantages; None where nothing does."""
+    """Return the penalty that takes the divergence from the reference from rewards or advantages; None where there is
+    none."""
     kl = algorithm.kl
     if kl is None or kl.coef == 0.0 or kl.where == "loss":
         return None

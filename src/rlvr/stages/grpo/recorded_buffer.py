@@ -68,8 +68,8 @@ class RecordedBuffer:
         self._before = sampler.state_dict()
 
     def next(self, step: int) -> StepRollouts:
-        """Return what was recorded at `step` of the stage. DataError, with file and line, for what cannot be trained
-        on."""
+        """Return the rollouts recorded at `step` of the stage. DataError, with file and line, for what cannot be
+        trained on."""
         self._before = self.sampler.state_dict()
         collected = self.recording.read(self.plan.before + step + 1)
         self._draw_as_far_as([*collected.rollouts, *collected.dropped])
@@ -104,7 +104,7 @@ class RecordedBuffer:
 
 
 def _needs_logprobs(objective: Objective, plan: StagePlan) -> bool:
-    """Return whether a component takes a ratio to the log-probs that were sampled with."""
+    """Return True if a component takes a ratio to the log-probs that were sampled with."""
     optim = plan.config.optim
     several = optim.updates_per_batch * optim.epochs_per_batch > 1
     return any(

@@ -66,7 +66,7 @@ class ReferencePenalty:
         batch.token_columns["penalty"] = [coef * f * values for f, values in zip(scales, divergence, strict=True)]
         sums = np.asarray([values.sum() for values in batch.token_columns["penalty"]])
         if self.where == "reward":
-            # r - coef sum_t KL_t, [B]; NaN stays NaN.
+            # r - coef sum_t f_t KL_t, [B], with f_t from `factors` (1 without them); NaN stays NaN.
             batch.columns["reward"] = batch.column("reward") - sums
         tokens = sum(int(on.sum()) for on in where)
         return {

@@ -119,7 +119,7 @@ class GRPOStage(Stage):
         self.buffer.load_state_dict(state)
 
     def has_signal(self, rollouts: list[Rollout]) -> bool:
-        """Return whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so
+        """Return True if the rewards of any group among the rollouts of one draw differ. Values its baseline too, so
         that the thread that trains has no function left to call."""
         self._call_plain(rollouts)
         # The draw's baseline rollout is in no group: its reward must not make a group look varied.
@@ -279,7 +279,7 @@ class GRPOStage(Stage):
 
     @property
     def keeps_reference(self) -> bool:
-        """Return whether the loss or the reward compares with the reference."""
+        """Return True if the loss or the reward compares with the reference."""
         return self._objective.needs_reference or self.penalty is not None
 
     def check_tasks(self) -> None:
