@@ -3,6 +3,7 @@ of the library is one."""
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import sys
@@ -194,3 +195,19 @@ def test_no_term_stands_twice(root):
     terms = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ") and "---" not in line]
     terms = [term for term in terms if term != "term"]
     assert len(terms) == len(set(terms)) and len(terms) > 30
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun(root):
+    """Those of attributes too; `Return what ...` is the same in other words."""
+    opening = re.compile(r"\s*((Return|Tell|Say) )?(what|whether|where|how|who|which)\b", re.IGNORECASE)
+    questions = []
+    for path in sorted((root / "src/rlvr").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                if opening.match(node.value.value):
+                    questions.append(f"{path.relative_to(root)}:{node.lineno}")
+    assert not questions
