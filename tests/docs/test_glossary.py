@@ -203,11 +203,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun(root):
     questions = []
     for path in sorted((root / "src/rlvr").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                if opening.match(node.value.value):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))) if opening.match(text):
                     questions.append(f"{path.relative_to(root)}:{node.lineno}")
     assert not questions
