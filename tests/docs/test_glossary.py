@@ -195,6 +195,7 @@ def test_no_term_stands_twice(root):
     terms = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ") and "---" not in line]
     terms = [term for term in terms if term != "term"]
     assert len(terms) == len(set(terms)) and len(terms) > 30
+    assert not [term for term in terms if "," in term]
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun(root):
