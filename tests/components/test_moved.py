@@ -37,9 +37,9 @@ def test_attributes_of_the_trainer_that_moved_are_found(tmp_path):
     with GRPOTrainer(None, [{"id": "t", "prompt": "1", "answer": "1"}], lambda completion: 1.0, tree) as trainer:
         for old, path in MovedTrainerAttributes.moved_attributes.items():
             with pytest.warns(FutureWarning, match=f"GRPOTrainer.{old} is now {path}"):
-                found = getattr(trainer, old)
+                result = getattr(trainer, old)
             now = operator.attrgetter(path)(trainer)
-            assert found is now or found == now, old
+            assert result is now or result == now, old
         with pytest.raises(AttributeError, match="no attribute 'enigne'"):
             _ = trainer.enigne
         with warnings.catch_warnings():

@@ -162,9 +162,9 @@ def test_lengths_of_demonstrations_count_the_end(tokenizer):
 def test_encoding_that_takes_long_is_reported(tokenizer, monkeypatch):
     monkeypatch.setattr(module, "PROGRESS_SECONDS", -1.0)
     monkeypatch.setattr(module, "BATCH_PROMPTS", 2)
-    said = []
-    Prompts(tokenizer, report=said.append).lengths([Task(str(n), str(n)) for n in range(5)])
-    assert said == [
+    output = []
+    Prompts(tokenizer, report=output.append).lengths([Task(str(n), str(n)) for n in range(5)])
+    assert output == [
         "encoded 2 of 5 prompts",
         "encoded 4 of 5 prompts",
         "encoded 5 prompts (5 tokens) in 0 s",

@@ -82,7 +82,7 @@ def test_bad_templates_are_refused(template, said):
 
 
 def test_what_cannot_be_rendered_names_the_task_and_the_mend(tokenizer, make_tokenizer):
-    for prompt, template, with_chat, said in [
+    for prompt, template, with_chat, output in [
         (CHAT, None, False, ["no chat template", "data.template={text:"]),
         ([CHAT[0]], "Q {prompt}", True, ["last user message"]),
         ([{"role": "user", "content": [{"type": "image"}]}], "Q {prompt}", True, ["list of parts"]),
@@ -91,7 +91,7 @@ def test_what_cannot_be_rendered_names_the_task_and_the_mend(tokenizer, make_tok
     ]:
         with pytest.raises(DataError) as caught:
             render_prompt(Task("t7", prompt), tokenizer if with_chat else make_tokenizer(chat=False), template)
-        for part in ["task 't7'", *said]:
+        for part in ["task 't7'", *output]:
             assert part in str(caught.value)
 
 

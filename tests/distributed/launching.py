@@ -74,8 +74,8 @@ def start(ranks: int, *arguments: str) -> list[subprocess.Popen]:
 def ended(processes: list[subprocess.Popen], deadline: float = DEADLINE) -> list[tuple[int, str]]:
     """(exit status, what it printed) of each; however it ends, none is left."""
     try:
-        said = [process.communicate(timeout=deadline)[0] for process in processes]
-        return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+        output = [process.communicate(timeout=deadline)[0] for process in processes]
+        return [(process.returncode, text) for process, text in zip(processes, output, strict=True)]
     finally:
         for process in processes:
             process.kill()
@@ -94,8 +94,8 @@ def rows(folder: Path) -> list[dict]:
 
 def sampled(folder: Path) -> list:
     """The rollouts of a run, step by step: who, and which tokens."""
-    found = []
+    result = []
     for path in sorted((folder / "rollouts").glob("step-*.jsonl")):
         of_step = [json.loads(line) for line in path.read_text().splitlines()]
-        found.append([(r["group"], r["member"], r["token_ids"]) for r in of_step])
-    return found
+        result.append([(r["group"], r["member"], r["token_ids"]) for r in of_step])
+    return result

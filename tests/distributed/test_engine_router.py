@@ -69,12 +69,12 @@ def test_ranks_join_whatever_the_host_calls_itself_and_whoever_connects(monkeypa
     monkeypatch.setattr(socket, "gethostbyname", lambda host: "127.0.1.1" if host == "localhost" else real(host))
     numbers = iter(range(100))
     monkeypatch.setattr(engine_router, "machine", lambda: ("host", str(next(numbers) if machines == 2 else 0)))
-    said, barrier, made = {}, threading.Barrier(2), {}
+    output, barrier, made = {}, threading.Barrier(2), {}
 
     def strangers(what):
         if what != "the port of the sampling ranks":
             return
-        port = said[what]
+        port = output[what]
         strays.append(socket.create_connection(("127.0.0.1", port)))  # says nothing
         wrong = socket.create_connection(("127.0.0.1", port))
         strays.append(wrong)
@@ -83,7 +83,7 @@ def test_ranks_join_whatever_the_host_calls_itself_and_whoever_connects(monkeypa
         gone.close()
 
     def join(rank):
-        world = Pair(rank, said, barrier)
+        world = Pair(rank, output, barrier)
         world.before_joining = strangers
         made[rank] = EngineRouter(Nothing(), world, None)
 
@@ -134,8 +134,8 @@ def test_what_is_asked_together_is_sampled_together_on_another_rank():
             await asyncio.sleep(0)
             return await link.ask("c")
 
-        found = await asyncio.gather(link.ask("a"), link.ask("b"), later())
-        assert sorted(found, key=len)[-1] == ["a", "b", "c"]
+        result = await asyncio.gather(link.ask("a"), link.ask("b"), later())
+        assert sorted(result, key=len)[-1] == ["a", "b", "c"]
         slow = asyncio.create_task(link.ask("slow"))
         await asyncio.sleep(0.05)
         slow.cancel()

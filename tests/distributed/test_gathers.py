@@ -18,8 +18,8 @@ def test_every_rank_gathers_every_weight_once_in_each_publish(tmp_path_factory):
         f"tied {tied}": {"run": "publishes", "backend": ZERO[3], "policy": {"tie_word_embeddings": tied}}
         for tied in (True, False)
     }
-    for name, found in launch(tmp_path_factory, settings).items():
-        assert ("lm_head.weight" in found["names"]) == (name == "tied False")
-        once = dict.fromkeys(found["names"], 1)
-        for publish, counts in found["counts"].items():
+    for name, result in launch(tmp_path_factory, settings).items():
+        assert ("lm_head.weight" in result["names"]) == (name == "tied False")
+        once = dict.fromkeys(result["names"], 1)
+        for publish, counts in result["counts"].items():
             assert counts == [once, once], (name, publish)

@@ -24,11 +24,11 @@ SETTINGS = {
 
 def test_an_optimizer_step_with_a_loss_that_is_not_finite_is_skipped_on_every_rank(tmp_path_factory):
     """Against one process with the plain backend."""
-    found = launch(tmp_path_factory, SETTINGS)
+    result = launch(tmp_path_factory, SETTINGS)
     wanted = zero_ranks.nonfinite({**SETTINGS["zero2"], "backend": "plain", "optim": OPTIM}, World())
     assert [row["skipped/nonfinite"] for row in wanted["metrics"]] == [0.0, 0.5, 0.5, 0.0]
     assert [row["update/steps"] for row in wanted["metrics"]] == [2, 1, 1, 2]
-    for name, of_ranks in found.items():
+    for name, of_ranks in result.items():
         for own, other in zip(of_ranks["metrics"], wanted["metrics"], strict=True):
             for key in ("skipped/nonfinite", "update/steps", "grad_norm"):
                 assert own[key] == pytest.approx(other[key], rel=1e-4), (name, key)

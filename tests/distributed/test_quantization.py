@@ -81,11 +81,11 @@ def test_the_gradient_is_that_of_the_dense_weights_and_the_same_however_it_is_cu
     _, metrics, want = trained(twin)
     for optim in ({}, {"micro_batch_size": 2}, {"packing": True, "share_prefix": True, "micro_batch_tokens": 25}):
         policy = quantized(base)
-        _, found, got = trained(policy, optim)
+        _, result, got = trained(policy, optim)
         gap = sum(float((got[n] - want[n]).square().sum()) for n in want) ** 0.5
         moved = sum(float((want[n] - begin[n]).square().sum()) for n in want) ** 0.5
         assert gap < 1e-5 * moved
-        assert [m["grad_norm"] for m in found] == pytest.approx([m["grad_norm"] for m in metrics], rel=1e-5)
+        assert [m["grad_norm"] for m in result] == pytest.approx([m["grad_norm"] for m in metrics], rel=1e-5)
 
 
 def test_an_engine_with_a_copy_samples_with_what_was_trained(base):

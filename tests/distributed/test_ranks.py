@@ -30,8 +30,8 @@ CLOSE = ("loss/policy", "loss/total", "loss/kl", "grad_norm", "kl/ref", "entropy
 def one(tmp_path_factory):
     """The folder of a run with one process."""
     folder = tmp_path_factory.mktemp("one")
-    [(status, said)] = trained(1, configured(folder))
-    assert status == 0, said
+    [(status, output)] = trained(1, configured(folder))
+    assert status == 0, output
     return folder / "run"
 
 
@@ -96,11 +96,11 @@ def test_vllm_samples_with_weights_that_zero_3_shares_out(tmp_path, engine, adap
     )
     finished = trained(2, config)
     assert [status for status, _ in finished] == [0, 0], finished
-    found = rows(tmp_path / "run")
-    assert len(found) == 3 and [row["policy/version"] for row in found] == sorted(
-        {row["policy/version"] for row in found}
+    result = rows(tmp_path / "run")
+    assert len(result) == 3 and [row["policy/version"] for row in result] == sorted(
+        {row["policy/version"] for row in result}
     )
-    assert all(row["mismatch/mean"] < 1e-3 and row["grad_norm"] > 0 for row in found)
+    assert all(row["mismatch/mean"] < 1e-3 and row["grad_norm"] > 0 for row in result)
 
 
 APART = """
@@ -136,9 +136,9 @@ def test_an_adapter_on_weights_that_zero_3_shares_out_is_published_and_saved_who
     assert [status for status, _ in finished] == [0, 0], finished
     model = load_config(config).model
     expected = load_policy(model.model_copy(update={"adapter": None}), seed=0).causal_lm.state_dict()
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "base").state_dict()
-    assert {name: tuple(t.shape) for name, t in found.items()} == {n: tuple(t.shape) for n, t in expected.items()}
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    result = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "base").state_dict()
+    assert {name: tuple(t.shape) for name, t in result.items()} == {n: tuple(t.shape) for n, t in expected.items()}
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 def test_sampling_ahead_and_dynamic_sampling_work_on_two_ranks(tmp_path):
@@ -207,8 +207,8 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_after_it(tmp_path):
     until(steps_done(tmp_path / "run", 2), processes)
     processes[1].kill()
     began = time.monotonic()
-    (status, said), _ = ended(processes, 90)
-    assert status == 1 and "rank 1" in said, said
+    (status, output), _ = ended(processes, 90)
+    assert status == 1 and "rank 1" in output, output
     assert time.monotonic() - began < 60
     done = len(rows(tmp_path / "run"))
     finished = trained(2, config, "--resume", "auto", f"run.steps={done + 1}")
@@ -232,9 +232,9 @@ def test_a_rank_that_is_killed_while_its_part_of_a_checkpoint_is_awaited_holds_n
     until(steps_done(tmp_path / "run", 1), processes)
     time.sleep(1.0)  # both wait for the write now
     processes[1].kill()
-    (status, said), _ = ended(processes, 60)
-    assert status == 1 and "rank 1 has shown no sign of life" in said, said
-    assert "its part of the checkpoint" in said
+    (status, output), _ = ended(processes, 60)
+    assert status == 1 and "rank 1 has shown no sign of life" in output, output
+    assert "its part of the checkpoint" in output
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
@@ -330,14 +330,14 @@ def test_a_rank_that_is_stopped_inside_a_collective_is_named(tmp_path, who, wher
     config = configured(tmp_path, run={"steps": 2}, evaluation={"at_start": False}, distributed=distributed)
     processes = start(2, "-c", LOST, str(who), where, "--config", str(config))
     try:
-        [(status, said)] = ended([processes[1 - who]])
+        [(status, output)] = ended([processes[1 - who]])
     finally:
         for process in processes:
             process.kill()
-    assert status == 1, said
-    assert f"error: rank {who}" in said and "has shown no sign of life" in said
-    assert f"while rank {1 - who} was at" in said
-    assert backend == "deepspeed" or "was at the sum of the gradients" in said
+    assert status == 1, output
+    assert f"error: rank {who}" in output and "has shown no sign of life" in output
+    assert f"while rank {1 - who} was at" in output
+    assert backend == "deepspeed" or "was at the sum of the gradients" in output
 
 
 def test_a_rank_that_is_stopped_while_rank_0_evaluates_is_named(tmp_path):
@@ -348,12 +348,12 @@ def test_a_rank_that_is_stopped_while_rank_0_evaluates_is_named(tmp_path):
     (tmp_path / "digits.py").write_text("import time\ndef digits(completion):\n    time.sleep(200)\n    return 0.0\n")
     processes = start(2, "-c", LOST, "1", "an evaluation", "--config", str(config))
     try:
-        [(status, said)] = ended(processes[:1], 120)
+        [(status, output)] = ended(processes[:1], 120)
     finally:
         processes[1].kill()
-    assert status == 1, said
-    assert "error: rank 1 has shown no sign of life" in said
-    assert "the evaluation at step 0 failed" not in said
+    assert status == 1, output
+    assert "error: rank 1 has shown no sign of life" in output
+    assert "the evaluation at step 0 failed" not in output
 
 
 SWALLOWED = """
@@ -380,25 +380,25 @@ def test_a_lost_rank_ends_a_main_thread_that_caught_the_error_and_went_on(tmp_pa
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     processes = start(2, "-c", SWALLOWED)
     try:
-        [(status, said)] = ended(processes[:1], 120)
+        [(status, output)] = ended(processes[:1], 120)
     finally:
         processes[1].kill()
-    assert status == 1, said
-    caught, error = said.splitlines()[:2]
+    assert status == 1, output
+    caught, error = output.splitlines()[:2]
     assert caught == "caught LostRankError"
     assert error.startswith("error: rank 1 has shown no sign of life")
-    assert "error: error:" not in said
+    assert "error: error:" not in output
     told = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
     assert f"error: {told}" == error
-    assert f"logged: {told}; the stacks of all threads:" in said
+    assert f"logged: {told}; the stacks of all threads:" in output
 
 
 @pytest.mark.parametrize(("rank", "who"), [(0, "the launcher"), (1, "rank 0 or the launcher")])
 def test_whoever_keeps_the_store_is_named_and_rank_0_does_not_blame_itself(rank, who):
-    found = HeartbeatMonitor(rank, 2, dist.HashStore(), 5.0, lambda: "the sum")
-    found.close()
-    said = str(found._lost({1 - rank: 0.0}, 6.0))
-    assert said.startswith(f"{who}, which keeps the ranks' store, has shown no sign of life for 6 s")
+    result = HeartbeatMonitor(rank, 2, dist.HashStore(), 5.0, lambda: "the sum")
+    result.close()
+    output = str(result._lost({1 - rank: 0.0}, 6.0))
+    assert output.startswith(f"{who}, which keeps the ranks' store, has shown no sign of life for 6 s")
 
 
 def test_a_process_that_was_itself_stopped_blames_nobody(monkeypatch):
@@ -447,17 +447,17 @@ world.close()
 @pytest.mark.parametrize("what", ["computes", "comes late"])
 def test_a_rank_that_takes_longer_than_the_permitted_silence_is_not_lost(what):
     finished = ended(start(2, "-c", INSIDE, what))
-    assert [(status, said.strip()) for status, said in finished] == [(0, "exchanged")] * 2
+    assert [(status, output.strip()) for status, output in finished] == [(0, "exchanged")] * 2
 
 
 def test_a_rank_that_raises_while_another_is_inside_a_collective_ends_it():
     processes = start(2, "-c", INSIDE, "raises")
     try:
-        [(status, said)] = ended(processes[:1])
+        [(status, output)] = ended(processes[:1])
     finally:
         processes[1].kill()
-    assert status == 1, said
-    assert "error: rank 1 failed while rank 0 was at the exchange or in what follows it: ValueError: broken" in said
+    assert status == 1, output
+    assert "error: rank 1 failed while rank 0 was at the exchange or in what follows it: ValueError: broken" in output
 
 
 WORLDS = """
@@ -544,12 +544,12 @@ world.close()
 
 
 def test_whoever_keeps_the_others_waiting_is_named():
-    (_, said), _ = ended(start(2, "-c", MEETING), 120)
-    assert "[0, 'first'] [0, 1]" in said
-    assert "WaitTimeoutError waited 2 s for the late, where rank 1 did not come" in said
-    assert "the ranks differ in the seed: rank 0 has 0, rank 1 has 1" in said
-    assert "rank 0 waits for place 0, rank 1 for place 1" in said
-    assert "rank 1 failed while rank 0 waited for the broken: ZeroDivisionError" in said
+    (_, output), _ = ended(start(2, "-c", MEETING), 120)
+    assert "[0, 'first'] [0, 1]" in output
+    assert "WaitTimeoutError waited 2 s for the late, where rank 1 did not come" in output
+    assert "the ranks differ in the seed: rank 0 has 0, rank 1 has 1" in output
+    assert "rank 0 waits for place 0, rank 1 for place 1" in output
+    assert "rank 1 failed while rank 0 waited for the broken: ZeroDivisionError" in output
 
 
 def test_a_world_of_one_talks_to_itself():

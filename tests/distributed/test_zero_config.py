@@ -65,7 +65,7 @@ def test_every_contradiction_is_named(written):
     )
     with pytest.raises(ConfigError) as refused:
         zero_config(3, "optimizer", False, 2, file)
-    said = str(refused.value)
+    output = str(refused.value)
     for name in (
         "`train_micro_batch_size_per_gpu` has no place in it",
         "`gradient_clipping` has no place in it (it is `optim.max_grad_norm`)",
@@ -77,7 +77,7 @@ def test_every_contradiction_is_named(written):
         "`zero_optimization.offload_param` is",
         "`bf16.enabled` is true there and false here",
     ):
-        assert name in said, name
+        assert name in output, name
 
 
 @pytest.mark.parametrize(

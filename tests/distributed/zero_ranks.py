@@ -151,17 +151,17 @@ def steps(setting, world):
     """Some steps; also which parameters moved, what is published, and the files of the model."""
     policy, backend, config = start(setting, world)
     before, begin = everything(policy), whole(backend.saved_tensors(), world)
-    found = updates(setting, world, policy, backend, config)
+    result = updates(setting, world, policy, backend, config)
     after = everything(policy)
-    found["tensors"].insert(0, begin)
-    found["moved"] = sorted(name for name in after if not torch.equal(before[name], after[name]))
-    found["ranks"] = world.size
-    found["published"] = {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
+    result["tensors"].insert(0, begin)
+    result["moved"] = sorted(name for name in after if not torch.equal(before[name], after[name]))
+    result["ranks"] = world.size
+    result["published"] = {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
     if "folder" in setting:
         write(model_files(policy, world.is_main, {}), Path(setting["folder"]), world)
         write(merged_files(policy, world.is_main), Path(setting["folder"]) / "merged", world)
         world.barrier("the files")
-    return found
+    return result
 
 
 def likelihood(policy, batch, index, world):
@@ -176,14 +176,14 @@ def likelihood(policy, batch, index, world):
 def troubles(setting, world):
     """Steps among passes that no step follows, gradients that are not finite, and a step without any pass."""
     policy, backend, _ = start(setting, world)
-    batch, found = recorded(policy), {"norms": [], "tensors": []}
+    batch, result = recorded(policy), {"norms": [], "tensors": []}
 
     def step(*passes):
         backend.zero()
         for index, factor in passes:
             backend.backward(factor * likelihood(policy, batch, np.asarray(index), world))
-        found["norms"].append(backend.step(0.05, 0.5))
-        found["tensors"].append(whole(backend.saved_tensors(), world))
+        result["norms"].append(backend.step(0.05, 0.5))
+        result["tensors"].append(whole(backend.saved_tensors(), world))
 
     step(([0, 1, 2], 1.0), ([3], 1.0))
     step(([4, 5], math.nan), ([6, 7], 1.0))
@@ -192,7 +192,7 @@ def troubles(setting, world):
     backend.backward(likelihood(policy, batch, np.asarray([8, 9]), world))  # and no step
     step(([6, 7], 1.0), ([0], 2.0), ([1], 1.0))
     step()
-    return found
+    return result
 
 
 def nonfinite(setting, world):
@@ -200,13 +200,13 @@ def nonfinite(setting, world):
     rollout alone."""
     policy, backend, config = start(setting, world)
     learner = Learner(backend, Snapshot(policy), world)
-    found = {"metrics": [], "tensors": [whole(backend.saved_tensors(), world)]}
+    result = {"metrics": [], "tensors": [whole(backend.saved_tensors(), world)]}
     for step, (row, advantage) in enumerate([(0, 1.0), (0, math.inf), (-1, math.nan), (0, 1.0)]):
         batch = recorded(policy, seed=step)
         batch.columns["advantage"][row] = advantage
-        found["metrics"].append(learner.update(batch, objective(), config, setting["lr"]))
-        found["tensors"].append(whole(backend.saved_tensors(), world))
-    return found
+        result["metrics"].append(learner.update(batch, objective(), config, setting["lr"]))
+        result["tensors"].append(whole(backend.saved_tensors(), world))
+    return result
 
 
 def save(setting, world):
@@ -218,8 +218,8 @@ def save(setting, world):
     Path(setting["folder"]).mkdir(exist_ok=True)
     save_file({n: t.clone() for n, t in tensors.items()}, Path(setting["folder"]) / f"{world.rank}.safetensors")
     world.barrier("the files")
-    found = updates(setting, world, policy, backend, config, learner, first=2)
-    return {**found, "reference": whole(saved_reference(learner.reference, world), world)}
+    result = updates(setting, world, policy, backend, config, learner, first=2)
+    return {**result, "reference": whole(saved_reference(learner.reference, world), world)}
 
 
 def resume(setting, world):
@@ -234,9 +234,9 @@ def resume(setting, world):
     backend.load_tensors(saved)
     load_reference(learner.reference, saved)
     loaded = whole(saved_reference(learner.reference, world), world)
-    found = updates(setting, world, policy, backend, config, learner, first=2)
+    result = updates(setting, world, policy, backend, config, learner, first=2)
     reference = whole(saved_reference(learner.reference, world), world)
-    return {**found, "loaded": loaded, "reference": reference}
+    return {**result, "loaded": loaded, "reference": reference}
 
 
 def released(setting, world):
@@ -244,27 +244,27 @@ def released(setting, world):
     out. The tensors of the last release but one are in `folder`."""
     policy, backend, config = start(setting, world)
     learner = Learner(backend, Snapshot(policy), world)
-    found = {"tensors": [], "published": [], "metrics": [], "out": [], "gradients": [], "pieces": []}
+    result = {"tensors": [], "published": [], "metrics": [], "out": [], "gradients": [], "pieces": []}
     for step in range(4):
         backend.release()
         backend.release()  # an evaluation publishes too
-        found["out"].append(world.gather(sum(host.nbytes for _, host in backend.offload._away.values()), "the bytes"))
+        result["out"].append(world.gather(sum(host.nbytes for _, host in backend.offload._away.values()), "the bytes"))
         if setting["backend"]["name"] == "deepspeed":
-            found["gradients"].append(sum(b.untyped_storage().nbytes() for b in backend.shards.gradient_buffers()))
+            result["gradients"].append(sum(b.untyped_storage().nbytes() for b in backend.shards.gradient_buffers()))
         with recorded_events() as events:
             saved = backend.saved_tensors()
-        found["pieces"].append(max((event.nbytes for event in events), default=0))
-        found["tensors"].append(whole(saved, world))
-        found["published"].append({name: t.clone() for bucket in backend.named_weights() for name, t in bucket})
+        result["pieces"].append(max((event.nbytes for event in events), default=0))
+        result["tensors"].append(whole(saved, world))
+        result["published"].append({name: t.clone() for bucket in backend.named_weights() for name, t in bucket})
         if step == 2:
             tensors = {**saved, **saved_reference(learner.reference, world)}
             Path(setting["folder"]).mkdir(exist_ok=True)
             save_file({n: t.clone() for n, t in tensors.items()}, Path(setting["folder"]) / f"{world.rank}.safetensors")
         batch = recorded(policy, seed=step)
-        found["metrics"].append(learner.update(batch, objective(), config, setting.get("lr", 0.01)))
-    found["tensors"].append(whole(backend.saved_tensors(), world))
+        result["metrics"].append(learner.update(batch, objective(), config, setting.get("lr", 0.01)))
+    result["tensors"].append(whole(backend.saved_tensors(), world))
     world.barrier("the files")
-    return found
+    return result
 
 
 def going_on(setting, world):
@@ -288,12 +288,12 @@ def going_on(setting, world):
 def stages(setting, world):
     """A stage after another: a fresh optimizer on the weights as they are."""
     policy, backend, config = start(setting, world)
-    found = updates(setting, world, policy, backend, config)
+    result = updates(setting, world, policy, backend, config)
     for optimizer in setting["then"]:
         backend = registry.build("backend", setting["backend"]).open(policy, optimizer, world)
         more = updates(setting, world, policy, backend, config, first=2)
-        found["tensors"] += more["tensors"]
-    return found
+        result["tensors"] += more["tensors"]
+    return result
 
 
 def buckets(setting, world):
@@ -320,7 +320,7 @@ def publishes(setting, world):
 
     without_cuda(setattr, "cpu")
     policy, backend, _ = start(setting, world)
-    known, names, found = described(policy), {}, {}
+    known, names, result = described(policy), {}, {}
     for name, parameter in policy.model.named_parameters():
         names[parameter.ds_id] = name
         parameter.all_gather = functools.partial(counted, parameter.all_gather, parameter, lambda: counts)
@@ -344,8 +344,8 @@ def publishes(setting, world):
             else:
                 servers.publish(version, weights)
             named = {names[key]: count for key, count in counts.items()}
-            found[f"{kind} {version}"] = world.gather(named, "the counts")
-    return {"counts": found, "names": sorted(names.values())}
+            result[f"{kind} {version}"] = world.gather(named, "the counts")
+    return {"counts": result, "names": sorted(names.values())}
 
 
 def counted(all_gather, parameter, counts, param_list=None, **options):
@@ -391,13 +391,13 @@ def main(settings, out):
     world = World.from_environment()
     torch.set_num_threads(1)
     shares.CHUNK_BYTES = PIECE_BYTES
-    found = []
+    result = []
     for setting in json.loads(Path(settings).read_text()):
         faulthandler.dump_traceback_later(DEADLINE, exit=True)
-        found.append(globals()[setting.get("run", "steps")](setting, world))
+        result.append(globals()[setting.get("run", "steps")](setting, world))
     faulthandler.cancel_dump_traceback_later()
     if world.is_main:
-        torch.save(found, out)
+        torch.save(result, out)
     world.close()
 
 

@@ -36,9 +36,9 @@ def test_there_is_a_broken_run_for_every_monitor(record):
 def test_each_recorded_run_ends_with_its_monitor_in_its_present_words(record):
     kept = json.loads(record.RECORD.read_text(encoding="utf-8"))
     assert list(kept) == list(MONITORS)
-    for name, said in kept.items():
-        assert name in {row["monitor"] for row in said if row["step"] == said[-1]["step"]}
-        for row in said:
+    for name, output in kept.items():
+        assert name in {row["monitor"] for row in output if row["step"] == output[-1]["step"]}
+        for row in output:
             words = re.split(r"\{[^}]*\}", MONITORS[row["monitor"]].message)
             assert re.fullmatch(".*".join(map(re.escape, words)), row["message"]), row
             assert 1 <= row["since"] <= row["step"]
@@ -48,7 +48,7 @@ def test_the_page_holds_the_record(record):
     kept = json.loads(record.RECORD.read_text(encoding="utf-8"))
     page = record.PAGE.read_text(encoding="utf-8")
     assert record.with_block(page, record.block(kept)) == page
-    assert all(row["message"] in page for said in kept.values() for row in said)
+    assert all(row["message"] in page for output in kept.values() for row in output)
 
 
 def test_only_what_stands_between_the_marks_is_written(record):
@@ -59,13 +59,13 @@ def test_only_what_stands_between_the_marks_is_written(record):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MONITORS])
 def test_a_broken_run_makes_its_monitor_speak(record, start, name, root, tmp_path, monkeypatch):
     monkeypatch.chdir(root)
-    found = record.broken(name, tmp_path, start[1])
-    assert name in {finding.monitor for finding in found}
-    assert found[-1].step <= 60
+    result = record.broken(name, tmp_path, start[1])
+    assert name in {finding.monitor for finding in result}
+    assert result[-1].step <= 60
 
 
 @pytest.mark.slow
 def test_of_the_healthy_run_no_monitor_speaks(record, start, root, tmp_path, monkeypatch):
     monkeypatch.chdir(root)
-    found = [finding.monitor for finding in record.healthy(tmp_path, start[1])]
-    assert [name for name in found if name != "slow"] == []  # `slow` sees what else this machine does
+    result = [finding.monitor for finding in record.healthy(tmp_path, start[1])]
+    assert [name for name in result if name != "slow"] == []  # `slow` sees what else this machine does

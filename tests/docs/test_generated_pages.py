@@ -47,8 +47,8 @@ def test_the_check_finds_stale_and_missing_pages_and_writes_nothing(make_docs, t
     (tmp_path / "metrics.md").unlink()
     capsys.readouterr()
     assert make_docs.main(["--check"]) == 1
-    said = capsys.readouterr().out
-    assert "docs/config.md" in said and "docs/metrics.md" in said
+    output = capsys.readouterr().out
+    assert "docs/config.md" in output and "docs/metrics.md" in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.md", "papers.md"]
     assert (tmp_path / "config.md").read_text() == "old"
 

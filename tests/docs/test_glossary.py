@@ -108,12 +108,12 @@ def replaced_words(place: str, line: int, text: str) -> Iterator[str]:
 
 def words_of(root: Path, path: Path) -> list[str]:
     """The replaced words of a page, a module, or all modules of a folder."""
-    found = []
+    result = []
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         place, text = file.relative_to(root).as_posix(), file.read_text(encoding="utf-8")
         prose = [(1, prose_of_page(text))] if file.suffix == ".md" else prose_of_code(text)
-        found += [word for line, words in prose for word in replaced_words(place, line, words)]
-    return found
+        result += [word for line, words in prose for word in replaced_words(place, line, words)]
+    return result
 
 
 def test_replaced_words_are_gone_from_the_pages(root):
@@ -166,19 +166,19 @@ def test_every_other_meaning_is_needed(root, monkeypatch):
     listed = dict(OTHER_MEANINGS)
     monkeypatch.setattr(sys.modules[__name__], "OTHER_MEANINGS", {})
     for where, patterns in listed.items():
-        found = {word.rpartition("(")[2] for word in words_of(root, root / where)}
-        assert {f"now: {WORDS[pattern]})" for pattern in patterns} <= found, where
+        result = {word.rpartition("(")[2] for word in words_of(root, root / where)}
+        assert {f"now: {WORDS[pattern]})" for pattern in patterns} <= result, where
 
 
 def test_replaced_names_are_gone(root):
-    found = []
+    result = []
     for path in sorted((root / "src/rlvr").rglob("*.py")):
         place = path.relative_to(root / "src/rlvr").as_posix()
         allowed = set().union(*(names for folder, names in OF_ANOTHER_KIND.items() if place.startswith(folder)))
         for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
             if token.type == tokenize.NAME and token.string in REPLACED - allowed:
-                found.append(f"{place}:{token.start[0]} {token.string}")
-    assert not found
+                result.append(f"{place}:{token.start[0]} {token.string}")
+    assert not result
 
 
 def test_names_in_the_glossary_are_names_of_the_library(root):

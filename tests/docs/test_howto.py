@@ -66,7 +66,7 @@ def test_own_verifier(files, capsys):
         right = rollout.task.answer in rollout.text and len(rollout.text) <= 10
         assert rollout.verdict.score == float(right)
     assert audit.main(["--verifier", "check.py:contains_answer", "most=10", "--tricks"]) == 1
-    assert "'42 or 43'" in (said := capsys.readouterr().out) and "'not 42'" in said
+    assert "'42 or 43'" in (output := capsys.readouterr().out) and "'not 42'" in output
 
 
 def test_own_data(files):

@@ -75,14 +75,14 @@ def imported(path, modules) -> set[str]:
 
 def every_import(source, modules) -> set[str]:
     """The modules of the library that a file imports, anywhere in its source."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"a relative import, which this test does not follow: {ast.unparse(node)}"
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 public = rlvr._HOME.get(alias.name) if node.module == "rlvr" else None
-                found.add(name if name in modules else public or str(node.module))
-    return {name for name in found if name.startswith("rlvr.")}
+                result.add(name if name in modules else public or str(node.module))
+    return {name for name in result if name.startswith("rlvr.")}

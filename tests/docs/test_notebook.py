@@ -81,8 +81,8 @@ def test_the_first_run_is_interrupted_goes_on_and_learns(run_through):
 @pytest.mark.timeout(300)
 def test_reading_a_run_finds_the_fault_of_its_reward(run_through):
     work, outputs = run_through("reading_a_run")
-    rewards = [float(found) for found in re.findall(r"reward/mean ([\d.]+)", text(outputs["metrics"]))]
-    scores = [float(found) for found in re.findall(r"eval/greedy ([\d.]+)", text(outputs["evaluations"]))]
+    rewards = [float(result) for result in re.findall(r"reward/mean ([\d.]+)", text(outputs["metrics"]))]
+    scores = [float(result) for result in re.findall(r"eval/greedy ([\d.]+)", text(outputs["evaluations"]))]
     assert rewards[-1] > rewards[0] + 0.5
     assert scores[0] < 0.5 < max(scores) and scores[-1] < max(scores) - 0.3
     assert "reward_hacking: the reward rose" in text(outputs["health"])

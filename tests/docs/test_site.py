@@ -76,10 +76,10 @@ def dead_links(folder: Path, pages: dict[str, Page]) -> list[str]:
         if name == "404.html":  # its links begin at the root of wherever the site will lie
             continue
         for link in [*page.links, *page.loaded]:
-            found = inside(folder, name, link)
-            if found is None:
+            result = inside(folder, name, link)
+            if result is None:
                 continue
-            file, anchor = found
+            file, anchor = result
             there = (folder / file).is_file() and (not anchor or file not in pages or anchor in pages[file].ids)
             dead += [] if there or anchor == "__top" else [f"{name}: {link}"]
     return dead
@@ -122,7 +122,7 @@ def test_every_page_can_be_reached_from_the_first(site):
         if name in seen or name not in pages:
             continue
         seen.add(name)
-        todo += [found[0] for link in pages[name].links if (found := inside(folder, name, link))]
+        todo += [result[0] for link in pages[name].links if (result := inside(folder, name, link))]
     assert set(pages) - seen == {"404.html"}
 
 

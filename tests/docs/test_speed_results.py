@@ -26,8 +26,8 @@ def committed(root, name: str) -> dict:
 
 
 def pinned(root, package: str) -> str:
-    (found,) = re.findall(rf"^{package}==(\S+)$", (root / "scripts/constraints.txt").read_text(), re.MULTILINE)
-    return found
+    (results,) = re.findall(rf"^{package}==(\S+)$", (root / "scripts/constraints.txt").read_text(), re.MULTILINE)
+    return results
 
 
 def test_the_side_by_side_results_are_of_the_workloads_as_they_are(root, benchmarks):
@@ -40,10 +40,10 @@ def test_the_side_by_side_results_are_of_the_workloads_as_they_are(root, benchma
     assert result["versions"]["trl"] == "1.16.0"
     for package in ("torch", "transformers"):
         assert result["versions"][package].split("+")[0] == pinned(root, package)
-    for found in result["workloads"].values():
-        ours, trl = found["rounds"]["ours"], found["rounds"]["trl"]
+    for results in result["workloads"].values():
+        ours, trl = results["rounds"]["ours"], results["rounds"]["trl"]
         assert len(ours) == len(trl) == result["rounds"]
-        assert found["ratio"] == statistics.median(
+        assert results["ratio"] == statistics.median(
             theirs["step_seconds"] / mine["step_seconds"] for mine, theirs in zip(ours, trl, strict=True)
         )
     assert (root / "scripts/benchmarks/speed.md").read_text() == speed.table(result)
@@ -75,11 +75,11 @@ def test_the_table_has_each_workload_with_the_median_of_its_rounds_ratios(benchm
         phases = {"rollout": seconds / 2, "verify": 0.0, "update": seconds / 2}
         return {"step_seconds": seconds, "tokens_per_step": 100.0, "peak_mib": 500.0, "phase_seconds": phases}
 
-    found = {
+    results = {
         "settings": asdict(speed.WORKLOADS["W1"]),
         "rounds": {"ours": [run(0.1), run(0.2), run(0.1)], "trl": [run(0.2), run(0.2), run(0.4)]},
     }
-    result = {"rounds": 3, "command": "c", "machine": "m", "versions": {"torch": "2"}, "workloads": {"W1": found}}
+    result = {"rounds": 3, "command": "c", "machine": "m", "versions": {"torch": "2"}, "workloads": {"W1": results}}
     row = next(line for line in speed.table(result).splitlines() if line.startswith("| W1: "))
     assert [cell.strip() for cell in row.split("|")[2:5]] == ["0.1000", "0.2000", "2.00"]
     assert speed.ratio({"rounds": {"ours": [run(0.1)]}}) is None

@@ -25,12 +25,12 @@ def page(root):
 @pytest.fixture
 def blocks(page, tmp_path, monkeypatch):
     """(kind, name) -> text; the Python files lie in the working directory."""
-    found = {(kind, name): text for kind, name, text in BLOCK.findall(page)}
-    for (kind, name), text in found.items():
+    result = {(kind, name): text for kind, name, text in BLOCK.findall(page)}
+    for (kind, name), text in result.items():
         if kind == "python":
             (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    return found
+    return result
 
 
 SAMPLES = {

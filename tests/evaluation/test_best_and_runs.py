@@ -20,12 +20,12 @@ from rlvr.records import Rollout, StopReason, Task, Verdict
 
 def expected_best(ranking, scores, k):
     """The mean over all subsets of k of the score of the one liked best; of several, their mean."""
-    found = []
+    result = []
     for subset in itertools.combinations(range(len(scores)), k):
         most = max(-math.inf if math.isnan(ranking[i]) else ranking[i] for i in subset)
         top = [scores[i] for i in subset if (-math.inf if math.isnan(ranking[i]) else ranking[i]) == most]
-        found.append(np.mean(top))
-    return np.mean(found)
+        result.append(np.mean(top))
+    return np.mean(result)
 
 
 @pytest.mark.parametrize("seed", range(12))

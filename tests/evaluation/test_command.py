@@ -86,11 +86,11 @@ def test_it_writes_what_the_trainer_would_find(run, folder, tmp_path):
 def test_the_best_of_k_by_the_policys_own_judgement(run, scorer):
     code, got, err = run("--samples", "6", "--k", "1,3,6", "--scorer", scorer, "evaluation.difficulty=level")
     assert code == 0 and got is not None, err
-    found = got["results"]
-    assert got["scorer"] == scorer and "best@1" not in found
-    assert found["best@6"] <= found["pass@6"] + 1e-12 and found["best@3"] <= found["pass@3"] + 1e-12
-    low, high = found["best@3 interval"]
-    assert low <= found["best@3"] <= high
+    results = got["results"]
+    assert got["scorer"] == scorer and "best@1" not in results
+    assert results["best@6"] <= results["pass@6"] + 1e-12 and results["best@3"] <= results["pass@3"] + 1e-12
+    low, high = results["best@3 interval"]
+    assert low <= results["best@3"] <= high
     assert set(got["by_difficulty"]) == {"1", "2"} and got["by_difficulty"]["2"]["tasks"] == 3
 
 
@@ -156,8 +156,8 @@ def on_ranks(ranks: int, *arguments: str) -> list[tuple[int, str]]:
         for rank in range(ranks)
     ]
     try:
-        said = [process.communicate(timeout=180)[0] for process in processes]
-        return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+        printed = [process.communicate(timeout=180)[0] for process in processes]
+        return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
     finally:
         for process in processes:
             process.kill()
@@ -205,10 +205,10 @@ def test_the_pages_first_command_works_with_the_runs_own_configuration(folder, t
         expected = trainer.evaluations[-1]
     assert main(written[3:]) == 0
     got = json.loads((tmp_path / "after.json").read_text())["results"]
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for name in ("greedy", "mean", "pass@8", "length_mean"):
         assert got[name] == expected[f"eval/{name}"], name
-        assert f"{name}  {got[name]:.4g}" in said
+        assert f"{name}  {got[name]:.4g}" in printed
     Path("config.yaml").write_text("of: another program\n")
     asked = ["--model", "runs/quickstart/checkpoints/step-1/model", "--samples", "2", "--no-greedy"]
     assert main([*asked, "--max-new-tokens", "2", "--output", "less.json"]) == 0  # without --data; an option goes first
@@ -335,9 +335,9 @@ def test_one_bad_task_ends_no_evaluation_and_a_broken_verifier_ends_it_before_th
         return main([*given, "--samples", "2", "--max-new-tokens", "2", "--output", str(output)])
 
     assert evaluated("x", "x", "x", "x", "bad") == 0
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert json.loads(output.read_text())["results"]["undecided"] == pytest.approx(1 / 5)
-    assert "warning: the verifier 'last' failed on 3 of 15 answers" in said and "gold cannot be read" in said
+    assert "warning: the verifier 'last' failed on 3 of 15 answers" in printed and "gold cannot be read" in printed
     config = {
         "run": {"dir": str(tmp_path), "steps": 1},
         "rollout": {"max_new_tokens": 2, "prompts_per_step": 1, "group_size": 2},
@@ -352,7 +352,7 @@ def test_one_bad_task_ends_no_evaluation_and_a_broken_verifier_ends_it_before_th
         assert run.step == 1 and run.evaluations[0]["eval/undecided"] == pytest.approx(1 / 5)
     output.unlink()
     assert evaluated("bad", "bad", "bad") == 1
-    said = capsys.readouterr().err
-    assert "error: the verifier 'last' failed on every answer of the evaluation (3). What it raised:" in said
-    assert "samples" not in said and "train" not in said.split("What it raised")[0]
+    printed = capsys.readouterr().err
+    assert "error: the verifier 'last' failed on every answer of the evaluation (3). What it raised:" in printed
+    assert "samples" not in printed and "train" not in printed.split("What it raised")[0]
     assert not output.exists()

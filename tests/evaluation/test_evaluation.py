@@ -191,12 +191,12 @@ def test_a_comparison_is_paired_by_task():
     before = [result_of(f"t{i}", int(random.binomial(8, p))) for i, p in enumerate(chances)]
     after = [result_of(f"t{i}", int(random.binomial(8, min(p + 0.1, 1)))) for i, p in enumerate(chances)]
     random.shuffle(after)  # type: ignore[arg-type]
-    found = compare(before, after, [1, 8])["differences"]["mean"]
+    result = compare(before, after, [1, 8])["differences"]["mean"]
     by_id = {t.id: t for t in after}
     changes = np.asarray([by_id[t.id].score - t.score for t in before])
-    assert found["difference"] == pytest.approx(changes.mean())
-    assert (found["better"], found["worse"]) == (int((changes > 0).sum()), int((changes < 0).sum()))
-    low, high = found["interval"]
+    assert result["difference"] == pytest.approx(changes.mean())
+    assert (result["better"], result["worse"]) == (int((changes > 0).sum()), int((changes < 0).sum()))
+    low, high = result["interval"]
     error = 1.96 * changes.std() / math.sqrt(200)
     assert (low, high) == (
         pytest.approx(changes.mean() - error, abs=0.006),

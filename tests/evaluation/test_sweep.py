@@ -77,14 +77,14 @@ def test_a_sweep_is_its_runs_and_a_seed_that_fails_loses_itself(tree, tmp_path, 
     out, _ = capfd.readouterr()
     assert "after the last step, 3 seeds" in out and "eval/pass@4" in out
     assert out.rstrip().splitlines()[-1].startswith("done: seeds 0, 5, 2, run folder")
-    found = json.loads((tmp_path / "many" / "seeds.json").read_text())["results"]
+    result = json.loads((tmp_path / "many" / "seeds.json").read_text())["results"]
     folders = [tmp_path / "many" / f"seed-{seed}" for seed in (0, 5, 2)]
     rewards = [lines(folder / "metrics.jsonl")[-1]["reward/mean"] for folder in folders]
-    assert found["reward/mean"]["runs"] == rewards
-    assert found["reward/mean"]["mean"] == pytest.approx(np.mean(rewards))
+    assert result["reward/mean"]["runs"] == rewards
+    assert result["reward/mean"]["mean"] == pytest.approx(np.mean(rewards))
     task_results = [read_result(folder / "evaluations" / "step-000002.json") for folder in folders]
     expected = over_runs(task_results, [1, 4])["mean"]
-    assert found["eval/mean"] == {k: list(v) if isinstance(v, tuple) else v for k, v in expected.items()}
+    assert result["eval/mean"] == {k: list(v) if isinstance(v, tuple) else v for k, v in expected.items()}
     assert (tmp_path / "many" / "report.html").stat().st_size > 10_000
 
     alone = {**tree, "run": {**tree["run"], "name": "alone", "seed": 5}, "logging": {"console": "off", "rollouts": 0}}

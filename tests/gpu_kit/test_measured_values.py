@@ -67,9 +67,9 @@ def test_the_constants_are_those_that_made_the_times(attention):
     size, rate = attention.TOY, 2e6
     channels = size.heads * size.width
     times = {length**2: 0.5 + 3 * channels / rate * length**2 for length in (1024, 4096, 65536)}
-    found = attention.constants(size, times, rate)
-    assert found["flops_per_pair_and_channel"] == pytest.approx(3, rel=1e-3)
-    assert found["flops_per_call"] == pytest.approx(0.5 * rate, rel=1e-2)
+    result = attention.constants(size, times, rate)
+    assert result["flops_per_pair_and_channel"] == pytest.approx(3, rel=1e-3)
+    assert result["flops_per_call"] == pytest.approx(0.5 * rate, rel=1e-2)
     length, shared = 4096, 1024
     counted = Cost(pair=1.0, call=0.0).packed(np.asarray([shared, *[384] * 8]), np.asarray([0, *[shared] * 8]))
     assert attention.pairs(length, attention.SHARED) == counted - length
@@ -130,8 +130,8 @@ def test_a_shared_prompt_is_planned_as_one_that_is_shared(stages, monkeypatch):
     monkeypatch.setattr(update, "planned_parts", lambda section, *sizes: asked.append(sizes) or {"all": 100.0})
     for group in (1, 8):
         batch = made_up(policy, rollouts=8, prompt=8, response=24, group=group)
-        found = update.compared({}, batch, group, {"held_mib": 30.0, "peak_mib": 40.0})
-        assert (found["total_mib"], found["measured_share"]) == (100.0, 0.7)
+        result = update.compared({}, batch, group, {"held_mib": 30.0, "peak_mib": 40.0})
+        assert (result["total_mib"], result["measured_share"]) == (100.0, 0.7)
     assert asked == [(8 * 32, 8 * 24, 32, 0), (8 + 8 * 24, 8 * 24, 32, 8)]
 
 

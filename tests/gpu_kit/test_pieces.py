@@ -70,8 +70,8 @@ def pieces(index):
 
 def test_pieces_are_made_once_and_unpacked_where_they_were_carried(pieces, index, tmp_path):
     out, site = tmp_path / "out", tmp_path / "site"
-    code, said = pieces("pack", "--out", out, "--limit-mib", 0.1)
-    assert code == 1 and "deepspeed: could not be made: pip" in said and said.count("could not be made") == 1
+    code, output = pieces("pack", "--out", out, "--limit-mib", 0.1)
+    assert code == 1 and "deepspeed: could not be made: pip" in output and output.count("could not be made") == 1
     manifest = json.loads((out / "manifest.json").read_text())
     assert list(manifest) == ["base", "vllm-1", "vllm-2", "vllm-3", "vllm-4"]
     assert [file["file"] for file in manifest["base"]["files"]] == [f"base.tar.xz.{n}-of-3" for n in (1, 2, 3)]
@@ -81,25 +81,25 @@ def test_pieces_are_made_once_and_unpacked_where_they_were_carried(pieces, index
     assert not list(out.glob("*.unfinished"))
     made_up_wheel(out / "wheels/3.12-x86_64/vllm", "msgspec", "0.1", {})
     (out / "vllm-3.tar.xz").unlink()
-    code, said = pieces("pack", "--out", out, "--pieces", "vllm")
+    code, output = pieces("pack", "--out", out, "--pieces", "vllm")
     assert (
         code == 1
-        and "vllm-2: made before" in said
-        and "vllm-3: could not be made" in said
-        and "two versions of msgspec" in said
+        and "vllm-2: made before" in output
+        and "vllm-3: could not be made" in output
+        and "two versions of msgspec" in output
     )
 
     for wheel in index.iterdir():  # what is made is not asked for again; what is damaged is made from the wheels
         wheel.unlink()
     whole = (out / "vllm-2.tar.xz").read_bytes()
     (out / "vllm-2.tar.xz").write_bytes(whole[:-1] + b"?")
-    code, said = pieces("pack", "--out", out, "--pieces", "base")
-    assert (code, said) == (0, "base: made before\n")
-    code, said = pieces("unpack", out, site)
-    assert code == 2 and "vllm-2.tar.xz is damaged" in said and not site.exists()
+    code, output = pieces("pack", "--out", out, "--pieces", "base")
+    assert (code, output) == (0, "base: made before\n")
+    code, output = pieces("unpack", out, site)
+    assert code == 2 and "vllm-2.tar.xz is damaged" in output and not site.exists()
     (out / "vllm-2.tar.xz").write_bytes(whole)
-    code, said = pieces("unpack", out, site)
-    assert code == 0, said
+    code, output = pieces("unpack", out, site)
+    assert code == 0, output
     assert (site / "pydantic/__init__.py").read_text() == "NUMBER = 1\n"
     assert (site / "orjson/orjson.so").read_bytes() == np.random.default_rng(0).bytes(250_000)
     assert (site / "orjson-3.99.0.dist-info/METADATA").exists() and not list(site.glob("*.data"))
@@ -117,23 +117,23 @@ def test_pieces_are_made_once_and_unpacked_where_they_were_carried(pieces, index
     carried.mkdir()
     for name in ("manifest.json", *(f"base.tar.xz.{n}-of-3" for n in (1, 3))):
         shutil.copy(out / name, carried)
-    code, said = pieces("unpack", carried, tmp_path / "second")
-    assert code == 2 and "base.tar.xz.2-of-3 is missing" in said
+    code, output = pieces("unpack", carried, tmp_path / "second")
+    assert code == 2 and "base.tar.xz.2-of-3 is missing" in output
     shutil.copy(out / "base.tar.xz.2-of-3", carried)
-    code, said = pieces("unpack", carried, tmp_path / "second")
-    assert code == 0 and "not here: vllm-1, vllm-2" in said and (tmp_path / "second/pydantic").exists()
+    code, output = pieces("unpack", carried, tmp_path / "second")
+    assert code == 0 and "not here: vllm-1, vllm-2" in output and (tmp_path / "second/pydantic").exists()
     here = f"{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
     foreign = f"warning: base was made for 3.12-x86_64, and this Python is {here}"
-    assert (foreign in said) == (here != "3.12-x86_64")
+    assert (foreign in output) == (here != "3.12-x86_64")
     manifest["base"]["for"] = here
     (carried / "manifest.json").write_text(json.dumps(manifest))
-    code, said = pieces("unpack", carried, tmp_path / "second")
-    assert code == 0 and "warning" not in said
+    code, output = pieces("unpack", carried, tmp_path / "second")
+    assert code == 0 and "warning" not in output
 
     (tmp_path / "third").mkdir()
     (tmp_path / "third/mine.txt").write_text("mine")
-    code, said = pieces("unpack", carried, tmp_path / "third")
-    assert code == 2 and "holds other files" in said
+    code, output = pieces("unpack", carried, tmp_path / "third")
+    assert code == 2 and "holds other files" in output
     assert [path.name for path in (tmp_path / "third").iterdir()] == ["mine.txt"]
 
 
@@ -143,5 +143,5 @@ def test_pieces_are_made_once_and_unpacked_where_they_were_carried(pieces, index
 )
 def test_bad_arguments_are_refused(arguments, pieces, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, said = pieces(*arguments)
-    assert code == 2 and "error: " in said and [path.name for path in tmp_path.iterdir()] == ["index"]
+    code, output = pieces(*arguments)
+    assert code == 2 and "error: " in output and [path.name for path in tmp_path.iterdir()] == ["index"]

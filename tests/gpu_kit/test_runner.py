@@ -151,8 +151,8 @@ def test_work_that_is_done_at_the_limit_leaves_time_to_exit(tmp_path):
     # in a process of its own, since what is below it is ended
     environment = {**os.environ, "PYTHONPATH": str(KIT)}
     command = [sys.executable, "-c", USES_ITS_LIMIT, str(tmp_path / "output")]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (found.stdout.strip(), found.stderr) == ("0 False False", "")
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (result.stdout.strip(), result.stderr) == ("0 False False", "")
 
 
 def test_a_signal_ends_the_stage_under_way_and_keeps_what_it_had(make_kit, tmp_path):

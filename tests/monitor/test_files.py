@@ -100,8 +100,8 @@ def test_rollouts_are_kept_up_to_a_number_of_bytes_the_first_and_the_newest(tmp_
             log = RolloutLog(tmp_path, limit=8.5 * size)
         log.write(step, batch)
         if step in kept:
-            found = [int(path.stem[5:]) for path in sorted(log.directory.glob("step-0*")) if path not in mine]
-            assert found == [*kept[step]]
+            result = [int(path.stem[5:]) for path in sorted(log.directory.glob("step-0*")) if path not in mine]
+            assert result == [*kept[step]]
     assert all(path.stat().st_size == 10 * size for path in mine)
     RolloutLog(tmp_path, limit=1).write(13, batch)
     assert [path.stem for path in sorted(log.directory.glob("step-0*"))] == ["step-000013", "step-000900"]

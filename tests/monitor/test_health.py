@@ -138,13 +138,13 @@ def test_both_lists_are_of_all_monitors():
 
 @pytest.mark.parametrize("name", MONITORS)
 def test_a_monitor_speaks_once_and_says_since_when(name):
-    found = [f for f in findings_of(run(60, TRIGGERS[name])) if f.monitor == name]
-    assert len(found) == 1
-    assert 20 <= found[0].step <= 60
-    assert found[0].since <= found[0].step
+    result = [f for f in findings_of(run(60, TRIGGERS[name])) if f.monitor == name]
+    assert len(result) == 1
+    assert 20 <= result[0].step <= 60
+    assert result[0].since <= result[0].step
     if TRIGGERS[name](30) == {} and name != "slow":
-        assert 30 < found[0].since <= 35
-    text = str(found[0])
+        assert 30 < result[0].since <= 35
+    text = str(result[0])
     assert "{" not in text and "Try: " in text
 
 
@@ -167,8 +167,8 @@ def test_each_stage_is_looked_at_by_itself():
     sft = run(40, lambda step: {"completion/length_mean": 50.0, "entropy": 3.0, "reward/mean": None}, stage="sft")
     assert findings_of([*sft, *run(40, lambda step: {}, first=41)]) == []
     wrong = late(group__all_wrong=1.0)
-    found = findings_of([*run(60, wrong), *run(60, wrong, stage="second", first=61)])
-    assert [(f.monitor, f.step) for f in found] == [("all_wrong", 35), ("all_wrong", 95)]
+    result = findings_of([*run(60, wrong), *run(60, wrong, stage="second", first=61)])
+    assert [(f.monitor, f.step) for f in result] == [("all_wrong", 35), ("all_wrong", 95)]
 
 
 def test_monitors_read_metrics_that_there_are():
@@ -227,9 +227,9 @@ def test_the_unparsable_show_three_examples_of_different_tasks(tmp_path, rollout
     assert [(f.monitor, f.step) for f in ends] == [("unparsable", 35)]
     assert len(ends[0].examples) == 3
     assert [e.split(":")[0] for e in ends[0].examples] == ["task task-0", "task task-1", "task task-2"]
-    said = capsys.readouterr().out
-    assert said.count("unparsable") == 1 and r"no final\nanswer found" in said and "\x1b" not in said
-    assert not any(line.startswith("step 9") for line in said.splitlines())
+    output = capsys.readouterr().out
+    assert output.count("unparsable") == 1 and r"no final\nanswer found" in output and "\x1b" not in output
+    assert not any(line.startswith("step 9") for line in output.splitlines())
     (row,) = file.rows()
     assert Finding.from_json(json.loads(json.dumps(row))) == ends[0]
 
@@ -289,8 +289,8 @@ def test_repetition_is_that_of_sets_of_runs(rollout):
     got = batch_metrics(Batch(rollouts))
     assert got["completion/repetition"] == repeats / runs
     lengths = [int((one.origin != Origin.PROMPT).sum()) for one in rollouts]
-    found = [got[f"completion/length_{name}"] for name in ("mean", "max", "min")]
-    assert found == [np.mean(lengths), max(lengths), min(lengths)]
+    result = [got[f"completion/length_{name}"] for name in ("mean", "max", "min")]
+    assert result == [np.mean(lengths), max(lengths), min(lengths)]
     assert got["tokens/sampled"] == sum(int((one.origin == Origin.POLICY).sum()) for one in rollouts)
     assert batch_metrics(Batch([]))["completion/length_mean"] is None
 

@@ -43,9 +43,9 @@ def handle():
 def test_a_warning_reaches_the_screen_and_the_file(folder, capsys, mode):
     folder.open_log(Console(mode))
     logging.getLogger("rlvr.rewards").warning("a term %s\nfailed", "x")
-    said = capsys.readouterr()
-    assert said.out == "warning: a term x\nfailed\n"
-    assert said.err == ""
+    output = capsys.readouterr()
+    assert output.out == "warning: a term x\nfailed\n"
+    assert output.err == ""
     assert (folder.path / "log.txt").read_text().count("a term x") == 1
     folder.close()
     logging.getLogger("rlvr.rewards").warning("later")
@@ -57,16 +57,16 @@ def test_a_program_that_configured_logging_sees_it_once(folder, handle, capsys, 
     handle(logging.StreamHandler(sys.stderr), name)
     folder.open_log(Console("plain"))
     logging.getLogger("rlvr.rewards").warning("once")
-    said = capsys.readouterr()
-    assert (said.out + said.err).count("once") == 1
+    output = capsys.readouterr()
+    assert (output.out + output.err).count("once") == 1
 
 
 def test_so_does_one_that_logs_through_rich(folder, handle, capsys):
     handle(RichHandler(console=RichConsole(file=sys.stderr)))
     folder.open_log(Console("plain"))
     logging.getLogger("rlvr.rewards").warning("once")
-    said = capsys.readouterr()
-    assert (said.out + said.err).count("once") == 1
+    output = capsys.readouterr()
+    assert (output.out + output.err).count("once") == 1
 
 
 def test_handlers_that_write_elsewhere_do_not_count(folder, handle, capsys, tmp_path):

@@ -43,23 +43,23 @@ def events(folder):
     """What TensorBoard's own reader finds."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0})
-    found.Reload()
-    return found
+    result = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0})
+    result.Reload()
+    return result
 
 
 def test_tensorboard_reads_back_what_was_logged(tmp_path, rollout):
     log(TensorBoardTracker(), rollout, tmp_path, [1, 2, 3])
-    found = events(tmp_path / "tensorboard")
-    assert [(e.step, e.value) for e in found.Scalars("reward/mean")] == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert [e.value for e in found.Scalars("eval/pass@8")] == [0.25] * 3
-    assert not {"step", "run/stage", "entropy"} & set(found.Tags()["scalars"])  # no text, nothing that is null
-    texts = [e.tensor_proto.string_val[0].decode() for e in found.Tensors("rollouts/text_summary")]
+    result = events(tmp_path / "tensorboard")
+    assert [(e.step, e.value) for e in result.Scalars("reward/mean")] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert [e.value for e in result.Scalars("eval/pass@8")] == [0.25] * 3
+    assert not {"step", "run/stage", "entropy"} & set(result.Tags()["scalars"])  # no text, nothing that is null
+    texts = [e.tensor_proto.string_val[0].decode() for e in result.Tensors("rollouts/text_summary")]
     assert len(texts) == 3
     header, rule, *rows = texts[0].split("\n")
     assert len({line.count("|") for line in (header, rule, *rows)}) == 1 and len(rows) == 2
     assert "odd &#124; \\ud800 &lt;b&gt;x&lt;/b&gt; \\x1b 😀<br>second line" in rows[0]
-    (config,) = found.Tensors("config/text_summary")
+    (config,) = result.Tensors("config/text_summary")
     assert "lr: 1.0e-06" in config.tensor_proto.string_val[0].decode()
 
 
@@ -117,8 +117,8 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(tmp_path, rollout):
 def test_mlflow_without_its_server_logs_to_the_run_folder_and_says_so_once(tmp_path, rollout, caplog, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     log(MlflowTracker("http://127.0.0.1:9"), rollout, tmp_path, [1, 2])
-    (said,) = [r.message for r in caplog.records if r.name.startswith("rlvr")]
-    assert "mlflow cannot log to http://127.0.0.1:9 and logs to" in said
+    (output,) = [r.message for r in caplog.records if r.name.startswith("rlvr")]
+    assert "mlflow cannot log to http://127.0.0.1:9 and logs to" in output
     assert len(runs(tmp_path)) == 1
 
 

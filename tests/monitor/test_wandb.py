@@ -75,8 +75,8 @@ def test_real_wandb_offline(tmp_path, rollout, caplog):
         tracker.log_rollouts(step, sample_rows(Batch([rollout(text="odd \ud800 \x1b 😀"), rollout(score=None)])))
     tracker.finish()
     tracker.finish()
-    (said,) = [entry for entry in caplog.records if entry.name.startswith("rlvr")]
-    assert "has no key (WANDB_API_KEY, or `wandb login`) and logs offline" in said.message
+    (output,) = [entry for entry in caplog.records if entry.name.startswith("rlvr")]
+    assert "has no key (WANDB_API_KEY, or `wandb login`) and logs offline" in output.message
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     assert any(path.stat().st_size > 0 for path in folder.glob("*.wandb"))
     tables = [json.loads(path.read_text()) for path in folder.rglob("*.table.json")]

@@ -152,27 +152,27 @@ def outcome(logprobs, s, beta):
 
 
 def pairs_of(s, which):
-    found = []
+    results = []
     for group in sorted(set(s.group)):
         members = [i for i, g in enumerate(s.group) if g == group]
         if which == "all":
-            found += [(i, j) for i in members for j in members if s.reward[i] > s.reward[j]]
+            results += [(i, j) for i in members for j in members if s.reward[i] > s.reward[j]]
         else:
             best = max(members, key=lambda i: (s.reward[i], -i))
             worst = min(members, key=lambda i: (s.reward[i], i))
             if s.reward[best] > s.reward[worst]:
-                found.append((best, worst))
-    return found
+                results.append((best, worst))
+    return results
 
 
 def preference(logprobs, s, name, beta, which):
     ratio = [a - b for a, b in zip(logprobs, s.reference, strict=True)]
-    found = pairs_of(s, which)
+    results = pairs_of(s, which)
     total = 0.0
-    for better, worse in found:
+    for better, worse in results:
         gap = ratio[better] - ratio[worse]
         total += -math.log(sigmoid(beta * gap)) if name == "dpo" else (gap - 1 / (2 * beta)) ** 2
-    return total / max(1, len(found))
+    return total / max(1, len(results))
 
 
 def kto(logprobs, s, beta, zero, right=1.0, wrong=1.0):

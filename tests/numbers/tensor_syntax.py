@@ -155,12 +155,12 @@ class _Known:
                     values.setdefault(target.id, []).append(node.value)
         # a name that is also set in another way (a loop, a tuple) may be anything
         stores = [n.id for n in _own_nodes(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        plain = {name: found for name, found in values.items() if stores.count(name) == len(found)}
+        plain = {name: result for name, result in values.items() if stores.count(name) == len(result)}
         for _ in assigned:  # a value may come from names that are assigned before or after it in the text
-            for name, found in plain.items():
-                if all(map(self.is_tensor, found)):
+            for name, result in plain.items():
+                if all(map(self.is_tensor, result)):
                     self.tensors.add(name)
-                    if all(map(self.is_mask, found)):
+                    if all(map(self.is_mask, result)):
                         self.masks.add(name)
         self.tensors -= {name for name in unknown if name not in plain}
 

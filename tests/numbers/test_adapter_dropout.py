@@ -44,14 +44,14 @@ def test_the_passes_of_a_first_update_are_without_dropout(make_noisy, make_batch
 def test_what_a_loss_compares_beside_log_probs_is_without_dropout(make_noisy, make_batch):
     """ROVER's target has the mean log-prob of the whole vocabulary, now and when the update began: 0 apart where the
     weights have not moved. So its value is that of an adapter without dropout."""
-    found = {}
+    result = {}
     for dropout in (0.0, 0.5):
         policy = make_noisy(dropout)
         target = Objective((ObjectiveTerm("policy", registry.build("loss", "rover"), "policy"),), 11.0)
         torch.manual_seed(0)
-        found[dropout] = Learner(PlainBackend(policy, "sgd")).update(make_batch(policy), target, TWICE, 0.0)
-    assert found[0.5]["loss/policy"] == pytest.approx(found[0.0]["loss/policy"], abs=1e-6)
-    assert found[0.5]["grad_norm"] != pytest.approx(found[0.0]["grad_norm"], rel=1e-2)
+        result[dropout] = Learner(PlainBackend(policy, "sgd")).update(make_batch(policy), target, TWICE, 0.0)
+    assert result[0.5]["loss/policy"] == pytest.approx(result[0.0]["loss/policy"], abs=1e-6)
+    assert result[0.5]["grad_norm"] != pytest.approx(result[0.0]["grad_norm"], rel=1e-2)
 
 
 def test_flags_of_nested_modes_are_as_they_were(make_noisy):

@@ -134,14 +134,14 @@ def test_permutation_and_scale_of_the_batch(batch_of, name):
 
 def steps_by_prefix(members):
     """For each response and token: the mean reward of those that begin with the prefix, minus that before the token."""
-    found = []
+    result = []
     for _, ids in members:
         values = []
         for t in range(len(ids)):
             before, after = ([r for r, other in members if list(other[:n]) == list(ids[:n])] for n in (t, t + 1))
             values.append(math.fsum(after) / len(after) - math.fsum(before) / len(before))
-        found.append(values)
-    return found
+        result.append(values)
+    return result
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -313,7 +313,7 @@ def fetches(node: ast.AST, of_losses: bool) -> bool:
 
 def test_nothing_takes_values_out_of_tensors_but_what_says_why():
     """In the files of losses, the policy, rewards and the learner that use torch; elsewhere there are arrays only."""
-    source, found = Path(rlvr.__file__).parent, set()
+    source, results = Path(rlvr.__file__).parent, set()
     attributes = annotated_attributes(ast.parse(path.read_text()) for path in source.rglob("*.py"))
     for path in [
         *(source / "learner").rglob("*.py"),
@@ -326,8 +326,8 @@ def test_nothing_takes_values_out_of_tensors_but_what_says_why():
         for function in ast.walk(ast.parse(text)):
             if isinstance(function, ast.FunctionDef):
                 calls = (node for node in ast.walk(function) if fetches(node, name.startswith("losses/")))
-                found |= {(name, function.name) for _ in [*calls, *takes(function, attributes)]}
-    assert found == set(ALLOWED)
+                results |= {(name, function.name) for _ in [*calls, *takes(function, attributes)]}
+    assert results == set(ALLOWED)
 
 
 TAKING = """

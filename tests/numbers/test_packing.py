@@ -348,8 +348,8 @@ def test_models_that_cannot_are_padded_and_say_so_once(architecture, why, caplog
     with caplog.at_level(logging.WARNING):
         made = [rows for _ in range(2) for rows in micro_batches(policy, batch, everything, trained, OptimConfig())]
     assert all(rows.spans is None for rows in made)
-    (said,) = [record.message for record in caplog.records if "rows are padded" in record.message]
-    assert why in said
+    (output,) = [record.message for record in caplog.records if "rows are padded" in record.message]
+    assert why in output
     assert policy.causal_lm.config._attn_implementation == before
     for key in ("packing", "share_prefix"):
         with pytest.raises(ConfigError, match=f"optim.{key} is true.*{why}"):

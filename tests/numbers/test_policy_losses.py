@@ -88,17 +88,17 @@ def test_forms_of_the_clip(options, average):
 
     def rows(x):
         clamped = [[min(max(g, -bound), bound) for g in row] for row in oracle.gaps(x, case)]
-        found = []
+        result = []
         for gaps, advantages in zip(oracle.level(clamped, level), case.rows(case.advantage), strict=True):
             pairs = [(math.exp(g), a) for g, a in zip(gaps, advantages, strict=True)]
             if options["clip"] == "hard":
-                found.append([oracle.hard(r, a, 0.2, 0.3, cap) for r, a in pairs])
+                result.append([oracle.hard(r, a, 0.2, 0.3, cap) for r, a in pairs])
             elif options["clip"] == "soft":
                 taus = options.get("soft_positive", 1.0), options.get("soft_negative", 1.05)
-                found.append([oracle.soft(r, a, *taus) for r, a in pairs])
+                result.append([oracle.soft(r, a, *taus) for r, a in pairs])
             else:
-                found.append([-r * a for r, a in pairs])
-        return found
+                result.append([-r * a for r, a in pairs])
+        return result
 
     edges = (math.log(0.8), math.log(1.3), math.log(1.6), -0.4, 0.4)
     smooth = far_from(case, level, *edges)
@@ -307,12 +307,12 @@ def test_top_entropy(share):
 
 
 def gradients(*losses, case=None, chosen=None):
-    found = []
+    result = []
     for loss in losses:
         tokens = (case or Case(1, spread=0.4)).batch()
         tokens = replace(tokens, chosen=None if chosen is None else torch.full_like(tokens.weight, chosen))
-        found.append(value_and_gradient(loss, tokens, (case or Case(1, spread=0.4)).over())[1])
-    return found
+        result.append(value_and_gradient(loss, tokens, (case or Case(1, spread=0.4)).over())[1])
+    return result
 
 
 def one_token_each():

@@ -36,7 +36,7 @@ def measured(zero_stage: int, dtype: str) -> list[int]:
     config = ModelConfig(scratch=ScratchConfig(**SCRATCH), device="cpu", dtype=dtype)
     policy = load_policy(config, shared_out=zero_stage == 3)
     backend = DeepSpeedOptions(zero_stage=zero_stage).open(policy, "adamw")
-    found = []
+    result = []
     ids = torch.arange(8)[None]
     for steps in (True, False):
         backend.zero()
@@ -44,14 +44,14 @@ def measured(zero_stage: int, dtype: str) -> list[int]:
             backend.backward(policy.hidden_states(ids, ids).float().square().sum())
         if steps:
             backend.step(1e-3, 1.0)
-        found.append(held(backend))
-    return found
+        result.append(held(backend))
+    return result
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    found = {f"{stage} {dtype}": measured(stage, dtype) for stage in (1, 2, 3) for dtype in ("float32", "bfloat16")}
-    print(json.dumps(found))
+    result = {f"{stage} {dtype}": measured(stage, dtype) for stage in (1, 2, 3) for dtype in ("float32", "bfloat16")}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def config_of(**changes) -> Config:
 
 
 def chosen(config: Config, memory: float, on_gpu: bool = False, ranks: int = 1):
-    found = plan_for(config, Devices(ranks, memory, on_gpu), ranks).config
-    return found.model.gradient_checkpointing, found.optim.micro_batch_tokens
+    result = plan_for(config, Devices(ranks, memory, on_gpu), ranks).config
+    return result.model.gradient_checkpointing, result.optim.micro_batch_tokens
 
 
 def test_a_cpu_takes_what_it_took_before_auto_where_that_fits():
@@ -47,8 +47,8 @@ def test_a_cpu_takes_what_it_took_before_auto_where_that_fits():
 def test_with_less_memory_micro_batches_are_smaller_and_then_activations_are_recomputed():
     config = config_of()
     least = 1024  # the longest sequence
-    found = {memory: chosen(config, memory * GIB / 32) for memory in range(22, 150, 4)}
-    fitting = [found[memory] for memory in sorted(found)]
+    result = {memory: chosen(config, memory * GIB / 32) for memory in range(22, 150, 4)}
+    fitting = [result[memory] for memory in sorted(result)]
     on = [checkpointing for checkpointing, _ in fitting]
     assert on == sorted(on, reverse=True) and set(on) == {True, False}  # only with the least memory
     tokens = [number for checkpointing, number in fitting if not checkpointing]
@@ -56,10 +56,10 @@ def test_with_less_memory_micro_batches_are_smaller_and_then_activations_are_rec
     assert limited == sorted(limited) and min(limited) >= least and len(set(limited)) > 2
     assert tokens[len(limited) :] == [None] * (len(tokens) - len(limited))
     # the next step of the grid would not leave the margin
-    memory = next(m for m in sorted(found) if found[m][1] not in (None, least) and not found[m][0])
+    memory = next(m for m in sorted(result) if result[m][1] not in (None, least) and not result[m][0])
     planner = Planner(Devices(1, memory * GIB / 32, on_gpu=False), 1)
     for more, fits in ((0, True), (512, False)):
-        one = substituted(config, False, found[memory][1] + more)
+        one = substituted(config, False, result[memory][1] + more)
         assert planner.fits(planner.stages(one), planner.margin) == fits
 
 
@@ -90,11 +90,11 @@ def test_a_phase_without_micro_batches_does_not_make_them_small():
     }
     devices = Devices(1, 24e9)
     planner = Planner(devices)
-    found = plan_for(config_of(**tree), devices)
-    (plan,) = planner.plans(planner.stages(found.config))
+    result = plan_for(config_of(**tree), devices)
+    (plan,) = planner.plans(planner.stages(result.config))
     publish, update = (next(phase for phase in plan.phases if phase.name == name) for name in ("publish", "update"))
     assert 0 < publish.left < planner.margin * devices.memory <= update.left
-    assert found.problem is None
+    assert result.problem is None
     assert plan.tokens > 8192
 
 
@@ -121,12 +121,12 @@ def test_a_refusal_names_the_largest_part_and_what_would_fit(monkeypatch):
     config = config_of(**NOT_CHOSEN)
     problem = plan_for(config, Devices(1, 3 * GIB, on_gpu=False), 1).problem
     assert problem is not None
-    found = re.match(
+    result = re.match(
         r"does not fit: stage 1 \(grpo\) needs ([\d.]+) GiB of 3.0 GiB in: update, where the largest part is "
         r"activations with [\d.]+ GiB",
         problem,
     )
-    assert found and float(found[1]) > 3
+    assert result and float(result[1]) > 3
     ways = re.findall(r"\((\d)\) (.*?) \(([\d.]+) (GiB|MiB)(, not enough by itself)?\)", problem)
     assert [way[0] for way in ways] == ["1", "2", "3"]
     assert ways[0][1] == "optim.micro_batch_tokens=auto"
@@ -205,9 +205,9 @@ def test_ranks_with_devices_of_different_sizes_take_the_same(monkeypatch):
 
     monkeypatch.setattr(devices_module, "machine_memory", lambda: 64 * GIB)
     box = {}
-    found = [plan_run(config_of(), Rank(rank, box)) for rank in (0, 1)]
-    assert found[0].config == found[1].config
-    one = found[0].config
+    result = [plan_run(config_of(), Rank(rank, box)) for rank in (0, 1)]
+    assert result[0].config == result[1].config
+    one = result[0].config
     assert (one.model.gradient_checkpointing, one.optim.micro_batch_tokens) == chosen(config_of(), 1.5 * GIB, ranks=2)
     assert one.optim.micro_batch_tokens is not None
 
@@ -267,10 +267,10 @@ def test_devices_as_they_are_written(written, count, memory):
     ],
 )
 def test_devices_that_are_no_devices_get_one_error(written):
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as result:
         parse_devices(written)
-    assert "8x80GB" in str(found.value)
-    assert "\n" not in str(found.value)
+    assert "8x80GB" in str(result.value)
+    assert "\n" not in str(result.value)
 
 
 def test_a_dry_run_plans_for_gpus_that_are_not_here(capsys, monkeypatch):
@@ -304,7 +304,7 @@ def test_every_model_of_the_shipped_configurations_has_its_sizes_with_the_librar
 
 
 def test_a_model_that_is_nowhere_gives_no_plan_and_a_reason(tmp_path):
-    found = plan_for(config_of(model={"path": str(tmp_path), "device": "cpu"}), Devices(1, GIB, on_gpu=False), 1)
-    assert found.lines[0].startswith("memory: no plan")
-    assert found.config.optim.micro_batch_tokens is None
-    assert found.config.model.gradient_checkpointing is False
+    result = plan_for(config_of(model={"path": str(tmp_path), "device": "cpu"}), Devices(1, GIB, on_gpu=False), 1)
+    assert result.lines[0].startswith("memory: no plan")
+    assert result.config.optim.micro_batch_tokens is None
+    assert result.config.model.gradient_checkpointing is False

@@ -39,8 +39,8 @@ def planned(devices: Devices | None = None, eval_tasks=None, **changes) -> Plan:
 
 
 def parts(plan: Plan, phase: str) -> dict[str, float]:
-    (found,) = [one.parts for one in plan.phases if one.name == phase]
-    return found
+    (result,) = [one.parts for one in plan.phases if one.name == phase]
+    return result
 
 
 # evaluations

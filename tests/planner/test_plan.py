@@ -49,8 +49,8 @@ def plan_on_cpu(**changes) -> Plan:
 
 
 def parts(plan: Plan, phase: str) -> dict[str, float]:
-    (found,) = [one.parts for one in plan.phases if one.name == phase]
-    return found
+    (result,) = [one.parts for one in plan.phases if one.name == phase]
+    return result
 
 
 # models and runs that are there
@@ -235,11 +235,11 @@ def billions(memory: TrainerMemory, phase: str) -> dict[str, float]:
 def test_what_a_backend_keeps_on_each_of_eight_gpus(changes, update, sampling):
     memory = dataclasses.replace(PLAIN, **changes)
     for phase, expected in (("update", update), ("sampling", sampling)):
-        found = billions(memory, phase)
-        assert tuple(found.get(name, 0) for name in UNITS[:4]) == expected, phase
+        result = billions(memory, phase)
+        assert tuple(result.get(name, 0) for name in UNITS[:4]) == expected, phase
     with_reference = billions(dataclasses.replace(memory, reference=True), "scoring")
     # a reference is a copy of what is computed with
-    assert with_reference.get("reference", 0) == found.get("weights", 0)
+    assert with_reference.get("reference", 0) == result.get("weights", 0)
 
 
 def test_what_was_moved_to_the_host_is_back_for_the_step_of_the_optimizer():
@@ -446,10 +446,10 @@ def test_the_bytes_are_those_of_deepspeed():
     program = Path(__file__).with_name("measure_zero.py")
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 6
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert len(result) == 6
     apart = ("buffers", "checkpoint's copies")
-    for name, measured in found.items():
+    for name, measured in result.items():
         zero_stage, dtype = name.split()
         shape = shape_of(model_of(dtype=dtype))
         memory = dataclasses.replace(

@@ -49,9 +49,9 @@ def test_a_recipe_is_whole_and_says_what_it_is(slug):
 def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert train(["--config", "configs/papers/psr.yaml", "--dry-run", "run.steps=2"]) == 0
-    said = capsys.readouterr().out
-    assert "baseline: 0.5" in said and "2 steps, each of 1024 prompts x 8" in said
-    assert "smoke" not in said
+    output = capsys.readouterr().out
+    assert "baseline: 0.5" in output and "2 steps, each of 1024 prompts x 8" in output
+    assert "smoke" not in output
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_the_list_the_search_and_the_difference(folder, capsys):
 
     assert len(said().splitlines()) == len(SLUGS)
     assert said("list") == said()
-    found = said("search", "Length", "PENALTY")
-    assert "grpo-lambda" in found and "pacs " not in found
+    result = said("search", "Length", "PENALTY")
+    assert "grpo-lambda" in result and "pacs " not in result
     shown = said("show", "psr")
     assert shown.startswith("The Surprising Effectiveness") and "status: faithful" in shown and "positive: 0.1" in shown
     diff = said("show", "psr", "--diff", "grpo")

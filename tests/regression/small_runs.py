@@ -120,12 +120,12 @@ batch."""
 
 def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """`changes` over `base`, mappings key by key; None removes a key."""
-    found = {**base}
+    result = {**base}
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             value = over(base[key], value)
-        found[key] = value
-    return {key: value for key, value in found.items() if value is not None}
+        result[key] = value
+    return {key: value for key, value in result.items() if value is not None}
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:

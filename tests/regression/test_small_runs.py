@@ -40,9 +40,9 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
 
 def changed(now: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
     """The first value of each metric that differs, as (step, now, then)."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for mine, recorded in zip(now["metrics"], then["metrics"], strict=True):
         for name in mine.keys() | recorded.keys():
             if mine.get(name) != recorded.get(name):
-                found.setdefault(name, (recorded["step"], mine.get(name), recorded.get(name)))
-    return found
+                result.setdefault(name, (recorded["step"], mine.get(name), recorded.get(name)))
+    return result

@@ -102,7 +102,7 @@ def test_a_verifier_that_judges_groups_and_a_baseline(run, pieces, capsys, tmp_p
 
 
 def test_what_cannot_be_scored_is_said(recorded, run, tmp_path, capsys, pieces):
-    for arguments, said in (
+    for arguments, output in (
         ((tmp_path / "nowhere",), "no run folder"),
         ((recorded, "--rescore", "optim.lr=3"), "only verifier, rewards"),
         ((recorded, "--rescore", "verifier.foo=3"), "no option 'foo'"),
@@ -114,7 +114,7 @@ def test_what_cannot_be_scored_is_said(recorded, run, tmp_path, capsys, pieces):
     ):
         code, _, err = replay(capsys, *arguments)
         assert code == 2
-        assert re.search(said, err), err
+        assert re.search(output, err), err
     sft = run({"stages": [{"kind": "sft", "steps": 2}]}, "sft").folder.path
     code, _, err = replay(capsys, sft)
     assert (code, "have no verdicts" in err) == (2, True)
@@ -159,14 +159,14 @@ def test_counts_by_hand():
     before = batch([1, 0, None, 0.5, 1, 1], [1, 0, np.nan, 0.5, 2, 2], "aaabbb")
     after = batch([0, 1, 0, 0.25, None, 1], [0, 1, 0, 0.5, np.nan, 0.5], "aaabbb")
     a, b = np.asarray([1.0, -1.0, 0.5, 2.0]), np.asarray([-1.0, 1.0, 0.5, 1.0])
-    found = change(before, after, (a, b))
-    assert dict(zip(FLIPS, found.flips.tolist(), strict=True)) == {
+    result = change(before, after, (a, b))
+    assert dict(zip(FLIPS, result.flips.tolist(), strict=True)) == {
         "right -> wrong": 1, "wrong -> right": 1, "-> undecided": 1, "undecided ->": 1, "other score": 1,
     }  # fmt: skip
-    assert found.mean_rewards == pytest.approx([5.5 / 5, 2 / 5])
-    assert (found.groups, found.same.tolist()) == (2, [0, 1])
-    assert (found.compared, found.opposed) == (4, 2)
-    assert found.correlation == pytest.approx(np.corrcoef(a, b)[0, 1])
+    assert result.mean_rewards == pytest.approx([5.5 / 5, 2 / 5])
+    assert (result.groups, result.same.tolist()) == (2, [0, 1])
+    assert (result.compared, result.opposed) == (4, 2)
+    assert result.correlation == pytest.approx(np.corrcoef(a, b)[0, 1])
     assert change(before, before, (a, a)).flips.sum() == 0
 
 

@@ -61,11 +61,11 @@ def descendants() -> list[int]:
             except OSError:
                 continue
             parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found, frontier = [], {os.getpid()}
+    result, frontier = [], {os.getpid()}
     while frontier:
         frontier = {pid for pid, parent in parents.items() if parent in frontier}
-        found += frontier
-    return found
+        result += frontier
+    return result
 
 
 def bytes_of(records: list[dict[str, Any]]) -> int:

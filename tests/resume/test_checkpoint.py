@@ -224,10 +224,10 @@ def test_a_torn_checkpoint_is_passed_over_in_words_and_refused(tmp_path, caplog,
     tear(torn)
     with caplog.at_level(logging.WARNING):
         assert latest(tmp_path) == good
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert str(torn) in said[0]
-    assert TEARS[tear] in said[0]
+    output = [record.getMessage() for record in caplog.records]
+    assert len(output) == 1
+    assert str(torn) in output[0]
+    assert TEARS[tear] in output[0]
     with pytest.raises(CheckpointError, match="step-2 cannot be used") as error:
         load(torn)
     assert TEARS[tear] in str(error.value)

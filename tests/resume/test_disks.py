@@ -98,8 +98,8 @@ def test_a_full_disk_is_an_error_with_the_file_and_what_to_do(monkeypatch, capsy
         raise OSError(errno.ENOSPC, "No space left on device", "runs/a/config.yaml")
 
     assert main() == 1
-    said = capsys.readouterr().err
-    assert said.startswith(
+    output = capsys.readouterr().err
+    assert output.startswith(
         "error: [Errno 28] No space left on device: 'runs/a/config.yaml'. The disk is full: free some"
     )
 

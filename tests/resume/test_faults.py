@@ -139,10 +139,10 @@ def test_the_stacks_of_a_wait_that_failed_are_in_the_run_folder(tmp_path):
     tree = short(tmp_path, "run", pause=30.0, rollout={"deadline": 1.0}, verification={"time_limit": 60})
     with pytest.raises(WaitTimeoutError, match="rollouts"):
         trained(tree)
-    said = (tmp_path / "runs" / "run" / "log.txt").read_text()
-    assert "still waiting for rollouts (2 of 2 groups open)" in said
-    assert "thread rlvr-collector:" in said
-    assert "thread MainThread:" in said
+    output = (tmp_path / "runs" / "run" / "log.txt").read_text()
+    assert "still waiting for rollouts (2 of 2 groups open)" in output
+    assert "thread rlvr-collector:" in output
+    assert "thread MainThread:" in output
 
 
 def test_a_clock_that_jumps_harms_nothing(tmp_path, whole, monkeypatch):
@@ -281,11 +281,11 @@ def test_a_reward_that_is_not_a_number_is_undecided(tmp_path):
 
 def children(process: int) -> list[int]:
     """All descendants of a process."""
-    found = []
+    result = []
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
-            found += [child, *children(child)]
-    return found
+            result += [child, *children(child)]
+    return result
 
 
 def test_a_verifier_pool_that_is_killed_costs_no_step(tmp_path, whole):

@@ -156,14 +156,14 @@ def test_an_empty_or_broken_configuration_of_a_run_is_named_with_its_place_and_t
         "": "config.yaml is empty",
         f"{first}\n\t{rest}": "config.yaml, line 2, column 1: it is not YAML (while scanning for the next token",
     }
-    for content, said in faults.items():
+    for content, output in faults.items():
         (path / "config.yaml").write_text(content)
         before = found(path)
         for over in ({}, {"run": {"overwrite": True}}):
             for resume in (None, "auto"):
                 with pytest.raises(ConfigError) as caught:
                     trained(config(tmp_path, **over), resume)
-                assert str(path) in str(caught.value) and said in str(caught.value)
+                assert str(path) in str(caught.value) and output in str(caught.value)
                 assert str(caught.value).endswith(f"go on there from the newest checkpoint with --resume {path}")
         for command, more in (
             (train, ("--config", str(path / "config.yaml"))),
@@ -173,9 +173,9 @@ def test_an_empty_or_broken_configuration_of_a_run_is_named_with_its_place_and_t
         ):
             assert command(more) == 2
             (line,) = capsys.readouterr().err.splitlines()
-            assert said in line and "correct it, or restore the file from a copy" in line
+            assert output in line and "correct it, or restore the file from a copy" in line
             assert ("--config FILE" in line) == (command is evaluate)
-        assert any(said in note for note in read_run(path).notes)
+        assert any(output in note for note in read_run(path).notes)
         assert found(path) == before
     again = trained(config(tmp_path, run={"name": "again", "steps": 2}), str(path))  # as the message says
     assert again.step == 2

@@ -148,9 +148,9 @@ def test_a_benchmark_replaces_no_file_but_an_earlier_result_of_its_own(tmp_path,
     monkeypatch.syspath_prepend(benchmarks)
     from result_file import result_file
 
-    found = {script.stem: list(output_types(script)) for script in benchmarks.glob("*.py")}
-    checks = {name: result_file(*kinds[0][1], **kinds[0][2]) for name, kinds in found.items() if kinds}
-    assert {kind for kinds in found.values() for kind, _, _ in kinds} == {"result_file"} and len(checks) >= 15
+    result = {script.stem: list(output_types(script)) for script in benchmarks.glob("*.py")}
+    checks = {name: result_file(*kinds[0][1], **kinds[0][2]) for name, kinds in result.items() if kinds}
+    assert {kind for kinds in result.values() for kind, _, _ in kinds} == {"result_file"} and len(checks) >= 15
     mine = tmp_path / "mine.json"
     for name, check in checks.items():
         for content in (MINE, "[]", "[1]", "notes", json.dumps({"command": "x", "format": 1, "machine": "y"})):

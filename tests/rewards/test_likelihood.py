@@ -102,13 +102,13 @@ def test_the_drop_in_perplexity():
 def test_the_log_probs_are_those_of_a_plain_forward_pass(make_policy):
     policy = make_policy(layers=1)
     asked = [([5, 6, 7], [8, 9]), ([4], [5, 6, 7, 8]), ([5, 6, 7], [9]), ([3] * 90, [4] * 90)]
-    found = continuation_logprobs(policy, asked, OptimConfig())
-    for (context, target), got in zip(asked[:3], found[:3], strict=True):
+    result = continuation_logprobs(policy, asked, OptimConfig())
+    for (context, target), got in zip(asked[:3], result[:3], strict=True):
         with torch.no_grad():
             logits = policy.model(torch.tensor([[*context, *target]])).logits[0].double()
         expected = logits.log_softmax(-1)[torch.arange(len(context) - 1, len(context) + len(target) - 1), target]
         np.testing.assert_allclose(got, expected.numpy(), atol=1e-4)
-    assert np.isnan(found[3]).all()  # does not fit
+    assert np.isnan(result[3]).all()  # does not fit
     assert encoded(policy, "12") == policy.tokenizer.encode("12", add_special_tokens=False)
     assert len(encoded(policy, "")) == 1
 

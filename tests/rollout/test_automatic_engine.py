@@ -29,10 +29,10 @@ def test_vllm_is_taken_on_a_gpu_where_it_can_be(monkeypatch, on_gpu, here, versi
     monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(installed, "_found", lambda: version)
     monkeypatch.setattr(installed, "for_cpu", lambda: for_cpu)
-    config, said = with_engine(AUTO, on_gpu, here)
+    config, output = with_engine(AUTO, on_gpu, here)
     assert config.rollout.engine.name == engine
-    assert said.startswith(f"rollout.engine: auto takes {engine}: ")
-    assert reason in said
+    assert output.startswith(f"rollout.engine: auto takes {engine}: ")
+    assert reason in output
     assert AUTO.rollout.engine.name == "auto"
 
 
@@ -44,9 +44,9 @@ def test_an_engine_that_is_written_stays():
 
 def test_the_engine_of_a_checkpoint_stays():
     for saved in ("hf", {"name": "vllm", "sleep": False}):
-        config, said = with_engine(AUTO, True, saved=saved)
+        config, output = with_engine(AUTO, True, saved=saved)
         assert config.rollout.engine.written == saved
-        assert "the checkpoint was made with it" in said
+        assert "the checkpoint was made with it" in output
 
 
 def test_all_ranks_take_the_engine_of_rank_0(monkeypatch):
@@ -69,9 +69,9 @@ def test_all_ranks_take_the_engine_of_rank_0(monkeypatch):
     versions = {True: lambda: "0.32.0", False: missing}
     for rank_0_has_it, engine in ((True, "vllm"), (False, "hf")):
         box = {}
-        found = []
+        result = []
         for is_main in (True, False):
             monkeypatch.setattr(installed, "version", versions[is_main is rank_0_has_it])
-            found.append(engine_of_run(AUTO, Rank(is_main, box)))
-        assert found[0] == found[1]
-        assert found[0][0].rollout.engine.name == engine
+            result.append(engine_of_run(AUTO, Rank(is_main, box)))
+        assert result[0] == result[1]
+        assert result[0][0].rollout.engine.name == engine

@@ -165,9 +165,9 @@ def test_a_plan_that_was_written_for_the_version_before_works_with_a_notice(coll
             yield await means.verify(make_rollout(draw, member, request, await means.generate(request)))
 
     with pytest.warns(FutureWarning, match=r"RolloutContext\.prompt is now RolloutContext\.encode"):
-        found = collector.collect(draws_of(2), plan, context_with(), DEADLINE)
+        result = collector.collect(draws_of(2), plan, context_with(), DEADLINE)
     expected = collector.collect(draws_of(2), single_turn, context_with(), DEADLINE)
-    assert [r.token_ids.tolist() for r in found] == [r.token_ids.tolist() for r in expected]
+    assert [r.token_ids.tolist() for r in result] == [r.token_ids.tolist() for r in expected]
 
 
 def test_a_stage_that_was_written_for_the_version_before_gets_its_context_with_a_notice():

@@ -41,10 +41,10 @@ def compared(policy, steps=20, seed=0):
         for at in range(9, 9 + steps):
             seen = torch.cat([seen, torch.ones(3, 1, dtype=torch.bool)], 1)
             positions = torch.tensor(lengths)[:, None] + at - 9
-            found = decoder.next_logits(tokens[:, at : at + 1], seen, positions, cache)
+            result = decoder.next_logits(tokens[:, at : at + 1], seen, positions, cache)
             for row, length in enumerate(lengths):
                 whole = policy.model(input_ids=tokens[row : row + 1, 9 - length : at + 1]).logits[0, -1]
-                worst = max(worst, float((found[row] - whole).abs().max() / whole.abs().max().clamp_min(1.0)))
+                worst = max(worst, float((result[row] - whole).abs().max() / whole.abs().max().clamp_min(1.0)))
     return decoder, worst
 
 

@@ -26,18 +26,18 @@ TOTAL = 80 * GIB
 @pytest.fixture
 def machine(gpus):  # noqa: F811
     """Two free GPUs; `free` and `uuids` by index can be changed."""
-    found = SimpleNamespace(free=[TOTAL] * 2, uuids=["GPU-a", "GPU-b"], name="NVIDIA H100 80GB HBM3", patch=gpus)
+    result = SimpleNamespace(free=[TOTAL] * 2, uuids=["GPU-a", "GPU-b"], name="NVIDIA H100 80GB HBM3", patch=gpus)
 
     def index_of(device):
         return device.index or 0
 
     gpus.setattr(torch.cuda, "is_available", lambda: True)
     gpus.setattr(torch.cuda, "set_device", lambda device: None)
-    gpus.setattr(torch.cuda, "mem_get_info", lambda device: (found.free[index_of(device)], TOTAL))
+    gpus.setattr(torch.cuda, "mem_get_info", lambda device: (result.free[index_of(device)], TOTAL))
     gpus.setattr(
         torch.cuda,
         "get_device_properties",
-        lambda device: SimpleNamespace(uuid=found.uuids[index_of(device)], name=found.name),
+        lambda device: SimpleNamespace(uuid=result.uuids[index_of(device)], name=result.name),
     )
 
     def look(names):
@@ -46,12 +46,12 @@ def machine(gpus):  # noqa: F811
         with gpus.context() as there:
             there.setenv(devices.VISIBLE, ",".join(names))
             known = torch.cuda._parse_visible_devices()
-        numbers = [found.uuids.index(name) if name in found.uuids else name for name in known]
-        shown = itertools.takewhile(lambda number: number in range(len(found.uuids)), numbers)
-        return [devices.GPU(found.uuids[number], found.free[number], TOTAL) for number in shown]
+        numbers = [result.uuids.index(name) if name in result.uuids else name for name in known]
+        shown = itertools.takewhile(lambda number: number in range(len(result.uuids)), numbers)
+        return [devices.GPU(result.uuids[number], result.free[number], TOTAL) for number in shown]
 
     gpus.setattr(devices, "look", look)
-    return found
+    return result
 
 
 class Ranks(World):

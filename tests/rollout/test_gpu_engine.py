@@ -78,9 +78,9 @@ class Sent(list):
 
 
 def opened(policy, **options):
-    found = VLLMOptions(**options).open(policy)
-    found._transfer = Sent(found._host)
-    return found
+    result = VLLMOptions(**options).open(policy)
+    result._transfer = Sent(result._host)
+    return result
 
 
 def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
@@ -88,22 +88,22 @@ def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
     goes, then the cache of keys and values wakes. The engine sleeps from its start, while the backend takes its
     memory."""
     policy = on_gpu(small())
-    found = opened(policy)
-    assert found._host.told == [("sleep", 2)]
+    result = opened(policy)
+    assert result._host.told == [("sleep", 2)]
     backend = PlainBackend(policy)
-    gpus.setattr(torch.cuda, "empty_cache", lambda: found._host.told.append(("empty cache",)))
+    gpus.setattr(torch.cuda, "empty_cache", lambda: result._host.told.append(("empty cache",)))
     backend.zero()
     assert all(p.grad is not None for p in policy.model.parameters())
-    found.publish(0, backend.named_weights)
+    result.publish(0, backend.named_weights)
     for version in (1, 2):
-        found.release()
+        result.release()
         backend.zero()
-        found._host.told.clear()
+        result._host.told.clear()
         backend.release()
         assert all(p.grad is None for p in policy.model.parameters())
-        found.publish(version, backend.named_weights)
+        result.publish(version, backend.named_weights)
         count = len(list(policy.model.named_parameters(remove_duplicate=False)))
-        assert found._host.told == [
+        assert result._host.told == [
             ("empty cache",),
             ("wake_up", "weights"),
             ("weights", count),
@@ -111,14 +111,14 @@ def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
             ("wake_up", "kv_cache"),
             ("commit",),
         ]
-    found.close()
+    result.close()
 
 
 def test_a_version_is_sent_once(gpus):
     """An evaluation after a step publishes it again: the engine is awake, with all of its memory taken. Ranks that help
     to gather the weights of rank 0's engine go through them as often."""
     policy = on_gpu(small())
-    found, other = opened(policy), NullEngine()
+    result, other = opened(policy), NullEngine()
     gathers = []
 
     def weights():
@@ -127,29 +127,29 @@ def test_a_version_is_sent_once(gpus):
 
     for version, released, sends in ((0, False, 1), (0, False, 1), (0, True, 2), (1, True, 3), (1, False, 3)):
         if released:
-            found.release()
+            result.release()
             other.release()
-        found._host.told.clear()
-        assert (found.publish(version, lambda: weight_buckets(policy)).bytes > 0) == bool(found._host.told)
+        result._host.told.clear()
+        assert (result.publish(version, lambda: weight_buckets(policy)).bytes > 0) == bool(result._host.told)
         other.publish(version, weights)
-        assert len(found._transfer) == len(gathers) == sends
-        assert found.version == other.version == version
-    found.close()
+        assert len(result._transfer) == len(gathers) == sends
+        assert result.version == other.version == version
+    result.close()
 
 
 def test_an_adapters_base_weights_outlive_the_sleep(gpus):
     """They are sent once, so the engine keeps them on the host (level 1); level 2 would discard them."""
     policy = on_gpu(small(adapter={"r": 2}))
-    found = opened(policy)
+    result = opened(policy)
     for version in (0, 1, 2):
-        found.publish(version, tuple)
-        found.release()
-    sleeps = [call for call in found._host.told if call[0] == "sleep"]
+        result.publish(version, tuple)
+        result.release()
+    sleeps = [call for call in result._host.told if call[0] == "sleep"]
     assert sleeps == [("sleep", 2), *[("sleep", 1)] * 3]  # before anything was sent there is nothing to keep
-    assert len(found._transfer) == 1
-    names = [name for name, _ in found._transfer[0]]
+    assert len(result._transfer) == 1
+    names = [name for name, _ in result._transfer[0]]
     assert not [name for name in names if "lora" in name or "base_layer" in name]
-    found.close()
+    result.close()
     merged = opened(on_gpu(small(adapter={"r": 2})), merge_adapter=True)
     merged.publish(0, lambda: weight_buckets(policy))
     merged.release()
@@ -161,24 +161,24 @@ def test_an_adapters_base_weights_outlive_the_sleep(gpus):
 def test_another_adapter_of_the_same_version_is_written(gpus):
     """As where the run goes back to a checkpoint."""
     policy = on_gpu(small(adapter={"r": 2}))
-    found = opened(policy)
-    found.publish(0, tuple)
-    before = found._adapter.newest
-    found.release()
-    found.publish(0, tuple)
-    assert found._adapter.newest.number == before.number + 1
-    found.close()
+    result = opened(policy)
+    result.publish(0, tuple)
+    before = result._adapter.newest
+    result.release()
+    result.publish(0, tuple)
+    assert result._adapter.newest.number == before.number + 1
+    result.close()
 
 
 def test_quantised_layers_outlive_every_sleep(gpus):
     """Some of their tensors are neither parameters nor buffers, and level 2 keeps buffers alone."""
     gpus.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    found = opened(on_gpu(small(dtype="bfloat16")), quantization="fp8")
-    found.publish(0, tuple)
-    found.release()
-    assert [call for call in found._host.told if call[0] == "sleep"] == [("sleep", 1)] * 2
-    assert found._host.arguments["quantization"] == "fp8_per_tensor"
-    found.close()
+    result = opened(on_gpu(small(dtype="bfloat16")), quantization="fp8")
+    result.publish(0, tuple)
+    result.release()
+    assert [call for call in result._host.told if call[0] == "sleep"] == [("sleep", 1)] * 2
+    assert result._host.arguments["quantization"] == "fp8_per_tensor"
+    result.close()
 
 
 def test_weights_under_a_quantized_adapter_are_sent_dense(gpus):
@@ -193,15 +193,15 @@ def test_weights_under_a_quantized_adapter_are_sent_dense(gpus):
         if name.endswith("down_proj.base_layer"):
             packed = bnb.nn.Params4bit(module.weight.data, requires_grad=False, quant_type="nf4").to("cpu")
             module.weight = packed
-    found = opened(on_gpu(policy))
-    found.publish(0, tuple)
-    sent = dict(found._transfer[0])
+    result = opened(on_gpu(policy))
+    result.publish(0, tuple)
+    sent = dict(result._transfer[0])
     assert sent.keys() == {name for name, _ in plain.model.named_parameters(remove_duplicate=False)}
     for name, parameter in plain.model.named_parameters(remove_duplicate=False):
         assert sent[name].shape == parameter.shape, name
     held = policy.causal_lm.get_submodule("model.layers.0.mlp.down_proj.base_layer").weight
     assert torch.equal(sent["model.layers.0.mlp.down_proj.weight"], dense(held))
-    found.close()
+    result.close()
 
 
 def test_weights_that_wait_on_the_host_for_zero_3_have_an_engine_for_the_gpu(gpus):
@@ -209,16 +209,16 @@ def test_weights_that_wait_on_the_host_for_zero_3_have_an_engine_for_the_gpu(gpu
     gpus.setattr(torch.cuda, "set_device", lambda device: None)
     policy = loading.load_policy(ModelConfig(scratch=ScratchConfig(), dtype="bfloat16"), shared_out=True)
     assert policy.device.type == "cpu"
-    found = opened(policy)
-    assert found._host.arguments["gpu_memory_utilization"] == 0.4
-    assert not {"enforce_eager", "kv_cache_memory_bytes"} & found._host.arguments.keys()
-    assert found._host.arguments["weight_transfer_config"] == {"backend": "ipc"}
-    assert found._host.arguments["enable_sleep_mode"]
-    assert found._host.environment[devices.VISIBLE] == "0"
-    found.close()
+    result = opened(policy)
+    assert result._host.arguments["gpu_memory_utilization"] == 0.4
+    assert not {"enforce_eager", "kv_cache_memory_bytes"} & result._host.arguments.keys()
+    assert result._host.arguments["weight_transfer_config"] == {"backend": "ipc"}
+    assert result._host.arguments["enable_sleep_mode"]
+    assert result._host.environment[devices.VISIBLE] == "0"
+    result.close()
     servers = VLLMServerOptions()
     assert servers.transfer_to(policy.home) == "nccl"
-    assert launch.engine_arguments(policy, found._folder, servers, "nccl")["gpu_memory_utilization"] == 0.9
+    assert launch.engine_arguments(policy, result._folder, servers, "nccl")["gpu_memory_utilization"] == 0.9
 
 
 def test_weights_go_by_ipc_or_through_the_hosts_memory(gpus):
@@ -228,9 +228,9 @@ def test_weights_go_by_ipc_or_through_the_hosts_memory(gpus):
         ({"transfer": "shared_memory"}, "shared_memory"),
         ({"tensor_parallel_size": 2}, "shared_memory"),
     ):
-        found = VLLMOptions(**options).open(on_gpu(small()))
-        assert found._host.arguments["weight_transfer_config"] == {"backend": backend}
-        found.close()
+        result = VLLMOptions(**options).open(on_gpu(small()))
+        assert result._host.arguments["weight_transfer_config"] == {"backend": backend}
+        result.close()
     with pytest.raises(ConfigError, match="transfer ipc sends from a GPU to the same one"):
         VLLMOptions(transfer="ipc", tensor_parallel_size=2).open(on_gpu(small()))
     with pytest.raises(ConfigError, match="transfer ipc sends from a GPU to the same one"):
@@ -239,13 +239,13 @@ def test_weights_go_by_ipc_or_through_the_hosts_memory(gpus):
 
 def test_a_split_engine_has_the_trainers_gpu_and_others(gpus):
     for index, shown in ((0, "0,1"), (1, "1,0")):
-        found = VLLMOptions(tensor_parallel_size=2).open(on_gpu(small(), index))
-        assert found._host.environment[devices.VISIBLE] == shown
-        found.close()
+        result = VLLMOptions(tensor_parallel_size=2).open(on_gpu(small(), index))
+        assert result._host.environment[devices.VISIBLE] == shown
+        result.close()
     gpus.setenv(devices.VISIBLE, "5,GPU-c0ffee")
-    found = VLLMOptions().open(on_gpu(small(), 1))
-    assert found._host.environment[devices.VISIBLE] == "GPU-c0ffee"
-    found.close()
+    result = VLLMOptions().open(on_gpu(small(), 1))
+    assert result._host.environment[devices.VISIBLE] == "GPU-c0ffee"
+    result.close()
     with pytest.raises(
         ConfigError, match=r"tensor_parallel_size 4 needs 3 GPUs beside .* CUDA_VISIBLE_DEVICES shows 1: the ranks use"
     ):
@@ -341,9 +341,9 @@ def test_the_engine_is_as_long_as_the_longest_sequence(gpus):
     assert longest(rollout={"plan": {"name": "turns", "environment": "calculator"}}) is None
     policy, world = on_gpu(small()), World()
     for known, given, told in ((32, {}, 32), (None, {}, -1), (500, {}, 96), (32, {"max_model_len": 64}, 64)):
-        found = open_engine({"name": "vllm", **given}, policy, None, world, None, False, known)
-        assert found._host.arguments["max_model_len"] == told
-        found.close()
+        result = open_engine({"name": "vllm", **given}, policy, None, world, None, False, known)
+        assert result._host.arguments["max_model_len"] == told
+        result.close()
 
 
 def test_servers_are_given_up_after_the_runs_silence(gpus, monkeypatch):

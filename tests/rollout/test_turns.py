@@ -64,12 +64,12 @@ class Script:
 
     async def generate(self, request):
         await asyncio.sleep(0)
-        said = len(self.requests.setdefault(request.token_ids[0], []))
+        output = len(self.requests.setdefault(request.token_ids[0], []))
         self.requests[request.token_ids[0]].append(request)
-        text, stop = self.turns[min(said, len(self.turns) - 1)]
+        text, stop = self.turns[min(output, len(self.turns) - 1)]
         ids = [ord(c) for c in text] + ([END] if stop is StopReason.END else [])
         count = len(ids)
-        versions = np.full(count, said, np.int32)
+        versions = np.full(count, output, np.int32)
         return Completion(np.asarray(ids), -np.arange(count, dtype=np.float32), versions, stop, text, 0.5)
 
 

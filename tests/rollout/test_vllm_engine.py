@@ -270,17 +270,17 @@ def test_a_request_that_vllm_refuses_leaves_the_others_alone(policy, published):
 def test_two_event_loops_at_once(policy, published):
     requests = some_requests(policy, 8, seed=9)
     expected = [c.token_ids.tolist() for c in ask(published, requests)]
-    found = {}
+    result = {}
 
     def work(name):
-        found[name] = [c.token_ids.tolist() for c in ask(published, requests)]
+        result[name] = [c.token_ids.tolist() for c in ask(published, requests)]
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == {0: expected, 1: expected}
+    assert result == {0: expected, 1: expected}
 
 
 @pytest.mark.parametrize(

@@ -101,17 +101,17 @@ def test_a_gate_that_does_not_empty_in_time_says_so_and_opens_again():
 
 def received(calls):
     """What a worker would read of the buckets that were sent."""
-    found = {}
+    result = {}
     for info in calls:
         with open(info["path"], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
             for name, dtype, shape, offset in zip(
                 info["names"], info["dtypes"], info["shapes"], info["offsets"], strict=True
             ):
                 count = torch.Size(shape).numel()
-                found[name] = torch.frombuffer(
+                result[name] = torch.frombuffer(
                     bytearray(memory), dtype=getattr(torch, dtype), count=count, offset=offset
                 ).view(shape)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])
@@ -123,18 +123,18 @@ def test_buckets_arrive_as_they_were_sent_whatever_their_sizes(tmp_path, kind):
         [("c", torch.randn(100, 33, generator=generator).T)],  # larger, and not contiguous
         [("d", torch.randn(1, generator=generator)), ("e", torch.randn(2, 2, generator=generator).double())],
     ]
-    methods, found = [], {}
+    methods, result = [], {}
 
     def call(method, **arguments):
         methods.append(method)
         if method == "update_weights":
-            found.update(received([arguments["update_info"]]))
+            result.update(received([arguments["update_info"]]))
 
     done = transfer.send(lambda: iter(sent), call)
     assert methods == ["start_weight_update", *["update_weights"] * 3, "finish_weight_update"]
     assert done.bytes == sum(t.nbytes for bucket in sent for _, t in bucket)
-    assert {name: t.dtype for b in sent for name, t in b} == {name: t.dtype for name, t in found.items()}
-    assert all(torch.equal(found[name], tensor) for bucket in sent for name, tensor in bucket)
+    assert {name: t.dtype for b in sent for name, t in b} == {name: t.dtype for name, t in result.items()}
+    assert all(torch.equal(result[name], tensor) for bucket in sent for name, tensor in bucket)
     if kind == "files":
         assert len(list((tmp_path / "weights").iterdir())) == 1  # one bucket at a time
     transfer.close()

@@ -175,8 +175,8 @@ def test_a_model_has_one_folder_whoever_starts_and_nothing_there_is_changed(monk
     monkeypatch.setenv("RLVR_CACHE", str(tmp_path / "cache"))
     policy = tiny()
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda number: model_folder(policy, tmp_path / str(number)), range(8)))
-    (folder,) = set(found)
+        result = list(pool.map(lambda number: model_folder(policy, tmp_path / str(number)), range(8)))
+    (folder,) = set(result)
     assert sorted(folder.parent.iterdir()) == [folder]  # nothing is left of those that came second
     assert {"config.json", "tokenizer.json"} <= {file.name for file in folder.iterdir()}
     assert not list(folder.rglob("*.safetensors"))
@@ -396,11 +396,11 @@ def test_the_log_probs_of_guessed_tokens_are_of_the_distribution_sampled_from(vl
     }  # every guess refused, up to every guess taken and a token after them
     scaled = logits.double().view(requests, guesses + 1, vocabulary) / temperature.double()[:, None, None]
     expected = scaled.log_softmax(-1)
-    found = iter(logprobs.logprobs[:, 0].tolist())
+    result = iter(logprobs.logprobs[:, 0].tolist())
     for request, row in enumerate(tokens):
         for place, token in enumerate(row):
-            assert next(found) == pytest.approx(expected[request, place, token].item(), abs=1e-5)
-    assert next(found, None) is None
+            assert next(result) == pytest.approx(expected[request, place, token].item(), abs=1e-5)
+    assert next(result, None) is None
 
 
 @needs_vllm
@@ -507,5 +507,5 @@ def test_a_server_given_by_url_has_the_precision_that_is_written(theirs, options
         "cache_config": {"cache_dtype": theirs.get("cache_dtype", "bfloat16")},
         "weight_transfer_config": {"backend": "shared_memory"},
     }
-    found = checks._differs(settings, {}, policy, VLLMServerOptions(urls=("a",), **options), "files")
-    assert (message in found) if message else found is None
+    result = checks._differs(settings, {}, policy, VLLMServerOptions(urls=("a",), **options), "files")
+    assert (message in result) if message else result is None

@@ -42,15 +42,15 @@ def truncated_logprobs(policy, request, completion):
     ids = [*request.token_ids, *completion.token_ids.tolist()]
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([ids])).logits[0].double().numpy()
-    found = []
+    result = []
     for place, token in enumerate(completion.token_ids.tolist(), start=len(request.token_ids)):
         scaled = logits[place - 1] / (sampling.temperature or 1.0)
         probabilities = np.exp(scaled - scaled.max())
         probabilities /= probabilities.sum()
         chosen = sorted(kept(probabilities.tolist(), sampling.top_k, sampling.top_p, sampling.min_p))
         with np.errstate(divide="ignore"):
-            found.append(np.log(probabilities[token] / probabilities[chosen].sum()) if token in chosen else -np.inf)
-    return np.asarray(found)
+            result.append(np.log(probabilities[token] / probabilities[chosen].sum()) if token in chosen else -np.inf)
+    return np.asarray(result)
 
 
 def alive(pid):
@@ -62,25 +62,25 @@ def alive(pid):
 
 def group_of(leader):
     """The living processes of a process group."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if os.getpgid(int(entry.name)) == leader and alive(int(entry.name)):
-                    found.append(int(entry.name))
+                    result.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return result
 
 
 def children():
     """The living processes that this one started."""
-    found = []
+    result = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid() and alive(int(stat.parent.name)):
-                found.append(int(stat.parent.name))
-    return found
+                result.append(int(stat.parent.name))
+    return result
 
 
 def until(condition, seconds, what):

@@ -88,15 +88,15 @@ def test_values_that_do_not_fit_any_more_are_chosen_again_and_said(make_trainer,
     again = make_trainer(tree)
     capsys.readouterr()
     again.train(1, resume="auto")
-    said = [line for line in capsys.readouterr().out.splitlines() if "checkpoint's values" in line]
+    output = [line for line in capsys.readouterr().out.splitlines() if "checkpoint's values" in line]
     assert len(again.metrics) == 2
     checkpointing, tokens = recorded(again)
     assert checkpointing is True and tokens > 0 and recomputes(again)
     assert again.stages[0].config.optim.micro_batch_tokens == tokens
-    assert len(said) == 1
-    assert "rounding alone" in said[0]
-    assert "model.gradient_checkpointing false -> true" in said[0]
-    assert f"optim.micro_batch_tokens null -> {tokens}" in said[0]
+    assert len(output) == 1
+    assert "rounding alone" in output[0]
+    assert "model.gradient_checkpointing false -> true" in output[0]
+    assert f"optim.micro_batch_tokens null -> {tokens}" in output[0]
     again.close()
     # the next start finds a checkpoint with the new values
     third = make_trainer(tree)

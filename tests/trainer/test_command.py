@@ -184,13 +184,13 @@ def test_bad_input_is_one_clear_message(command, folder, case):
 
         if torch.cuda.is_available():
             pytest.skip("there is a GPU")
-    arguments, over, said = BAD_INPUT[case]
+    arguments, over, output = BAD_INPUT[case]
     code, out, err = command(*arguments, over=over)
     assert code == 2
     assert err.startswith("error: ")
     assert err.count("error: ") == 1
     assert "Traceback" not in err + out
-    for part in said:
+    for part in output:
         assert part in err
     assert not folder.exists()
 
@@ -210,12 +210,12 @@ ROWS = {
 
 @pytest.mark.parametrize("case", ROWS)
 def test_bad_rows_are_named_by_file_line_and_field(command, tmp_path, case):
-    text, said = ROWS[case]
+    text, output = ROWS[case]
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     code, _, err = command(f"data.train={path}")
     assert code == 2
-    for part in [str(path), *said]:
+    for part in [str(path), *output]:
         assert part in err
 
 

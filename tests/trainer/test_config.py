@@ -106,10 +106,10 @@ def test_exclusive_options_are_refused():
     ],
 )
 def test_overrides_are_yaml(override, key, value):
-    found = load_config({"run": {"steps": 3}}, [override])
+    result = load_config({"run": {"steps": 3}}, [override])
     for part in key.split("."):
-        found = getattr(found, part)
-    assert found == value
+        result = getattr(result, part)
+    assert result == value
 
 
 @pytest.mark.parametrize("override", ["run.steps", "=3", "optim.lr=[", "  =1"])
@@ -370,18 +370,18 @@ def _models_in(hint):
 
 
 def test_every_field_says_what_it_is():
-    found = sections(Config)
+    result = sections(Config)
     assert {"RunConfig", "LoraConfig", "ScratchConfig", "KLConfig", "Schedule", "Controller", "WandbConfig"} <= set(
-        found
+        result
     )
     silent = [
         f"{name}.{key}"
-        for name, model in found.items()
+        for name, model in result.items()
         for key, field in model.model_fields.items()
         if not (field.description or "").strip()
     ]
     assert silent == []
-    assert [name for name, model in found.items() if issubclass(model, Section) and not model.__doc__] == []
+    assert [name for name, model in result.items() if issubclass(model, Section) and not model.__doc__] == []
 
 
 def test_assignment_is_checked_too():

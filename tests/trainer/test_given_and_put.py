@@ -137,12 +137,12 @@ def test_inverse_soft_q_in_a_stage_of_its_own(make_trainer):
 
 
 def test_a_penalty_of_nothing_is_the_plain_stage(make_trainer):
-    found = []
+    result = []
     for name, loss in (("plain", "likelihood"), ("none", {"name": "inverse_soft_q", "penalty": 0.0})):
         trainer = make_trainer({"stages": [{"kind": "sft", "loss": loss}]}, name)
         trainer.train(3)
-        found.append(weights(trainer))
-    assert max(float((found[0][k] - found[1][k]).abs().max()) for k in found[0]) < 1e-6
+        result.append(weights(trainer))
+    assert max(float((result[0][k] - result[1][k]).abs().max()) for k in result[0]) < 1e-6
 
 
 @pytest.mark.parametrize(

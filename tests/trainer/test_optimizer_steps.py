@@ -34,12 +34,12 @@ def test_a_step_that_had_fewer_groups_is_said_once(make_trainer):
         "optim": {"updates_per_batch": 4, "epochs_per_batch": 2},
         "run": {"steps": 4},
     }
-    said = []
+    output = []
     with make_trainer(over, verifier=half_agree) as trainer:
-        trainer.reporting.console.message = lambda text, level="info": said.append(text)
+        trainer.reporting.console.message = lambda text, level="info": output.append(text)
         rows = trainer.train()
     for row in rows:
         mixed = round(row["group/count"] * (1 - row["group/zero_variance"]))
         assert row["update/steps"] == 2 * mixed
     assert any(row["update/steps"] < 8 for row in rows), "some group agreed"
-    assert len([text for text in said if "optimizer steps were taken" in text]) == 1
+    assert len([text for text in output if "optimizer steps were taken" in text]) == 1

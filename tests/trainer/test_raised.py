@@ -114,22 +114,24 @@ def users_lines(said: str, file) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_verifier_that_always_raises_ends_the_run_with_its_traceback(make_tree, faulty, name):
-    said = ends(GRPOTrainer(config=make_tree({"verifier": f"{faulty}:{name}"})))
-    users_lines(said, faulty)
-    assert "failed on every answer that it was asked for (8). Nothing was trained: correct it and start again." in said
+    output = ends(GRPOTrainer(config=make_tree({"verifier": f"{faulty}:{name}"})))
+    users_lines(output, faulty)
+    assert (
+        "failed on every answer that it was asked for (8). Nothing was trained: correct it and start again." in output
+    )
 
 
 def test_so_does_one_that_never_returns_a_number(make_tree, faulty):
-    said = ends(GRPOTrainer(config=make_tree({"verifier": f"{faulty}:text"})))
-    assert "text returned str, not a number" in said
+    output = ends(GRPOTrainer(config=make_tree({"verifier": f"{faulty}:text"})))
+    assert "text returned str, not a number" in output
 
 
 def test_so_do_reward_terms_of_one_answer_and_of_the_batch(make_tree, faulty):
-    said = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:counts"]}, "one")))
-    users_lines(said, faulty)
-    assert "the reward 'counts' failed on every answer" in said
-    said = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:whole"]}, "batch")))
-    users_lines(said, faulty)
+    output = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:counts"]}, "one")))
+    users_lines(output, faulty)
+    assert "the reward 'counts' failed on every answer" in output
+    output = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:whole"]}, "batch")))
+    users_lines(output, faulty)
 
 
 @pytest.mark.parametrize("dynamic_sampling", [None, {"attempts": 2}])
@@ -137,9 +139,9 @@ def test_so_do_reward_terms_of_one_answer_and_of_the_batch(make_tree, faulty):
 def test_a_reward_that_ends_python_ends_no_run_in_silence(make_tree, faulty, name, dynamic_sampling, caplog):
     """SystemExit is the trouble of the user's code as any exception is; with weight 0 it is a warning."""
     rollout = {"dynamic_sampling": dynamic_sampling}
-    said = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:{name}"], "rollout": rollout})))
-    assert f'File "{faulty}", line ' in said
-    assert "SystemExit: " in said
+    output = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:{name}"], "rollout": rollout})))
+    assert f'File "{faulty}", line ' in output
+    assert "SystemExit: " in output
     watched = {"name": f"{faulty}:{name}", "weight": 0}
     tree = make_tree({"rewards": ["verdict", watched], "run": {"steps": 2}, "rollout": rollout}, "watched")
     with GRPOTrainer(config=tree) as trainer:
@@ -159,9 +161,9 @@ def test_a_piece_that_ends_python_is_an_error(make_tree, monkeypatch):
 def test_so_does_the_evaluation_at_the_start(make_tree, faulty):
     tree = make_tree({"verifier": f"{faulty}:counts", "evaluation": {"at_start": True, "samples": 1}})
     tree["data"]["eval"] = tree["data"]["train"]
-    said = ends(GRPOTrainer(config=tree))
-    users_lines(said, faulty)
-    assert "every answer of the evaluation at the start (6). What it raised:" in said
+    output = ends(GRPOTrainer(config=tree))
+    users_lines(output, faulty)
+    assert "every answer of the evaluation at the start (6). What it raised:" in output
 
 
 def test_training_again_with_the_same_broken_verifier_ends_again(make_tree, faulty):
@@ -217,9 +219,9 @@ def test_one_of_several_verifiers_is_judged_by_itself(make_tree, faulty, tmp_pat
 @pytest.mark.parametrize("how", ["weighted", "routed"])
 def test_a_combination_names_its_broken_part(make_tree, faulty, how):
     parts = {"good": f"{faulty}:always", "default": f"{faulty}:counts"}
-    said = ends(GRPOTrainer(config=make_tree({"verifier": {"name": "combine", "how": how, "parts": parts}})))
-    users_lines(said, faulty)
-    assert "the verifier 'CombineVerifier/default' failed on every answer that it was asked for (8)." in said
+    output = ends(GRPOTrainer(config=make_tree({"verifier": {"name": "combine", "how": how, "parts": parts}})))
+    users_lines(output, faulty)
+    assert "the verifier 'CombineVerifier/default' failed on every answer that it was asked for (8)." in output
 
 
 def test_a_part_that_always_raises_ends_the_run_whatever_the_others_decide(make_tree, faulty, caplog):
@@ -233,10 +235,10 @@ def test_a_part_that_always_raises_ends_the_run_whatever_the_others_decide(make_
         ("gated", {"gate": counts, "always": good}, "gate"),
     ):
         tree = make_tree({"verifier": {"name": "combine", "how": how, "parts": parts}}, how)
-        said = ends(GRPOTrainer(config=tree))
-        users_lines(said, faulty)
+        output = ends(GRPOTrainer(config=tree))
+        users_lines(output, faulty)
         assert (
-            f"the verifier 'CombineVerifier/{name}' failed on every answer that it was asked for (8). Nothing" in said
+            f"the verifier 'CombineVerifier/{name}' failed on every answer that it was asked for (8). Nothing" in output
         )
     watched = {"always": {"name": good, "weight": 1}, "counts": {"name": counts, "weight": 0}}
     tree = make_tree({"verifier": {"name": "combine", "parts": watched}, "run": {"steps": 1}}, "watched")
@@ -269,10 +271,10 @@ def test_a_part_that_few_answers_are_routed_to_is_judged_by_itself(make_tree, fa
     )
     given = ["--model", str(trainer.folder.path), "--data", str(data), "--samples", "0"]
     assert evaluate([*given, "--output", str(tmp_path / "result.json")]) == 0
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        "warning: the verifier 'CombineVerifier/odd' failed on 3 of 3 answers" in said
-        and "'CombineVerifier'" not in said
+        "warning: the verifier 'CombineVerifier/odd' failed on 3 of 3 answers" in output
+        and "'CombineVerifier'" not in output
     )
 
 
@@ -282,9 +284,9 @@ def test_a_reward_of_weight_0_that_always_raises_is_a_warning(make_tree, faulty,
         trainer.train()
         assert [row["reward/raised"] for row in trainer.metrics] == [8, 8]
         assert all(row["reward/mean"] is not None for row in trainer.metrics)
-    (said,) = [r.getMessage() for r in caplog.records if "the reward 'counts' failed" in r.getMessage()]
-    assert "failed on all 8 answers of a step" in said
-    users_lines(said, faulty)
+    (output,) = [r.getMessage() for r in caplog.records if "the reward 'counts' failed" in r.getMessage()]
+    assert "failed on all 8 answers of a step" in output
+    users_lines(output, faulty)
 
 
 def test_a_reward_of_the_batch_of_weight_0_that_fails_is_a_warning(make_tree, faulty, caplog):
@@ -303,29 +305,29 @@ def test_a_reward_of_the_batch_of_weight_0_that_fails_is_a_warning(make_tree, fa
     with GRPOTrainer(config=plain) as trainer:
         trainer.train()
         assert all(a.equal(b) for a, b in zip(weights, trainer.policy.model.parameters(), strict=True))
-    said = [r.getMessage() for r in caplog.records if "Its weight is 0" in r.getMessage()]
-    assert len(said) == 3
-    assert "the reward 'whole' failed on a batch" in said[0]
-    assert "NameError: name 'lenght' is not defined" in said[0]
-    assert "reward 'short' returned shape (1,) for 8 rollouts" in said[1]
+    output = [r.getMessage() for r in caplog.records if "Its weight is 0" in r.getMessage()]
+    assert len(output) == 3
+    assert "the reward 'whole' failed on a batch" in output[0]
+    assert "NameError: name 'lenght' is not defined" in output[0]
+    assert "reward 'short' returned shape (1,) for 8 rollouts" in output[1]
 
 
 def test_a_verifier_that_cannot_be_made_is_refused_with_the_users_lines(make_tree, faulty, tmp_path, capsys):
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(make_tree({"verifier": f"{faulty}:Made"})))
     assert main(["--config", str(file)]) == 2
-    said = capsys.readouterr().err.rstrip()
-    assert said.startswith(f"error: verifier '{faulty}:Made' cannot be made. What it raised:\nTraceback")
-    users_lines(said, faulty)
+    output = capsys.readouterr().err.rstrip()
+    assert output.startswith(f"error: verifier '{faulty}:Made' cannot be made. What it raised:\nTraceback")
+    users_lines(output, faulty)
 
 
 def test_so_is_a_class_given_from_python(make_tree, faulty):
     scope = runpy.run_path(str(faulty))
     with pytest.raises(ConfigError) as caught:
         GRPOTrainer(config=make_tree(), verifier=scope["Made"])
-    said = str(caught.value)
-    assert said.startswith("verifier 'Made' cannot be made. What it raised:\nTraceback")
-    users_lines(said, faulty)
+    output = str(caught.value)
+    assert output.startswith("verifier 'Made' cannot be made. What it raised:\nTraceback")
+    users_lines(output, faulty)
 
 
 def test_an_import_that_fails_in_the_worker_alone_ends_the_run_too(make_tree, tmp_path):
@@ -336,9 +338,9 @@ def test_an_import_that_fails_in_the_worker_alone_ends_the_run_too(make_tree, tm
         "from rlvr.verifiers import Needs, Verifier\n"
         "class Far(Verifier):\n    needs = Needs(process=True)\n    def verify(self, task, completion): return 1.0\n"
     )
-    said = ends(GRPOTrainer(config=make_tree({"verifier": f"{file}:Far"})))
-    assert f'File "{file}", line 3' in said
-    assert said.endswith("ModuleNotFoundError: No module named 'not_installed'")
+    output = ends(GRPOTrainer(config=make_tree({"verifier": f"{file}:Far"})))
+    assert f'File "{file}", line 3' in output
+    assert output.endswith("ModuleNotFoundError: No module named 'not_installed'")
 
 
 def test_one_that_raises_on_some_answers_is_said_once_and_counted(make_tree, faulty, caplog):
@@ -346,10 +348,10 @@ def test_one_that_raises_on_some_answers_is_said_once_and_counted(make_tree, fau
     with GRPOTrainer(config=make_tree(change)) as trainer:
         trainer.train()
         rows = trainer.metrics
-    said = [record.getMessage() for record in caplog.records if "answers of a step, which" in record.getMessage()]
-    assert sorted(text.split("'")[0] for text in said) == ["the reward ", "the verifier "]
-    assert all(f'File "{faulty}"' in text and text.endswith("KeyError: 'even'") for text in said)
-    assert all(re.search(r"failed on (all 8|[1-7] of 8) answers of a step", text) for text in said)
+    output = [record.getMessage() for record in caplog.records if "answers of a step, which" in record.getMessage()]
+    assert sorted(text.split("'")[0] for text in output) == ["the reward ", "the verifier "]
+    assert all(f'File "{faulty}"' in text and text.endswith("KeyError: 'even'") for text in output)
+    assert all(re.search(r"failed on (all 8|[1-7] of 8) answers of a step", text) for text in output)
     assert sum(row["verdict/raised"] for row in rows) == sum(row["reward/raised"] for row in rows) > 0
     kept = [row for path in trainer.folder.path.glob("rollouts/*.jsonl") for row in lines(path)]
     tracebacks = [v["traceback"] for row in kept for v in row["verdicts"].values() if "traceback" in v]

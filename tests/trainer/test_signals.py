@@ -14,10 +14,10 @@ from rlvr.core.waits import reporting
 @pytest.mark.parametrize("taken", [False, True], ids=["free", "beside an event loop"])
 def test_the_status_is_written_while_the_main_thread_is_inside_a_call_that_no_signal_ends(capfd, taken):
     """As a collective or a kernel is. An event loop in the main thread keeps its own wakeup descriptor."""
-    said, answered = [], threading.Event()
+    output, answered = [], threading.Event()
 
     def describe():
-        said.append(threading.current_thread() is threading.main_thread())
+        output.append(threading.current_thread() is threading.main_thread())
         answered.set()
         return "step 7"
 
@@ -40,7 +40,7 @@ def test_the_status_is_written_while_the_main_thread_is_inside_a_call_that_no_si
             asking = threading.Thread(target=ask)
             asking.start()
             libc.pthread_mutex_lock(mutex)  # until `ask` gives it back
-            inside = list(said)
+            inside = list(output)
             asking.join()
         assert signal.set_wakeup_fd(-1) == (theirs if taken else -1)
     finally:
@@ -48,7 +48,7 @@ def test_the_status_is_written_while_the_main_thread_is_inside_a_call_that_no_si
         os.close(ours)
         os.close(theirs)
     assert signal.getsignal(signal.SIGUSR1) == before
-    assert said == ([True] if taken else [False])
+    assert output == ([True] if taken else [False])
     assert taken or inside == [False]
     assert capfd.readouterr().err == "step 7\n"
 
@@ -66,8 +66,8 @@ def test_the_innermost_description_is_the_answer(capfd):
 
 def _until_said(capfd, text):
     """Wait until `text` was the last that was written to standard error."""
-    said, end = "", time.monotonic() + 30
-    while not said.endswith(text):
-        assert time.monotonic() < end, said
-        said += capfd.readouterr().err
+    output, end = "", time.monotonic() + 30
+    while not output.endswith(text):
+        assert time.monotonic() < end, output
+        output += capfd.readouterr().err
         time.sleep(0.01)

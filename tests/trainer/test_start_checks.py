@@ -293,9 +293,11 @@ def test_evaluations_without_tasks_are_refused(make_trainer):
 def test_the_announcement_says_what_the_context_leaves(make_trainer, tmp_path, capsys):
     long = {"rollout": {"max_new_tokens": 5000}, "logging": {"console": "plain"}, "run": {"steps": 1}}
     make_trainer(long).train()
-    said = capsys.readouterr().out.replace("\n", " ")
-    assert "2 prompts x 4 = 8 completions, at most 61 new tokens each (488 in all): the context leaves no more" in said
-    assert "rollout.max_new_tokens=5000" in said
+    output = capsys.readouterr().out.replace("\n", " ")
+    assert (
+        "2 prompts x 4 = 8 completions, at most 61 new tokens each (488 in all): the context leaves no more" in output
+    )
+    assert "rollout.max_new_tokens=5000" in output
 
 
 def test_a_name_that_reads_as_a_number_and_broken_yaml_say_what_to_do(tmp_path):
@@ -314,9 +316,9 @@ def test_a_name_that_reads_as_a_number_and_broken_yaml_say_what_to_do(tmp_path):
         b"run: 2026-99-99\n": r"broken\.yaml: it is not YAML \(month must be",
         b"- run\n": r"broken\.yaml: a config is a mapping of sections, not list",
     }
-    for content, said in broken.items():
+    for content, output in broken.items():
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=said) as caught:
+        with pytest.raises(ConfigError, match=output) as caught:
             load_config(path)
         assert "\n" not in str(caught.value) and "unicode string" not in str(caught.value)
         assert str(caught.value).endswith(": correct it, or restore the file from a copy")

@@ -109,8 +109,8 @@ def test_products_ask_for_a_calculator():
         a, b = map(int, task.prompt[0]["content"].removesuffix("=?").split("*"))
         assert 10 <= min(a, b) <= max(a, b) <= 99
         assert task.answer == str(a * b)
-        said = [message["content"] for message in task.prompt[1:]]
-        assert said == ([f"[{a}*{b}]", str(a * b)] if turn == "answer" else [])
+        output = [message["content"] for message in task.prompt[1:]]
+        assert output == ([f"[{a}*{b}]", str(a * b)] if turn == "answer" else [])
         assert task.demonstration == (f"[{a}*{b}]" if turn == "call" else f"#### {a * b}")
     plain = list(registry.build("source", {"name": "products", "count": 100})())
     assert [t.prompt[0] for t in plain] == [t.prompt[0] for t in tasks[:100]]

@@ -162,16 +162,16 @@ def verdicts(program, tasks, case_time=5.0, **options):
 
 def assert_failure(program, tasks, **options):
     """Decided, and 0."""
-    for task, said in zip(tasks, verdicts(program, tasks, 1.5, **options), strict=True):
-        assert said.score == 0, (task.id, said)
+    for task, printed in zip(tasks, verdicts(program, tasks, 1.5, **options), strict=True):
+        assert printed.score == 0, (task.id, printed)
 
 
 def test_honest_programs_are_paid():
     """The control: what an attack would have to return is paid by every one of the tasks."""
     program = f"def f(x):\n    return {SECRET!r}"
-    assert [said.score for said in verdicts(program, CALLED)] == [1] * len(CALLED)
-    assert [said.score for said in verdicts(f"print({SECRET!r})", PRINTED)] == [1, 1]
-    assert [said.score for said in verdicts(f"def f(x):\n    return {NUMBER}", (WHOLE, CLOSE))] == [1, 1]
+    assert [printed.score for printed in verdicts(program, CALLED)] == [1] * len(CALLED)
+    assert [printed.score for printed in verdicts(f"print({SECRET!r})", PRINTED)] == [1, 1]
+    assert [printed.score for printed in verdicts(f"def f(x):\n    return {NUMBER}", (WHOLE, CLOSE))] == [1, 1]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -184,7 +184,9 @@ def test_the_search_itself_works():
     """It finds what is there: a text in a frame, in the environment, in a file."""
     hidden = f"{LOOK}\nimport os\nos.environ['X'] = open('x', 'w').write('') or {SECRET!r}\n"
     for place in ("frames", "gc", "argv and environment"):
-        assert [said.score for said in verdicts(f"{hidden}\ndef f(x):\n    return {PLACES[place]}", (FUNCTION,))] == [1]
+        assert [
+            printed.score for printed in verdicts(f"{hidden}\ndef f(x):\n    return {PLACES[place]}", (FUNCTION,))
+        ] == [1]
 
 
 @pytest.mark.parametrize("tier", KNOWN)
@@ -356,8 +358,8 @@ def test_no_state_is_kept_from_case_to_case():
     )
     cases = [{"args": [0], "expected": number} for number in (1, 2, 3, 4)]
     counted = Task("count", "?", info={"kind": "function", "name": "f", "cases": cases})
-    (said,) = verdicts(count, [counted], credit="share")
-    assert said.score == 0.25
+    (printed,) = verdicts(count, [counted], credit="share")
+    assert printed.score == 0.25
 
 
 NUMBERS = Task(
@@ -422,7 +424,7 @@ def test_a_token_that_was_seen_is_worth_nothing_the_next_time(monkeypatch):
     monkeypatch.setattr(code_cases.secrets, "token_hex", lambda size: next(tokens))
     says = "import os\ndef f(x):\n    print('first')\n    for n in range(3, 20):\n        try: os.write(n, b'first')\n"
     says += "        except OSError: pass\n    return 'first'"
-    assert [said.score for said in verdicts(f"def f(x): return {SECRET!r}", [APART])] == [1]
+    assert [printed.score for printed in verdicts(f"def f(x): return {SECRET!r}", [APART])] == [1]
     assert_failure(says, [APART])
 
 
@@ -432,7 +434,7 @@ def test_a_group_of_attacks_leaves_the_sandbox_whole():
     honest = f"def f(x): return {SECRET!r}"
     pairs = [(FUNCTION, program) for attack in attacks for program in (attack, honest)]
     with VerifierPool(workers=4) as pool:
-        scores = [said.score for said in pool.verify_many(CodeVerifier(case_time=3.0), pairs)]
+        scores = [printed.score for printed in pool.verify_many(CodeVerifier(case_time=3.0), pairs)]
     assert scores[::2] == [0] * len(attacks)
     assert scores[1::2] == [1] * len(attacks)
 

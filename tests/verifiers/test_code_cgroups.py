@@ -171,8 +171,8 @@ def test_only_what_is_ours_to_divide_is_used(tmp_path):
     for name, text in (("controllers", "hugetlb"), ("procs", ""), ("subtree_control", "")):
         (tmp_path / f"unified/cgroup.{name}").write_text(text)
     membership = "8:pids:/docker/1\n4:memory:/service\n1:cpuacct,cpu:/\n2:name=systemd:/\n0::/\n"
-    found = cgroups.usable(membership, MOUNTS.format(tmp_path))
-    assert found == [Hierarchy(1, tmp_path / "cpu", ("cpu",)), Hierarchy(1, tmp_path / "pids/.", ("pids",))]
+    result = cgroups.usable(membership, MOUNTS.format(tmp_path))
+    assert result == [Hierarchy(1, tmp_path / "cpu", ("cpu",)), Hierarchy(1, tmp_path / "pids/.", ("pids",))]
     assert cgroups.usable("", MOUNTS.format(tmp_path)) == []
 
 

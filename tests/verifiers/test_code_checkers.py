@@ -197,12 +197,12 @@ def test_a_checker_may_parse_and_import_and_make_classes():
 
 def test_what_a_checker_takes_counts_into_the_total_time():
     slow = "import re\ndef check(input, output):\n    return bool(re.fullmatch('(a|a)*b', output.strip()))"
-    said = verdict(checker(slow, cases=5), "print('a' * 40)", total_time=1.5, credit="share")
-    assert said.score == 0
-    assert "more than 1.5 s" in said.reason or "longer than" in said.reason
+    output = verdict(checker(slow, cases=5), "print('a' * 40)", total_time=1.5, credit="share")
+    assert output.score == 0
+    assert "more than 1.5 s" in output.reason or "longer than" in output.reason
     waits = "import time\ndef check(input, output):\n    time.sleep(0.4)\n    return True"
-    said = verdict(checker(waits, cases=4), "print(1)", total_time=0.3, credit="share")
-    assert said.score <= 0.25
+    output = verdict(checker(waits, cases=4), "print(1)", total_time=0.3, credit="share")
+    assert output.score <= 0.25
     assert verdict(checker(waits), "print(1)").score == 1
 
 
@@ -233,6 +233,6 @@ def test_an_output_that_is_too_large_for_a_checker_fails():
     """Where much is expected much may be printed, and more than a call can carry."""
     info = checker("def check(input, output):\n    return True", memory_mb=512)
     info["cases"] = [{"input": "", "output": "x" * 3_000_000}]
-    said = verdict(info, "print('x' * 5_000_000)", case_time=10.0)
-    assert said.score == 0
-    assert "too large" in said.reason
+    output = verdict(info, "print('x' * 5_000_000)", case_time=10.0)
+    assert output.score == 0
+    assert "too large" in output.reason

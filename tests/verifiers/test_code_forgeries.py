@@ -153,8 +153,8 @@ def scores(info, *programs, **options):
 
 
 def check(info, right, forged):
-    found, reasons = scores(info, *(program for program in (right, forged) if program is not None))
-    assert found == ([1.0, 0.0] if right is not None else [0.0]), reasons
+    result, reasons = scores(info, *(program for program in (right, forged) if program is not None))
+    assert result == ([1.0, 0.0] if right is not None else [0.0]), reasons
 
 
 @pytest.mark.parametrize("name", CHANGED_ARGUMENTS)

@@ -102,8 +102,8 @@ ENDINGS = {
 def test_a_program_ends_and_reads_and_writes_as_elsewhere(tier):
     """Each prints 7 under the interpreter itself, whose word is taken for it, and in the sandbox."""
     jobs = [Job(source, stdin=b"3 4\n", limits=SLOW) for source in ENDINGS.values()]
-    found = [one.stdout.decode() or one.reason for one in outcomes(jobs, tier)]
-    assert dict(zip(ENDINGS, found, strict=True)) == dict.fromkeys(ENDINGS, "7\n")
+    result = [one.stdout.decode() or one.reason for one in outcomes(jobs, tier)]
+    assert dict(zip(ENDINGS, result, strict=True)) == dict.fromkeys(ENDINGS, "7\n")
 
 
 def test_the_programs_above_print_seven_under_the_interpreter_itself(tmp_path):
@@ -148,9 +148,9 @@ def test_recursion_through_c_is_deep_enough_for_contest_programs():
     # Four threads do not fit into the memory if each maps as much as the first.
     thread = "import threading, time\nts = [threading.Thread(target=time.sleep, args=(0.3,)) for i in range(4)]\n"
     thread += "for t in ts:\n    t.start()\nprint(threading.active_count())\n"
-    found = outcomes([Job(source, limits=SLOW), Job(thread, limits=SLOW)])
-    assert found[0].stdout == b"60000\n", found[0]
-    assert found[1].stdout == b"5\n", found[1]
+    result = outcomes([Job(source, limits=SLOW), Job(thread, limits=SLOW)])
+    assert result[0].stdout == b"60000\n", result[0]
+    assert result[1].stdout == b"5\n", result[1]
 
 
 @pytest.mark.parametrize("language", sorted({"c", "cpp", "javascript"} & set(languages())))
@@ -175,8 +175,8 @@ def test_other_languages_open_their_streams_by_path(language):
             "require('fs').writeFileSync('/dev/stdout', (t[0] + t[1]) + '\\n')",
         ],
     }[language]
-    found = outcomes([Job(source, language, b"3 4\n", limits=SLOW) for source in sources])
-    assert [(one.ended, one.stdout) for one in found] == [(Ended.DONE, b"7\n")] * len(sources)
+    result = outcomes([Job(source, language, b"3 4\n", limits=SLOW) for source in sources])
+    assert [(one.ended, one.stdout) for one in result] == [(Ended.DONE, b"7\n")] * len(sources)
 
 
 def test_a_program_can_neither_change_its_input_nor_leave_files_beside_it():
@@ -191,8 +191,8 @@ for action in (lambda: open('/dev/stdin', 'r+'), lambda: os.truncate('/dev/stdin
         pass
 print(input())
 """
-    (found,) = outcomes([Job(source, stdin=b"3 4\n")])
-    assert found.stdout == b"3 4\n"
+    (result,) = outcomes([Job(source, stdin=b"3 4\n")])
+    assert result.stdout == b"3 4\n"
 
 
 # --- what LiveCodeBench's and LeetCode's harnesses give
@@ -312,8 +312,8 @@ def test_programs_with_large_initialised_arrays_compile_and_run():
     interpreter = os.path.realpath(sys.executable)  # a file of many MB that a sandbox can read, and that packs badly
     random_data = f'asm(".data\\n.incbin \\"{interpreter}\\"");\nint main() {{}}'
     jobs = [Job(LARGE.format(n=n), "cpp", b"3 4\n", limits=SLOW) for n in (1_000_005, 6_000_000)]
-    *found, refused = outcomes([*jobs, Job(random_data, "cpp", limits=SLOW)])
-    assert [(one.ended, one.stdout) for one in found] == [(Ended.DONE, b"7\n")] * 2, found
+    *result, refused = outcomes([*jobs, Job(random_data, "cpp", limits=SLOW)])
+    assert [(one.ended, one.stdout) for one in result] == [(Ended.DONE, b"7\n")] * 2, result
     if os.path.getsize(interpreter) > 10 * 2**20:
         assert refused.ended is Ended.RAISED
         assert "the program is too large" in refused.reason
@@ -350,10 +350,10 @@ def test_python_may_be_installed_below_tmp(tmp_path, monkeypatch):
     problem_of.cache_clear()
     try:
         source = "import csv, os, tempfile\nopen(tempfile.mktemp(), 'w').write('x')\nprint(len(os.listdir()))"
-        (found,) = outcomes([Job(source)])
+        (result,) = outcomes([Job(source)])
     finally:
         problem_of.cache_clear()
-    assert found.stdout == b"1\n", found.reason
+    assert result.stdout == b"1\n", result.reason
 
 
 def test_expected_values_may_be_large_integers_and_dicts_with_tuples_as_keys():
@@ -610,7 +610,7 @@ def test_numpy_is_there_only_where_the_task_says_so():
     look = "import os\nprint([os.path.exists(p) for p in ('/packages', '/packages/numpy')])"
     with_numpy = {"packages": ("numpy",), "limits": SLOW}
     for tier in ("full", "bubblewrap", "landlock"):
-        found, without, listed = outcomes(
+        result, without, listed = outcomes(
             [
                 Job(source, **with_numpy),
                 Job(source, limits=SLOW),
@@ -618,7 +618,7 @@ def test_numpy_is_there_only_where_the_task_says_so():
             ],
             tier,
         )
-        assert found.stdout == b"5 3\n", (tier, found.reason)
+        assert result.stdout == b"5 3\n", (tier, result.reason)
         assert without.ended is Ended.RAISED
         assert "numpy" in without.reason
         if tier != "landlock":

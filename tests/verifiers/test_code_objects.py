@@ -168,8 +168,8 @@ def test_a_class_of_the_program_is_tested(name):
 
 def test_a_test_that_fails_with_an_object_in_its_message_ends():
     info = asserts("s = Stack()\ns.push(1)\nassert s.pop() == 2, s", "for n in (1, 2):\n    assert f(n) == n, f(n)")
-    found, reasons = scores(info, STACK, case_time=30.0)
-    assert found == [0.0]
+    result, reasons = scores(info, STACK, case_time=30.0)
+    assert result == [0.0]
     assert "took longer" not in reasons[0]
 
 

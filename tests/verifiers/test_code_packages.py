@@ -122,13 +122,13 @@ SAMPLES = [
 @pytest.mark.parametrize("array", SAMPLES, ids=lambda array: f"{array.dtype.str}{array.shape}")
 def test_an_array_crosses_with_its_type_and_shape(array, monkeypatch):
     data = values.encode([array])
-    (found,) = values.decode(data)
-    assert type(found) is values.Array
-    assert (found.dtype, found.shape) == (array.dtype.str, array.shape)
-    assert values.encode([found]) == data  # an array that the trainer passes on
+    (result,) = values.decode(data)
+    assert type(result) is values.Array
+    assert (result.dtype, result.shape) == (array.dtype.str, array.shape)
+    assert values.encode([result]) == data  # an array that the trainer passes on
     if array.ndim:
-        assert len(found) == len(array)
-        rows = [row.items if type(row) is values.Array else row for row in found]
+        assert len(result) == len(array)
+        rows = [row.items if type(row) is values.Array else row for row in result]
         assert repr(rows) == repr(array.tolist() if array.ndim == 1 else [row.ravel().tolist() for row in array])
     monkeypatch.setattr(values, "make_array", arrays.made)
     (again,) = values.decode(data)

@@ -121,9 +121,9 @@ def test_a_rigged_subclass_arrives_as_what_it_is_a_kind_of():
     }
     plain = [1, 1.5, "a", b"a", (1, 2), [1, 2], {1, 2}, frozenset({1}), {1: 2}]
     for value in plain:
-        found = values.decode(values.encode(type("Rigged", (type(value),), rigged)(value)))
-        assert type(found) is type(value)
-        assert found == value
+        result = values.decode(values.encode(type("Rigged", (type(value),), rigged)(value)))
+        assert type(result) is type(value)
+        assert result == value
 
 
 def test_bounds_of_less_common_values():
@@ -379,10 +379,10 @@ def below(pid: int) -> set[int]:
             parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found, new = set(), {pid}
-    while new := {child for child, parent in parents.items() if parent in new} - found:
-        found |= new
-    return found
+    result, new = set(), {pid}
+    while new := {child for child, parent in parents.items() if parent in new} - result:
+        result |= new
+    return result
 
 
 def until(condition, seconds=10):

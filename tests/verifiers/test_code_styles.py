@@ -344,8 +344,8 @@ def judged(programs: list[tuple[str, str, str]]) -> list[float | None]:
         fenced = [f"So:\n```{language}\n{text}\n```\nIt prints\n```\n27\n```\n" for language, _, text in programs]
         return await asyncio.gather(*(verifier.verify(task, text) for task, text in zip(tasks, fenced, strict=True)))
 
-    found = asyncio.run(run())
-    return [(one.score, one.reason) for one in found]
+    result = asyncio.run(run())
+    return [(one.score, one.reason) for one in result]
 
 
 def some(language: str, count: int, twins: bool = False) -> list[tuple[str, str, str]]:
@@ -357,8 +357,8 @@ def some(language: str, count: int, twins: bool = False) -> list[tuple[str, str,
 
 def check(programs, score):
     assert len({text for _, _, text in programs}) == len(programs)
-    found = judged(programs)
-    bad = [(*one[:2], said, one[2]) for one, said in zip(programs, found, strict=True) if said[0] != score]
+    result = judged(programs)
+    bad = [(*one[:2], output, one[2]) for one, output in zip(programs, result, strict=True) if output[0] != score]
     assert not bad, f"{len(bad)} of {len(programs)}: {bad[:3]}"
 
 

@@ -49,10 +49,10 @@ def score(task, completion, **options):
 
 def test_programs_read_and_print():
     assert score(ADD, f"Here:\n```python\n{ADDS}\n```") == 1
-    said = verdict(ADD, "print(3)")
-    assert (said.status, said.score, said.answer) == ("wrong", 0.0, "print(3)")
-    assert said.reason == "cases[1] of 2: token 1 is '3' where '15' is expected"
-    assert said.seconds > 0
+    output = verdict(ADD, "print(3)")
+    assert (output.status, output.score, output.answer) == ("wrong", 0.0, "print(3)")
+    assert output.reason == "cases[1] of 2: token 1 is '3' where '15' is expected"
+    assert output.seconds > 0
 
 
 @pytest.mark.parametrize("language", sorted({"c", "cpp", "javascript"} & set(languages())))
@@ -178,17 +178,17 @@ def test_credit(credit, worth):
     ],
 )
 def test_what_a_program_does_wrong_is_decided(program, status):
-    said = verdict(ADD, program, case_time=1.0)
-    assert (said.status, said.score) == (status, 0.0), said.reason
+    output = verdict(ADD, program, case_time=1.0)
+    assert (output.status, output.score) == (status, 0.0), output.reason
 
 
 def test_all_cases_together_have_a_limit():
     cases = [{"input": str(n), "output": str(n)} for n in range(40)]
     slow = "import time\ntime.sleep(0.3)\nprint(input())"
-    said = verdict(task(kind="stdio", cases=cases), slow, total_time=0.5, credit="share")
-    assert said.status == "partial"
-    assert 0 < said.score < 0.5
-    assert "together" in said.reason or "token" in said.reason
+    output = verdict(task(kind="stdio", cases=cases), slow, total_time=0.5, credit="share")
+    assert output.status == "partial"
+    assert 0 < output.score < 0.5
+    assert "together" in output.reason or "token" in output.reason
 
 
 class BrokenRunner:
@@ -218,9 +218,9 @@ def test_a_sandbox_that_fails_leaves_undecided_what_is_not_decided_already(monke
     broken = Outcome(Ended.BROKEN, reason="no space left")
     runner = BrokenRunner(*(broken if value is None else Outcome(Ended.DONE, value=value) for value in values))
     monkeypatch.setattr(CodeVerifier, "_runner", lambda self: runner)
-    said = verdict(SHARES, HALF, credit=credit)
-    assert said.score == worth
-    assert said.status == "error" if worth is None else said.status in ("wrong", "partial")
+    output = verdict(SHARES, HALF, credit=credit)
+    assert output.score == worth
+    assert output.status == "error" if worth is None else output.status in ("wrong", "partial")
 
 
 # the task's own solution
@@ -235,9 +235,9 @@ def test_solutions_are_run_on_request():
     assert "its own solution does not pass: cases[2] of 4" in verifier.check_task(bad)
     assert "brings no solution" in verifier.check_task(SHARES)
     assert CodeVerifier().check_task(bad) is None
-    said = asyncio.run(judged(verifier, bad, "def f(x): return x"))
-    assert said.score is None
-    assert "bad task: its own solution" in said.reason
+    output = asyncio.run(judged(verifier, bad, "def f(x): return x"))
+    assert output.score is None
+    assert "bad task: its own solution" in output.reason
     assert asyncio.run(judged(verifier, good, "def f(x): return x")).score == 1
 
 
@@ -255,7 +255,7 @@ def test_many_completions_on_a_pool():
     verifier = CodeVerifier()
     with VerifierPool(workers=2) as pool:
         pairs = [(DOUBLE, f"def f(x): return {'x + x' if n % 2 else 'x'}  # {n}") for n in range(64)]
-        assert [said.score for said in pool.verify_many(verifier, pairs)] == [n % 2 for n in range(64)]
+        assert [output.score for output in pool.verify_many(verifier, pairs)] == [n % 2 for n in range(64)]
 
 
 def test_from_several_threads_and_loops_at_once():
@@ -280,7 +280,7 @@ def test_as_a_part():
     one = Task("t", "?", "(?s).*lambda.*", info=DOUBLE.info)
     with VerifierPool(workers=1) as pool:
         pairs = [(one, "f = lambda x: 2 * x"), (one, "def f(x): return 2 * x")]
-        assert [said.score for said in pool.verify_many(both, pairs)] == [1, 0]
+        assert [output.score for output in pool.verify_many(both, pairs)] == [1, 0]
 
 
 def test_verdicts_are_remembered_where_a_program_cannot_vary():
@@ -377,9 +377,9 @@ def test_a_long_program_is_looked_at_in_linear_time(text):
 
 
 def test_a_reason_is_one_line_that_can_be_printed():
-    said = verdict(ADD, "raise ValueError('\\x1b[2J\\x00\\nnext line \\ud800 \\u202e ok')")
-    assert said.reason.isprintable()
-    assert "\\x1b[2J\\x00\\nnext line \\ud800 \\u202e ok" in said.reason
+    output = verdict(ADD, "raise ValueError('\\x1b[2J\\x00\\nnext line \\ud800 \\u202e ok')")
+    assert output.reason.isprintable()
+    assert "\\x1b[2J\\x00\\nnext line \\ud800 \\u202e ok" in output.reason
     assert len(Verdict.undecided("\n" * 10**5).reason) <= LONGEST_REASON
 
 
@@ -393,8 +393,8 @@ def test_the_audit_scores_files_and_validates_solutions(tmp_path):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     paths = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     assert main(["--verifier", "code", "validate=true", *paths]) == 0
-    said = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [(row["id"], row["score"]) for row in said] == [("right", 1.0), ("wrong", 0.0), ("bad task", None)]
+    output = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["score"]) for row in output] == [("right", 1.0), ("wrong", 0.0), ("bad task", None)]
 
 
 @pytest.mark.parametrize("options", [{"case_time": 0}, {"memory_mb": -1}, {"max_length": 0}, {"tier": "fulll"}])

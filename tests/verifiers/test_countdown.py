@@ -145,11 +145,11 @@ def test_expressions_have_the_value_that_python_gives_them(text):
     except ZeroDivisionError:
         assert read_expression(text) == "a division by zero"
         return
-    found = read_expression(f" {text} ")
-    assert isinstance(found, Expression)
-    assert found.value == expected
-    assert sorted(found.numbers) == sorted(int(number) for number in re.findall(r"\d+", text))
-    assert judge(text, found.numbers, str(expected)).score == 1
+    result = read_expression(f" {text} ")
+    assert isinstance(result, Expression)
+    assert result.value == expected
+    assert sorted(result.numbers) == sorted(int(number) for number in re.findall(r"\d+", text))
+    assert judge(text, result.numbers, str(expected)).score == 1
 
 
 @settings(deadline=None)

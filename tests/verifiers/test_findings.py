@@ -48,10 +48,10 @@ def test_only_the_slowest_and_the_first_are_kept_and_all_are_counted():
     for number in range(1000):
         completion = "x" * 10_000
         findings.add(case("partial", 0.5, completion, seconds=(number * 7) % 1000, name=str(number)))
-    assert [found.verdict.seconds for found in findings.slowest] == list(range(999, 999 - SHOWN, -1))
-    assert [found.id for found, _ in findings.doubtful["partial"]] == [str(n) for n in range(SHOWN)]
+    assert [result.verdict.seconds for result in findings.slowest] == list(range(999, 999 - SHOWN, -1))
+    assert [result.id for result, _ in findings.doubtful["partial"]] == [str(n) for n in range(SHOWN)]
     assert findings.doubts["partial"] == findings.rows == findings.counts["mine"]["partial"] == 1000
-    assert max(len(found.completion) for found in findings.slowest) < 500
+    assert max(len(result.completion) for result in findings.slowest) < 500
 
 
 def test_agreement_counts_every_case_once():
@@ -59,7 +59,7 @@ def test_agreement_counts_every_case_once():
     for status, score in (("correct", 1.0), ("wrong", 0.0), ("partial", 0.9), ("error", None)):
         for expected in (True, False, None):
             findings.add(case(status, score, expected=expected, name=f"{status} {expected}"))
-    found = findings.agreement
-    assert (found.true_accepts, found.true_rejects, found.undecided, found.total) == (1, 2, 2, 8)
-    assert found.false_accepts == ["correct False"] and found.false_accept_count == 1
-    assert found.false_rejects == ["wrong True", "partial True"] and found.false_reject_count == 2
+    result = findings.agreement
+    assert (result.true_accepts, result.true_rejects, result.undecided, result.total) == (1, 2, 2, 8)
+    assert result.false_accepts == ["correct False"] and result.false_accept_count == 1
+    assert result.false_rejects == ["wrong True", "partial True"] and result.false_reject_count == 2

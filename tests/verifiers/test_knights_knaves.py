@@ -93,9 +93,9 @@ def test_bad_tasks_are_found(assignment):
 @given(st.permutations(list(ROLES.items())), st.lists(st.booleans(), min_size=3, max_size=3))
 def test_the_order_of_the_names_does_not_matter_and_every_role_does(order, flipped):
     other = {"knight": "knave", "knave": "knight"}
-    said = [f"{name} is a {other[role] if flip else role}" for (name, role), flip in zip(order, flipped, strict=True)]
-    assert judge(", ".join(said)).score == (not any(flipped))
-    assert judge("\n".join(said), partial_credit=True).score == pytest.approx(1 - sum(flipped) / 3)
+    output = [f"{name} is a {other[role] if flip else role}" for (name, role), flip in zip(order, flipped, strict=True)]
+    assert judge(", ".join(output)).score == (not any(flipped))
+    assert judge("\n".join(output), partial_credit=True).score == pytest.approx(1 - sum(flipped) / 3)
 
 
 @settings(deadline=None)

@@ -47,10 +47,10 @@ def value(tree, point):
 
 def values(tree):
     try:
-        found = [value(tree, point) for point in POINTS]
+        result = [value(tree, point) for point in POINTS]
     except ZeroDivisionError:
         return None
-    return found if all(abs(v) < 10**12 for v in found) else None
+    return result if all(abs(v) < 10**12 for v in result) else None
 
 
 def rewritten(tree, rng):
@@ -142,7 +142,7 @@ def score(gold, answer):
 
 @pytest.mark.slow
 def test_generated_pairs_are_judged_by_their_truth():
-    pairs = [found for seed in range(3000) if (found := pair(seed)) is not None][:1000]
+    pairs = [result for seed in range(3000) if (result := pair(seed)) is not None][:1000]
     assert len(pairs) == 1000
     wrong = [(gold, other) for gold, _, other in pairs if score(gold, other) != 0]
     missed = [(gold, equal) for gold, equal, _ in pairs if score(gold, equal) != 1]
@@ -160,9 +160,9 @@ ADDITIONS = [
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(ADDITIONS))
 def test_what_is_added_to_a_wrong_answer_does_not_make_it_right(seed, addition):
-    found = pair(seed)
-    if found is not None:
-        gold, _, other = found
+    result = pair(seed)
+    if result is not None:
+        gold, _, other = result
         assert score(gold, addition.format(other)) == 0, (gold, addition.format(other))
 
 

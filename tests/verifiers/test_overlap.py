@@ -49,13 +49,13 @@ def bleu(said, gold):
 
 
 def test_the_example_that_rouge_score_publishes():
-    gold, said = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
+    gold, output = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
     for kind, measure, expected in (
         ("rouge1", "precision", 6 / 8), ("rouge1", "recall", 6 / 9), ("rouge1", "f1", 12 / 17), ("rougeL", "precision", 5 / 8), ("rougeL", "recall", 5 / 9), ("rougeL", "f1", 10 / 17),
     ):  # fmt: skip
-        assert RougeVerifier(kind=kind, measure=measure).verify(task(gold), said).score == pytest.approx(expected)
-    assert RougeVerifier(threshold=0.5).verify(task(gold), said).status == VerdictStatus.CORRECT
-    assert RougeVerifier(threshold=0.6).verify(task(gold), said).status == VerdictStatus.WRONG
+        assert RougeVerifier(kind=kind, measure=measure).verify(task(gold), output).score == pytest.approx(expected)
+    assert RougeVerifier(threshold=0.5).verify(task(gold), output).status == VerdictStatus.CORRECT
+    assert RougeVerifier(threshold=0.6).verify(task(gold), output).status == VerdictStatus.WRONG
 
 
 @settings(max_examples=60, deadline=None)

@@ -113,10 +113,10 @@ def test_what_cannot_be_sent_runs_on_a_thread_and_says_so_once(pool):
         return Verdict.from_score(local is not None, answer=str(os.getpid()))
 
     odd.needs = Needs(process=True)
-    with pytest.warns(UserWarning, match="odd cannot be sent") as said:
+    with pytest.warns(UserWarning, match="odd cannot be sent") as output:
         verdicts = pool.verify_many(FunctionVerifier(odd), [(TASK, "4")] * 3)
     assert [v.answer for v in verdicts] == [str(os.getpid())] * 3
-    assert len(said) == 1
+    assert len(output) == 1
 
 
 def test_a_function_that_cannot_be_loaded_there_runs_on_a_thread(pool):

@@ -234,21 +234,21 @@ def test_verifiers_and_loops_do_not_wait_for_each_other():
         asked = ((first, "a"), (second, "b"), (first, "c"))
         return await asyncio.gather(*(together.verdicts(v, VerifierJob(TASK, (t,), (None,)), 0.02) for v, t in asked))
 
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(run(both()))) for _ in range(2)]
+    result = []
+    threads = [threading.Thread(target=lambda: result.append(run(both()))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [[["a"], ["b"], ["c"]]] * 2
+    assert result == [[["a"], ["b"], ["c"]]] * 2
     assert sorted(sent.bundles) == [["a", "c"], ["a", "c"], ["b"], ["b"]]
 
 
 def test_a_held_job_that_is_cancelled_is_never_sent():
     sent = Sent()
-    found = held(Together(sent), "abc", 0.1, 0.001, lambda tasks: tasks[1].cancel())
+    result = held(Together(sent), "abc", 0.1, 0.001, lambda tasks: tasks[1].cancel())
     assert sent.bundles == [["a", "c"]]
-    assert found[0] == ["a"] and isinstance(found[1], asyncio.CancelledError) and found[2] == ["c"]
+    assert result[0] == ["a"] and isinstance(result[1], asyncio.CancelledError) and result[2] == ["c"]
 
 
 def test_jobs_whose_bundle_fails_are_to_be_done_alone():

@@ -114,14 +114,14 @@ GRADES = st.dictionaries(st.sampled_from([f"d{i}" for i in range(8)]), st.intege
 @given(GRADES, st.data(), st.integers(1, 9), st.booleans())
 def test_metrics_agree_with_float64_arrays_over_all_ids(grades, data, k, linear):
     order = data.draw(st.permutations(sorted(grades)))
-    said = order[: data.draw(st.integers(1, len(order)))]
-    verdict = judge(" > ".join(said), grades, k=k, gain="linear" if linear else "exponential")
+    output = order[: data.draw(st.integers(1, len(order)))]
+    verdict = judge(" > ".join(output), grades, k=k, gain="linear" if linear else "exponential")
 
     def dcg(values):
         values = np.asarray(values, dtype=np.float64)[:k]
         return float(((values if linear else np.exp2(values) - 1) / np.log2(np.arange(len(values)) + 2.0)).sum())
 
-    grade = np.array([grades[identity] for identity in said])
+    grade = np.array([grades[identity] for identity in output])
     assert verdict.scores["ndcg"] == pytest.approx(dcg(grade) / dcg(sorted(grades.values())[::-1]))
     assert verdict.scores["recall"] == pytest.approx(
         np.count_nonzero(grade[:k]) / np.count_nonzero(list(grades.values()))
@@ -129,7 +129,7 @@ def test_metrics_agree_with_float64_arrays_over_all_ids(grades, data, k, linear)
     first = np.flatnonzero(grade[:k])
     assert verdict.scores["mrr"] == pytest.approx(1 / (first[0] + 1) if len(first) else 0)
     assert all(0 <= score <= 1 for score in verdict.scores.values())
-    assert judge(json.dumps(said), grades, k=k, gain="linear" if linear else "exponential").scores == verdict.scores
+    assert judge(json.dumps(output), grades, k=k, gain="linear" if linear else "exponential").scores == verdict.scores
 
 
 @settings(deadline=None)

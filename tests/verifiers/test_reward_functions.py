@@ -48,8 +48,8 @@ def test_a_verifier_is_a_reward_function_of_trl():
     )
     assert rewards == [1.0, 0.0, 0.0]
     chat = [[{"role": "user", "content": "6 x 7?"}]]
-    said = [[{"role": "assistant", "content": r"\boxed{42}"}]]
-    assert reward(prompts=chat, completions=said, completion_ids=[[1]], answer=["42"]) == [1.0]
+    output = [[{"role": "assistant", "content": r"\boxed{42}"}]]
+    assert reward(prompts=chat, completions=output, completion_ids=[[1]], answer=["42"]) == [1.0]
     assert trl_reward("math", answer="solution")(prompts=["?"], completions=["#### 7"], solution=["so\n#### 7"]) == [
         1.0
     ]
@@ -129,8 +129,8 @@ def test_adapters_that_run_in_a_pool_are_pickled_and_each_process_starts_its_own
     functions = [trl_reward(longer), verl_score(longer), verl_batch_score(longer), trl_reward("math")]
     assert verl_score(longer)("s", "12", "1") == 1.0  # a fork must not use the pool that this process now has
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as executor:
-        found = [executor.submit(score_pickled, pickle.dumps(function)) for function in functions]
-        assert [future.result(timeout=60) for future in found] == [[1.0, 1.0], 1.0, [1.0], [0.0, 1.0]]
+        results = [executor.submit(score_pickled, pickle.dumps(function)) for function in functions]
+        assert [future.result(timeout=60) for future in results] == [[1.0, 1.0], 1.0, [1.0], [0.0, 1.0]]
 
 
 def test_a_verifier_that_asks_for_a_process_does_not_run_in_the_caller():
@@ -269,7 +269,7 @@ def test_a_compute_score_of_verl_is_a_verifier_and_a_reward():
     assert verifier.check_task(task) is None
     assert asyncio.run(judged(verifier, task, "42")).score == 1.0
     assert asyncio.run(judged(verifier, task, "41")).status == VerdictStatus.WRONG
-    assert seen == [("openai/gsm8k", said, "42", {"index": 3}) for said in ("42", "41")]
+    assert seen == [("openai/gsm8k", output, "42", {"index": 3}) for output in ("42", "41")]
     assert asyncio.run(judged(as_verifier(plain), task, "41")).score == 0.5
     term = PerCompletion(compute_score, "compute_score")
     assert term.missing(task) is None

@@ -217,8 +217,8 @@ def test_acceptable_values_go_into_mappings_and_lists():
         ({"a": 1}, [3], 1), ({"a": 2, "b": "z"}, [1, 2], 1), ({"a": 3}, [3], 0), ({"b": "z"}, [3], 0),
         ({"a": 1, "c": 1}, [3], 0), ({"a": 1}, [2, 1], 0), ({"a": 1}, 3, 0), (1, [3], 0),
     ]:  # fmt: skip
-        found = hermes({"name": "f", "arguments": {"x": x, "y": y}})
-        assert verify(found, gold, acceptable_values=True).score == score, (x, y)
+        result = hermes({"name": "f", "arguments": {"x": x, "y": y}})
+        assert verify(result, gold, acceptable_values=True).score == score, (x, y)
 
 
 def test_two_calls_of_one_tool_are_paired_as_best_fits_both():
@@ -340,9 +340,9 @@ def test_the_pairings_are_the_best_there_are(scores):
         for chosen in itertools.permutations(range(rows), size)
         for order in itertools.combinations(range(columns), size)
     ]
-    found = assign(scores)
-    assert len({i for i, _ in found}) == len({j for _, j in found}) == len(found) == size
-    assert value(found) == max(map(value, every))
+    result = assign(scores)
+    assert len({i for i, _ in result}) == len({j for _, j in result}) == len(result) == size
+    assert value(result) == max(map(value, every))
 
     rising = [
         list(zip(r, c, strict=True))
@@ -350,9 +350,9 @@ def test_the_pairings_are_the_best_there_are(scores):
         for r in itertools.combinations(range(rows), k)
         for c in itertools.combinations(range(columns), k)
     ]
-    found = align(scores)
-    assert all(a < c and b < d for (a, b), (c, d) in itertools.pairwise(found))
-    assert value(found) == max(map(value, rising))
+    result = align(scores)
+    assert all(a < c and b < d for (a, b), (c, d) in itertools.pairwise(result))
+    assert value(result) == max(map(value, rising))
 
 
 CALLS = st.lists(

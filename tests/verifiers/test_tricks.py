@@ -68,8 +68,8 @@ def one_side(completion, answer):
 
 def evaluates(completion, answer):
     boxes = BOX.findall(completion.rpartition("</think>")[2])
-    found = re.fullmatch(r"(-?\d+)\s*\+\s*(\d+)", boxes[-1]) if boxes else None
-    return int(found[1]) + int(found[2]) == int(answer) if found else boxed(completion, answer)
+    result = re.fullmatch(r"(-?\d+)\s*\+\s*(\d+)", boxes[-1]) if boxes else None
+    return int(result[1]) + int(result[2]) == int(answer) if result else boxed(completion, answer)
 
 
 def folds_digits(completion, answer):
@@ -408,14 +408,14 @@ def test_a_verifier_that_pays_one_of_the_over_generous_rules_is_found(trick, tas
 
 def test_every_trick_is_tried_on_a_registered_verifier_and_the_rules_of_math_on_math():
     def written(name):
-        found = set()
+        result = set()
         for one in examples_for(name):
             gold = next(iter([one.gold] if one.gold else gold_texts(one.task)), None)
             wrong, info = wrong_answers(gold, one.task.info), one.task.info
             paid = one.completion or FORMS[0](gold)
             target = Target(gold, wrong, FORMS[0], one.task.prompt, (name,), info, paid)
-            found |= {trick.name for trick in TRICKS if (gold or not trick.needs_gold) and trick.write(target)}
-        return found
+            result |= {trick.name for trick in TRICKS if (gold or not trick.needs_gold) and trick.write(target)}
+        return result
 
     tried = {name: written(name) for name in set(registry.names("verifier")) - {"combine"}}
     assert set().union(*tried.values()) == {trick.name for trick in TRICKS}

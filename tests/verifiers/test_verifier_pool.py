@@ -40,12 +40,12 @@ def gone(pid):
 
 def below(pid="self"):
     """The processes below one, on any thread, zombies too."""
-    found = set()
+    result = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-                found |= {int(child) for child in (task / "children").read_text().split()}
-    return found.union(*(below(child) for child in found))
+                result |= {int(child) for child in (task / "children").read_text().split()}
+    return result.union(*(below(child) for child in result))
 
 
 def wait_until(condition):
@@ -107,9 +107,9 @@ def test_a_verifier_that_leaks_costs_its_worker_and_no_answer(leaky, caplog):
     with VerifierPool(workers=1, memory_mb=256) as pool:
         verdicts = pool.verify_many(leaky, [(TASK, str(number)) for number in range(24)])
     assert [verdict.score for verdict in verdicts] == [1.0, 0.0] * 12
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "'Leaks' ran out of a resource" in said
-    assert "verification.memory_mb=256" in said
+    (output,) = [record.getMessage() for record in caplog.records]
+    assert "'Leaks' ran out of a resource" in output
+    assert "verification.memory_mb=256" in output
 
 
 def test_a_verifier_that_never_has_enough_memory_scores_no_answer(caplog):
@@ -122,8 +122,8 @@ def test_a_verifier_that_never_has_enough_memory_scores_no_answer(caplog):
         assert all("bytearray(400" in verdict.traceback for verdict in verdicts)
         assert run(pool, NeedsMuch(), "short").score == 1
         assert run(pool, NeedsMuch(), "1").score == 0  # now it is the answer that needs more than others
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "scores 0 if another answer did not, and is undecided otherwise" in said
+    (output,) = [record.getMessage() for record in caplog.records]
+    assert "scores 0 if another answer did not, and is undecided otherwise" in output
 
 
 def test_a_disk_that_is_full_is_not_the_answers_fault(caplog):
@@ -139,12 +139,12 @@ def test_what_verifiers_print_does_not_fill_the_log(capfd):
         verdicts = pool.verify_many(InProcess(), [(TASK, "print 50 MB")] * 2)
         assert [verdict.score for verdict in verdicts] == [1, 1]
     deadline = time.monotonic() + 10
-    said = ""
-    while "more is left out" not in said and time.monotonic() < deadline:
-        said += capfd.readouterr().err
+    output = ""
+    while "more is left out" not in output and time.monotonic() < deadline:
+        output += capfd.readouterr().err
         time.sleep(0.01)
-    assert 2**16 <= len(said) < 2**16 + 200
-    assert said.count("more is left out") == 1
+    assert 2**16 <= len(output) < 2**16 + 200
+    assert output.count("more is left out") == 1
 
 
 PRINTS = """
