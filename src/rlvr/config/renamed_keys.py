@@ -40,7 +40,7 @@ def _renamed(tree: dict[str, Any], sections: list[str], old: str, now: str, path
         return {**tree, name: _renamed(dict(part), below, old, now, path)}
     if old not in tree:
         return tree
-    new_path = ".".join([*path.split(".")[:-1], now])
+    new_path = path.removesuffix(old) + now
     if now in tree:
         raise ValueError(f"{path} is now {new_path}, and both are given: leave the old one out")
     # Python shows a FutureWarning to users; a DeprecationWarning only to who runs tests.

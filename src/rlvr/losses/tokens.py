@@ -8,7 +8,7 @@ counted once over all micro-batches and ranks, so that the loss does not depend 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from pydantic import BeforeValidator
@@ -24,8 +24,9 @@ def _average_named(value: Any) -> Any:
     return AVERAGE_ALIASES.get(value, value) if isinstance(value, str) else value
 
 
-AVERAGES = ("tokens", "sequences", "groups", "constant")
-Average = Annotated[Literal["tokens", "sequences", "groups", "constant"], BeforeValidator(_average_named)]
+_Named = Literal["tokens", "sequences", "groups", "constant"]
+AVERAGES = get_args(_Named)
+Average = Annotated[_Named, BeforeValidator(_average_named)]
 LARGEST_LOG_RATIO = 30.0
 """Nats that the log-ratio to the behaviour policy is cut to: its exponential is still finite in float32."""
 
