@@ -107,26 +107,6 @@ def test_results_are_in_order_however_they_finish(collector):
     assert len({r.id for r in rollouts}) == 48
 
 
-def test_a_verdict_has_time_while_anything_is_sampled_and_none_at_the_end(collector):
-    activity, batch_delay, left = Activity(), [], [12]
-
-    async def generate(request):
-        await asyncio.sleep(0.001 * (request.seed % 7))
-        left[0] -= 1
-        return await numbered(request)
-
-    async def verify(rollout):
-        batch_delay.append((activity.batch_delay() > 0, left[0]))
-        return await marked(rollout)
-
-    assert activity.batch_delay() == 0.0
-    collector.collect(draws_of(3), single_turn, context_with(generate, verify, activity=activity), DEADLINE)
-    (waits, others), last = batch_delay[0], batch_delay[-1]
-    assert waits and others > 0
-    assert last == (False, 0)
-    assert activity.batch_delay() == 0.0
-
-
 def test_a_context_counts_what_was_asked_for_and_what_failed(collector):
     activity = Activity()
 

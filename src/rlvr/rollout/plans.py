@@ -33,13 +33,6 @@ from rlvr.registry import register
 from rlvr.rollout.engine import Completion, Engine, Request, Sampling
 from rlvr.verifiers.pool import Verification
 
-# 20 ms was measured (docs/log.md, "short steps on a machine of two virtual cores"): waits of 50 ms were no better and
-# made the last one 1.5 ms longer; waking the pool for each verdict cost 16 % of a short step.
-BATCH_DELAY = 0.02
-"""Seconds that a finished rollout can wait for others to be verified with, while sampling goes on: the event loop of
-the engine gives way after each decoding step, which takes milliseconds, and the members of a group end some steps
-apart."""
-
 
 class IdleClock:
     """Counts open requests, from any thread: `with clock.request(): ...` around each request, `take()` for the seconds
@@ -109,12 +102,6 @@ class Activity:
     def counts(self) -> dict[str, tuple[int, int]]:
         """`sampling` and `verifying` -> (done, asked for) since the run began."""
         return {name: (self.done[name], asked) for name, asked in self.asked.items()}
-
-    def batch_delay(self) -> float:
-        """Seconds that a verdict can wait for others; none where it is the last that is waited for."""
-        if self.asked["sampling"] > self.done["sampling"]:
-            return BATCH_DELAY
-        return 0.0
 
     @contextmanager
     def counted(self, name: str, count: int = 1) -> Iterator[None]:

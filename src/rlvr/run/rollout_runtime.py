@@ -53,9 +53,7 @@ class RolloutRuntime:
         self.world = world
         self.history = History()
         self.activity = Activity()
-        self.pool = VerifierPool(
-            checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.batch_delay
-        )
+        self.pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent)
         self.collector = Collector(stop.__bool__)
         self._engines = contextlib.ExitStack()
         """Closes the engine, where one was opened."""

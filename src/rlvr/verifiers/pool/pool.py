@@ -27,11 +27,9 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.records import BASELINE, Rollout, Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, as_verifier, display_name, is_coroutine, timed
 from rlvr.verifiers.pool.cache import VerdictCache
-from rlvr.verifiers.pool.courier import Courier
 from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
-from rlvr.verifiers.pool.together import Found, Together
 from rlvr.verifiers.pool.wire import VerifierJob
 from rlvr.verifiers.pool.worker_groups import LoadError, WorkerGroup, WorkerGroups
 
@@ -51,9 +49,7 @@ class VerifierPool:
     verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this
     trainer, but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address
     space each on top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a
-    time. `time_limit` (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits
-    `batch_delay()` seconds for others: for callers that have many open, since waking a process costs more than such a
-    verifier does.
+    time. `time_limit` (seconds) replaces the verifiers' own.
 
     What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote
     or a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is
@@ -66,14 +62,12 @@ class VerifierPool:
         time_limit: float | None = None,
         memory_mb: int = 2048,
         concurrent: int = 64,
-        batch_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
         if workers < 1 or concurrent < 1:
             raise ValueError(f"a pool needs at least 1 worker and 1 slot, not {workers} and {concurrent}")
         if time_limit is not None and time_limit <= 0:
             raise ValueError(f"the time limit must be above 0 seconds, not {time_limit}")
         self.time_limit = time_limit
-        self.batch_delay = batch_delay
         self._closed = False
         self._owner = os.getpid()
         self._cache = VerdictCache()
@@ -87,8 +81,6 @@ class VerifierPool:
         self._thread_slots = asyncio.Semaphore(workers)
         self._async_slots = asyncio.Semaphore(concurrent)
         self._loop = LoopThread("verifier-pool")
-        self._courier = Courier(self._loop.loop)
-        self._together = Together(self._several)
         self._coroutines = LoopThread(
             "verifier-async"
         )  # apart, so that a coroutine that blocks its loop stops no deadline
@@ -123,10 +115,12 @@ class VerifierPool:
             return replace(verdict, seconds=time.perf_counter() - start)
         if rollout is not None:
             token_ids = sampled_ids(rollout)
-        verdict = await self._verify_slowly(verifier, VerifierJob(task, (completion,), (token_ids,)))
+        verdicts = await self._on_loop(self._run(verifier, VerifierJob(task, (completion,), (token_ids,))))
+        if not verdicts:
+            return Verdict.undecided(_CLOSED)
         if key is not None:
-            self._cache.put(key, verifier, verdict)
-        return verdict
+            self._cache.put(key, verifier, verdicts[0])
+        return verdicts[0]
 
     async def verify_group(
         self, verifier: Verifier, task: Task, completions: Sequence[str], rollouts: Sequence[Rollout] | None = None
@@ -184,29 +178,13 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    async def _verify_slowly(self, verifier: Verifier, job: VerifierJob) -> Verdict:
-        """The verdict on a job of one completion, with others in one worker process where the verifier was quick
-        lately."""
-        verdicts = None
-        if self._worker_groups.quick(verifier):
-            verdicts = await self._together.verdicts(verifier, job, self.batch_delay())
-        if verdicts is None:
-            verdicts = await self._on_loop(self._run(verifier, job))
-        if verdicts:
-            return verdicts[0]
-        return Verdict.undecided(_CLOSED)
-
-    async def _several(self, verifier: Verifier, jobs: Sequence[VerifierJob]) -> Sequence[Found]:
-        """The verdicts of jobs that go together."""
-        return await self._on_loop(self._in_processes(verifier, jobs)) or [None] * len(jobs)
-
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work` on the pool's own loop; None when the pool was closed meanwhile."""
         # Verifications made of verifications (`compose`) already run there; a second hand-over would only cost time.
         if asyncio.get_running_loop() is self._loop.loop:
             return await work
         try:
-            return await self._courier.run(work)
+            return await asyncio.wrap_future(self._loop.submit(work))
         except RuntimeError:  # closed since we looked
             return None
         except asyncio.CancelledError:
@@ -241,13 +219,6 @@ class VerifierPool:
                 return await self._within(job.verdicts(verifier, self._threads.call), limit, len(job.completions))
         except Exception as error:  # whatever we did not think of costs these verdicts only
             return [Verdict.raised("the verification failed:", error)] * len(job.completions)
-
-    async def _in_processes(self, verifier: Verifier, jobs: Sequence[VerifierJob]) -> Sequence[Found]:
-        """The verdicts of jobs of a quick verifier, several to a worker process; None for those to be done alone."""
-        worker_group = self._worker_groups.of(verifier)
-        if not isinstance(worker_group, WorkerGroup):
-            return [None] * len(jobs)
-        return await worker_group.several(jobs, self._limit(verifier), self._slots(verifier))
 
     async def _in_process(self, verifier: Verifier, job: VerifierJob, limit: float) -> list[Verdict] | None:
         """The verdicts of a worker process; None when the verifier is to run on a thread."""

@@ -60,13 +60,6 @@ class VerifierJob:
         return [await judged(verifier, self.task, self.completions[0], self.token_ids[0], call)]
 
 
-@dataclass(frozen=True)
-class Several:
-    """Jobs for one worker, of one completion each."""
-
-    jobs: Sequence[VerifierJob]
-
-
 def verdicts_to_json(verdicts: Sequence[Verdict]) -> bytes:
     """The body of a reply. Raises for a verdict that holds something other than JSON types and numbers."""
     # `default=float`: numpy's numbers in the scores of a user's verdict.

@@ -13,14 +13,14 @@ import inspect
 import pickle
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rlvr.errors import user_traceback
 from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.usage import Usage
-from rlvr.verifiers.pool.wire import Several, VerifierJob, exhausted_to_json, receive, send, verdicts_to_json
+from rlvr.verifiers.pool.wire import VerifierJob, exhausted_to_json, receive, send, verdicts_to_json
 
 SPENT = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 """Errors of a process that has no memory, descriptors, processes or disk left, which earlier answers may have spent."""
@@ -50,39 +50,30 @@ def work(sock: socket.socket, verifier: Verifier, memory_mb: int) -> None:
 
 
 def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage) -> bytes:
-    """The reply to one job, or to several."""
+    """The reply to one job."""
     # Before the job is even read: the answer goes to a fresh worker instead.
     if usage.full:
         return exhausted_to_json(str(usage), memory=False)
     try:
-        job: VerifierJob | Several = pickle.loads(body)
+        job: VerifierJob = pickle.loads(body)
     except MemoryError:
         return exhausted_to_json("MemoryError", memory=True)
     except BaseException as error:
         return _failed(error, 1)
     try:
-        replies = runner.run(_replies([job] if isinstance(job, VerifierJob) else job.jobs, verifier))
+        reply, paid = runner.run(_reply(job, verifier))
     except (Exhausted, MemoryError) as error:
         memory = error.memory if isinstance(error, Exhausted) else True
         return exhausted_to_json(str(error) or "MemoryError", memory, user_traceback(error.__cause__ or error))
     usage.measure()
     # A score above 0 is kept: want of memory makes checks fail, not pass.
-    if usage.full and not all(paid for _, paid in replies):  # it may have hidden that it ran out
+    if usage.full and not paid:  # it may have hidden that it ran out
         return exhausted_to_json(str(usage), memory=False)
-    parts = [part for part, _ in replies]
-    if isinstance(job, VerifierJob):
-        return parts[0]
-    # Each part is a JSON list of one verdict: without its brackets they make one list, without decoding.
-    return b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
-
-
-async def _replies(jobs: Sequence[VerifierJob], verifier: Verifier) -> list[tuple[bytes, bool]]:
-    """The reply to each job, and whether all its scores are above 0, one after the other in one turn of the loop, since
-    a turn costs more than a quick verdict."""
-    return [await _reply(job, verifier) for job in jobs]
+    return reply
 
 
 async def _reply(job: VerifierJob, verifier: Verifier) -> tuple[bytes, bool]:
+    """The reply to a job, and True if all its scores are above 0."""
     try:
         verdicts = await job.verdicts(verifier, bounded)
         return verdicts_to_json(verdicts), all(verdict.score is not None and verdict.score > 0 for verdict in verdicts)

@@ -1,6 +1,6 @@
 """Worker processes by verifier: a template that loaded it, the workers forked from that, and what becomes of a job.
 
-Invariants: a worker has at most one job, or one bundle of quick ones; one that was late, broke off or was cancelled in
+Invariants: a worker has at most one job; one that was late, broke off or was cancelled in
 a job is ended, never used again; at most `most` workers are kept idle.
 """
 
@@ -12,20 +12,21 @@ import json
 import logging
 import pickle
 import signal
+import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
+
+from rlvr.core.component import FILE_MODULE
 from rlvr.records import Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, display_name
 from rlvr.verifiers.pool import worker_process
 from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
-from rlvr.verifiers.pool.sending import packed
-from rlvr.verifiers.pool.together import Found, LatencyAverage
-from rlvr.verifiers.pool.wire import ExhaustedError, Load, Several, VerifierJob
+from rlvr.verifiers.pool.wire import ExhaustedError, Load, VerifierJob
 from rlvr.verifiers.pool.worker_process import Background, DeadlineExceededError, Forker, Server, Worker, WorkerError
 
 log = logging.getLogger(__name__)
@@ -33,14 +34,15 @@ log = logging.getLogger(__name__)
 # Arbitrary: what is kept is the verifier and its pickle.
 MAX_SENT = 1024
 """Verifiers that are not pickled again when they are asked for again."""
+# 256 MB, arbitrary: its template would hold a copy of what the trainer holds already.
+MAX_BYTES = 2**28
+"""A verifier that holds more (a model, say) stays in the trainer's process."""
 # Arbitrary: each keeps a process with its imports in memory.
 MAX_GROUPS = 32
 """Verifiers that are kept loaded; the one longest unused gives way."""
 # Arbitrary: a bound for a host on which every process is killed.
 MAX_TRIES = 5
 """Attempts at a job when the server or the template that should give it a worker has died."""
-BUNDLE_SECONDS = 1.0
-"""Seconds for several jobs, after which each is tried alone."""
 # Loading may take seconds or fail at once: without the pause every answer would pay for it.
 RETRY_SECONDS = 60.0
 """Seconds before a verifier that could not be loaded is tried again."""
@@ -88,15 +90,6 @@ class WorkerGroups:
             self._drop_unused()
         self._worker_groups.move_to_end(load)
         return self._worker_groups[load]
-
-    def quick(self, verifier: Verifier) -> bool:
-        """Return True if jobs of the verifier may be sent together. From any thread."""
-        _, load = self._sent.get(id(_owner(verifier)), (None, None))
-        if isinstance(load, Load):
-            worker_group = self._worker_groups.get(load)
-        else:
-            worker_group = None
-        return worker_group is not None and worker_group.latency.quick
 
     def refuse(self, verifier: Verifier, reason: str) -> None:
         """Give the verifier no worker group from now on."""
@@ -150,6 +143,24 @@ def _owner(verifier: Verifier) -> Any:
     return verifier
 
 
+def packed(verifier: Verifier) -> Load | str:
+    """Return the verifier ready for sending, or the reason why it cannot be sent.
+
+    By cloudpickle, so that functions of a notebook, of `__main__` and closures can be sent, too.
+    """
+    try:
+        body = cloudpickle.dumps(verifier)
+    except Exception as error:  # pickling runs the verifier's own code
+        return f"cannot be sent to a worker process ({type(error).__name__}: {error})"
+    if len(body) > MAX_BYTES:
+        return f"cannot be sent to a worker process (it holds {len(body) >> 20} MB)"
+    # A module made of a file (rlvr.registry) is known by that file only.
+    # Searched for as bytes: the pickle names the modules of the classes and functions that it refers to. A name too
+    # many only loads a file.
+    names = [name for name in list(sys.modules) if name.startswith(FILE_MODULE) and name.encode() in body]
+    return Load(body, tuple((name, str(sys.modules[name].__file__)) for name in names))
+
+
 @dataclass
 class WorkerTemplate:
     """A process that has loaded a verifier. `forks`: it may be forked; else it has threads, and is to work itself."""
@@ -170,7 +181,6 @@ class WorkerGroup:
         self.idle: list[Worker] = []
         self.alive = 0
         self.busy = 0
-        self.latency = LatencyAverage()
         self._template: asyncio.Task[WorkerTemplate] | None = None
         self._failure: LoadError | None = None
         self._failed_at = 0.0
@@ -196,9 +206,7 @@ class WorkerGroup:
                 try:
                     worker = await self._take(fresh=exhausted is not None)
                     deaths += 1
-                    verdicts = await self._on(worker, body, limit, count)
-                    self.latency.note(max(verdict.seconds for verdict in verdicts))
-                    return verdicts
+                    return await self._on(worker, body, limit, count)
                 except DeadlineExceededError as error:
                     return [self._too_late(error, limit, job.group)] * count
                 except ExhaustedError as error:
@@ -210,34 +218,6 @@ class WorkerGroup:
                 except WorkerError as error:
                     broken = error
             return [self._broken(broken, job.group)] * count
-        finally:
-            self.busy -= 1
-
-    async def several(self, jobs: Sequence[VerifierJob], limit: float, slots: asyncio.Semaphore) -> list[Found]:
-        """The verdicts of quick jobs of one completion each, dealt to as many workers as they are worth."""
-        shares = self.latency.workers(len(jobs))
-        parts = await asyncio.gather(*(self._at_once(jobs[number::shares], limit, slots) for number in range(shares)))
-        results: list[Found] = [None] * len(jobs)
-        for number, part in enumerate(parts):
-            # Jobs were dealt like cards (`number::shares`), so that a run of slow answers is spread over the workers.
-            results[number::shares] = part
-        return results
-
-    async def _at_once(self, jobs: Sequence[VerifierJob], limit: float, slots: asyncio.Semaphore) -> Sequence[Found]:
-        """The verdicts of one message to a worker, tried once; one job alone is left to `run`."""
-        if len(jobs) == 1:
-            return [None]
-        self.busy += 1
-        try:
-            async with slots:
-                start = time.perf_counter()
-                body = pickle.dumps(Several(jobs))
-                verdicts = await self._on(await self._take(), body, min(limit, BUNDLE_SECONDS), len(jobs))
-                self.latency.note((time.perf_counter() - start) / len(jobs))
-                return [[verdict] for verdict in verdicts]
-        except Exception:  # late, broken off, not to be sent: whose fault it is shows when each is done alone
-            self.latency.note(BUNDLE_SECONDS)
-            return [None] * len(jobs)
         finally:
             self.busy -= 1
 
