@@ -18,7 +18,7 @@ from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, installed, launch, requests
 from rlvr.rollout.vllm.client import Client
 from rlvr.rollout.vllm.gate import RequestGate
-from rlvr.rollout.vllm.guard import KEY, RequireKey
+from rlvr.rollout.vllm.serve import KEY, RequireKey
 from rlvr.rollout.vllm.started import check_free, flags, free_port
 from rlvr.rollout.vllm.transfer import FileTransfer, SharedMemoryTransfer, checksum, mismatched_weights
 

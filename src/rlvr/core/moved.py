@@ -97,6 +97,7 @@ MOVED = {
     "rlvr.verifiers.extraction": "rlvr.verifiers.answers",
     "rlvr.verifiers.golds": "rlvr.verifiers.answers",
     "rlvr.verifiers.instructions.registry": "rlvr.verifiers.instructions.instruction_registry",
+    "rlvr.rollout.vllm.guard": "rlvr.rollout.vllm.serve",
     "rlvr.verifiers.instructions.verifier": "rlvr.verifiers.instructions.instructions_verifier",
     "rlvr.verifiers.math.answers": "rlvr.verifiers.math.math_answers",
     "rlvr.verifiers.math.compare": "rlvr.verifiers.math.answer_comparison",

@@ -23,7 +23,7 @@ from rlvr.core import parent_death
 from rlvr.core.waits import Wait
 from rlvr.errors import ConfigError, DataError, WaitTimeoutError
 from rlvr.rollout.vllm.client import Client, ServerError
-from rlvr.rollout.vllm.guard import KEY
+from rlvr.rollout.vllm.serve import KEY
 
 HOST = "127.0.0.1"
 # Arbitrary: that five free ports in a row are taken within the seconds of a start is not a race any more.
