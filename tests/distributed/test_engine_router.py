@@ -144,7 +144,7 @@ def test_what_is_asked_together_is_sampled_together_on_another_rank():
             line.shutdown(socket.SHUT_RDWR)
         with pytest.raises(LostRankError):
             await asyncio.gather(link.ask("e"), link.ask("f"))
-        assert not link._waiting
+        assert not link.replies.waiting
 
     asyncio.run(asked())
     assert other.own.given_up == ["slow"]

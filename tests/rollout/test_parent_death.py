@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from vllm_helpers import alive, group_of, until
 
-from rlvr.core import parent_death
+from rlvr.core.process import child_process, parent_death
 
 HOLDS_SEMAPHORES = """
 import multiprocessing, sys, time
 from pathlib import Path
 
 def below(lock, name):
-    from rlvr.core import parent_death
+    from rlvr.core.process import parent_death
     parent_death.die_with_parent()  # as vLLM's workers
     Path(name).touch()
     time.sleep(600)
@@ -39,7 +39,7 @@ def test_a_killed_process_leaves_no_semaphore(tmp_path, who):
     name = tmp_path / "name"
     scratch = tmp_path / f"{parent_death.PREFIX}scratch"
     scratch.mkdir()
-    process = parent_death.start(
+    process = child_process.start(
         "holds_semaphores",
         [str(name), str(tmp_path / "below")],
         {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])},
@@ -52,13 +52,13 @@ def test_a_killed_process_leaves_no_semaphore(tmp_path, who):
         group = group_of(process.pid)
         assert semaphore.exists() and len(group) == 3  # with multiprocessing's resource tracker
         if who == "the group":
-            parent_death.kill(process)
+            child_process.kill(process)
         else:
             os.kill(process.pid, signal.SIGKILL)
         until(lambda: not any(map(alive, group)), 60, "the group to be gone")
         assert not semaphore.exists()
     finally:
-        parent_death.kill(process)
+        child_process.kill(process)
 
 
 ENDS_WITH_ITS_CHILD = """
@@ -72,9 +72,9 @@ child.wait()  # as vLLM's server, which ends when its engine core does
 OWNER = """
 import sys, time
 from pathlib import Path
-from rlvr.core import parent_death
+from rlvr.core.process import child_process
 path, ready, scratch = sys.argv[1:]
-parent_death.start("ends_with_its_child", [ready], {"PYTHONPATH": path}, Path(scratch), Path(scratch) / "log")
+child_process.start("ends_with_its_child", [ready], {"PYTHONPATH": path}, Path(scratch), Path(scratch) / "log")
 time.sleep(600)
 """
 

@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from vllm_helpers import alive, group_of, needs_vllm, until
 
-from rlvr.core import parent_death
+from rlvr.core.process import parent_death
 
 pytestmark = [needs_vllm, pytest.mark.alone]
 START = 300  # seconds that an engine and a server may take to start on a busy machine
@@ -165,7 +165,7 @@ def test_scratch_folders_are_removed_and_nothing_else(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "file").write_text("x")
-        code = "from rlvr.core import parent_death; parent_death.die_with_parent(); import time; time.sleep(30)"
+        code = "from rlvr.core.process import parent_death; parent_death.die_with_parent(); import time; time.sleep(30)"
         gone = subprocess.Popen([sys.executable, "-c", "pass"])
         gone.wait()
         environment = {**os.environ, parent_death.OWNER: str(gone.pid), parent_death.SCRATCH: str(folder)}

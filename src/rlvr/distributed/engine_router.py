@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import secrets
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.core.process.replies import Replies
 from rlvr.core.specs import SpecLike
 from rlvr.core.waits import Wait
 from rlvr.distributed.world import World, machine
@@ -305,35 +305,16 @@ class _Link:
     def __init__(self, rank: int, connection: Connection) -> None:
         self.rank = rank
         self.connection = connection
-        self._numbers = itertools.count()
-        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]] = {}
-        self._lock = threading.Lock()
-        """Held for `_waiting` and `_gone`, which the reader's thread touches too."""
+        self.replies = Replies[Completion]()
         self._unsent: RequestBatch = []
         """Requests not yet sent; read and written in the event loop's thread alone."""
-        self._gone = False
         threading.Thread(target=self._read, name=f"rlvr-router-{rank}", daemon=True).start()
 
     async def ask(self, request: Request) -> Completion:
         """Return the rank's completion of a request."""
-        number = next(self._numbers)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
-        with self._lock:
-            # Under the lock: `_read` sets it and then fails all that wait, so a request registered after that would
-            # wait for ever.
-            if self._gone:
-                raise self._loss()
-            self._waiting[number] = loop, future
-        self._send(number, request)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._send(number, None)
-            raise
-        finally:
-            with self._lock:
-                self._waiting.pop(number, None)
+        return await self.replies.ask(
+            lambda number: self._send(number, request), lambda number: self._send(number, None)
+        )
 
     def _send(self, number: int, request: Request | None) -> None:
         """Send it in one message with all that is asked in this pass of the loop: what the rank gets at once it samples
@@ -354,12 +335,8 @@ class _Link:
         try:
             self.connection.send(batch)
         except OSError:
-            # The reader fails what it finds waiting too; `_settle` ignores a future that is done.
-            for number, _ in batch:
-                with self._lock:
-                    waiting = self._waiting.get(number)
-                if waiting is not None:
-                    self._settle(*waiting, self._loss())
+            # The reader fails what it finds waiting, too, and whichever comes second changes nothing.
+            self.replies.settle((number, self._loss()) for number, _ in batch)
 
     def close(self) -> None:
         """End the connection."""
@@ -375,28 +352,8 @@ class _Link:
     def _read(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                number, answer = self.connection.recv()
-                with self._lock:
-                    waiting = self._waiting.get(number)
-                if waiting is not None:
-                    self._settle(*waiting, answer)
-        with self._lock:
-            self._gone, unanswered = True, list(self._waiting.values())
-        for loop, future in unanswered:
-            self._settle(loop, future, self._loss())
-
-    @staticmethod
-    def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Completion], answer: Any) -> None:
-        def settle() -> None:
-            if future.done():
-                return
-            if isinstance(answer, BaseException):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-
-        with contextlib.suppress(RuntimeError):  # the loop ended with the run
-            loop.call_soon_threadsafe(settle)
+                self.replies.settle([self.connection.recv()])
+        self.replies.fail(self._loss)
 
 
 class NullEngine:

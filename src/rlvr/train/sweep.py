@@ -24,8 +24,8 @@ import numpy as np
 import yaml
 
 from rlvr.config import Config
-from rlvr.core import parent_death
 from rlvr.core.own_files import check_output, is_run_config, is_verbatim
+from rlvr.core.process import child_process, parent_death
 from rlvr.core.waits import StopRequest, reporting
 from rlvr.errors import ConfigError, DataError
 from rlvr.evaluation import interquartile_mean, interval, over_runs, read_result
@@ -110,7 +110,7 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
     # A session of its own: a Ctrl-C in the terminal reaches the sweep alone, which hands the signal on once. Else the
     # run would get it twice, and a second one stops at once.
     process = subprocess.Popen(
-        [sys.executable, "-c", parent_death.RUN, *arguments], env=environment, start_new_session=True
+        [sys.executable, "-c", child_process.RUN, *arguments], env=environment, start_new_session=True
     )
     forwarded = False
     try:
@@ -124,7 +124,7 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
                 process.send_signal(stop.signal)
     finally:
         # Also after an ordinary end: nothing of its group, such as a server of vLLM, outlives the run.
-        parent_death.kill(process)
+        child_process.kill(process)
 
 
 def _conclude(config: Config, seeds: Sequence[int], console: Console) -> None:

@@ -2,7 +2,7 @@
 
 Nothing here imports vLLM in the trainer's process unless a GPU transfer needs it. The trainer's side: options,
 model_folder, requests, embedded_engine (with host, the trainer's end of its pipe), server_engine (with members, client
-and started). Started processes: engine_process and serve, both ended with their owner by rlvr.core.parent_death.
+and started). Started processes: engine_process and serve, both ended with their owner (rlvr.core.process.parent_death).
 Weights: transfer and gpu_transfer send them, receiver takes them inside vLLM's workers.
 """
 

@@ -16,7 +16,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlvr.core import parent_death
+from rlvr.core.process import parent_death
 from rlvr.rollout.vllm.requests import Answer
 
 WEIGHTS = (

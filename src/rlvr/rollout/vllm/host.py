@@ -7,7 +7,6 @@ log.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import os
@@ -21,7 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlvr.core import parent_death
+from rlvr.core.process import child_process
+from rlvr.core.process.replies import Replies
 from rlvr.core.waits import finished
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout.vllm.requests import Answer
@@ -37,7 +37,7 @@ class EngineHost:
     ) -> None:
         self.log = folder / "engine.log"
         self._numbers = itertools.count()
-        self._requests: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Answer]]] = {}
+        self._replies = Replies[Answer]()
         self._calls: dict[int, Future[Any]] = {}
         # Held while a message is written: two threads at once would mix the bytes of their messages.
         self._lock = threading.Lock()
@@ -46,12 +46,12 @@ class EngineHost:
         # A socket pair and not a named socket: no other process of the user can open it.
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process = parent_death.start(
+            self.process = child_process.start(
                 MODULE, [str(theirs.fileno())], environment, folder, self.log, pass_fds=[theirs.fileno()]
             )
         self._pipe = Connection(ours.detach())
         # Also for an engine that is dropped without `close`, and at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, parent_death.kill, self.process)
+        self._finalizer = weakref.finalize(self, child_process.kill, self.process)
         self._pipe.send(("start", dict(arguments)))
         reader = threading.Thread(target=_read, args=(weakref.ref(self), self._pipe), name="rlvr-vllm", daemon=True)
         reader.start()
@@ -64,28 +64,19 @@ class EngineHost:
 
     async def generate(self, *content: Any) -> Answer:
         """The answer to one request; its arguments are those of the message `generate`."""
-        number = next(self._numbers)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-        # Before the message is sent: the answer may come on the reading thread at once.
-        self._requests[number] = loop, future
-        self._send("generate", number, *content)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            # The process may be gone, and then there is nothing to abort.
-            with contextlib.suppress(TrainingError):
-                self._send("abort", [number])
-            raise
-        finally:
-            self._requests.pop(number, None)
+        return await self._replies.ask(lambda number: self._send("generate", number, *content), self._abort)
+
+    def _abort(self, number: int) -> None:
+        # The process may be gone, and then there is nothing to abort.
+        with contextlib.suppress(TrainingError):
+            self._send("abort", [number])
 
     def call(self, method: str, what: str, timeout: float, **arguments: Any) -> Any:
         """The result of a method of the engine. WaitTimeoutError, naming `what`, when it does not answer within
         `timeout` seconds."""
         number = next(self._numbers)
         future = Future[Any]()
-        # Registered before sending, as above.
+        # Registered before sending: the result may come on the reading thread at once.
         self._calls[number] = future
         self._send("call", number, method, arguments)
         try:
@@ -114,20 +105,12 @@ class EngineHost:
     def _death(self) -> Exception:
         code = self.process.poll()
         text = f"the vLLM engine's process is gone ({self._dead or f'exit code {code}'})"
-        return TrainingError(f"{text}; its log ends with:\n{parent_death.tail(self.log)}")
+        return TrainingError(f"{text}; its log ends with:\n{child_process.tail(self.log)}")
 
     def _take(self, kind: str, *content: Any) -> None:
         """One message of the process; on the reading thread."""
         if kind == "done":
-            # One wake-up of a loop for all answers of a message, not one for each: waking a loop is a system call and a
-            # turn of it.
-            by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Answer], Any]]] = {}
-            for number, answer in content[0]:
-                if (request := self._requests.pop(number, None)) is not None:
-                    by_loop.setdefault(request[0], []).append((request[1], answer))
-            for loop, settled in by_loop.items():
-                with contextlib.suppress(RuntimeError):  # the loop was closed: no request waits
-                    loop.call_soon_threadsafe(_settle, settled)
+            self._replies.settle((number, _reply(answer)) for number, answer in content[0])
         elif kind == "ready":
             self._ready.set_result(content[0])
         elif kind == "failed":
@@ -149,21 +132,14 @@ class EngineHost:
         for future in list(self._calls.values()):
             if not future.done():
                 future.set_exception(error)
-        for loop, waiting in list(self._requests.values()):
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, [(waiting, error)])
+        self._replies.fail(self._death)
 
 
-def _settle(settled: list[tuple[asyncio.Future[Answer], Any]]) -> None:
-    for future, answer in settled:
-        if future.done():  # given up meanwhile
-            continue
-        if isinstance(answer, Answer):
-            future.set_result(answer)
-        else:
-            future.set_exception(
-                answer if isinstance(answer, Exception) else TrainingError(f"vLLM refused a request: {answer}")
-            )
+def _reply(answer: Answer | str) -> Answer | TrainingError:
+    """The answer to a request, or the error of one that vLLM refused."""
+    if isinstance(answer, Answer):
+        return answer
+    return TrainingError(f"vLLM refused a request: {answer}")
 
 
 def _read(host: weakref.ref[EngineHost], pipe: Connection) -> None:

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rlvr.core import parent_death
+from rlvr.core.process import parent_death
 from rlvr.policy import Policy
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlvr.core import parent_death
+from rlvr.core.process import parent_death
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, checksum
 
 

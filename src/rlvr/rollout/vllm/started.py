@@ -1,7 +1,7 @@
 """A server that the run starts on this machine: its process, port and key.
 
 It listens on loopback, on a free port, with a random key. Invariant: it ends with the trainer, however that ends (see
-rlvr.core.parent_death).
+rlvr.core.process.parent_death).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlvr.core import parent_death
+from rlvr.core.process import child_process
 from rlvr.core.waits import Wait
 from rlvr.errors import ConfigError, DataError, WaitTimeoutError
 from rlvr.rollout.vllm.client import Client, ServerError
@@ -92,10 +92,10 @@ class StartedServer:
         # Emptied: what the log ends with must be of this start, since `_up` looks in it for the reason of an end.
         self.log.write_bytes(b"")
         arguments = ["--host", HOST, "--port", str(port), "--served-model-name", self.model, *flags(self.arguments)]
-        self.process = parent_death.start(
+        self.process = child_process.start(
             "rlvr.rollout.vllm.serve", arguments, {**self.environment, KEY: key}, self.folder, self.log
         )
-        self._finalizer = weakref.finalize(self, parent_death.kill, self.process)
+        self._finalizer = weakref.finalize(self, child_process.kill, self.process)
 
     async def _up(self, client: Client, deadline: float) -> bool:
         """True when it is well, False when the port was taken."""
@@ -107,10 +107,10 @@ class StartedServer:
                 try:
                     waiting.check()
                 except WaitTimeoutError as error:
-                    tail = parent_death.tail(self.log)
+                    tail = child_process.tail(self.log)
                     raise WaitTimeoutError(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
                 await asyncio.sleep(SETTLE)
-        text = parent_death.tail(self.log, 40)
+        text = child_process.tail(self.log, 40)
         # Python's and uvicorn's words for EADDRINUSE: "[Errno 98] error while attempting to bind ...: address already
         # in use". Any other end is vLLM's refusal, which another port would not change.
         if re.search("address already in use", text, re.IGNORECASE):
@@ -125,7 +125,7 @@ class StartedServer:
             await client.generate([0], fields, None, max(1.0, deadline - time.monotonic()))
         except (ServerError, DataError) as error:
             text = f"rollout.engine vllm-server: {self.name} cannot sample: {error}; its log ends with:"
-            raise ConfigError(f"{text}\n{parent_death.tail(self.log)}") from error
+            raise ConfigError(f"{text}\n{child_process.tail(self.log)}") from error
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,99 @@
+"""Processes that this one starts by exec, watches and ends: never forked, since it may hold CUDA, threads and locks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from rlvr.core.process import parent_death
+
+# Matches RANK, LOCAL_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, TORCHELASTIC_RUN_ID, ACCELERATE_MIXED_PRECISION; not RANKING,
+# and not CUDA_VISIBLE_DEVICES, which the engine needs.
+LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(WORLD_SIZE|RANK)$|ROLE_NAME$|MASTER_|TORCHELASTIC_|ACCELERATE_")
+"""Environment variables by which a launcher makes a process a rank. Processes that a rank starts are none, and do not
+inherit them."""
+RUN = """
+import sys
+from rlvr.core.process import parent_death
+parent_death.die_with_parent()
+import runpy
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Program that runs a module: first `die_with_parent`, then the imports, which take time."""
+TRACKER_SECONDS = 5.0
+"""Seconds for a group's resource tracker to clean up after the others; it takes some milliseconds."""
+
+
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], output: int | IO[bytes], **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a command, with an environment of its own; what it prints goes to `output`."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        # Else it would read what is typed for us.
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        # A group of its own, which can be killed as a whole, and which a Ctrl-C in our terminal does not reach.
+        start_new_session=True,
+        **options,
+    )
+
+
+def start(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], scratch: Path, log: Path, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Run a module in a process of its own group that lives at most as long as this one; what it prints goes to
+    `log`."""
+    own = {parent_death.OWNER: str(os.getpid()), parent_death.SCRATCH: str(scratch)}
+    inherited = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
+    with log.open("ab") as output:
+        return spawn(
+            [sys.executable, "-c", RUN, module, *arguments], {**inherited, **environment, **own}, output, **options
+        )
+
+
+async def stop(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
+    """Wait for the end of a process that ends when its socket closes, which the caller has done; kill it when it takes
+    longer than `seconds`."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGCONT)  # a stopped process would not see that its socket is closed
+    # Polled, since `Popen.wait` would block the loop.
+    until = time.monotonic() + seconds
+    while process.poll() is None:
+        if time.monotonic() > until:
+            process.kill()
+        await asyncio.sleep(0.002)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started here, and its group."""
+    # All but the trackers first: a tracker unlinks what the others leave once the last of them is gone.
+    parent_death.kill_all(parent_death.members(process.pid))
+    deadline = time.monotonic() + TRACKER_SECONDS
+    while time.monotonic() < deadline and any(map(parent_death.is_tracker, parent_death.members(process.pid))):
+        time.sleep(0.02)
+    with contextlib.suppress(OSError):
+        # The trackers that hang, and what was forked in the meantime.
+        os.killpg(process.pid, signal.SIGKILL)
+    # Else it stays a zombie until this process ends.
+    process.wait()
+
+
+def tail(log: Path, lines: int = 12) -> str:
+    """The last lines of a log, for an error's text."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

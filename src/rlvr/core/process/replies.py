@@ -1,0 +1,83 @@
+"""Requests by number to another process: awaited on any event loop, answered by the thread that reads the connection.
+
+Invariant: when the connection ends, everything that waits learns so at once, and so does what is asked later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Replies(Generic[T]):
+    """The replies that are waited for."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = {}
+        self._failure: Callable[[], Exception] | None = None
+        self._lock = threading.Lock()
+        """Held for `_waiting` and `_failure`, which the reading thread touches too."""
+
+    @property
+    def waiting(self) -> bool:
+        """Return True if a request waits for its reply."""
+        return bool(self._waiting)
+
+    async def ask(self, send: Callable[[int], None], give_up: Callable[[int], None]) -> T:
+        """The reply to the request that `send(number)` sends. `give_up(number)` is called when the caller is
+        cancelled."""
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        with self._lock:
+            # Under the lock: `fail` sets it and then fails all that wait, so a request registered after that would wait
+            # for ever.
+            if self._failure is not None:
+                raise self._failure()
+            # Before the request is sent: the reply may come on the reading thread at once.
+            self._waiting[number] = loop, future
+        try:
+            send(number)
+            return await future
+        except asyncio.CancelledError:
+            give_up(number)
+            raise
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+
+    def settle(self, replies: Iterable[tuple[int, T | Exception]]) -> None:
+        """Hand replies, or the errors in their place, to those who wait for them. From any thread."""
+        # One wake-up of a loop for all of them, not one for each: waking a loop is a system call and a turn of it.
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[T], T | Exception]]] = {}
+        with self._lock:
+            for number, reply in replies:
+                if (request := self._waiting.get(number)) is not None:
+                    by_loop.setdefault(request[0], []).append((request[1], reply))
+        for loop, settled in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                loop.call_soon_threadsafe(_settle, settled)
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        """Raise `error()` for all that wait, and for whatever is asked from now on. From any thread."""
+        with self._lock:
+            self._failure = error
+            numbers = list(self._waiting)
+        self.settle((number, error()) for number in numbers)
+
+
+def _settle(settled: list[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, reply in settled:
+        if future.done():  # given up, or settled, in the meantime
+            continue
+        if isinstance(reply, Exception):
+            future.set_exception(reply)
+        else:
+            future.set_result(reply)
