@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from sandbox_tiers import KNOWN, usable_tier
 
+from rlvr.core.process.framing import Link
 from rlvr.verifiers.code import values
 from rlvr.verifiers.code.runner import Call, Ended, Job, Limits, Outcome
 from rlvr.verifiers.code.sandbox import execution, tiers
-from rlvr.verifiers.code.sandbox.link import Link
 from rlvr.verifiers.code.sandbox.local import LocalRunner
 from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 

@@ -10,9 +10,9 @@ import time
 import pytest
 from sandbox_tiers import usable_tier
 
+from rlvr.core.process.framing import Link
 from rlvr.verifiers.code.runner import Call, Ended, Job, Limits
 from rlvr.verifiers.code.sandbox import execution
-from rlvr.verifiers.code.sandbox.link import Link
 from rlvr.verifiers.code.sandbox.local import LocalRunner
 from rlvr.verifiers.code.sandbox.tiers import TIERS
 

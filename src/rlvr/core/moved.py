@@ -109,6 +109,7 @@ MOVED = {
     "rlvr.verifiers.math.tokens": "rlvr.verifiers.math.math_tokens",
     "rlvr.verifiers.math.values": "rlvr.verifiers.math.math_values",
     "rlvr.verifiers.math.verifier": "rlvr.verifiers.math.math_verifier",
+    "rlvr.verifiers.pool.deadline": "rlvr.core.process.deadline",
     "rlvr.verifiers.pool.process": "rlvr.verifiers.pool.worker_process",
     "rlvr.verifiers.puzzles.arithmetic": "rlvr.verifiers.puzzles.expressions",
     "rlvr.verifiers.routing": "rlvr.verifiers.pool.pool",

@@ -23,11 +23,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rlvr.core.calling import sampled_ids
+from rlvr.core.process.deadline import Deadline
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import BASELINE, Rollout, Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, as_verifier, display_name, is_coroutine, timed
 from rlvr.verifiers.pool.cache import VerdictCache
-from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.wire import VerifierJob

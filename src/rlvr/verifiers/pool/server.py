@@ -14,7 +14,6 @@ ends, and everything below it, when its control socket closes or the trainer die
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import json
@@ -26,16 +25,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from rlvr.core.process.framing import receive, send
+from rlvr.core.process.parent_death import adopt_orphans, signal_on_parent_death
 from rlvr.errors import user_traceback
 from rlvr.records import cut
 from rlvr.registry import load_file
 from rlvr.verifiers.base import Verifier
-from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load, receive, send
+from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load
 from rlvr.verifiers.pool.worker import work
-
-# PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h.
-_SET_DEATH_SIGNAL = 1
-_SET_SUBREAPER = 36
 
 Run = Callable[[socket.socket], None]
 """The work of a forked child on its socket."""
@@ -59,7 +56,7 @@ def main() -> None:
     if trainer:
         signal.signal(signal.SIGTERM, on_death)
         signal.signal(signal.SIGCONT, on_death)
-        die_with(trainer, signal.SIGCONT)  # which also wakes a server that somebody has stopped
+        signal_on_parent_death(trainer, signal.SIGCONT)  # which also wakes a server that somebody has stopped
     gc.freeze()
     family.serve(socket.socket(fileno=control_fd), functools.partial(template, memory_mb=memory_mb))
 
@@ -99,7 +96,7 @@ class Family:
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
-        _prctl(_SET_SUBREAPER, 1)  # what a child's forks leave behind becomes ours, to be killed
+        adopt_orphans()
 
     def serve(self, control: socket.socket, run: Run) -> None:
         """Do what the trainer asks for until it closes the socket; `run` is what a forked child does."""
@@ -141,7 +138,7 @@ class Family:
                 # A session of its own, so that `killpg` reaches what the verifier starts.
                 os.setsid()
                 # After fork and before the user's code, which could not be trusted to end.
-                die_with(parent, signal.SIGKILL)
+                signal_on_parent_death(parent, signal.SIGKILL)
                 run(socket.socket(fileno=fd))
             finally:
                 os._exit(0)
@@ -174,18 +171,6 @@ class Family:
         """Kill and reap every child."""
         for pid in list(self.pids):
             self.end(pid)
-
-
-def die_with(parent: int, how: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent dies, however it dies."""
-    _prctl(_SET_DEATH_SIGNAL, how)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":  # elsewhere only the closed socket ends a process
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _threads() -> int:

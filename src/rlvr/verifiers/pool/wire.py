@@ -1,16 +1,13 @@
 """Messages between the pool and its processes, over socket pairs of their own.
 
-Frames (a length of 4 bytes, big-endian, and a body) carry verifiers and jobs as pickles to the processes, and verdicts
-as JSON, which cannot run code in the trainer, back. Processes that fork are asked with a `REQUEST` and answer with a
+Frames (rlvr.core.process.framing) carry verifiers and jobs as pickles to the processes, and verdicts as JSON, which
+cannot run code in the trainer, back. Processes that fork are asked with a `REQUEST` and answer with a
 `REPLY`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +15,6 @@ from dataclasses import dataclass
 from rlvr.records import Task, Verdict, cut
 from rlvr.verifiers.base import Caller, Verifier, judged, judged_group
 
-LENGTH = struct.Struct("!I")
-# Bytes asked for in a read; arbitrary, above the size of nearly all replies.
-CHUNK = 2**18
 MAX_FRAME = 64 * 2**20
 """Largest reply in bytes; a process that announces a larger one is broken."""
 
@@ -94,87 +88,3 @@ def verdicts_from_json(body: bytes, count: int) -> list[Verdict]:
     if len(verdicts) != count:
         raise ValueError(f"{len(verdicts)} verdicts instead of {count}")
     return verdicts
-
-
-def send(sock: socket.socket, body: bytes) -> None:
-    """Write one frame, at once, so that a reader wakes once."""
-    sock.sendall(LENGTH.pack(len(body)) + body)
-
-
-def receive(sock: socket.socket) -> bytes | None:
-    """The next frame's body; None at the end of the stream."""
-    head = _exactly(sock, LENGTH.size)
-    if head is None:
-        return None
-    return _exactly(sock, LENGTH.unpack(head)[0])
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        try:
-            part = sock.recv(min(count - len(data), CHUNK))
-        # The other end was killed with data unread: an end like any other.
-        except ConnectionResetError:
-            part = b""
-        if not part:
-            return None
-        data += part
-    return bytes(data)
-
-
-class Stream:
-    """The trainer's end of a socket pair, on an event loop. Everything raises OSError or EOFError when the other end is
-    gone."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-
-    @property
-    def open(self) -> bool:
-        """Return True if this end is open."""
-        return self.sock.fileno() >= 0
-
-    @property
-    def quiet(self) -> bool:
-        """Return True if the other end is open and has sent nothing unasked."""
-        try:
-            self.sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
-
-    async def send(self, body: bytes) -> None:
-        """Write one frame."""
-        await asyncio.get_running_loop().sock_sendall(self.sock, LENGTH.pack(len(body)) + body)
-
-    async def receive(self) -> bytes:
-        """The next frame's body; nothing else may be on its way."""
-        # One read takes the length and, mostly, all of the body: each read costs a turn of the loop.
-        data = bytearray(await self.read(CHUNK))
-        while len(data) < LENGTH.size:
-            data += await self.read(CHUNK)
-        (length,) = LENGTH.unpack_from(data)
-        if length > MAX_FRAME:
-            raise EOFError(f"a reply of {length} bytes is announced")
-        while len(data) < LENGTH.size + length:
-            data += await self.read(CHUNK)
-        # A worker that answers more than it was asked would shift all later replies to other answers.
-        if len(data) > LENGTH.size + length:
-            raise EOFError("more came than one reply")
-        return bytes(data[LENGTH.size :])
-
-    async def read(self, most: int) -> bytes:
-        """At least one byte."""
-        data = await asyncio.get_running_loop().sock_recv(self.sock, most)
-        if not data:
-            raise EOFError("the other end is closed")
-        return data
-
-    def close(self) -> None:
-        """Close this end."""
-        with contextlib.suppress(OSError):
-            self.sock.close()

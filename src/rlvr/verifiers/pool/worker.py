@@ -16,11 +16,12 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from rlvr.core.process.framing import receive, send
 from rlvr.errors import user_traceback
 from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.usage import Usage
-from rlvr.verifiers.pool.wire import VerifierJob, exhausted_to_json, receive, send, verdicts_to_json
+from rlvr.verifiers.pool.wire import VerifierJob, exhausted_to_json, verdicts_to_json
 
 SPENT = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 """Errors of a process that has no memory, descriptors, processes or disk left, which earlier answers may have spent."""

@@ -21,12 +21,12 @@ from typing import Any
 import cloudpickle
 
 from rlvr.core.component import FILE_MODULE
+from rlvr.core.process.deadline import Deadline
 from rlvr.records import Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, display_name
 from rlvr.verifiers.pool import worker_process
-from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
-from rlvr.verifiers.pool.wire import ExhaustedError, Load, VerifierJob
+from rlvr.verifiers.pool.wire import MAX_FRAME, ExhaustedError, Load, VerifierJob
 from rlvr.verifiers.pool.worker_process import Background, DeadlineExceededError, Forker, Server, Worker, WorkerError
 
 log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ class WorkerGroup:
     def dismiss(self, worker: Worker) -> asyncio.Task[int | None]:
         """End a worker, without waiting for it."""
         self.alive -= 1
-        worker.stream.close()
+        worker.link.close()
         return self.groups.background.start(worker.end())
 
     async def disband(self) -> None:
@@ -247,23 +247,23 @@ class WorkerGroup:
         self.forget()
         if self._template is not None:
             template = await asyncio.wait_for(asyncio.shield(self._template), worker_process.START_SECONDS)
-            template.forker.stream.close()
+            template.forker.link.close()
             await template.parent.end(template.pid)
 
     def forget(self) -> None:
         """Close what leads to processes that are gone."""
         for worker in self.idle:
-            worker.stream.close()
+            worker.link.close()
         self.idle.clear()
         if self._template is not None and self._template.done() and not self._template.exception():
-            self._template.result().forker.stream.close()
+            self._template.result().forker.link.close()
 
     async def _take(self, fresh: bool = False) -> Worker:
         """A worker for one job, `fresh` from its template or one that has waited."""
         # From the end of the list: the worker used last has its pages in the caches.
         while self.idle and not fresh:
             worker = self.idle.pop()
-            if worker.stream.quiet:
+            if worker.link.quiet:
                 return worker
             self.dismiss(worker)
         self.groups.trim(self)
@@ -271,7 +271,8 @@ class WorkerGroup:
         while True:
             # One task starts the template, and all that come meanwhile wait for it.
             if self._template is None:
-                self._check_failure()
+                if self._failure is not None and time.monotonic() < self._failed_at + RETRY_SECONDS:
+                    raise self._failure
                 self._template = background.start(self._start())
             starting = self._template
             try:
@@ -281,7 +282,7 @@ class WorkerGroup:
                     if self._template is not starting:
                         continue  # somebody else has taken it
                     self._template = None
-                    worker = Worker(template.parent, template.pid, template.forker.stream)
+                    worker = Worker(template.parent, template.pid, template.forker.link)
                     worker.promote()
                 else:
                     # Whole: a fork that was asked for and not taken would leave a process that nobody knows.
@@ -294,8 +295,8 @@ class WorkerGroup:
                 raise
 
     async def _hire(self, template: WorkerTemplate) -> Worker:
-        pid, stream = await template.forker.fork()
-        return Worker(template.forker, pid, stream)
+        pid, link = await template.forker.fork()
+        return Worker(template.forker, pid, link)
 
     async def _return(self, worker: Worker) -> None:
         self.alive += 1
@@ -308,12 +309,12 @@ class WorkerGroup:
         else:
             sandbox = None
         server = self.groups.server(sandbox)
-        pid, stream = await server.fork()
+        pid, link = await server.fork()
         try:
             try:
                 async with Deadline(worker_process.START_SECONDS):
-                    await stream.send(pickle.dumps(self.load))
-                    reply = json.loads(await stream.receive())
+                    await link.send(pickle.dumps(self.load))
+                    reply = json.loads(await link.receive(MAX_FRAME))
             except TimeoutError:
                 raise LoadError(f"it did not load within {worker_process.START_SECONDS:g} s", crashed=True) from None
             except (OSError, EOFError):
@@ -321,9 +322,9 @@ class WorkerGroup:
                 raise LoadError(f"its process ended with code {code} while loading it", crashed=True) from None
             if reply["problem"] is not None:
                 raise LoadError(reply["problem"], crashed=False, traceback=reply["traceback"])
-            return WorkerTemplate(server, pid, Forker(stream), reply["forks"])
+            return WorkerTemplate(server, pid, Forker(link), reply["forks"])
         except BaseException as error:
-            stream.close()
+            link.close()
             # Remembered for RETRY_SECONDS; a server that died is not the verifier's fault and is not.
             if isinstance(error, LoadError):
                 self._failure = error
@@ -355,10 +356,6 @@ class WorkerGroup:
         if error.memory:
             reason += f"; verification.memory_mb={self.groups.memory_mb} may be too little for it"
         return Verdict.undecided(reason, traceback=f"{error.traceback}\n{reason}" if error.traceback else reason)
-
-    def _check_failure(self) -> None:
-        if self._failure is not None and time.monotonic() < self._failed_at + RETRY_SECONDS:
-            raise self._failure
 
     def _too_late(self, error: DeadlineExceededError, limit: float, group: bool) -> Verdict:
         needs = self.verifier.needs

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
+from rlvr.core.process.child_process import spawn, stop
+from rlvr.core.process.deadline import Deadline
+from rlvr.core.process.framing import Link
+from rlvr.core.process.parent_death import state
 from rlvr.records import Verdict
-from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.printed import forwarded
-from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Stream, verdicts_from_json
+from rlvr.verifiers.pool.wire import END, FORK, MAX_FRAME, REPLY, REQUEST, WORK, verdicts_from_json
 
 T = TypeVar("T")
 
@@ -53,13 +53,13 @@ class DeadlineExceededError(Exception):
 class Forker:
     """A process that forks: the server, or a template."""
 
-    def __init__(self, stream: Stream, timeout: float = FORK_SECONDS) -> None:
-        self.stream = stream
+    def __init__(self, link: Link, timeout: float = FORK_SECONDS) -> None:
+        self.link = link
         self.timeout = timeout
         # One request at a time: an answer has no number, and is that of the request before it.
         self._turn = asyncio.Lock()
 
-    async def fork(self) -> tuple[int, Stream]:
+    async def fork(self) -> tuple[int, Link]:
         """A new child: its process id and our end of its socket. WorkerError when there is none to be had."""
         ours, theirs = socket.socketpair()
         try:
@@ -71,7 +71,7 @@ class Forker:
             raise
         finally:
             theirs.close()
-        return pid, Stream(ours)
+        return pid, Link(ours)
 
     async def end(self, pid: int) -> int:
         """Kill a child with all that it forked, reap it; its exit code. WorkerError when this process is gone too."""
@@ -81,16 +81,16 @@ class Forker:
         async with self._turn:
             try:
                 async with Deadline(self.timeout):
-                    socket.send_fds(self.stream.sock, [REQUEST.pack(what, pid)], fds)
-                    (answer,) = REPLY.unpack(await self.stream.read(REPLY.size))
+                    socket.send_fds(self.link.sock, [REQUEST.pack(what, pid)], fds)
+                    (answer,) = REPLY.unpack(await self.link.take(REPLY.size))
                     # The first answer waits for the imports of the server; from then on a fork takes milliseconds.
                     self.timeout = FORK_SECONDS
                     return answer
             except TimeoutError:
-                self.stream.close()  # a late answer would be taken for another's
+                self.link.close()  # a late answer would be taken for another's
                 raise WorkerError(f"it did not answer for {self.timeout:g} s") from None
             except (OSError, EOFError) as error:
-                self.stream.close()
+                self.link.close()
                 raise WorkerError(f"the process that forks has ended ({error})") from error
 
 
@@ -109,50 +109,40 @@ class Server(Forker):
         own = {**ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
         prints = forwarded()
         try:
-            self.process = subprocess.Popen(
-                command if wrap is None else wrap(command),
-                stdin=subprocess.DEVNULL,
-                stdout=prints,
-                stderr=prints,
-                env={**os.environ, **own} if wrap is None else own,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is the trainer's to handle
-            )
+            environment = own
+            if wrap is None:
+                environment = {**os.environ, **own}
+            else:
+                command = wrap(command)
+            self.process = spawn(command, environment, prints, pass_fds=[theirs.fileno()])
         finally:
             theirs.close()
             os.close(prints)
-        super().__init__(Stream(ours), START_SECONDS)
+        super().__init__(Link(ours), START_SECONDS)
 
     @property
     def alive(self) -> bool:
         """Return True if the process runs and can take a job."""
-        return self.stream.open and self.process.poll() is None
+        return self.link.open and self.process.poll() is None
 
-    async def close(self, seconds: float = 5.0) -> None:
-        """End the server, which ends everything below it; kill it when it takes longer than `seconds`."""
-        self.stream.close()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)  # a stopped process would not see that its socket is closed
-        # Polled, since `Popen.wait` would block the loop.
-        until = time.monotonic() + seconds
-        while self.process.poll() is None:
-            if time.monotonic() > until:
-                self.process.kill()
-            await asyncio.sleep(0.002)
+    async def close(self) -> None:
+        """End the server, which ends everything below it."""
+        self.link.close()
+        await stop(self.process)
 
 
 class Worker:
     """A worker process, for one job at a time."""
 
-    def __init__(self, parent: Forker, pid: int, stream: Stream) -> None:
+    def __init__(self, parent: Forker, pid: int, link: Link) -> None:
         self.parent = parent
         self.pid = pid
-        self.stream = stream
+        self.link = link
 
     def promote(self) -> None:
         """Have a template become a worker."""
         with contextlib.suppress(OSError):  # it has ended: the first job will tell
-            self.stream.sock.send(REQUEST.pack(WORK, 0))
+            self.link.sock.send(REQUEST.pack(WORK, 0))
 
     async def run(self, job: bytes, limit: float, count: int) -> list[Verdict]:
         """The `count` verdicts of one job. Late past `limit` seconds of this loop, WorkerError when the process is gone
@@ -160,10 +150,13 @@ class Worker:
         start = time.perf_counter()
         try:
             async with Deadline(limit):
-                await self.stream.send(job)
-                body = await self.stream.receive()
+                await self.link.send(job)
+                body = await self.link.receive(MAX_FRAME)
+            # A worker that answers more than it was asked would shift all later replies to other answers.
+            if self.link.has_unread:
+                raise EOFError("more came than one reply")
         except TimeoutError:
-            raise DeadlineExceededError(time.perf_counter() - start, _is_computing(self.pid)) from None
+            raise DeadlineExceededError(time.perf_counter() - start, state(self.pid) in ("R", None)) from None
         except (OSError, EOFError) as error:
             raise WorkerError(str(error)) from error
         try:
@@ -173,7 +166,7 @@ class Worker:
 
     async def end(self) -> int | None:
         """Kill and reap the process; its exit code, None when nobody knows it any more."""
-        self.stream.close()
+        self.link.close()
         try:
             return await self.parent.end(self.pid)
         except WorkerError:
@@ -210,11 +203,3 @@ class Background:
         """Wait for all tasks."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-
-
-def _is_computing(pid: int) -> bool:
-    try:
-        # The state of a process is the first field behind its name: R for running or ready to run (proc(5)).
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
-    except (OSError, IndexError):
-        return True

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr.core.process.deadline import Deadline
 from rlvr.verifiers.code import values
 from rlvr.verifiers.code.runner import DECODED_SIZE, Ended, Limits, Outcome
 from rlvr.verifiers.code.sandbox.inside.program import CALL, LOADED, RAISED, VALUE
 from rlvr.verifiers.code.sandbox.inside.supervisor import STARTED
 from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
-from rlvr.verifiers.pool.deadline import Deadline
 
 # Arbitrary and long, since a busy machine may schedule the supervisor late. It passes only if a supervisor hangs.
 GRACE_SECONDS = 20.0
@@ -148,7 +148,7 @@ class Execution:
     async def _start(self) -> None:
         """Wait until the program's process is forked. OSError or EOFError if the supervisor has ended."""
         if not self.started:
-            self.started = await self._job.byte() == STARTED
+            self.started = await self._job.take(1) == STARTED
 
     async def _exchange(self, answer: Answer | None) -> None:
         """Make the program's call, if it has one, and read reports until a value or an exception arrives; the calls of

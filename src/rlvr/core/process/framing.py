@@ -1,0 +1,110 @@
+"""Frames over a socket: a length of 4 bytes, big-endian, and a body. Blocking, or on an event loop.
+
+Programs in a sandbox use the same frames by code of their own (`rlvr.verifiers.code.sandbox.inside.frames`): they read
+nothing of the library but what is mounted there, and descriptors in the place of socket objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+
+LENGTH = struct.Struct("!I")
+# Bytes read at a time. Arbitrary: between the loop's fairness and the number of system calls for a megabyte.
+_CHUNK = 2**18
+
+
+def send(sock: socket.socket, body: bytes) -> None:
+    """Write one frame, at once, so that a reader wakes once."""
+    sock.sendall(LENGTH.pack(len(body)) + body)
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """The next frame's body; None at the end of the stream."""
+    head = _exactly(sock, LENGTH.size)
+    if head is None:
+        return None
+    return _exactly(sock, LENGTH.unpack(head)[0])
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            part = sock.recv(min(count - len(data), _CHUNK))
+        # The other end was killed with data unread: an end like any other.
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+class Link:
+    """One end of a socket pair, on an event loop. OSError or EOFError when the other end is gone or says more than it
+    may."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._data = bytearray()
+
+    @property
+    def open(self) -> bool:
+        """Return True if this end is open."""
+        return self.sock.fileno() >= 0
+
+    @property
+    def has_unread(self) -> bool:
+        """Return True if more was read from the socket than was asked for."""
+        return bool(self._data)
+
+    @property
+    def quiet(self) -> bool:
+        """Return True if the other end is open and has sent nothing unasked."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return not self._data
+        except OSError:
+            pass
+        return False
+
+    async def send(self, *bodies: bytes) -> None:
+        """Write frames."""
+        message = b"".join(part for body in bodies for part in (LENGTH.pack(len(body)), body))
+        await asyncio.get_running_loop().sock_sendall(self.sock, message)
+
+    async def receive(self, most: int) -> bytes:
+        """The next frame's body, of at most `most` bytes. The loop turns once for each, however many there are
+        already."""
+        if len(self._data) >= LENGTH.size:  # else reading turns it
+            await asyncio.sleep(0)
+        (length,) = LENGTH.unpack(await self.take(LENGTH.size))
+        # Before anything is allocated: the length is a claim, too.
+        if length > most:
+            raise EOFError(f"{length} bytes are announced, over the limit of {most}")
+        return await self.take(length)
+
+    async def take(self, count: int) -> bytes:
+        """The next `count` bytes, outside of frames."""
+        loop = asyncio.get_running_loop()
+        while len(self._data) < count:
+            # sock_recv gives way only where nothing is there to read. Before it and not after it: what was read is
+            # handled in the same turn, and so before a deadline that passes meanwhile.
+            await asyncio.sleep(0)
+            data = await loop.sock_recv(self.sock, _CHUNK)
+            if not data:
+                raise EOFError("the other end is closed")
+            self._data += data
+        taken = bytes(self._data[:count])
+        del self._data[:count]
+        return taken
+
+    def close(self) -> None:
+        """Close this end; the other end then reads the end of the stream."""
+        with contextlib.suppress(OSError):
+            self.sock.close()
