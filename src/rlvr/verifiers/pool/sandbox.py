@@ -21,7 +21,8 @@ from rlvr.verifiers.pool.worker_process import ONE_THREAD
 TMP_BYTES = 64 * 2**20
 """Bytes that fit into the sandbox's only writable folder, /tmp."""
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+"""Files of the system that a sandbox can read."""
 
 
 def missing() -> str | None:
@@ -50,7 +51,7 @@ def sandboxed(files: Sequence[str]) -> Callable[[list[str]], list[str]]:
         # parents[2] is the folder of the package rlvr, parents[3] the one to import it from.
         package, source = (str(Path(__file__).resolve().parents[up]) for up in (2, 3))
         prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages(), package}
-        reads = dict.fromkeys([*_SYSTEM, *sorted(prefixes), *files])
+        reads = dict.fromkeys([*SYSTEM, *sorted(prefixes), *files])
         imports = dict.fromkeys([source, *(str(Path(file).parent) for file in files)])
         return [
             *(
@@ -64,7 +65,7 @@ def sandboxed(files: Sequence[str]) -> Callable[[list[str]], list[str]]:
                 "ALL",
             ),
             *("--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
-            *(option for path in reads if os.path.exists(path) for option in _read(path)),  # some may be below /tmp
+            *(option for path in reads if os.path.exists(path) for option in bound(path)),  # some may be below /tmp
             # The environment of the trainer may hold keys; nothing of it goes in.
             *("--remount-ro", "/", "--clearenv", "--setenv", "PYTHONPATH", os.pathsep.join(imports)),
             *(option for name, value in ONE_THREAD.items() for option in ("--setenv", name, value)),
@@ -74,7 +75,8 @@ def sandboxed(files: Sequence[str]) -> Callable[[list[str]], list[str]]:
     return wrap
 
 
-def _read(path: str) -> tuple[str, str, str]:
+def bound(path: str) -> tuple[str, str, str]:
+    """The options of bubblewrap that make a path readable inside."""
     if os.path.islink(path):
         return "--symlink", os.readlink(path), path
     return "--ro-bind", path, path

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code.runner import Job, Limits
-from rlvr.verifiers.code.sandbox.tiers import SYSTEM
+from rlvr.verifiers.pool.sandbox import SYSTEM
 
 COMPILING = Limits(seconds=60.0, cpu_seconds=20.0, memory_mb=1024, output_bytes=2**16, processes=32, file_mb=64)
 """Limits of the compilation of one program. The bound is processor time, which a busy machine does not change; the wall

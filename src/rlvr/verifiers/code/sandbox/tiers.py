@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rlvr.verifiers.code.packages import PLACE, paths_of
 from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, TMP, Setting
+from rlvr.verifiers.pool.sandbox import SYSTEM, bound
 
 NOBODY = 65534
 SANDBOX_MB = 64
 """Megabytes of the writable folder of a bubblewrap without namespaces inside."""
 
 _CODE = Path(__file__).resolve().parents[1]
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 # Not /dev/zero: mapped as shared, it is memory that no limit counts.
 _DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _START = """
@@ -133,7 +133,7 @@ def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]
         # be filled.
         *("--proc", "/proc", "--size", str(SANDBOX_MB * 2**20), "--perms", "1777", "--tmpfs", folder),
         *(option for path in (prefix, "/dev/null", "/etc/ld.so.cache") for option in _folders_to(path)),
-        *(option for path in (*SYSTEM, prefix) if os.path.exists(path) for option in _read(path)),
+        *(option for path in (*SYSTEM, prefix) if os.path.exists(path) for option in bound(path)),
         # An empty read-only tmpfs over each folder of packages: they may hold data sets with answers.
         *(option for path in hidden for option in ("--perms", "0755", "--tmpfs", path, "--remount-ro", path)),
         # Four harmless devices instead of the host's /dev, which has shared memory and terminals.
@@ -189,12 +189,6 @@ def _socket_bytes() -> int:
 
 def _nobody() -> Sequence[str]:
     return "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)
-
-
-def _read(path: str) -> tuple[str, str, str]:
-    if os.path.islink(path):
-        return "--symlink", os.readlink(path), path
-    return "--ro-bind", path, path
 
 
 def _folders_to(path: str) -> list[str]:
