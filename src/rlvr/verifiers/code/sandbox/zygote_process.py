@@ -53,10 +53,10 @@ class Zygote:
         leaf = Leaf()
         try:
             with tempfile.TemporaryFile() as output:
-                passed = [theirs.fileno(), trainer_pidfd]
-                entering, environment = leaf.entering(command(tier, *passed, tmp))
+                entering, environment = leaf.entering(command(tier, theirs.fileno(), trainer_pidfd, tmp))
                 # Nothing of the trainer's environment, which may hold keys.
-                process = spawn(entering, {LINKED_AT_ONCE: "1", **environment}, output, pass_fds=passed)
+                environment = {LINKED_AT_ONCE: "1", **environment}
+                process = spawn(entering, environment, output, pass_fds=[theirs.fileno(), trainer_pidfd])
                 zygote = cls(tier, process, Link(ours), tmp, leaf)
                 theirs.close()
                 if not await zygote._ready():
