@@ -32,21 +32,11 @@ _DECORATIONS = frozenset(
     ["overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "dot", "ddot", "angle", "triangle"]
 )
 
-_ROWS = {
-    "matrix",
-    "pmatrix",
-    "bmatrix",
-    "Bmatrix",
-    "vmatrix",
-    "Vmatrix",
-    "smallmatrix",
-    "array",
-    "cases",
-    "aligned",
-    "align*",
-    "align",
-    "split",
-}
+_ROWS = frozenset(
+    """
+    matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array cases aligned align* align split
+    """.split()  # noqa: SIM905
+)
 
 
 class Commands(Literals):

@@ -13,6 +13,8 @@ from dataclasses import replace
 from rlvr.verifiers.math.declarations import disagree
 from rlvr.verifiers.math.definitions import arguments_of, function_of, with_variables_of
 from rlvr.verifiers.math.expression import (
+    FLIPPED,
+    INEQUALITIES,
     Apply,
     Bracket,
     Builder,
@@ -22,6 +24,7 @@ from rlvr.verifiers.math.expression import (
     Symbol,
     Words,
     children,
+    difference,
     rename,
     substitute,
     symbols,
@@ -49,7 +52,6 @@ FUEL_PER_ITEM = 150
 """Fuel for each answer of a list: two values at two precisions, where the cheap first look has found the pair."""
 _HATS = {f"hat {name}": name for name in "ijk"}
 _SYMMETRIC = frozenset({("parallel",), ("perp",)})
-_INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 
 
 class Judge(Values):
@@ -80,7 +82,7 @@ class Judge(Values):
         about = {
             name
             for entry in (*wanted.entries, *stated.entries)
-            if isinstance(entry.value, Relation) and set(entry.value.operators) & _INEQUALITIES
+            if isinstance(entry.value, Relation) and set(entry.value.operators) & INEQUALITIES
             for name in _subjects(entry.value)
         }
         if disagree(wanted.declared, stated.declared, about, (_letters(wanted), _letters(stated))):
@@ -272,7 +274,9 @@ class Judge(Values):
         # `2x + y = 3`: equations up to a constant factor.
         if one.operators == other.operators == ("=",):
             return self._equations(one, other)
-        if one.operators == other.operators or one.operators == _flipped(other.operators):
+        if one.operators == other.operators or one.operators == tuple(
+            FLIPPED.get(sign, sign) for sign in reversed(other.operators)
+        ):
             if one.operators == other.operators:
                 flipped = other
             else:
@@ -280,15 +284,15 @@ class Judge(Values):
             sides = all_of(self.value(a, b) for a, b in zip(one.sides, flipped.sides, strict=True))
             if not sides and one.operators in _SYMMETRIC:
                 sides = all_of(self.value(a, b) for a, b in zip(one.sides, reversed(flipped.sides), strict=True))
-            if sides or len(one.operators) > 1 or not set(one.operators) <= _INEQUALITIES:
+            if sides or len(one.operators) > 1 or not set(one.operators) <= INEQUALITIES:
                 return sides
             return self._inequalities(one, flipped)
         return False
 
     def _equations(self, gold: Relation, answer: Relation) -> bool | None:
         """Equal up to a constant factor, which rearranging does not change: `2x + y = 3`, `y = 3 - 2x`."""
-        one = _difference(gold)
-        other = _difference(answer)
+        one = difference(gold)
+        other = difference(answer)
         if symbols(one) != symbols(other):
             return False
         if not symbols(one):
@@ -296,8 +300,8 @@ class Judge(Values):
         return self.sampler.proportional(one, other, sorted(_divisors(one) | _divisors(other)))
 
     def _inequalities(self, gold: Relation, answer: Relation) -> bool | None:
-        one = _difference(gold)
-        other = _difference(answer)
+        one = difference(gold)
+        other = difference(answer)
         if symbols(one) != symbols(other) or not self.sampler.proportional(one, other):
             return False
         return self.sampler.same_sign(one, other)
@@ -350,7 +354,7 @@ def _is_set_like(node: Node) -> bool:
     """Return True if a node can only be a set of reals, or an inequality."""
     for below in walk(node):
         match below:
-            case Relation(operators) if set(operators) & _INEQUALITIES:
+            case Relation(operators) if set(operators) & INEQUALITIES:
                 return True
             case (
                 Symbol("Reals" | "Reals +" | "Reals -" | "Reals *" | "emptyset")
@@ -380,7 +384,7 @@ def _other_variable(gold: Node, answer: Node) -> bool:
     for node in (gold, answer):
         parts = list(walk(node))
         if any(isinstance(below, Builder) for below in parts) or not any(
-            isinstance(below, Relation) and set(below.operators) & _INEQUALITIES for below in parts
+            isinstance(below, Relation) and set(below.operators) & INEQUALITIES for below in parts
         ):
             return False
     return bool(symbols(gold) and symbols(answer)) and not symbols(gold) & symbols(answer)
@@ -470,17 +474,7 @@ def _as_relation(entry: StatementEntry) -> Relation | None:
     return Relation(("=",), (entry.label, entry.value))
 
 
-def _difference(relation: Relation) -> Node:
-    left, right = relation.sides
-    return Apply("+", (left, Apply("neg", (right,))))
-
-
 def _divisors(node: Node) -> set[str]:
     """The symbols in denominators: clearing these multiplies an equation by more than a constant."""
     below = [part.args[1] for part in walk(node) if isinstance(part, Apply) and part.head == "/"]
     return set().union(*(symbols(part) for part in below))
-
-
-def _flipped(operators: tuple[str, ...]) -> tuple[str, ...]:
-    flip = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-    return tuple(flip.get(operator, operator) for operator in reversed(operators))

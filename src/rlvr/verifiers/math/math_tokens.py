@@ -80,44 +80,10 @@ _TOKEN = re.compile(
 _SPLIT_NAME = re.compile(r"(arc(?:sin|cos|tan)|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|sqrt|pi)([a-zA-Z]?)$")
 _VOWEL = re.compile(r"[aeiouyAEIOUY]")
 _SHORT_UNITS = frozenset(
-    [
-        "cm",
-        "mm",
-        "km",
-        "kg",
-        "ft",
-        "yd",
-        "lb",
-        "lbs",
-        "oz",
-        "hr",
-        "hrs",
-        "min",
-        "mins",
-        "sec",
-        "secs",
-        "mph",
-        "kph",
-        "cal",
-        "sq",
-        "pts",
-        "pct",
-        "st",
-        "nd",
-        "rd",
-        "th",
-        "am",
-        "pm",
-        "AM",
-        "PM",
-        "deg",
-        "Hz",
-        "kHz",
-        "MHz",
-        "kW",
-        "kWh",
-        "kN",
-    ]
+    """
+    cm mm km kg ft yd lb lbs oz hr hrs min mins sec secs mph kph cal sq pts pct st nd rd th am pm AM PM deg Hz kHz
+    MHz kW kWh kN
+    """.split()  # noqa: SIM905
 )
 """Words straight after a number that would otherwise be products of letters."""
 # Matches `km`, `ms`, `kPa`; not `ab`, `kX`.
@@ -133,39 +99,12 @@ _RAISED = re.compile(r"\s*\^\s*\{?\s*\d")
 # Matches ``, `, 3`, ` 30 min`, `^2`; not ` + 3`, ` x`. Behind a unit the value ends, or the next one begins.
 _AFTER_UNIT = re.compile(r"\s*(?:$|\d+(?:\.\d+)?\s*[A-Za-z\\]|[,;})/=<>]|\^\s*\{?-?[1-3](?!\d)|(?:and|or|per)\b|\\)")
 _SHORT_WORDS = frozenset(
-    [
-        "yes",
-        "odd",
-        "all",
-        "the",
-        "not",
-        "for",
-        "any",
-        "are",
-        "has",
-        "one",
-        "two",
-        "six",
-        "ten",
-        "was",
-        "you",
-        "but",
-        "its",
-        "per",
-        "day",
-        "days",
-        "hour",
-        "year",
-        "cups",
-        "foot",
-        "feet",
-        "inch",
-        "men",
-    ]
+    """
+    yes odd all the not for any are has one two six ten was you but its per day days hour year cups foot feet inch
+    men
+    """.split()  # noqa: SIM905
 )
-_PROSE = frozenset(
-    ["no", "is", "of", "in", "to", "if", "at", "by", "an", "as", "so", "we", "it", "be", "on", "a", "I", "m", "cm", "s"]
-)
+_PROSE = frozenset("no is of in to if at by an as so we it be on a I m cm s".split())  # noqa: SIM905
 """Short words in the company of longer ones."""
 # Matches ` apples`; not ` x y`.
 _NEXT_WORD = re.compile(r"\s+[a-zA-Z]*[aeiouyAEIOUY][a-zA-Z]*[A-Za-z]{2}")

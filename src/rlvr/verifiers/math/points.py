@@ -18,7 +18,7 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
+from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, rational, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import (
     MAX_BITS,
     Complex,
@@ -308,27 +308,8 @@ def _is_even_root(node: Apply) -> bool:
         else:
             degree = Number(Fraction(2))
         return isinstance(degree, Number) and degree.value.denominator == 1 and degree.value % 2 == 0
-    exponent = _rational(node.args[1])
+    exponent = rational(node.args[1])
     return exponent is not None and exponent.denominator % 2 == 0
-
-
-def _rational(node: Node) -> Fraction | None:
-    """The value of an exponent that is a fraction as written, else None."""
-    match node:
-        case Number(value):
-            return value
-        case Bracket(items=(item,)):
-            return _rational(item)
-        case Apply("neg", (arg,)):
-            inner = _rational(arg)
-            return None if inner is None else -inner
-        case Apply("/", (top, bottom)):
-            above = _rational(top)
-            below = _rational(bottom)
-            if above is None or not below:
-                return None
-            return above / below
-    return None
 
 
 def _is_curved(radicand: Node) -> bool:

@@ -11,6 +11,9 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers.math.expression import (
+    COMPARED,
+    FLIPPED,
+    INEQUALITIES,
     Apply,
     Bracket,
     Builder,
@@ -27,8 +30,6 @@ from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
-_ORDER = frozenset(_FLIP)
 _ZERO = Number(Fraction(0))
 _INFINITY = Symbol("infinity")
 
@@ -71,7 +72,7 @@ def _closes_infinity(node: Node) -> bool:
 def _letters(node: Node) -> frozenset[str]:
     """The letters that the inequalities of a node are about."""
     inequalities = [
-        below for below in walk(node) if isinstance(below, Relation) and set(below.operators) & _ORDER - {"="}
+        below for below in walk(node) if isinstance(below, Relation) and set(below.operators) & INEQUALITIES
     ]
     return frozenset[str]().union(*map(symbols, inequalities))
 
@@ -237,7 +238,7 @@ class RealSets:
     def _relation(self, node: Relation) -> Set:
         if "in" in node.operators:
             return self._membership(node)
-        if not set(node.operators) <= _ORDER or node.operators == ("=",):
+        if not set(node.operators) <= COMPARED or node.operators == ("=",):
             raise NotASetError
         parts = []
         for at, operator in enumerate(node.operators):
@@ -262,7 +263,7 @@ class RealSets:
             right = Number(Fraction(0))
         # `2 < x` is `x > 2`.
         elif right_names:
-            left, operator, right = right, _FLIP[operator], left
+            left, operator, right = right, FLIPPED[operator], left
         if isinstance(left, Apply) and left.head == "abs":
             return self._absolute(left.args[0], operator, right)
         if isinstance(left, Symbol) or (isinstance(left, Apply) and left.head.startswith("call ")) or _is_call(left):
@@ -271,7 +272,7 @@ class RealSets:
         end: Node = Apply("/", (Apply("+", (right, Apply("neg", (start,)))), slope))
         if not symbols(right) and isinstance(bound := self.sampler.value(right), Fraction):
             end = Number((bound - start.value) / slope.value)
-        return self._ray(operator if self.sampler.value(slope) > 0 else _FLIP[operator], end)
+        return self._ray(operator if self.sampler.value(slope) > 0 else FLIPPED[operator], end)
 
     def _ray(self, operator: str, node: Node) -> Set:
         end = self._end(node, operator in ("<=", ">=", "=", "!="))
@@ -289,9 +290,9 @@ class RealSets:
     def _absolute(self, inner: Node, operator: str, bound: Node) -> Set:
         minus = bound.args[0] if isinstance(bound, Apply) and bound.head == "neg" else _negated(bound)
         if operator in ("<", "<="):
-            return self._intersection([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
+            return self._intersection([self._one(inner, operator, bound), self._one(inner, FLIPPED[operator], minus)])
         if operator in (">", ">="):
-            return self._union([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
+            return self._union([self._one(inner, operator, bound), self._one(inner, FLIPPED[operator], minus)])
         raise NotASetError
 
     def _linear(self, node: Node, names: frozenset[str]) -> tuple[Number, Number]:

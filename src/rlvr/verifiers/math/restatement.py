@@ -15,6 +15,8 @@ import re
 from fractions import Fraction
 
 from rlvr.verifiers.math.expression import (
+    COMPARED,
+    FLIPPED,
     Apply,
     Bracket,
     Builder,
@@ -25,6 +27,7 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
     children,
+    difference,
     is_literal,
     symbols,
 )
@@ -37,11 +40,9 @@ from rlvr.verifiers.math.plain_form import RefusedError
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.statements import is_label, read_statement
 
-_FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _ZERO = Number(Fraction(0))
 _ONE = Number(Fraction(1))
 _HALF = Apply("/", (_ONE, Number(Fraction(2))))
-_COMPARED = frozenset({"=", "<", ">", "<=", ">=", "!="})
 # Matches `Solve `, `, `, `. `; not `x + 1`.
 _BETWEEN_FORMULAS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}|[,;:?\n]|\.(?:\s|\Z)")
 """Words and punctuation, in a prompt without math delimiters."""
@@ -182,7 +183,7 @@ def _parts(node: Node) -> tuple[Node, ...]:
 def _is_unsolved(node: Node) -> bool:
     """Return True if a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`,
     `|x| < 3`)."""
-    if not isinstance(node, Relation) or not set(node.operators) <= _COMPARED or len(symbols(node)) != 1:
+    if not isinstance(node, Relation) or not set(node.operators) <= COMPARED or len(symbols(node)) != 1:
         return False
     if "=" in node.operators and is_label(node.sides[0]):  # `\tan\theta = 3` names what was asked for
         return False
@@ -193,7 +194,7 @@ def _is_unsolved(node: Node) -> bool:
 
 def _solved_for(node: Node) -> Symbol | None:
     """The symbol that stands alone on one side of a relation, if the other side is free of it."""
-    if not isinstance(node, Relation) or len(node.sides) != 2 or not set(node.operators) <= _COMPARED:
+    if not isinstance(node, Relation) or len(node.sides) != 2 or not set(node.operators) <= COMPARED:
         return None
     left, right = node.sides
     for one, other in ((left, right), (right, left)):
@@ -209,19 +210,14 @@ def _rearranged(answer: Node, formula: Node) -> bool:
     if (
         len(answer.operators) > 1
         or len(formula.operators) > 1
-        or not set(answer.operators + formula.operators) <= _COMPARED
+        or not set(answer.operators + formula.operators) <= COMPARED
     ):
         return _canonical(answer) == _canonical(formula)
     (operator,) = answer.operators
     (other,) = formula.operators
-    if other not in (operator, _FLIPPED.get(operator, operator)) or symbols(answer) != symbols(formula):
+    if other not in (operator, FLIPPED[operator]) or symbols(answer) != symbols(formula):
         return False
-    return PointSampler().proportional(_difference(answer), _difference(formula)) is True
-
-
-def _difference(relation: Relation) -> Node:
-    left, right = relation.sides
-    return Apply("+", (left, Apply("neg", (right,))))
+    return PointSampler().proportional(difference(answer), difference(formula)) is True
 
 
 def _canonical(node: Node) -> Node:
@@ -260,7 +256,7 @@ def _canonical(node: Node) -> Node:
         case Relation((operator,), (left, right)):
             sides = (_canonical(left), _canonical(right))
             if operator in (">", ">="):
-                return Relation((_FLIPPED[operator],), sides[::-1])
+                return Relation((FLIPPED[operator],), sides[::-1])
             return Relation((operator,), _sorted(sides) if operator in ("=", "!=") else sides)
         case Bracket(opening, closing, items):
             return Bracket(opening, closing, tuple(_canonical(item) for item in items))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from rlvr.verifiers.math.approximations import is_rounded, is_rounding_pair
 from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
 from rlvr.verifiers.math.expression import (
+    INEQUALITIES,
     Apply,
     Binder,
     Bracket,
@@ -38,7 +39,6 @@ MAX_SIGNS = 3
 """Independent plus-minus signs in one value."""
 
 
-_INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 # Matches `x`, `a_12`; not `xy`, `x_n`.
 _LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
 
@@ -129,7 +129,7 @@ def _restricts(condition: Node, subject: Node) -> bool:
     answer."""
     if isinstance(subject, Builder):
         return _restricts(condition, subject.subject)
-    if not (isinstance(condition, Relation) and set(condition.operators) <= _INEQUALITIES):
+    if not (isinstance(condition, Relation) and set(condition.operators) <= INEQUALITIES):
         return False
     value: Node = subject
     if isinstance(subject, Relation) and set(subject.operators) == {"="} and is_label(subject.sides[0]):
