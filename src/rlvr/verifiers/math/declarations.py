@@ -67,15 +67,14 @@ def without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
         for condition in node.conditions:
             declaration = declared_by(condition)
             declared |= declaration or frozenset()
-            if declaration is None and not _says_nothing(condition):
+            # `for all x`, `x \ne 1`: it restricts nothing but single points.
+            says_nothing = isinstance(condition, Symbol) or (
+                isinstance(condition, Relation) and set(condition.operators) == {"!="}
+            )
+            if declaration is None and not says_nothing:
                 restrictions.append(condition)
         node = node.subject
     return node, declared, tuple(restrictions)
-
-
-def _says_nothing(condition: Node) -> bool:
-    r"""Return True if a condition restricts nothing but single points: `for all x`, `x \ne 1`."""
-    return isinstance(condition, Symbol) or (isinstance(condition, Relation) and set(condition.operators) == {"!="})
 
 
 def disagree(

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import gcd, isqrt, lcm
+from math import factorial, gcd, isqrt, lcm, prod
 from typing import Any, NamedTuple
 
 MAX_BITS = 2048
@@ -261,7 +261,7 @@ class GuardedArithmetic:
             raise TooLargeError("a factorial too large")
         # Up to 200 the factorial is exact (1,246 bits); above it is a float by the gamma function.
         if isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= 200:
-            return _factorial(int(value))
+            return Fraction(factorial(int(value)))
         if value < 0 and value == int(value):
             raise UnknownValueError("the factorial of a negative integer")
         return self.mp.gamma(self.inexact(value) + 1)
@@ -269,7 +269,7 @@ class GuardedArithmetic:
     def factorial2(self, value: Value) -> Value:
         if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 300:
             raise UnknownValueError("a double factorial of no small integer")
-        return functools.reduce(lambda a, b: a * b, range(int(value), 0, -2), 1)
+        return prod(range(int(value), 0, -2))
 
     def binomial(self, n: Value, k: Value) -> Value:
         # The product n(n-1)...(n-k+1)/k! holds for any n, fractions and complex numbers too, and costs k steps.
@@ -307,11 +307,6 @@ class GuardedArithmetic:
         if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
             raise UnknownValueError("a remainder of no fractions")
         return value % modulus
-
-
-@functools.lru_cache(maxsize=256)
-def _factorial(n: int) -> Fraction:
-    return Fraction(functools.reduce(lambda a, b: a * b, range(2, n + 1), 1))
 
 
 def exact_root(value: Fraction, degree: int) -> Fraction | None:
@@ -352,11 +347,6 @@ def _named(name: str) -> Callable[..., Value]:
     return lambda e, value: e.call(name, value)
 
 
-def _sign(e: GuardedArithmetic, value: Value) -> Value:
-    value = e.real(value)
-    return Fraction((value > 0) - (value < 0))
-
-
 _OF_MPMATH = (
     "sin cos tan cot sec csc sinh cosh tanh coth sech csch gamma arg asin acos atan acot asec acsc asinh "
     "acosh atanh acoth"
@@ -390,7 +380,7 @@ _OPERATIONS: dict[tuple[str, int], Callable[..., Value]] = {
     ("min", -1): _extremum(min),
     ("gcd", -1): _integers(gcd),
     ("lcm", -1): _integers(lcm),
-    ("sgn", 1): _sign,
+    ("sgn", 1): lambda e, value: Fraction((e.real(value) > 0) - (value < 0)),
     ("re", 1): lambda e, value: e.inexact(value).real,
     ("im", 1): lambda e, value: e.inexact(value).imag,
     **{(name, 1): _named(name) for name in _OF_MPMATH.split()},

@@ -161,7 +161,10 @@ def clean(text: str) -> str:
         # `rstrip` removes the spaces that `\!` matches with it. A command without a replacement becomes a space.
         text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip(), " "), text)
     if "\\" in text or not text.isascii():
-        text = _restyled(text)
+        # Colours and sizes go; ohms and micro-units get names that units.py knows.
+        text = _STYLE.sub(" ", text)
+        text = _OHM.sub(lambda unit: rf" \text{{{_PREFIX[unit[1] or unit[2] or unit[3] or '']}ohm}}", text)
+        text = _MICRO.sub(lambda unit: rf"\text{{u{unit[1] or unit[2]}}}", text)
     if "\\dot" in text:
         text = _DOTTED.sub(_overlined, text)
     if "or" in text or "and" in text:
@@ -173,13 +176,6 @@ def clean(text: str) -> str:
             break
         text = _strip(inner)
     return text
-
-
-def _restyled(text: str) -> str:
-    r"""`text` without commands for colour and size, and with ohms and micro-units in names that units.py knows."""
-    text = _STYLE.sub(" ", text)
-    text = _OHM.sub(lambda unit: rf" \text{{{_PREFIX[unit[1] or unit[2] or unit[3] or '']}ohm}}", text)
-    return _MICRO.sub(lambda unit: rf"\text{{u{unit[1] or unit[2]}}}", text)
 
 
 def _overlined(decimal: re.Match[str]) -> str:

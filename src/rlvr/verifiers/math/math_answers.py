@@ -51,6 +51,7 @@ MAX_ITEMS = 64
 FUEL_PER_ITEM = 150
 """Fuel for each answer of a list: two values at two precisions, where the cheap first look has found the pair."""
 _HATS = {f"hat {name}": name for name in "ijk"}
+_ELLIPSIS = Symbol("...")
 _SYMMETRIC = frozenset({("parallel",), ("perp",)})
 
 
@@ -58,13 +59,13 @@ class Judge(Values):
     """Compares two trees under `rules`; holds the sampler, and with it the fuel of one comparison."""
 
     def compare(self, gold: Node, answer: Node) -> MathComparison:
-        if _has_residue(gold) or _has_residue(answer):
+        if "pmod" in map(head_of, (*walk(gold), *walk(answer))):
             gold = with_residues(gold)
             answer = with_residues(answer)
         gold, answer = _without_hats(gold, answer), _without_hats(answer, gold)
         answer = with_variables_of(gold, answer)
         # `1, 2, 3, \ldots` is an infinite list and `1, 2, 3` is not.
-        if _has_ellipsis(gold) != _has_ellipsis(answer):
+        if (_ELLIPSIS in walk(gold)) != (_ELLIPSIS in walk(answer)):
             return MathComparison(False, "an ellipsis where the other has none")
         nested = _is_set_of_sets(gold) or _is_set_of_sets(answer)
         if not nested and (_is_set_like(gold) or _is_set_like(answer)):
@@ -332,22 +333,12 @@ class Judge(Values):
         back = self.sampler.equal(answer.label, substitute(answer.value, gold.label.name, gold.value), positive=True)
         return there and back
 
-    # values
-
 
 def _without_hats(node: Node, other: Node) -> Node:
     r"""`node` with `\mathbf{i}` for `\hat{i}`, where the other side has unit vectors without hats."""
     if any(isinstance(below, Symbol) and below.name in _HATS for below in walk(other)):
         return node
     return rename(node, _HATS)
-
-
-def _has_residue(node: Node) -> bool:
-    return any(isinstance(below, Apply) and below.head == "pmod" for below in walk(node))
-
-
-def _has_ellipsis(node: Node) -> bool:
-    return any(below == Symbol("...") for below in walk(node))
 
 
 def _is_set_like(node: Node) -> bool:

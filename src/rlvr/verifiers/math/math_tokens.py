@@ -157,7 +157,10 @@ def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = fro
         elif kind == "letter":
             _styled(match["face"], match["letter"], spaced, tokens)
         elif kind == "letters":
-            _letters(match[0], spaced, tokens, text[at : at + 20], bare_units and not _is_product(match[0], variables))
+            run = match[0]
+            # Letters are a product of variables, not a unit; nobody writes a square of one as `mm`.
+            is_product = len(set(run)) == len(run) and variables.issuperset(run)
+            _letters(run, spaced, tokens, text[at : at + 20], bare_units and not is_product)
         else:
             _READERS[kind or ""](match[0], spaced, tokens)
         spaced = spaced and len(tokens) == before
@@ -174,7 +177,6 @@ def _ratio_of_units(fraction: re.Match[str]) -> str:
 
 
 def _number(text: str, spaced: bool, tokens: list[Token]) -> None:
-    # `1e99999` is short, and its value has 100,000 digits.
     if len(text) > MAX_DIGITS or len(text.lower().partition("e")[2]) > 4:  # 1e99999 has as many digits
         raise UnreadableError("a literal of too many digits")
     tokens.append(Token("number", text, spaced))
@@ -282,11 +284,6 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", b
         _letters(split[2], False, tokens)
     else:
         tokens.extend(Token("symbol", letter, spaced and not at) for at, letter in enumerate(run))
-
-
-def _is_product(run: str, variables: frozenset[str]) -> bool:
-    """Return True if letters are a product of variables; nobody writes a square of one as `mm`."""
-    return len(set(run)) == len(run) and variables.issuperset(run)
 
 
 def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_units: bool) -> bool:
@@ -403,7 +400,7 @@ def _thousands(tokens: list[Token]) -> list[Token]:
         if (
             end > at + 1
             and _is_thousands(digits)
-            and not (end < len(tokens) and tokens[end].text == "," and not _gap(tokens, end))
+            and not (end + 1 < len(tokens) and tokens[end].text == "," and not tokens[end + 1].spaced)
         ):
             merged.append(Token("number", "".join(digits), tokens[at].spaced))
         else:
@@ -420,10 +417,6 @@ def _comma_group(tokens: list[Token], at: int) -> bool:
         and tokens[at + 1].kind == "number"
         and not tokens[at + 1].spaced
     )
-
-
-def _gap(tokens: list[Token], at: int) -> bool:
-    return at + 1 >= len(tokens) or tokens[at + 1].spaced
 
 
 def _is_thousands(groups: list[str]) -> bool:

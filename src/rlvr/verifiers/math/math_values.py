@@ -137,14 +137,7 @@ class Values(ABC):
 
     def _quantities(self, gold: Node, answer: Node) -> bool | None:
         """Units convert where both are known; one side may leave its unit out."""
-        if isinstance(gold, Quantity):
-            one = gold
-        else:
-            one = Quantity(gold, "")
-        if isinstance(answer, Quantity):
-            other = answer
-        else:
-            other = Quantity(answer, "")
+        one, other = (side if isinstance(side, Quantity) else Quantity(side, "") for side in (gold, answer))
         factor = conversion(one.unit, other.unit, self.rules.nouns)
         if factor is None:
             return False

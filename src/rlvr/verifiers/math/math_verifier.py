@@ -228,7 +228,6 @@ class MathVerifier(Verifier):
     def _number_rules(self) -> NumberRules:
         return NumberRules(self.tolerance, self.percent, self.units)
 
-    @property
     def _rules(self) -> Rules:
         return Rules(ordered=self.ordered, require_simplified=self.require_simplified, tolerance=self.tolerance)
 
@@ -255,20 +254,21 @@ class MathVerifier(Verifier):
 
     def _decide(self, task: Task, gold: Gold, answer: str, number: PlainNumber | None) -> str | None:
         """Decide by numbers and texts: "" if the answer is right, else why it is wrong; None if undecided."""
+        prompt = _last_message(task.prompt)
         if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
-            bare = without_asked_noun(answer, _last_message(task.prompt))
+            bare = without_asked_noun(answer, prompt)
             number = number if bare == answer else read_number(bare)
         # `5m` is read as a number with a unit only where the gold has one: alone it may be a product.
         if gold.number is not None and number is None and gold.number.unit:
             number = read_number(answer, letters=True)
         if gold.number is not None and number is not None:
-            if any(unit and is_product(unit, _last_message(task.prompt)) for unit in (gold.number.unit, number.unit)):
+            if any(unit and is_product(unit, prompt) for unit in (gold.number.unit, number.unit)):
                 return None  # only the tree tells `5cm` from `5 \text{cm}`
             if gold.number.label and number.label and gold.number.label != number.label:
                 return None
             rules = self._number_rules
             if number.unit and not gold.number.unit:
-                rules = replace(rules, nouns=words_of(_last_message(task.prompt)))
+                rules = replace(rules, nouns=words_of(prompt))
             if not gold.number.equals(number, rules):
                 return "another number"
             integer = gold.number.value.denominator == 1 and gold.number.scale == 1 and not gold.number.is_fraction
@@ -283,9 +283,7 @@ class MathVerifier(Verifier):
         if gold.is_words and not (
             _SPELLED.fullmatch(answer)
             or _NO_SOLUTION.fullmatch(gold.text)
-            or is_product_of_letters(
-                gold.text, variables_of(_last_message(task.prompt)), words_of(_last_message(task.prompt))
-            )
+            or is_product_of_letters(gold.text, variables_of(prompt), words_of(prompt))
         ):
             return "other words"
         if gold.number is not None:
@@ -312,9 +310,8 @@ class MathVerifier(Verifier):
     def _compare(self, task: Task, gold: Gold, answer: str, extracted: str, seconds: float) -> Verdict:
         """The stages behind `quick`, for one gold."""
         prompt = _last_message(task.prompt)
-        comparison = compare(
-            gold.text, answer, replace(self._rules, variables=variables_of(prompt), nouns=words_of(prompt))
-        )
+        rules = Rules(self.ordered, self.require_simplified, self.tolerance, variables_of(prompt), words_of(prompt))
+        comparison = compare(gold.text, answer, rules)
         equal = comparison.equal is True
         if comparison.equal is False:
             status = VerdictStatus.WRONG
@@ -323,7 +320,7 @@ class MathVerifier(Verifier):
         reason = comparison.reason
         if comparison.equal is None and self.math_verify:
             equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
-        if equal and self.require_simplified and restates(_last_message(task.prompt), gold.text, answer):
+        if equal and self.require_simplified and restates(prompt, gold.text, answer):
             return _zero(VerdictStatus.WRONG, "the problem restated", extracted)
         if equal:
             return _correct(extracted)

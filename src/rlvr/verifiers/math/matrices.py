@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import NumericEvaluator
+from rlvr.verifiers.math.evaluation import NumericEvaluator, is_constant
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import Fuel, UnknownValueError
-from rlvr.verifiers.math.operators import is_constant
 
 SIDE = 3
 """Rows of the matrices, and entries of the vectors, that letters stand for: a cross product needs three."""
@@ -99,14 +98,9 @@ def _named(node: Node, names: dict[str, str]) -> Node:
         case Apply("dot", args):
             return Apply("*", args)
         case Apply("*", args) if any(isinstance(arg, Apply) and arg.head == "*" for arg in args):
-            return Apply("*", tuple(part for arg in args for part in _factors(arg)))
+            parts = (arg.args if isinstance(arg, Apply) and arg.head == "*" else (arg,) for arg in args)
+            return Apply("*", tuple(itertools.chain.from_iterable(parts)))
     return node
-
-
-def _factors(node: Node) -> tuple[Node, ...]:
-    if isinstance(node, Apply) and node.head == "*":
-        return node.args
-    return (node,)
 
 
 def _has_vector(node: Node) -> bool:

@@ -80,15 +80,15 @@ def has_domain_at(point: Point, *nodes: Node) -> bool:
     if not is_positive_point(point):
         return False
     return all(isinstance(value, Fraction) and value.denominator == 1 for value in point.values()) or not any(
-        isinstance(below, Apply) and below.head == "^" and symbols(below.args[1]) and not _is_positive(below.args[0])
+        # Only a variable or a number without a sign is a positive base.
+        isinstance(below, Apply)
+        and below.head == "^"
+        and symbols(below.args[1])
+        and not isinstance(base := below.args[0], Symbol)
+        and not (isinstance(base, Number) and base.value > 0)
         for node in nodes
         for below in walk(node)
     )
-
-
-def _is_positive(node: Node) -> bool:
-    """Return True if a base is a variable or a number without a sign."""
-    return isinstance(node, Symbol) or (isinstance(node, Number) and node.value > 0)
 
 
 def needs_all_points(*nodes: Node) -> bool:
@@ -303,10 +303,7 @@ def _branches(node: Node) -> Iterator[Node]:
 def _is_even_root(node: Apply) -> bool:
     """Return True if a root or a power has a degree, or a denominator of the exponent, that is even."""
     if node.head == "root":
-        if len(node.args) > 1:
-            degree = node.args[1]
-        else:
-            degree = Number(Fraction(2))
+        degree = node.args[1] if len(node.args) > 1 else Number(Fraction(2))
         return isinstance(degree, Number) and degree.value.denominator == 1 and degree.value % 2 == 0
     exponent = rational(node.args[1])
     return exponent is not None and exponent.denominator % 2 == 0

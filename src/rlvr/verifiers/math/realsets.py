@@ -6,6 +6,7 @@ one set.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -237,18 +238,14 @@ class RealSets:
 
     def _relation(self, node: Relation) -> Set:
         if "in" in node.operators:
-            return self._membership(node)
+            if node.operators[-1] != "in" or len(symbols(node.sides[0])) != 1:
+                raise NotASetError
+            return self.read(node.sides[-1])
         if not set(node.operators) <= COMPARED or node.operators == ("=",):
             raise NotASetError
-        parts = []
-        for at, operator in enumerate(node.operators):
-            parts.append(self._one(node.sides[at], operator, node.sides[at + 1]))
+        sides = itertools.pairwise(node.sides)
+        parts = [self._one(left, sign, right) for sign, (left, right) in zip(node.operators, sides, strict=True)]
         return self._intersection(parts)
-
-    def _membership(self, node: Relation) -> Set:
-        if node.operators[-1] != "in" or len(symbols(node.sides[0])) != 1:
-            raise NotASetError
-        return self.read(node.sides[-1])
 
     def _one(self, left: Node, operator: str, right: Node) -> Set:
         """One relation, linear in its variable: `-x > -1`; or in its absolute value: `|x| < 2`."""
@@ -288,7 +285,13 @@ class RealSets:
         return (Interval(end, end),)
 
     def _absolute(self, inner: Node, operator: str, bound: Node) -> Set:
-        minus = bound.args[0] if isinstance(bound, Apply) and bound.head == "neg" else _negated(bound)
+        match bound:
+            case Apply("neg", (positive,)):
+                minus = positive
+            case Number(value):
+                minus = Number(-value)
+            case _:
+                minus = Apply("neg", (bound,))
         if operator in ("<", "<="):
             return self._intersection([self._one(inner, operator, bound), self._one(inner, FLIPPED[operator], minus)])
         if operator in (">", ">="):
@@ -318,12 +321,6 @@ class RealSets:
         ):
             raise NotASetError
         return self._intersection([*sets, *(self.read(condition) for condition in conditions)])
-
-
-def _negated(node: Node) -> Node:
-    if isinstance(node, Number):
-        return Number(-node.value)
-    return Apply("neg", (node,))
 
 
 def _is_call(node: Node) -> bool:

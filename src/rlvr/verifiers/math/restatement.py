@@ -63,10 +63,12 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
     prompt_formulas = _formulas_of(prompt)
     if _states_what_is_said(wanted, stated, prompt_formulas):
         return True
-    if _same_form(wanted, stated):
+    # Solved for the same symbol, where the gold is.
+    subject = _solved_for(wanted)
+    if subject is not None and _solved_for(stated) == subject:
         return False
-    # `2x = 6` where the gold is `x = 3`.
-    if _unsolved(wanted, stated):
+    # `2x = 6` where the gold is `x = 3`: a relation in one unknown is not solved where the gold's are.
+    if any(map(_is_unsolved, _parts(stated))) and not any(map(_is_unsolved, _parts(wanted))):
         return True
     return _is_quoted(prompt, gold, answer) or any(_rearranged(stated, one) for one in prompt_formulas)
 
@@ -82,7 +84,13 @@ def _states_what_is_said(gold: Node, answer: Node, prompt_formulas: tuple[Node, 
     forms = {form for value in _stated(gold) for form in value}
     return any(
         not forms.intersection(value)
-        and any(_is_formula(form) and _rearranged(form, one) for form in value for one in prompt_formulas)
+        and any(
+            _rearranged(form, one)
+            for form in value
+            # A number, a letter or a solved relation of the prompt may well be the answer: nothing is to be worked out.
+            if children(form) and not is_literal(form) and _solved_for(form) is None
+            for one in prompt_formulas
+        )
         for value in _stated(answer)
     )
 
@@ -96,12 +104,6 @@ def _stated(node: Node) -> list[tuple[Node, ...]]:
     return [
         tuple(_canonical(_bare(form)) for form in (entry.value, entry.rounded) if form is not None) for entry in entries
     ]
-
-
-def _is_formula(node: Node) -> bool:
-    """Return True if there is anything to work out: a number, a letter or a solved relation of the prompt may well be
-    the answer."""
-    return bool(children(node)) and not is_literal(node) and _solved_for(node) is None
 
 
 def _bare(value: Node) -> Node:
@@ -151,23 +153,6 @@ def _formulas_of(prompt: str) -> tuple[Node, ...]:
         parts = node.items if isinstance(node, Listing) else (node,)
         trees += [part for part in parts if children(part)]
     return tuple(trees)
-
-
-def _same_form(gold: Node, answer: Node) -> bool:
-    """Return True if the answer is written like the gold but for the order of terms; or solved for the same symbol,
-    where the gold is."""
-    if _canonical(gold) == _canonical(answer):
-        return True
-    subject = _solved_for(gold)
-    return subject is not None and _solved_for(answer) == subject
-
-
-def _unsolved(gold: Node, answer: Node) -> bool:
-    """Return True if a relation in one unknown is not solved where the gold, a value, a set or a solved relation,
-    is."""
-    if any(_is_unsolved(part) for part in _parts(gold)):
-        return False
-    return any(_is_unsolved(part) for part in _parts(answer))
 
 
 def _parts(node: Node) -> tuple[Node, ...]:

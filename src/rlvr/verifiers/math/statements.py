@@ -226,16 +226,10 @@ def with_residues(node: Node) -> Node:
             return Relation(operators, tuple(map(with_residues, sides)))
         case Listing(separator, items):
             items = tuple(map(with_residues, items))
-            match _last_side(items[-1]):
-                case Apply("pmod", (_, modulus)):
+            match items[-1]:
+                case Apply("pmod", (_, modulus)) | Relation(sides=(*_, Apply("pmod", (_, modulus)))):
                     return Listing(separator, tuple(_modulo(item, modulus) for item in items))
             return Listing(separator, items)
-    return node
-
-
-def _last_side(node: Node) -> Node:
-    if isinstance(node, Relation):
-        return node.sides[-1]
     return node
 
 

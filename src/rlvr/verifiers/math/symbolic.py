@@ -69,16 +69,12 @@ def equal(gold: str, answer: str, seconds: float) -> bool:
 def _equal(gold: str, answer: str) -> bool:
     if not _EQUALS.search(gold):
         first, *rest = _EQUALS.split(answer)
-        if rest and _names_something(first):
+        if rest and re.search(r"[A-Za-z]", _CONSTANTS.sub(" ", first)):  # it names what was asked for
             sides = rest
         else:
             sides = [first, *rest]
         return all(_same(gold, side.strip()) for side in sides)
     return _same(gold, answer)
-
-
-def _names_something(side: str) -> bool:
-    return re.search(r"[A-Za-z]", _CONSTANTS.sub(" ", side)) is not None
 
 
 def _same(gold: str, answer: str) -> bool:

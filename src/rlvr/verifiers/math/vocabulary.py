@@ -87,30 +87,10 @@ IGNORED = frozenset(
 )
 
 CURRENCIES = {
-    "$": "dollar",
-    "€": "euro",
-    "euro": "euro",
-    "£": "pound",
-    "pounds": "pound",
-    "¥": "yen",
-    "₹": "rupee",
-}
-CONDITIONS = frozenset(
-    {
-        "where",
-        "for",
-        "for all",
-        "for any",
-        "for every",
-        "for each",
-        "for some",
-        "if",
-        "when",
-        "with",
-        "as long as",
-        "provided",
-        "such that",
-    }
+    "$": "dollar", "€": "euro", "euro": "euro", "£": "pound", "pounds": "pound", "¥": "yen", "₹": "rupee",
+}  # fmt: skip
+CONDITIONS = frozenset(["for all", "for any", "for every", "for each", "for some", "as long as", "such that"]).union(
+    "where for if when with provided".split()  # noqa: SIM905
 )
 """Words before a condition on what was said."""
 
