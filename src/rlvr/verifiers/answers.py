@@ -333,7 +333,10 @@ _DELIMITER = re.compile(r"\\[()\[\]]|\\(?:left|right)\b|\\[ ,;:!]|\*\*|__|[$`~]"
 
 @dataclass
 class AnswerVerifier(Verifier):
-    """Base of verifiers that extract one answer and judge it by a rule; subclasses write `judge` and `check_task`."""
+    """Base of verifiers that extract one answer and judge it by a rule.
+
+    Subclasses write `judge`, and `check_gold` where the golds are texts, else `check_task`.
+    """
 
     methods: tuple[Method, ...] = METHODS
     """Places to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
@@ -349,6 +352,16 @@ class AnswerVerifier(Verifier):
     @abstractmethod
     def judge(self, task: Task, answer: str) -> Verdict:
         """The verdict on an extracted answer to a task that `check_task` has passed."""
+
+    def check_task(self, task: Task) -> str | None:
+        golds = read_texts(task.answer)
+        if isinstance(golds, str):
+            return golds
+        return next(filter(None, map(self.check_gold, golds)), None)
+
+    def check_gold(self, gold: str) -> str | None:
+        """Return the reason why one of the texts that are right cannot be used, or None."""
+        return None
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
         answer = self._find(task, completion)
@@ -466,14 +479,10 @@ class ExactVerifier(AnswerVerifier):
     unicode: bool = False
     """Compare after NFKC normalisation: full-width letters, ligatures and composed accents do not matter."""
 
-    def check_task(self, task: Task) -> str | None:
-        golds = read_texts(task.answer)
-        if isinstance(golds, str):
-            return golds
-        emptied = [gold for gold in golds if not self._key(gold)]
-        if emptied:
-            return f"nothing is left of the answer {emptied[0]!r} after normalisation"
-        return None
+    def check_gold(self, gold: str) -> str | None:
+        if self._key(gold):
+            return None
+        return f"nothing is left of the answer {gold!r} after normalisation"
 
     def judge(self, task: Task, answer: str) -> Verdict:
         return Verdict.from_score(

@@ -26,8 +26,14 @@ SUM = 30
 PRODUCT = 40
 """Binding powers of `+` and `*`."""
 _POWER = 60
-INFIX_COMMANDS = frozenset(["over", "choose", "mod", "bmod", "pmod"])
-"""Commands that stand between their arguments."""
+INFIX_COMMANDS = {
+    "mod": ("mod", 35, 36),
+    "bmod": ("mod", 35, 36),
+    "choose": ("binom", 12, 13),
+    "over": ("/", 12, 13),
+    "pmod": ("pmod", 12, PRODUCT),
+}
+"""Commands that stand between their arguments: the operation, its binding power and that of its right argument."""
 # Letters that name functions: `f(x)` is a call, `a(x)` a product.
 _CALLS = frozenset("fghFGH")
 _DECORATIONS = frozenset(
@@ -157,11 +163,10 @@ class Commands(Reader):
         if grouped:
             self.next()
         self.next()
-        inner = self._inside(self.listing)
-        self.expect("close", ")")
+        args = self._listed(")")
         if grouped:
             self.expect("close", "group")
-        return Apply(f"call {bare}", inner.items if isinstance(inner, Listing) else (inner,))
+        return Apply(f"call {bare}", args)
 
     def _opens_expectation(self) -> bool:
         """Return True if an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind

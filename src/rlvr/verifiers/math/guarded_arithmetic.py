@@ -318,12 +318,11 @@ def exact_root(value: Fraction, degree: int) -> Fraction | None:
     for part in (value.numerator, value.denominator):
         if degree == 2:
             root = isqrt(part)
+        # A float holds no number of more than 1,024 bits; above that the root is given up, and mpmath takes over.
+        elif part.bit_length() < 900:
+            root = round(part ** (1 / degree))
         else:
-            # A float holds no number of more than 1,024 bits; above that the root is given up, and mpmath takes over.
-            if part.bit_length() < 900:
-                root = round(part ** (1 / degree))
-            else:
-                root = 0
+            root = 0
         if root**degree != part:
             return None
         roots.append(root)

@@ -166,7 +166,8 @@ def clean(text: str) -> str:
         text = _OHM.sub(lambda unit: rf" \text{{{_PREFIX[unit[1] or unit[2] or unit[3] or '']}ohm}}", text)
         text = _MICRO.sub(lambda unit: rf"\text{{u{unit[1] or unit[2]}}}", text)
     if "\\dot" in text:
-        text = _DOTTED.sub(_overlined, text)
+        digits = r"\1\\overline{\2\3\4\5\6}"  # the cycle under a line in place of dots
+        text = _DOTTED.sub(digits, text)
     if "or" in text or "and" in text:
         text = _GLUED.sub(r" \1 ", text)
     text = _strip(text)
@@ -176,11 +177,6 @@ def clean(text: str) -> str:
             break
         text = _strip(inner)
     return text
-
-
-def _overlined(decimal: re.Match[str]) -> str:
-    """A decimal with its cycle under `\\overline` in place of dots."""
-    return f"{decimal[1]}\\overline{{{''.join(digit or '' for digit in decimal.groups()[1:])}}}"
 
 
 def _as_power(run: re.Match[str]) -> str:

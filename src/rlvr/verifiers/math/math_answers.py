@@ -39,6 +39,7 @@ from rlvr.verifiers.math.statements import (
     Statement,
     StatementEntry,
     alphabetical,
+    as_tuple,
     is_set,
     permuted,
     read_entry,
@@ -160,19 +161,13 @@ class Judge(Values):
         for one, other in ((gold, answer), (answer, gold)):
             if len(one.entries) == 1 and len(other.entries) > 1 and not other.is_set and other.joined in ",and":
                 value = one.entries[0].value
-                if isinstance(value, Bracket) and (value.opening, value.closing) == ("(", ")"):
-                    items = value.items
-                else:
-                    items = ()
-                if len(items) == len(other.entries) and not any(
-                    isinstance(entry.value, Bracket) for entry in other.entries
+                if (
+                    isinstance(value, Bracket)
+                    and (value.opening, value.closing) == ("(", ")")
+                    and len(value.items) == len(other.entries)
+                    and not any(isinstance(entry.value, Bracket) for entry in other.entries)
                 ):
-                    labels = tuple(entry.label for entry in other.entries if entry.label is not None)
-                    if len(labels) == len(items):
-                        label = Bracket("(", ")", labels)
-                    else:
-                        label = None
-                    listed = StatementEntry(Bracket("(", ")", tuple(entry.value for entry in other.entries)), label)
+                    listed = as_tuple(other.entries)
                     if one is gold:
                         return self.entries(one.entries[0], listed)
                     return self.entries(listed, one.entries[0])
@@ -181,14 +176,13 @@ class Judge(Values):
     def _labelled(self, gold: Statement, answer: Statement, wanted: list[Node], theirs: list[Node]) -> bool | None:
         """Values by label, whatever the order of the labels; without labels on one side, in the order of the other."""
         if not theirs or not wanted:
-            return self._in_order(_unlabelled(gold), _unlabelled(answer))
+            return self._in_order(*([entry.unlabelled for entry in side.entries] for side in (gold, answer)))
         if set(wanted) != set(theirs):
             return False
         results = []
         for label in wanted:
             one, other = (
-                [StatementEntry(e.value, None, e.rounded) for e in side.entries if e.label == label]
-                for side in (gold, answer)
+                [entry.unlabelled for entry in side.entries if entry.label == label] for side in (gold, answer)
             )
             results.append(self.unordered(one, other))
         return all_of(results)
@@ -203,7 +197,7 @@ class Judge(Values):
         unsure = False
         matched: set[int] = set()
         for start, one in enumerate(gold):
-            partner = None
+            has_partner = False
             for step in range(len(answer)):
                 place = (start + step) % len(answer)
                 other = answer[place]
@@ -213,17 +207,18 @@ class Judge(Values):
                 self.sampler.fuel.spend(30)
                 same = self.entries(one, other)
                 if same:
-                    partner = place
+                    has_partner = True
                     matched.add(place)
                     if place == start and len(gold) == len(answer):
                         break
                 elif same is None:
                     unsure = True
-            if partner is None:
-                return None if unsure else False
-        if len(matched) < len(answer):
-            return None if unsure else False
-        return True
+            if not has_partner:
+                break
+        else:
+            if len(matched) == len(answer):
+                return True
+        return None if unsure else False
 
     def _apart(self, gold: StatementEntry, answer: StatementEntry) -> bool:
         """Return True if two plain values are clearly different numbers: a cheap first look at long lists."""
@@ -275,46 +270,37 @@ class Judge(Values):
         # `2x + y = 3`: equations up to a constant factor.
         if one.operators == other.operators == ("=",):
             return self._equations(one, other)
-        if one.operators == other.operators or one.operators == tuple(
-            FLIPPED.get(sign, sign) for sign in reversed(other.operators)
-        ):
-            if one.operators == other.operators:
-                flipped = other
-            else:
-                flipped = Relation(one.operators, other.sides[::-1])
-            sides = all_of(self.value(a, b) for a, b in zip(one.sides, flipped.sides, strict=True))
-            if not sides and one.operators in _SYMMETRIC:
-                sides = all_of(self.value(a, b) for a, b in zip(one.sides, reversed(flipped.sides), strict=True))
-            if sides or len(one.operators) > 1 or not set(one.operators) <= INEQUALITIES:
-                return sides
-            return self._inequalities(one, flipped)
-        return False
+        # `3 > x` is `x < 3`.
+        if one.operators != other.operators:
+            flipped = tuple(FLIPPED.get(operator, operator) for operator in reversed(other.operators))
+            other = Relation(flipped, other.sides[::-1])
+        if one.operators != other.operators:
+            return False
+        sides = all_of(self.value(a, b) for a, b in zip(one.sides, other.sides, strict=True))
+        if not sides and one.operators in _SYMMETRIC:
+            sides = all_of(self.value(a, b) for a, b in zip(one.sides, reversed(other.sides), strict=True))
+        if sides or len(one.operators) > 1 or not set(one.operators) <= INEQUALITIES:
+            return sides
+        one_side = difference(one)
+        other_side = difference(other)
+        if symbols(one_side) != symbols(other_side) or not self.sampler.proportional(one_side, other_side):
+            return False
+        return self.sampler.same_sign(one_side, other_side)
 
     def _equations(self, gold: Relation, answer: Relation) -> bool | None:
         """Equal up to a constant factor, which rearranging does not change: `2x + y = 3`, `y = 3 - 2x`."""
         one = difference(gold)
         other = difference(answer)
-        if symbols(one) != symbols(other):
-            return False
-        if not symbols(one):
+        if symbols(one) != symbols(other) or not symbols(one):
             return False
         return self.sampler.proportional(one, other, sorted(_divisors(one) | _divisors(other)))
-
-    def _inequalities(self, gold: Relation, answer: Relation) -> bool | None:
-        one = difference(gold)
-        other = difference(answer)
-        if symbols(one) != symbols(other) or not self.sampler.proportional(one, other):
-            return False
-        return self.sampler.same_sign(one, other)
 
     def _solved_otherwise(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
         """Two labels: the same equation solved for another variable, or a function under another name (`y`, `f(x)`)."""
         assert gold.label is not None and answer.label is not None
         names = symbols(gold.label), symbols(answer.label)
         if isinstance(gold.label, Words) or isinstance(answer.label, Words):
-            return self.entries(
-                StatementEntry(gold.value, None, gold.rounded), StatementEntry(answer.value, None, answer.rounded)
-            )
+            return self.entries(gold.unlabelled, answer.unlabelled)
         if Symbol("y") in (gold.label, answer.label) and (arguments_of(gold.label) or arguments_of(answer.label)):
             return self.same(gold.value, answer.value)
         if names[0] | symbols(gold.value) != names[1] | symbols(answer.value) or names[0] == names[1]:
@@ -398,10 +384,6 @@ def _labels(statement: Statement) -> list[Node]:
     return seen
 
 
-def _unlabelled(statement: Statement) -> list[StatementEntry]:
-    return [StatementEntry(entry.value, None, entry.rounded) for entry in statement.entries]
-
-
 def _letters(statement: Statement) -> frozenset[str]:
     """The letters of all values and labels."""
     nodes = (node for entry in statement.entries for node in (entry.value, entry.label) if node is not None)
@@ -425,10 +407,7 @@ def _with_letters(entry: StatementEntry, letters: Substitution) -> StatementEntr
     """The entry with expressions for letters."""
     if not letters:
         return entry
-    if entry.rounded is None:
-        rounded = None
-    else:
-        rounded = replaced(entry.rounded, letters)
+    rounded = entry.rounded and replaced(entry.rounded, letters)
     return replace(entry, value=replaced(entry.value, letters), rounded=rounded)
 
 

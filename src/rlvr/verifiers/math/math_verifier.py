@@ -166,18 +166,18 @@ class MathVerifier(Verifier):
             return extracted
         answer = clean(extracted)
         if not answer or not balanced(answer):
-            return _zero(VerdictStatus.UNPARSABLE, "the answer is empty or its braces do not balance", extracted)
+            return answers.unparsable("the answer is empty or its braces do not balance", extracted)
         number = read_number(answer)
         wrong = []
         for gold in golds:
             reason = self._decide(task, gold, answer, number)
             if reason == "":
-                return _correct(extracted)
+                return Verdict.from_score(1.0, answer=extracted)
             wrong.append(reason)
         # One gold that only the later stages can decide keeps the question open, whatever the others said.
         if None in wrong:
             return None
-        return _zero(VerdictStatus.WRONG, wrong[0] or "", extracted)
+        return answers.wrong(wrong[0] or "", extracted)
 
     def verify(self, task: Task, completion: str) -> Verdict:
         """The verdict, through all stages. Bounded in time, but tens of milliseconds long: it belongs in the pool."""
@@ -197,7 +197,7 @@ class MathVerifier(Verifier):
                 if verdict.score == 1:
                     return verdict
                 verdicts.append(verdict)
-        return next((verdict for verdict in verdicts if verdict.score is None), verdicts[0])
+        return verdicts[0]
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
         extracted = self._find(completion)
@@ -206,10 +206,7 @@ class MathVerifier(Verifier):
         return (repr(task.answer), _last_message(task.prompt), extracted)
 
     def check_task(self, task: Task) -> str | None:
-        for gold in read_golds(task.answer, self.decimal_comma):
-            if gold.problem:
-                return gold.problem
-        return None
+        return next((gold.problem for gold in read_golds(task.answer, self.decimal_comma) if gold.problem), None)
 
     def same_answer(self, first: str, second: str) -> bool:
         """Return True if two answers are the same; bounded in time, microseconds for numbers and equal texts."""
@@ -228,28 +225,22 @@ class MathVerifier(Verifier):
     def _number_rules(self) -> NumberRules:
         return NumberRules(self.tolerance, self.percent, self.units)
 
-    def _rules(self) -> Rules:
-        return Rules(ordered=self.ordered, require_simplified=self.require_simplified, tolerance=self.tolerance)
-
     def _find(self, completion: Any) -> str | Verdict:
         """The answer as the completion writes it, or the verdict where there is none."""
         if not isinstance(completion, str):
-            return _zero(VerdictStatus.UNPARSABLE, f"the completion is {type(completion).__name__}, not a text", None)
+            return answers.unparsable(f"the completion is {type(completion).__name__}, not a text", None)
         text = answers.final_text(completion, self.think_opened_by_prompt)
-        if text is None:
-            extracted = None
-        else:
-            extracted = answers.find_answer(text, self.methods, self.fallback)
+        extracted = None if text is None else answers.find_answer(text, self.methods, self.fallback)
         if text is None or extracted is None:
-            return _zero(VerdictStatus.UNPARSABLE, "no final answer found", None)
+            return answers.unparsable("no final answer found", None)
         if len(extracted) > self.max_length:
             reason = f"the answer has {len(extracted)} characters, over the limit of {self.max_length}"
-            return _zero(VerdictStatus.UNPARSABLE, reason, extracted[: self.max_length])
+            return answers.unparsable(reason, extracted[: self.max_length])
         if text.count("\\boxed") > self.max_boxes:
             candidates = len({text[start:end] for _, start, end in answers.boxes(text)})
             if candidates > self.max_boxes:
                 reason = f"{candidates} different boxes, over the limit of {self.max_boxes}"
-                return _zero(VerdictStatus.WRONG, reason, extracted)
+                return answers.wrong(reason, extracted)
         return extracted
 
     def _decide(self, task: Task, gold: Gold, answer: str, number: PlainNumber | None) -> str | None:
@@ -321,12 +312,12 @@ class MathVerifier(Verifier):
         if comparison.equal is None and self.math_verify:
             equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
         if equal and self.require_simplified and restates(prompt, gold.text, answer):
-            return _zero(VerdictStatus.WRONG, "the problem restated", extracted)
+            return answers.wrong("the problem restated", extracted)
         if equal:
-            return _correct(extracted)
+            return Verdict.from_score(1.0, answer=extracted)
         if not is_readable(gold):
             reason = f"the gold {gold.text[:200]!r} cannot be read as mathematics: only its own spelling is right"
-        return _zero(status, reason, extracted)
+        return Verdict(status, 0.0, reason=reason, answer=extracted)
 
 
 def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tuple[bool, VerdictStatus, str]:
@@ -343,27 +334,15 @@ def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tupl
     return False, VerdictStatus.UNPARSABLE, reason
 
 
-def _correct(answer: str) -> Verdict:
-    return Verdict(VerdictStatus.CORRECT, 1.0, answer=answer)
-
-
-def _zero(status: VerdictStatus, reason: str, answer: str | None) -> Verdict:
-    return Verdict(status, 0.0, reason=reason, answer=answer)
-
-
 def _normalised(text: str) -> str:
     words = spelling(text).casefold().strip("()")
     return _SYNONYMS.get(words, words)
 
 
 def _last_message(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
-        content = prompt[-1].get("content")
-    else:
-        content = ""
-    return content if isinstance(content, str) else ""
+        prompt = prompt[-1].get("content")
+    return prompt if isinstance(prompt, str) else ""
 
 
 @dataclass(frozen=True)

@@ -253,10 +253,7 @@ class _Evaluator(NumericEvaluator):
         if isinstance(one, _Array) and isinstance(other, _Array):
             return one.shape == other.shape and all(map(self._near, one.entries(), other.entries()))
         if isinstance(one, _Array) or isinstance(other, _Array):
-            if isinstance(one, _Array):
-                array, number = (one, other)
-            else:
-                array, number = (other, one)
+            array, number = (one, other) if isinstance(one, _Array) else (other, one)
             return number == 0 and all(self._near(entry, number) for entry in array.entries())
         return self._near(one, other)
 

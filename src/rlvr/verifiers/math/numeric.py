@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from rlvr.verifiers.math.units import SCALES, conversion, dimension
+from rlvr.verifiers.math.vocabulary import CURRENCIES
 
 # Python converts at most 4,300 digits between int and str; a thousand is more than any answer has.
 MAX_DIGITS = 1000
@@ -50,10 +51,6 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
 _DECIMAL = re.compile(rf"{_SPACED}|{_PLAIN}")
 
 _SCALES = {"%": Fraction(1, 100), **SCALES}
-_CURRENCIES = {
-    "$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro", "£": "pound", "pounds": "pound", "¥": "yen",
-    "₹": "rupee", "Rs": "rupee",
-}  # fmt: skip
 # Matches `^\circ`, `^{\circ} C`; not `^2`.
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
 # Matches `th`, `^{\text{th}}`; not `x`.
@@ -226,7 +223,7 @@ def read_number(text: str, letters: bool = False) -> PlainNumber | None:
 def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, str] | None:
     """Return the factor and the unit that the text after a number writes; None if it is something else than a unit."""
     currency = currency.lstrip("\\") if currency else ""
-    words = [_CURRENCIES.get(currency, currency)] if currency else []
+    words = [CURRENCIES.get(currency, currency)] if currency else []
     if degrees := _DEGREES.match(rest):
         words.append(f"degrees {degrees[1]}" if degrees[1] else "degrees")
         rest = rest[degrees.end() :]
@@ -264,7 +261,7 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
         if word[0].isalpha() and not is_letter and not _is_unit(word, wrapped, spaced=gap.end() > gap.start()):
             return None
         words += ["/"] if "/" in gap[0] else []
-        words.append(_CURRENCIES.get(word, word) + (f"^{unit[2]}" if unit[2] else ""))
+        words.append(CURRENCIES.get(word, word) + (f"^{unit[2]}" if unit[2] else ""))
 
 
 def _is_unit(word: str, wrapped: bool, spaced: bool) -> bool:

@@ -232,18 +232,13 @@ class _Parser(Commands):
             if token.text in _INFIX:
                 return self._binary(left, token, power)
             return self._postfix(left, token, power)
-        # `7 \bmod 3`.
-        if token.kind == "command" and token.text in ("mod", "bmod") and power <= 35:
+        # `7 \bmod 3`, `2 \pmod 3`, `n \choose k`, `a \over b`.
+        if token.kind == "command" and token.text in INFIX_COMMANDS:
+            head, binding, right = INFIX_COMMANDS[token.text]
+            if binding < power:
+                return None
             self.next()
-            return Apply("mod", (left, self.expression(36)))
-        # `n \choose k`, `a \over b`.
-        if token.kind == "command" and token.text in ("choose", "over") and power <= 12:
-            self.next()
-            return Apply("/" if token.text == "over" else "binom", (left, self.expression(13)))
-        # `2 \pmod 3`.
-        if token.kind == "command" and token.text == "pmod" and power <= 12:
-            self.next()
-            return Apply("pmod", (left, self.expression(PRODUCT)))
+            return Apply(head, (left, self.expression(right)))
         # `2 (mod 3)`.
         if token.kind == "open" and token.text == "(" and self.peek(1).text in ("mod", "bmod") and power <= 12:
             self.at += 2
@@ -276,7 +271,7 @@ class _Parser(Commands):
         if token.kind == "words" and power <= 12:
             return Quantity(left, self._unit())
         starts = token.kind in ("number", "symbol", "function", "open", "command") or token.text.startswith("begin ")
-        if starts and power <= PRODUCT and token.text not in INFIX_COMMANDS:
+        if starts and power <= PRODUCT:
             return self._juxtaposed(left, token)
         return None
 

@@ -69,7 +69,9 @@ def plain(node: Node) -> Node:
             inner = plain(inner)
             if isinstance(inner, Matrix):
                 return Matrix(tuple(zip(*inner.rows, strict=True)))
-            return inner if isinstance(inner, Bracket) else Apply("transpose", (inner,))
+            if isinstance(inner, Bracket):
+                return inner
+            return Apply("transpose", (inner,))
         case Apply("*" | "+" | "neg" | "/") if any(
             isinstance(below, Matrix) or _is_vector(below) for below in children(node)
         ):

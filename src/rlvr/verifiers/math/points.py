@@ -303,7 +303,7 @@ def _branches(node: Node) -> Iterator[Node]:
 def _is_even_root(node: Apply) -> bool:
     """Return True if a root or a power has a degree, or a denominator of the exponent, that is even."""
     if node.head == "root":
-        degree = node.args[1] if len(node.args) > 1 else Number(Fraction(2))
+        (degree,) = node.args[1:] or (Number(Fraction(2)),)
         return isinstance(degree, Number) and degree.value.denominator == 1 and degree.value % 2 == 0
     exponent = rational(node.args[1])
     return exponent is not None and exponent.denominator % 2 == 0

@@ -53,6 +53,10 @@ class StatementEntry:
     conditions: tuple[Node, ...] = ()
     """Conditions under which it holds."""
 
+    @property
+    def unlabelled(self) -> StatementEntry:
+        return StatementEntry(self.value, None, self.rounded)
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -145,28 +149,25 @@ def _cycled(entries: list[StatementEntry]) -> list[StatementEntry]:
     # `x = 1 or x = 2` has period 1: two values of one label, no tuples.
     if period < 2 or None in labels or len(labels) % period or labels != labels[:period] * (len(labels) // period):
         return entries
-    label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
-    rounds = [entries[at : at + period] for at in range(0, len(entries), period)]
-    return [
-        StatementEntry(
-            Bracket("(", ")", tuple(entry.value for entry in one)),
-            label,
-            conditions=tuple(condition for entry in one for condition in entry.conditions),
-        )
-        for one in rounds
-    ]
+    return [as_tuple(entries[at : at + period]) for at in range(0, len(entries), period)]
 
 
 def _grouped(node: Node, sampler: PointSampler) -> Node:
     """`p=5, q=2`, one of several groups, as the tuple (5, 2)."""
     if not isinstance(node, Listing):
         return node
-    entries = [read_entry(item, sampler) for item in node.items]
+    entry = as_tuple([read_entry(item, sampler) for item in node.items])
+    if entry.label is not None:
+        return Relation(("=",), (entry.label, entry.value))
+    return entry.value
+
+
+def as_tuple(entries: Sequence[StatementEntry]) -> StatementEntry:
+    """Entries as one tuple, whose label is that of their labels where all of them have one."""
     values = Bracket("(", ")", tuple(entry.value for entry in entries))
     labels = tuple(entry.label for entry in entries if entry.label is not None)
-    if len(labels) == len(entries):
-        return Relation(("=",), (Bracket("(", ")", labels), values))
-    return values
+    label = Bracket("(", ")", labels) if len(labels) == len(entries) else None
+    return StatementEntry(values, label, conditions=tuple(one for entry in entries for one in entry.conditions))
 
 
 def permuted(entry: StatementEntry, labels: Sequence[Node] = ()) -> StatementEntry:

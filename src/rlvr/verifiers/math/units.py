@@ -236,10 +236,7 @@ def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...
     if own is not None:
         return own
     beside = dimension(other)
-    if beside is None:
-        degrees = []
-    else:
-        degrees = [name for name, _ in beside[0] if name.startswith("temperature ")]
+    degrees = [name for name, _ in beside[0] if name.startswith("temperature ")] if beside else []
     for quantity in degrees or _PREFIXED:
         letter, word = _AMBIGUOUS[quantity]
         unit = re.sub(rf"\b{letter}\b", word, unit)

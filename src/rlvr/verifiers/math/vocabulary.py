@@ -87,7 +87,8 @@ IGNORED = frozenset(
 )
 
 CURRENCIES = {
-    "$": "dollar", "€": "euro", "euro": "euro", "£": "pound", "pounds": "pound", "¥": "yen", "₹": "rupee",
+    "$": "dollar", "USD": "dollar", "€": "euro", "EUR": "euro", "euro": "euro", "£": "pound", "pounds": "pound",
+    "¥": "yen", "₹": "rupee", "Rs": "rupee",
 }  # fmt: skip
 CONDITIONS = frozenset(["for all", "for any", "for every", "for each", "for some", "as long as", "such that"]).union(
     "where for if when with provided".split()  # noqa: SIM905
