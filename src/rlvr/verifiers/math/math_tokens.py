@@ -242,9 +242,7 @@ def _joins_unit(tokens: list[Token]) -> bool:
         return False
     # Behind `m /` the unit is two tokens back; behind `m ^ 2 /` it is four.
     raised = len(tokens) > 3 and tokens[-3].text == "^"
-    if len(tokens) > 1:
-        return tokens[-4 if raised else -2].kind == "words"
-    return False
+    return len(tokens) > 1 and tokens[-4 if raised else -2].kind == "words"
 
 
 def starts_with_function(word: str) -> bool:

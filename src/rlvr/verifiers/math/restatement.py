@@ -32,8 +32,8 @@ from rlvr.verifiers.math.expression import (
     symbols,
 )
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
-from rlvr.verifiers.math.latex import balanced, clean, spelling
-from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
+from rlvr.verifiers.math.latex import clean, spelling
+from rlvr.verifiers.math.letters import MAX_FORMULAS, PROMPT_LENGTH, formulas, read, read_formula
 from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.numeric import read_number
 from rlvr.verifiers.math.plain_form import RefusedError
@@ -143,12 +143,8 @@ def _formulas_of(prompt: str) -> tuple[Node, ...]:
     ]
     trees = []
     for text in texts[-MAX_FORMULAS:]:
-        text = clean(text)
-        if len(text) > MAX_FORMULA or not balanced(text):
-            continue
-        try:
-            node = read(text)
-        except (UnreadableError, RecursionError):
+        node = read_formula(clean(text))
+        if node is None:
             continue
         parts = node.items if isinstance(node, Listing) else (node,)
         trees += [part for part in parts if children(part)]
