@@ -377,11 +377,8 @@ def _set_side(node: Node, sampler: PointSampler) -> tuple[Node | None, Node]:
 
 
 def _labels(statement: Statement) -> list[Node]:
-    seen: list[Node] = []
-    for entry in statement.entries:
-        if entry.label is not None and entry.label not in seen:
-            seen.append(entry.label)
-    return seen
+    """The labels of a statement, each once."""
+    return list(dict.fromkeys(entry.label for entry in statement.entries if entry.label is not None))
 
 
 def _letters(statement: Statement) -> frozenset[str]:
