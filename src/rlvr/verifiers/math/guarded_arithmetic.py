@@ -209,9 +209,7 @@ class GuardedArithmetic:
         return self.mp.power(self.inexact(base), self.inexact(exponent))
 
     def root(self, radicand: Value, degree: Value = Fraction(2)) -> Value:
-        if not isinstance(degree, Fraction) or degree == 0:
-            return self.power(radicand, self.divide(Fraction(1), degree))
-        return self.power(radicand, 1 / degree)
+        return self.power(radicand, self.divide(Fraction(1), degree))
 
     def _exp(self, value: Value) -> Value:
         self.fuel.spend(4)
@@ -279,13 +277,9 @@ class GuardedArithmetic:
                 self.fuel.spend(1)
                 product = self.multiply(product, self.divide(self.add(n, Fraction(-j)), Fraction(j + 1)))
             return product
-        if isinstance(n, Fraction) and isinstance(k, Fraction) and n.denominator == k.denominator == 1:
-            if 0 <= n - k <= 60 and k >= 0:
-                return self.binomial(n, n - k)
-            return self._large_binomial(n, k)
-        return self._large_binomial(n, k)
-
-    def _large_binomial(self, n: Value, k: Value) -> Value:
+        are_whole = isinstance(n, Fraction) and isinstance(k, Fraction) and n.denominator == k.denominator == 1
+        if are_whole and 0 <= n - k <= 60 and k >= 0:
+            return self.binomial(n, n - k)
         below = self.multiply(self.factorial(k), self.factorial(self.add(n, -k)))
         return self.divide(self.factorial(n), below)
 

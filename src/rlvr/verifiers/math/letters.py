@@ -211,8 +211,7 @@ def _prose(prompt: str) -> str:
 def _letters_of(formula: str, is_read: bool) -> set[str]:
     """The variables of a formula; of one that is not read as a tree, its single letters."""
     text = clean(formula)
-    node = read_formula(text) if is_read else None
-    if node is not None:
+    if is_read and (node := read_formula(text)) is not None:
         # a subscript or a prime makes no other letter of it
         return {name[0] for name in symbols(node) if len(name.partition("_")[0].rstrip("'")) == 1}
     return set(_LETTER.findall(_STYLED.sub(_without_words, text)))

@@ -255,13 +255,12 @@ def _corners(
                 if name in symbols(argument) and len(zeros) < MAX_CORNERS:
                     zeros |= _zeros(argument, name, basic[place], value)
             corners = sorted(zeros)
+            if not corners:
+                continue
             between = [(low + high) / 2 for low, high in itertools.pairwise(corners)]
             # Beyond all corners on both sides, where one formula holds to infinity.
             size = max([Fraction(10**6), *map(abs, corners)])
-            if corners:
-                outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size]
-            else:
-                outside = []
+            outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size]
             for at in (*between, *outside, *corners):
                 yield ("corner", place, name, at), {**basic[place], name: at}
 
@@ -355,11 +354,9 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
         exact = [_as_fraction(number) for number in values if number is not None]
         fractions = [number for number in exact if number is not None]
         if len(fractions) == len(values):
-            rounded = any(not isinstance(number, Fraction) for number in values)
-            if rounded:
+            noise = Fraction(0)
+            if any(not isinstance(number, Fraction) for number in values):
                 noise = NOISE * max(map(abs, fractions))
-            else:
-                noise = Fraction(0)
             a, b, c, d, e = fractions
             square = (c - 2 * b + a) / 2
             slope = b - a

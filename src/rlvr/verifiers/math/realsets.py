@@ -292,11 +292,12 @@ class RealSets:
                 minus = Number(-value)
             case _:
                 minus = Apply("neg", (bound,))
+        if operator in ("=", "!="):
+            raise NotASetError
+        sides = [self._one(inner, operator, bound), self._one(inner, FLIPPED[operator], minus)]
         if operator in ("<", "<="):
-            return self._intersection([self._one(inner, operator, bound), self._one(inner, FLIPPED[operator], minus)])
-        if operator in (">", ">="):
-            return self._union([self._one(inner, operator, bound), self._one(inner, FLIPPED[operator], minus)])
-        raise NotASetError
+            return self._intersection(sides)
+        return self._union(sides)
 
     def _linear(self, node: Node, names: frozenset[str]) -> tuple[Number, Number]:
         """slope and value at 0 of an expression that is linear in its one symbol; exact, or NotASetError."""

@@ -79,10 +79,9 @@ class ReasoningGymVerifier(AnswerVerifier):
         entry = {"question": task.prompt, "answer": task.answer, "metadata": dict(task.info.get("metadata", {}))}
         try:
             score = scorer(name)
+            gold = 1.0
             if task.answer is not None:
                 gold = _score(score, task.answer, entry)
-            else:
-                gold = 1.0
         except Exception as error:  # an unknown data set, or metadata that its scorer cannot use
             return Verdict.undecided(f"bad gold: {name}: {type(error).__name__}: {error}")
         if gold < 1.0:
