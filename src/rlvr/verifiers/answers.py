@@ -228,7 +228,9 @@ def last_boxed(text: str) -> str | None:
     parts = [text[content:end]]
     # From the last box backwards, as long as nothing but a separator stands between a box and the next one.
     for start, content, end in spans[-2::-1]:
-        joint = _JOINT.fullmatch(text, end + 1, next_start) if next_start - end <= _JOINT_LENGTH else None
+        joint = None
+        if next_start - end <= _JOINT_LENGTH:
+            joint = _JOINT.fullmatch(text, end + 1, next_start)
         if joint is None:
             break
         parts += [" or " if joint["word"].endswith("or") else ", ", text[content:end]]

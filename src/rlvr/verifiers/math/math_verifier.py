@@ -29,7 +29,7 @@ from rlvr.verifiers import answers
 from rlvr.verifiers.answers import METHODS, Fallback, Method
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.math import symbolic
-from rlvr.verifiers.math.answer_comparison import Rules, compare
+from rlvr.verifiers.math.answer_comparison import compare
 from rlvr.verifiers.math.computation_deadline import OutOfTime
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import (
@@ -41,8 +41,9 @@ from rlvr.verifiers.math.letters import (
     words_of,
 )
 from rlvr.verifiers.math.math_tokens import UnreadableError, starts_with_function
-from rlvr.verifiers.math.numeric import NumberRules, Percent, PlainNumber, Units, read_number
+from rlvr.verifiers.math.numeric import PlainNumber, read_number
 from rlvr.verifiers.math.restatement import restates
+from rlvr.verifiers.math.rules import Percent, Rules, Units
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 # Below time_limit (1 s), which also covers the stages before: the pool kills a worker that is over it, which costs a
@@ -217,13 +218,11 @@ class MathVerifier(Verifier):
         a = read_number(one)
         b = read_number(other)
         if a and b:
-            return a.equals(b, self._number_rules)
-        rules = Rules(ordered=self.ordered, require_simplified=False, tolerance=self.tolerance)
-        return compare(one, other, rules).equal is True
+            return a.equals(b, self._rules())
+        return compare(one, other, replace(self._rules(), require_simplified=False)).equal is True
 
-    @property
-    def _number_rules(self) -> NumberRules:
-        return NumberRules(self.tolerance, self.percent, self.units)
+    def _rules(self, variables: frozenset[str] = frozenset(), nouns: frozenset[str] = frozenset()) -> Rules:
+        return Rules(self.ordered, self.require_simplified, self.tolerance, variables, nouns, self.percent, self.units)
 
     def _find(self, completion: Any) -> str | Verdict:
         """The answer as the completion writes it, or the verdict where there is none."""
@@ -257,10 +256,8 @@ class MathVerifier(Verifier):
                 return None  # only the tree tells `5cm` from `5 \text{cm}`
             if gold.number.label and number.label and gold.number.label != number.label:
                 return None
-            rules = self._number_rules
-            if number.unit and not gold.number.unit:
-                rules = replace(rules, nouns=words_of(prompt))
-            if not gold.number.equals(number, rules):
+            nouns = words_of(prompt) if number.unit and not gold.number.unit else frozenset()
+            if not gold.number.equals(number, self._rules(nouns=nouns)):
                 return "another number"
             integer = gold.number.value.denominator == 1 and gold.number.scale == 1 and not gold.number.is_fraction
             restated = number.is_fraction and integer
@@ -281,7 +278,7 @@ class MathVerifier(Verifier):
             comma = _DECIMAL_COMMA.fullmatch(answer)
             # A gold with decimals, and an answer that writes them with a comma: `1,22` for 1.22.
             if comma and (decimal := read_number(f"{comma[1]}.{comma[2]}")) and gold.number.places:
-                if gold.number.equals(decimal, self._number_rules):
+                if gold.number.equals(decimal, self._rules()):
                     return ""
                 return "another number"
             # `42 or 41`: two guesses.
@@ -301,8 +298,7 @@ class MathVerifier(Verifier):
     def _compare(self, task: Task, gold: Gold, answer: str, extracted: str, seconds: float) -> Verdict:
         """The stages behind `quick`, for one gold."""
         prompt = _last_message(task.prompt)
-        rules = Rules(self.ordered, self.require_simplified, self.tolerance, variables_of(prompt), words_of(prompt))
-        comparison = compare(gold.text, answer, rules)
+        comparison = compare(gold.text, answer, self._rules(variables_of(prompt), words_of(prompt)))
         equal = comparison.equal is True
         if comparison.equal is False:
             status = VerdictStatus.WRONG

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
+from rlvr.verifiers.math.rules import Percent, Rules
 from rlvr.verifiers.math.units import SCALES, conversion, dimension
 from rlvr.verifiers.math.vocabulary import CURRENCIES
 
@@ -22,9 +23,6 @@ MAX_DIGITS = 1000
 ROUNDED_DIGITS = 12
 """A decimal of so many significant digits equals the exact number that it is the rounding of: more than a calculator
 shows and a text remembers (2.718281828 is not e)."""
-
-Percent = Literal["either", "number", "fraction"]
-Units = Literal["checked", "ignored", "required"]
 
 _ONE = Fraction(1)
 _PERCENT = Fraction(1, 100)
@@ -81,20 +79,6 @@ _NOT_UNITS = re.compile(
 
 
 @dataclass(frozen=True)
-class NumberRules:
-    """Further equalities: see the options of MathVerifier."""
-
-    tolerance: float = 0.0
-    percent: Percent = "either"
-    units: Units = "checked"
-    nouns: frozenset[str] = frozenset()
-    """Words of the problem, which may stand behind a number."""
-
-
-_DEFAULTS = NumberRules()
-
-
-@dataclass(frozen=True)
 class PlainNumber:
     """An exact number as it was written.
 
@@ -111,7 +95,7 @@ class PlainNumber:
     label: str = ""
     """Name that the number is given (`x`)."""
 
-    def equals(self, answer: PlainNumber, rules: NumberRules = _DEFAULTS) -> bool:
+    def equals(self, answer: PlainNumber, rules: Rules) -> bool:
         """Return True if `answer` is this gold number."""
         if rules.units == "required" and self.unit and not answer.unit:
             return False
