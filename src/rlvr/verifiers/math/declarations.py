@@ -86,16 +86,24 @@ def disagree(
     A letter that both declare has one domain, and so have those that only one of them writes, which are the same by
     another name. Real numbers are what every letter is until something else is said.
     """
-    ours = dict(gold)
-    theirs = dict(answer)
-    if any(domain != theirs.get(name, domain) for name, domain in ours.items()):
+    ours = _domains(gold)
+    theirs = _domains(answer)
+    if any(domains != theirs.get(name, domains) for name, domains in ours.items()):
         return True
     renamed = (
-        {domain for name, domain in ours.items() if name in letters[0] - letters[1]},
-        {domain for name, domain in theirs.items() if name in letters[1] - letters[0]},
+        {domain for name, domain in gold if name in letters[0] - letters[1]},
+        {domain for name, domain in answer if name in letters[1] - letters[0]},
     )
     if all(renamed) and renamed[0] - {"Reals"} != renamed[1] - {"Reals"}:
         return True
     about = frozenset(in_inequalities)
     domains = [{pair for pair in side if pair[0] in about and pair[1] != "Reals"} for side in (gold, answer)]
     return domains[0] != domains[1]
+
+
+def _domains(declared: Declared) -> dict[str, set[str]]:
+    """The domains of each letter; that it is real says nothing beside another one."""
+    domains: dict[str, set[str]] = {}
+    for name, domain in declared:
+        domains.setdefault(name, set()).add(domain)
+    return {name: kinds - {"Reals"} or kinds for name, kinds in domains.items()}

@@ -6,7 +6,7 @@ that every function here may recurse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeAlias
@@ -199,11 +199,11 @@ def rename(node: Node, names: dict[str, str]) -> Node:
     return renamed
 
 
-def substitute(node: Node, name: str, value: Node) -> Node:
-    """`node` with `value` for a symbol."""
+def replaced(node: Node, names: Mapping[str, Node]) -> Node:
+    """`node` with expressions for symbols, all at once."""
     if isinstance(node, Symbol):
-        return value if node.name == name else node
-    return rebuild(node, lambda child: substitute(child, name, value))
+        return names.get(node.name, node)
+    return rebuild(node, lambda child: replaced(child, names))
 
 
 def depth(node: Node) -> int:

@@ -26,12 +26,12 @@ from rlvr.verifiers.math.expression import (
     children,
     difference,
     rename,
-    substitute,
+    replaced,
     symbols,
     walk,
 )
 from rlvr.verifiers.math.math_values import Values, all_of, head_of
-from rlvr.verifiers.math.parameters import Parameters, Substitution, replaced
+from rlvr.verifiers.math.parameters import Parameters, Substitution
 from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.rules import MathComparison
@@ -315,8 +315,8 @@ class Judge(Values):
         """`A = \\pi r^2` and `r = \\sqrt{A / \\pi}`: each undoes the other, for positive values."""
         if not (isinstance(gold.label, Symbol) and isinstance(answer.label, Symbol)):
             return False
-        there = self.sampler.equal(gold.label, substitute(gold.value, answer.label.name, answer.value), positive=True)
-        back = self.sampler.equal(answer.label, substitute(answer.value, gold.label.name, gold.value), positive=True)
+        there = self.sampler.equal(gold.label, replaced(gold.value, {answer.label.name: answer.value}), positive=True)
+        back = self.sampler.equal(answer.label, replaced(answer.value, {gold.label.name: gold.value}), positive=True)
         return there and back
 
 

@@ -10,6 +10,7 @@ vectors beside a cross, but for p and q, which are estimates. Everywhere else le
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import zlib
@@ -344,17 +345,11 @@ class _Evaluator(NumericEvaluator):
         rows = zip(*(term.rows for term in arrays), strict=True)
         return _Array(tuple(tuple(self.add(*entries) for entries in zip(*row, strict=True)) for row in rows))
 
-    def negative(self, array: _Array) -> Any:
-        return self.scaled(array, Fraction(-1))
-
     def scaled(self, array: _Array, factor: Any) -> Any:
         return _Array(tuple(tuple(self.multiply(factor, entry) for entry in row) for row in array.rows))
 
-    def times(self, first: Any, *factors: Any) -> Any:
-        product = first
-        for factor in factors:
-            product = self._product(product, factor)
-        return product
+    def times(self, *factors: Any) -> Any:
+        return functools.reduce(self._product, factors)
 
     def _product(self, one: Any, other: Any) -> Any:
         if not isinstance(other, _Array):
@@ -427,7 +422,7 @@ def _transposed(array: _Array) -> _Array:
 _IDENTITY = _Array(tuple(tuple(Fraction(int(row == column)) for column in range(SIDE)) for row in range(SIDE)))
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": _Evaluator.plus,
-    "neg": _Evaluator.negative,
+    "neg": lambda e, array: e.scaled(array, Fraction(-1)),
     "*": _Evaluator.times,
     "/": _Evaluator.over,
     "^": _Evaluator.raised,

@@ -326,14 +326,10 @@ class RealSets:
 
 def _is_call(node: Node) -> bool:
     """`P(x)`: read as a product of a letter and a bracket."""
-    return (
-        isinstance(node, Apply)
-        and node.head == "*"
-        and len(node.args) == 2
-        and isinstance(node.args[0], Symbol)
-        and isinstance(node.args[1], Bracket)
-        and isinstance(node.args[1].items[0], Symbol)
-    )
+    match node:
+        case Apply("*", (Symbol(), Bracket(items=(Symbol(), *_)))):
+            return True
+    return False
 
 
 def _by_start(interval: Interval) -> tuple[int, float, bool]:
