@@ -295,9 +295,8 @@ _FINDERS: dict[str, Callable[[str], str | None]] = {
 
 def read_texts(answer: Any) -> tuple[str, ...] | str:
     """The texts that are right, at least one, none empty; else in words why the gold cannot be used."""
-    if isinstance(answer, (list, tuple)):
-        texts = answer
-    else:
+    texts = answer
+    if not isinstance(answer, (list, tuple)):
         texts = [answer]
     if not texts:
         return "the list of answers is empty"
@@ -332,10 +331,8 @@ _DELIMITER = re.compile(r"\\[()\[\]]|\\(?:left|right)\b|\\[ ,;:!]|\*\*|__|[$`~]"
 
 @dataclass
 class AnswerVerifier(Verifier):
-    """Base of verifiers that extract one answer and judge it by a rule.
-
-    Subclasses write `judge`, and `check_gold` where the golds are texts, else `check_task`.
-    """
+    """Base of verifiers that extract one answer and judge it by a rule: `judge`, and for golds that are no texts
+    `check_task`."""
 
     methods: tuple[Method, ...] = METHODS
     """Places to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
@@ -412,9 +409,8 @@ def graded(score: float, answer: str, threshold: float | None = None, **scores: 
     """
     score = min(max(score, 0.0), 1.0)
     scores = {"score": score, **scores}
-    if threshold is None:
-        decided = score
-    else:
+    decided = score
+    if threshold is not None:
         decided = float(score >= threshold)
     return Verdict.from_score(decided, answer=answer, scores=scores)
 
@@ -484,9 +480,8 @@ class ExactVerifier(AnswerVerifier):
         return f"nothing is left of the answer {gold!r} after normalisation"
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        return Verdict.from_score(
-            any(self.same_answer(answer, gold) for gold in read_texts(task.answer)), answer=answer
-        )
+        is_right = any(self.same_answer(answer, gold) for gold in read_texts(task.answer))
+        return Verdict.from_score(is_right, answer=answer)
 
     def same_answer(self, first: str, second: str) -> bool:
         return self._key(first) == self._key(second)

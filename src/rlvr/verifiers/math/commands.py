@@ -25,7 +25,7 @@ from rlvr.verifiers.math.vocabulary import FUNCTIONS
 SUM = 30
 PRODUCT = 40
 """Binding powers of `+` and `*`."""
-_POWER = 60
+_POWER = 60  # that of `^`
 INFIX_COMMANDS = {
     "mod": ("mod", 35, 36),
     "bmod": ("mod", 35, 36),
