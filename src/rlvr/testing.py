@@ -7,8 +7,8 @@
         check_trains(tmp_path, advantage="my_ideas.py:median")
 
 Each check takes a component as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function
-itself, tries it on made-up batches or texts, and raises AssertionError with the rule that it breaks. Made-up batches come
-from a seed: a failure repeats.
+itself, tries it on made-up batches or texts, and raises AssertionError with the rule that it breaks. Made-up batches
+come from a seed: a failure repeats.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ async def _replies(environment: Any, task: Task, turns: Sequence[str], episodes:
             if None in received:  # the rollout is over
                 continue
             reply = await _awaited(state.reply(turn) if remembers else environment(turn, task))
-            assert reply is None or isinstance(reply, str), f"the reply to {ascii(turn[:60])} is {reply!r}, not text"
+            assert reply is None or isinstance(reply, str), f"the reply to {turn[:60]!a} is {reply!r}, not text"
             received.append(reply)
     for state in states:
         if isinstance(state, Closable):
@@ -356,8 +356,8 @@ async def _awaited(value: Any) -> Any:
 
 
 def check_plan(folder: Path, component: str | Mapping[str, Any]) -> list[Rollout]:
-    """A plan: the rollouts of a step of the real trainer have different ids, verdicts, and log-probs at every token that
-    the policy wrote; a second run with the same seed makes the same ones.
+    """A plan: the rollouts of a step of the real trainer have different ids, verdicts, and log-probs at every token
+    that the policy wrote; a second run with the same seed makes the same ones.
 
     `folder` is where the run folders go. Returns the rollouts.
     """
