@@ -32,7 +32,7 @@ from rlvr.losses.tokens import AVERAGES
 from rlvr.monitor.recording import read_rollouts
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout.environments import Closable
-from rlvr.verifiers import VerifierPool, as_verifier
+from rlvr.verifiers import Verifier, VerifierPool, as_verifier
 
 if TYPE_CHECKING:
     from rlvr.trainer import GRPOTrainer
@@ -418,12 +418,15 @@ def _small_trainer(folder: Path, over: Mapping[str, Any]) -> GRPOTrainer:
         "logging": {"console": "off"},
     }
     tasks = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(6)]
-    return GRPOTrainer(None, tasks, _spread, merge(config, over))
+    return GRPOTrainer(None, tasks, _Spread(), merge(config, over))
 
 
-def _spread(completion: str) -> float:
+# A class, which runs in the trainer's process: a worker for a function of this module would import torch first.
+class _Spread(Verifier):
     """The share of different characters: a reward that varies before anything is learned."""
-    return len(set(completion)) / max(1, len(completion))
+
+    def verify(self, task: Task, completion: str) -> Verdict:
+        return Verdict.from_score(len(set(completion)) / max(1, len(completion)))
 
 
 def _built(kind: str, component: ComponentLike) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlvr import GRPOTrainer, Origin, registry
+from rlvr import GRPOTrainer, Origin, Verdict, Verifier, registry
 from rlvr.config.config_loading import load_config
 from rlvr.core.tree import merge
 from rlvr.errors import ConfigError
@@ -38,13 +38,13 @@ TINY = {
         },
         "device": "cpu",
     },
-    "rollout": {"prompts_per_step": 2, "group_size": 4, "max_new_tokens": 6},
+    "rollout": {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 6},
     "optim": {"lr": 1.0e-3},
     "logging": {"console": "off"},
 }
 LENGTHS = {"3 m": 1, "300 cm": 1, "3000 mm": 1, "0.003 km": 1, "3.0 m": 1, "3 km": 0, "4 m": 0}
 # A policy whose tokens are whole answers, so that some are right before anything is learned.
-OF_ONE_WORD = {"model": {"scratch": {"alphabet": "0123456789", "words": [*LENGTHS]}}, "rollout": {"max_new_tokens": 1}}
+OF_ONE_WORD = {"model": {"scratch": {"alphabet": "0", "words": [*LENGTHS]}}, "rollout": {"max_new_tokens": 1}}
 KINDS = {
     "length.py": "verifier",
     "overlong.py": "reward",
@@ -56,9 +56,11 @@ KINDS = {
 }
 
 
-def even(completion: str) -> bool:
-    """What judges where the example is no verifier."""
-    return completion[-1:] in tuple("02468")
+class StartsWithDigit(Verifier):
+    """Judges where the example is no verifier: about a third of what an untrained policy writes."""
+
+    def verify(self, task, completion):
+        return Verdict.from_score(completion[:1].isdigit())
 
 
 @pytest.fixture
@@ -91,8 +93,11 @@ def test_an_example_is_short_and_trains(name, files):
     is_verifier = name == "length.py"
     tree = merge(merge(TINY, OF_ONE_WORD) if is_verifier else TINY, yaml.safe_load(BLOCKS["yaml", name]))
     config = load_config(tree)
-    tasks = [{"prompt": digit, "answer": "3 m" if is_verifier else "12"} for digit in "0123456789"]
-    with GRPOTrainer(tasks=tasks, verifier=None if is_verifier else even, config=config) as trainer:
+    if is_verifier:
+        tasks = [{"prompt": "0" * length, "answer": "3 m"} for length in range(1, 11)]
+    else:
+        tasks = [{"prompt": digit, "answer": "12"} for digit in "0123456789"]
+    with GRPOTrainer(tasks=tasks, verifier=None if is_verifier else StartsWithDigit(), config=config) as trainer:
         metrics = trainer.train()
         assert [row["step"] for row in metrics] == [1, 2]
         assert all(math.isfinite(row[key]) for row in metrics for key in ("reward/mean", "loss/policy", "grad_norm"))
@@ -165,7 +170,7 @@ def asymmetric(trainer, rollouts):
 
 def best_and_worst(trainer, rollouts):
     batch = trainer.batch
-    assert [len(group.index) for group in batch.groups()] == [2, 2]
+    assert [len(group.index) for group in batch.groups()] == [2] * 4
     scores = {}
     for rollout in rollouts:
         scores.setdefault(rollout.group, []).append(rollout.verdict.score)
