@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from rlvr import registry
 from rlvr.config.config_loading import RECIPES, load_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError, TrainingError
@@ -178,3 +181,26 @@ def test_the_page_has_every_recipe_and_every_paper_without_one():
     assert all(f"| {row['slug']} |" in page for rows in others.values() for row in rows)
     assert not {row["slug"] for rows in others.values() for row in rows} & set(SLUGS)
     assert json.dumps(others)
+
+
+def test_a_paper_s_components_are_in_the_registry_s_table_and_are_imported_when_they_are_named():
+    files = {
+        path: re.findall(r'^@register\("(\w+)", "(\w+)"\)', path.read_text(), re.M) for path in RECIPES.glob("*/*.py")
+    }
+    listed = [
+        (kind, name, RECIPES.joinpath(*module.split(".")).with_suffix(".py"))
+        for kind, modules in registry.RECIPES.items()
+        for name, module in modules.items()
+    ]
+    assert sorted(listed) == sorted((kind, name, path) for path, found in files.items() for kind, name in found)
+    program = (
+        "import sys; from rlvr import registry; registry.find('advantage', 'group'); registry.find('loss', 'topr'); "
+        "print(*(name for name in sys.modules if name.startswith('rlvr.recipes.')))"
+    )
+    imported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert imported.split() == ["rlvr.recipes.loss_presets", "rlvr.recipes.topr", "rlvr.recipes.topr.topr"]
+
+
+def test_a_name_of_a_paper_s_component_is_taken():
+    with pytest.raises(ConfigError, match=r"the loss 'copg' is taken by rlvr\.recipes\.copg\.copg\.ContrastiveLoss"):
+        registry.register_loss("copg")(type("Mine", (), {"__module__": "users"}))

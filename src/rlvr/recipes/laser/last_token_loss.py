@@ -1,9 +1,4 @@
-"""Responses as their own judges: what a response's log-probs say of its reward is fitted to the reward.
-
-Both losses read a log-prob as a score, the one at a single token after the response (LaSeR), the other over the whole
-response against the reference (implicit reward models). They train beside a policy loss or, in an sft stage, by
-themselves.
-"""
+"""LaSeR's loss: the log-prob of one token after a response is fitted to the response's reward."""
 
 from __future__ import annotations
 
@@ -12,11 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rlvr.components import SequenceLoss
-from rlvr.core.needs import REFERENCE, Need
-from rlvr.core.schedules import Scalar
+from rlvr.core.needs import Need
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average
 from rlvr.records import Batch, Origin
@@ -75,33 +68,3 @@ class LastTokenReward(SequenceLoss):
             # n / (2 n_class), so that each class weighs one half of the step.
             loss = loss * count / 2 / torch.where(right, right.sum(), (~right).sum())
         return loss / max(1, count)
-
-
-@register("auxiliary", "outcome_classifier")
-@dataclass(frozen=True)
-class OutcomeClassifier(SequenceLoss):
-    """Cross-entropy of the reward (0 to 1) against beta log pi / pi_reference of the whole response.
-
-    An implicit reward model (Yuan et al. 2024, "Free process rewards without process labels", arXiv 2412.01981, the
-    cross-entropy form, from notes): once it is trained, the same log-ratio over a part of a response is that part's
-    reward. A mean over responses; no pairs or groups are needed. The loss `pacs` is this with the group's other scores
-    taken off.
-    """
-
-    beta: Scalar = 0.05
-    """Scale from log-ratio to logit, above 0."""
-
-    average: ClassVar[Average] = "sequences"
-    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
-
-    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
-        """See SequenceLoss. ValueError for a reward outside [0, 1]."""
-        reward = sequences.reward
-        if bool(((reward < 0) | (reward > 1)).any()):
-            raise ValueError(
-                "the auxiliary outcome_classifier takes the reward for a probability, and found "
-                f"{float(reward.min()):g} to {float(reward.max()):g}: use rewards within [0, 1]"
-            )
-        # [S] logits: the implicit reward beta log pi / pi_reference.
-        score = float(self.beta) * (sequences.logprobs - sequences.reference)
-        return binary_cross_entropy_with_logits(score, reward, reduction="none") / max(1, len(reward))

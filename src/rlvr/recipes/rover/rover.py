@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from rlvr.components import Loss
 from rlvr.core.needs import CURRENT, PROXIMAL, Need
 from rlvr.core.schedules import Scalar
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, next_of_sequence
 from rlvr.registry import register
 
 
@@ -55,14 +53,3 @@ class RandomPolicyValueLoss(Loss):
         ratio = log_ratio.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio}
         return LossTerm(tokens.average((scale * log_ratio - target).square(), self.average, over), metrics)
-
-
-def next_of_sequence(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """The value at the next token of the same sequence [T], 0 after its last."""
-    # Stable: tokens of a sequence keep their order.
-    order = torch.sort(sequence, stable=True).indices
-    ordered = values[order]
-    # bool [T - 1]: whether a token's neighbour on the right is of the same sequence.
-    same = sequence[order][1:] == sequence[order][:-1]
-    following = torch.cat([torch.where(same, ordered[1:], 0.0), ordered.new_zeros(min(1, len(ordered)))])
-    return torch.empty_like(values).index_copy(0, order, following)

@@ -1,4 +1,7 @@
-"""The modifier that mixes the advantages of one reward term into the advantages of the reward."""
+"""LaSeR's score, read off the log-prob of one token after a response, and its share in the advantages.
+
+`rlvr.recipes.laser.last_token_loss` trains the log-prob.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,45 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlvr.advantages.group import AdvantageValues, decided, group_advantage, stds
-from rlvr.components import Modifier
+from rlvr.components import Continuation, Encode, Modifier, RewardTerm
 from rlvr.config import Config
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Task
 from rlvr.registry import register
+
+
+@register("reward", "last_token")
+@dataclass(frozen=True)
+class LastTokenScore(RewardTerm):
+    """beta (log pi(token | prompt, response) - constant): the policy's estimate that its response is right.
+
+    The score that the auxiliary loss `last_token` trains (LaSeR, Yang et al. 2025, arXiv 2510.14943), for the modifier
+    `blend` or as a reward; as a control, its correlation with the verdict says what was learned. 0 for a response that
+    was cut off.
+    """
+
+    token: str
+    """The token, as in the auxiliary loss."""
+    beta: float = 0.1
+    """As in the auxiliary loss."""
+    # log pi of a token that never follows a response; LaSeR takes c_ref = -23 for Qwen2.5 models.
+    constant: float = -23.0
+    """As in the auxiliary loss."""
+
+    def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
+        """The token after each response that ended by itself. ConfigError where it is no token of the tokenizer."""
+        target = encode(self.token)
+        if len(target) != 1:
+            raise ConfigError(f"rewards: last_token needs one token, and {self.token!r} is {len(target)}")
+        ended = [i for i, r in enumerate(batch.rollouts) if not r.stop.truncated]
+        return [Continuation(i, batch.rollouts[i].token_ids.tolist(), target) for i in ended]
+
+    def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
+        result = np.zeros(len(batch))
+        for continuation, logprobs in scored:
+            result[continuation.rollout] = self.beta * (float(logprobs[0]) - self.constant)
+        return result
 
 
 @register("modifier", "blend")

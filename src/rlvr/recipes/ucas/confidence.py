@@ -1,7 +1,7 @@
-"""Modifiers that weigh tokens or responses by how sure the policy was of them.
+"""UCAS: advantages weighted by how confident the policy is of the response and of each token.
 
-`surprise` reads the log-probs that the engine sampled with; the others read statistics of the policy as it is before
-the update, and cost a forward pass. Tokens without a known log-prob keep their advantage.
+The statistics are those of the policy before the update, and cost a forward pass. Tokens without a known log-prob keep
+their advantage.
 """
 
 from __future__ import annotations
@@ -16,64 +16,6 @@ from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
-
-
-@register("modifier", "surprise")
-@dataclass(frozen=True)
-class Surprise(Modifier):
-    """Each token's advantage times (1 - p) ^ power, p the probability that the token was sampled with.
-
-    The exploration-based advantage of RL-PLUS (Dong et al. 2025, arXiv 2508.00222; from memory, its text could not be
-    read), which has the current policy's p; at power 0 nothing changes.
-    """
-
-    power: Scalar = 1.0
-    """The exponent, at least 0."""
-    negative: bool = True
-    """Weigh negative advantages too."""
-
-    per_token = True
-
-    def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
-        tokens = FlatTokens.of(batch)
-        values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
-        # float64 [N], NaN where unknown.
-        logprobs = tokens.flat([r.behaviour_logprobs for r in batch.rollouts])
-        on = tokens.sampled & np.isfinite(logprobs) & (self.negative | (values > 0))
-        # At most 1: an engine's rounding may give a log-prob above 0, and a negative base with a power like 0.5 is NaN.
-        p = np.exp(np.minimum(np.where(on, logprobs, -np.inf), 0.0))
-        weight = (1.0 - p) ** float(self.power)
-        return tokens.split(np.where(on, weight, 1.0) * values)
-
-
-@register("modifier", "entropy")
-@dataclass(frozen=True)
-class Entropy(Modifier):
-    """Each token's advantage plus min(scale x entropy, |advantage| / bound).
-
-    "Reasoning with exploration" (Cheng et al. 2025, arXiv 2506.14758; formula confirmed in an implementation of it, the
-    defaults of scale and bound from memory). With a bound above 1 no sign changes; an advantage of 0 stays 0.
-    """
-
-    scale: Scalar = 0.4
-    """Factor of the entropy in nats, at least 0; 0 changes nothing."""
-    bound: float = 2.0
-    """At most 1 / bound of the advantage is added; above 1."""
-
-    needs = frozenset({Need("entropy")})
-    per_token = True
-
-    def __post_init__(self) -> None:
-        if self.bound <= 1:
-            raise ValueError(f"bound is {self.bound}: at 1 or below, entropy would turn negative advantages positive")
-
-    def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
-        tokens = FlatTokens.of(batch)
-        values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
-        entropy = np.nan_to_num(tokens.flat(batch.tokens(f"entropy/{CURRENT}")), nan=0.0)
-        # psi = min(alpha H, |A| / kappa) with alpha = scale and kappa = bound. [N]
-        added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)
-        return tokens.split(values + np.where(tokens.sampled & decided(batch)[tokens.rollout], added, 0.0))
 
 
 @register("modifier", "confidence")

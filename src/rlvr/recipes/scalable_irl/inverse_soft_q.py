@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from rlvr.components import Loss
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
-from rlvr.losses.rover import next_of_sequence
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, next_of_sequence
 from rlvr.registry import register
 
 
