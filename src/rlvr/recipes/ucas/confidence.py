@@ -52,17 +52,16 @@ class Confidence(Modifier):
         # [B]: mean log p over the vocabulary is mean_logit - logsumexp, so KL(uniform || p) = logsumexp - mean_logit -
         # log V.
         sure = tokens.sums(np.where(live, partition - mean_logit, 0.0)) / count
-        weight = float(self.scale) * self._scores(sure, decided(batch), batch.group_index())
+        # [B]: standard scores within the group, with n - 1; 0 where undecided.
+        known = np.where(decided(batch), sure, np.nan)
+        scores = group_advantage(known, batch.group_index(), "mean", "std", self.epsilon, unbiased=True)
+        weight = float(self.scale) * scores
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         # exp(-scale z) for A > 0 and exp(scale z) for A < 0: no sign changes.
         values = values * np.exp(-np.sign(values) * weight[tokens.rollout])
         # [N]: the logit of the token itself, log p + logsumexp.
         logit = np.where(live, logprobs + partition, 0.0)
         return tokens.split(values - float(self.penalty) * _within(tokens, logit, live))
-
-    def _scores(self, sure: np.ndarray, on: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Standard scores within the group, with n - 1; 0 where undecided."""
-        return group_advantage(np.where(on, sure, np.nan), groups, "mean", "std", self.epsilon, unbiased=True)
 
 
 def _within(tokens: FlatTokens, values: np.ndarray, live: np.ndarray) -> np.ndarray:
