@@ -159,6 +159,7 @@ def test_a_broken_loss_is_refused(wrong, rule):
         check_loss(Own(wrong))
 
 
+@pytest.mark.gate
 def test_a_piece_of_a_file_is_run_by_the_real_trainer(tmp_path):
     file = tmp_path / "ideas.py"
     file.write_text(

@@ -52,6 +52,7 @@ def test_the_page_has_the_samples_that_it_promises():
     assert set(SAMPLES) == set(CHECKS)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_is_short_and_trains(name, tmp_path, monkeypatch):
     code = BLOCKS["python", name]

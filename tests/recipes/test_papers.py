@@ -52,6 +52,7 @@ def test_a_recipe_is_whole_and_says_what_it_is(slug):
         assert any(plan.kind == "grpo" for plan in plans)
 
 
+@pytest.mark.gate
 def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert train(["--config", "psr", "--dry-run", "run.steps=2"]) == 0
@@ -134,6 +135,7 @@ def test_the_list_the_search_and_the_difference(capsys, monkeypatch, tmp_path):
     assert "+    positive: 0.1" in diff and "-    baseline: mean" in diff and "Qwen" not in diff
 
 
+@pytest.mark.gate
 def test_a_smoke_run_by_the_command(capsys):
     assert main(["smoke", "copg", "--against", "grpo"]) == 0
     lines = capsys.readouterr().out.splitlines()
