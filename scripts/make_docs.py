@@ -4,8 +4,8 @@
     python scripts/make_docs.py --check    write nothing; exit 1 and name the pages that are out of date
 
 The configuration page comes from the docstrings of the fields in `rlvr.config` and from the registry; the metrics page
-from `rlvr.monitor.metrics`, that of the published recipes from `configs/papers`, the table of what fits from the memory
-planner. Only what the library itself registers is listed, whatever else is installed.
+from `rlvr.monitor.metrics`, that of the published recipes from `src/rlvr/recipes`, the table of what fits
+from the memory planner. Only what the library itself registers is listed, whatever else is installed.
 """
 
 from __future__ import annotations
