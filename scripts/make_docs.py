@@ -4,8 +4,8 @@
     python scripts/make_docs.py --check    write nothing; exit 1 and name the pages that are out of date
 
 The configuration page comes from the docstrings of the fields in `rlvr.config` and from the registry; the metrics page
-from `rlvr.monitor.metrics`, that of the published recipes from `configs/papers`, the table of what fits from the memory
-planner. Only what the library itself registers is listed, whatever else is installed.
+from `rlvr.monitor.metrics`, that of the published recipes from `src/rlvr/recipes`, the table of what fits
+from the memory planner. Only what the library itself registers is listed, whatever else is installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ suggests the nearest name.
 
 A *component* is written as a registered name, as `FILE.py:Name` (a class or function in a file of yours, relative to
 the working directory), or as a mapping `{name: ..., option: value}`. [Components](#components) lists the registered
-ones. [architecture.md](architecture.md#how-to-add-a-component) explains how to write one.
+ones. [extending.md](extending.md) explains how to write one.
 
 A stage in `stages` is a mapping with `kind`, `steps`, an optional `name`, the options of its kind, and overrides of
 these sections: STAGES.

@@ -5,8 +5,8 @@ mapping `{name: ..., option: value}`. Its options are the parameters of its clas
 function. They are checked and converted by their annotations before the run starts.
 
 A plain name is looked up in this order: components registered in this process; the library's own components, whose
-package is imported on first use; entry points of installed packages. The entry point group of a kind is its plural:
-`rlvr.verifiers`, `rlvr.losses` ...
+package is imported on first use, and those that a single paper uses; entry points of installed packages. The entry
+point group of a kind is its plural: `rlvr.verifiers`, `rlvr.losses` ...
 
 A file is loaded once in a process, as a module with a unique name, and its folder is appended to `sys.path`. A script
 without `if __name__ == "__main__":` is executed only up to its first GRPOTrainer: its components are found, and it does
@@ -64,6 +64,44 @@ PACKAGES = {
 }
 """Kind of component -> the package whose import registers the library's own components of that kind."""
 
+RECIPES: dict[str, dict[str, str]] = {
+    "advantage": {
+        "conditional": "canon.conditional",
+        "consistency": "copo.consistency",
+        "mvar": "riskpo.risk",
+        "prefix_tree": "tempo.prefix_tree",
+    },
+    "auxiliary": {
+        "inverse_soft_q": "scalable_irl.inverse_soft_q",
+        "last_token": "laser.last_token_loss",
+    },
+    "loss": {
+        "copg": "copg.copg",
+        "pacs": "pacs.pacs",
+        "rover": "rover.rover",
+        "topr": "topr.topr",
+        "trajectory_balance": "for_.trajectory_balance",
+    },
+    "modifier": {
+        "blend": "laser.laser",
+        "confidence": "ucas.confidence",
+        "noise": "noisy_verifier_corrections.noise",
+        "surprise": "rl_plus.surprise",
+    },
+    "reward": {
+        "adaptive_length_target": "laser_002_343.adaptive_length_target",
+        "by_condition": "autothink.autothink",
+        "by_pass_rate": "grpo_lambda.by_pass_rate",
+        "last_token": "laser.laser",
+        "no_thinking": "autothink.autothink",
+        "phase_entropy": "pear.phase_entropy",
+        "rank_overlap": "reasonrank.rank_overlap",
+        "self_aligned": "sar.self_aligned",
+    },
+}
+"""Kind -> name -> module in rlvr.recipes, for components that a single paper uses. They lie beside its recipe, and the
+module is imported when the name is looked up."""
+
 _components: dict[str, dict[str, Any]] = {kind: {} for kind in PACKAGES}
 
 _loading: list[Path] = []
@@ -85,6 +123,9 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         raise ConfigError(f"there is no kind of component {kind!r}{nearest(kind, PACKAGES)}")
 
     def keep(component: T) -> T:
+        # A paper's component is registered only here, where its name is taken or found.
+        if not _is_own(component):
+            _import_recipe(kind, name)
         old = _components[kind].get(name)
         # By file and qualified name, not by identity: a notebook cell that is run again makes a new object of the same
         # source.
@@ -160,7 +201,14 @@ def names(kind: str) -> list[str]:
     """The names that `kind` is known by in this process, the library's own included."""
     # Registering is a side effect of the import, so the list is complete only after it.
     importlib.import_module(PACKAGES[kind])
-    return sorted(set(_components[kind]) | {entry.name for entry in _entry_points(kind)})
+    return sorted(set(_components[kind]) | set(RECIPES.get(kind, ())) | {entry.name for entry in _entry_points(kind)})
+
+
+def _import_recipe(kind: str, name: str) -> None:
+    """Register the component `name` of a single paper, if there is one."""
+    module = RECIPES.get(kind, {}).get(name)
+    if module is not None:
+        importlib.import_module(f"rlvr.recipes.{module}")
 
 
 def _entry_points(kind: str) -> importlib.metadata.EntryPoints:
@@ -182,6 +230,7 @@ def find(kind: str, name: str) -> Any:
         return _from_module(kind, name)
     if name not in _components[kind]:
         importlib.import_module(PACKAGES[kind])
+        _import_recipe(kind, name)
     if name not in _components[kind]:
         # Last, so that no installed package can replace a name of the library's in silence.
         for entry in _entry_points(kind):

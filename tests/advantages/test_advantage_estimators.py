@@ -26,8 +26,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
-from rlvr.advantages import GroupAdvantage, MixedValueAtRisk, OptimalTokenBaseline, PassAtK, SpanAdvantage
+from rlvr.advantages import GroupAdvantage, OptimalTokenBaseline, PassAtK, SpanAdvantage
 from rlvr.errors import ConfigError
+from rlvr.recipes.riskpo.risk import MixedValueAtRisk
 from rlvr.records import Segment, Verdict
 
 # pass@k

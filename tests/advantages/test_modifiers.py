@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 from rlvr import registry
 from rlvr.advantages import (
-    Blend,
     Clip,
-    Confidence,
     Entropy,
     GroupAdvantage,
     Length,
-    Noise,
     Outliers,
     Signs,
-    Surprise,
     Whiten,
     informative,
 )
 from rlvr.config.config_loading import make_config
 from rlvr.errors import ConfigError
+from rlvr.recipes.laser.laser import Blend
+from rlvr.recipes.noisy_verifier_corrections.noise import Noise
+from rlvr.recipes.rl_plus.surprise import Surprise
+from rlvr.recipes.ucas.confidence import Confidence
 
 NEUTRAL = [
     Clip(None, None),

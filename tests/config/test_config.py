@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from rlvr.config import Config, RewardSpec, Section
-from rlvr.config.config_loading import load_config, make_config
+from rlvr.config.config_loading import load_config, make_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.tree import merge, read_yaml
 from rlvr.errors import ConfigError
@@ -17,6 +17,7 @@ from small_pieces import PIECES
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("**/*.yaml"))
 CONFIGS = [path for path in CONFIGS if path.parent.name != "accelerate"]  # those are accelerate's own
+CONFIGS += recipe_files().values()
 
 
 def refusal(tree=None, overrides=(), stages=False) -> str:

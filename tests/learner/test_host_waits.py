@@ -283,15 +283,16 @@ ALLOWED = {
     ("losses/prepass.py", "_column"): WHOLE_STEP,
     ("losses/covariance.py", "choose"): WHOLE_STEP,
     ("losses/m2po.py", "choose"): WHOLE_STEP,
-    ("losses/pacs.py", "sequence_losses"): WHOLE_STEP,
     ("losses/preference.py", "extremes"): WHOLE_STEP,
-    ("losses/self_reward.py", "sequence_losses"): WHOLE_STEP,
+    ("losses/preference.py", "sequence_losses"): WHOLE_STEP,
     ("losses/sequences.py", "group_sum"): WHOLE_STEP,
     ("losses/sequences.py", "pairs"): WHOLE_STEP,
-    ("losses/trajectory_balance.py", "sequence_losses"): WHOLE_STEP,
     ("losses/objective.py", "_denominator"): "the batch's weights are arrays",
     ("losses/objective.py", "trains"): "the batch's weights are arrays",
     ("losses/objective.py", "_numbers"): "the one fetch of an optimizer step's metrics and losses",
+    ("recipes/for_/trajectory_balance.py", "sequence_losses"): WHOLE_STEP,
+    ("recipes/laser/last_token_loss.py", "sequence_losses"): WHOLE_STEP,
+    ("recipes/pacs/pacs.py", "sequence_losses"): WHOLE_STEP,
     ("policy/statistics.py", "write"): "the one fetch of values for token columns",
 }
 """Functions that may take values out of tensors, by file, and why."""
@@ -312,12 +313,14 @@ def fetches(node: ast.AST, of_losses: bool) -> bool:
 
 
 def test_nothing_takes_values_out_of_tensors_but_what_says_why():
-    """In the files of losses, the policy, rewards and the learner that use torch; elsewhere there are arrays only."""
+    """In the files of losses, the policy, rewards, the learner and single papers that use torch; elsewhere there are
+    arrays only."""
     source, results = Path(rlvr.__file__).parent, set()
     attributes = annotated_attributes(ast.parse(path.read_text()) for path in source.rglob("*.py"))
     for path in [
         *(source / "learner").rglob("*.py"),
         *(p for d in ("losses", "policy", "rewards") for p in (source / d).rglob("*.py")),
+        *(source / "recipes").glob("*/*.py"),
     ]:
         text = path.read_text()
         if "import torch" not in text:
@@ -325,7 +328,7 @@ def test_nothing_takes_values_out_of_tensors_but_what_says_why():
         name = str(path.relative_to(source))
         for function in ast.walk(ast.parse(text)):
             if isinstance(function, ast.FunctionDef):
-                calls = (node for node in ast.walk(function) if fetches(node, name.startswith("losses/")))
+                calls = (node for node in ast.walk(function) if fetches(node, name.startswith(("losses/", "recipes/"))))
                 results |= {(name, function.name) for _ in [*calls, *takes(function, attributes)]}
     assert results == set(ALLOWED)
 

@@ -21,14 +21,14 @@ from rlvr.losses import (
     GeometricMeanLoss,
     KLCovLoss,
     QuadraticPenaltyLoss,
-    RandomPolicyValueLoss,
     Reinforce,
     SecondMomentLoss,
-    TaperedLoss,
     TokenBatch,
     TopEntropy,
     WeightedLikelihood,
 )
+from rlvr.recipes.rover.rover import RandomPolicyValueLoss
+from rlvr.recipes.topr.topr import TaperedLoss
 
 AVERAGES = ("tokens", "sequences", "constant")
 NOT_PLAIN_CLIPS = [

@@ -23,34 +23,34 @@ from rlvr.losses import (
     ChosenLikelihood,
     ClipCovLoss,
     ClippedPolicyLoss,
-    ContrastiveLoss,
     Divergence,
     GammaWeightedLoss,
     GeometricMeanLoss,
-    InverseSoftQ,
     KLCovLoss,
     KLPenalty,
-    LastTokenReward,
     LikelihoodLoss,
     Objective,
     ObjectiveTerm,
     OutcomeClassifier,
     QuadraticPenaltyLoss,
-    RandomPolicyValueLoss,
     Reinforce,
     Renewal,
-    RewardClassification,
     SecondMomentLoss,
     SequenceBatch,
-    TaperedLoss,
     TopEntropy,
-    TrajectoryBalance,
     WeightedLikelihood,
     k1,
     k2,
     k3,
 )
 from rlvr.policy import Snapshot
+from rlvr.recipes.copg.copg import ContrastiveLoss
+from rlvr.recipes.for_.trajectory_balance import TrajectoryBalance
+from rlvr.recipes.laser.last_token_loss import LastTokenReward
+from rlvr.recipes.pacs.pacs import RewardClassification
+from rlvr.recipes.rover.rover import RandomPolicyValueLoss
+from rlvr.recipes.scalable_irl.inverse_soft_q import InverseSoftQ
+from rlvr.recipes.topr.topr import TaperedLoss
 
 CUTS = [{}, {"micro_batch_size": 1}, {"micro_batch_size": 3}, {"micro_batch_tokens": 30}]
 GROUPS = [0, 0, 0, 0, 1, 1, 2, 2, 2, 3]

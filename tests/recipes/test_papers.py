@@ -5,10 +5,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from rlvr import registry
+from rlvr.config.config_loading import RECIPES, load_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.recipes.__main__ import main
@@ -19,8 +26,7 @@ from rlvr.run.dry_run import plan_lines
 from rlvr.train import main as train
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "configs/papers"
-SLUGS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+SLUGS = sorted(recipe_files())
 SAMPLE = ("chord", "co-reward", "pacs", "reasonrank", "toolrl")
 """Run in the default set: one of each kind of task, loss, reward, stages."""
 NO_POLICY_STAGE = ("openchat", "one-shot-cft", "scalable-irl", "implicit-prm")
@@ -29,16 +35,16 @@ NO_POLICY_STAGE = ("openchat", "one-shot-cft", "scalable-irl", "implicit-prm")
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_a_recipe_is_whole_and_says_what_it_is(slug):
-    paper = find_paper(slug, FOLDER)
+    paper = find_paper(slug)
     plans = stage_plans(paper.config)
     assert plan_lines(paper.config, plans, paper.config.folder)
     assert paper.config.run.name == slug
     assert paper.recipe.tests
     for test in paper.recipe.tests:
         assert (ROOT / test).is_file(), test
-    first, second = (FOLDER / f"{slug}.yaml").read_text().splitlines()[:2]
+    first, second = recipe_files()[slug].read_text().splitlines()[:2]
     assert paper.recipe.title in first
-    assert second == f"#   python -m rlvr.train --config configs/papers/{slug}.yaml"
+    assert second == f"#   python -m rlvr.train --config {slug}"
     assert paper.config.rollout.engine.name == "vllm"
     assert paper.config.distributed.backend.name == "deepspeed"
     if slug not in NO_POLICY_STAGE:
@@ -46,19 +52,42 @@ def test_a_recipe_is_whole_and_says_what_it_is(slug):
         assert any(plan.kind == "grpo" for plan in plans)
 
 
-def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert train(["--config", "configs/papers/psr.yaml", "--dry-run", "run.steps=2"]) == 0
+@pytest.mark.gate
+def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert train(["--config", "psr", "--dry-run", "run.steps=2"]) == 0
     output = capsys.readouterr().out
     assert "baseline: 0.5" in output and "2 steps, each of 1024 prompts x 8" in output
     assert "smoke" not in output
+
+
+def test_a_file_goes_before_a_recipe_of_the_same_name_and_a_folder_does_not(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    recipe = load_config("psr")
+    (tmp_path / "psr").mkdir()
+    assert load_config("psr") == recipe
+    (tmp_path / "psr").rmdir()
+    (tmp_path / "psr").write_text("run: {name: mine}")
+    assert load_config("psr").run.name == "mine"
+    with pytest.raises(ConfigError, match=r"no config file prs .*; did you mean 'psr'"):
+        load_config("prs")
+
+
+def test_recipes_are_in_the_wheel():
+    """Everything in the package that git does not ignore is in the wheel."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build == {"targets": {"wheel": {"packages": ["src/rlvr"]}}}
+    assert len(SLUGS) == 51
+    assert ROOT / "src/rlvr/recipes" == RECIPES
+    files = [str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json"]]
+    assert subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True).stdout == ""
 
 
 @pytest.mark.parametrize(
     "slug", [pytest.param(slug, marks=[] if slug in SAMPLE else [pytest.mark.slow]) for slug in SLUGS]
 )
 def test_a_recipe_trains_at_toy_size(slug):
-    paper = find_paper(slug, FOLDER)
+    paper = find_paper(slug)
     rows = smoke(paper)
     assert len(rows) == 2 * len(stage_plans(paper.config))
     for row in rows:
@@ -74,7 +103,7 @@ def test_a_recipe_trains_at_toy_size(slug):
 def test_a_recipe_is_not_plain_grpo(slug):
     """Its gradient differs on the same rollouts, unless what it changes is data, stages or sizes. Of one without
     reinforcement: from the plain likelihood's."""
-    apart = against_grpo(find_paper(slug, FOLDER))
+    apart = against_grpo(find_paper(slug))
     changed = max(one.relative for one in apart.values())
     if slug in PLAIN:
         assert changed < 0.05
@@ -87,9 +116,11 @@ PLAIN = ("simplerl-zoo", "warm-up-before-you-train", "vmr", "j1-7b", "rm-r1", "l
 judges."""
 
 
-def test_the_list_the_search_and_the_difference(folder, capsys):
+def test_the_list_the_search_and_the_difference(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
     def said(*arguments):
-        assert main(["--folder", str(folder), *arguments]) == 0
+        assert main(list(arguments)) == 0
         return capsys.readouterr().out
 
     assert len(said().splitlines()) == len(SLUGS)
@@ -98,12 +129,15 @@ def test_the_list_the_search_and_the_difference(folder, capsys):
     assert "grpo-lambda" in result and "pacs " not in result
     shown = said("show", "psr")
     assert shown.startswith("The Surprising Effectiveness") and "status: faithful" in shown and "positive: 0.1" in shown
+    shutil.copy(said("path", "psr").strip(), "mine.yaml")
+    assert said("show", "mine.yaml") == shown
     diff = said("show", "psr", "--diff", "grpo")
     assert "+    positive: 0.1" in diff and "-    baseline: mean" in diff and "Qwen" not in diff
 
 
-def test_a_smoke_run_by_the_command(folder, capsys):
-    assert main(["--folder", str(folder), "smoke", "copg", "--against", "grpo"]) == 0
+@pytest.mark.gate
+def test_a_smoke_run_by_the_command(capsys):
+    assert main(["smoke", "copg", "--against", "grpo"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "copg",
@@ -114,12 +148,10 @@ def test_a_smoke_run_by_the_command(folder, capsys):
     assert "grad_norm" in lines[0] and "cosine" in lines[2]
 
 
-def test_what_is_wrong_is_named(folder, tmp_path, capsys):
-    assert main(["--folder", str(folder), "show", "grpo-lamda"]) == 2
+def test_what_is_wrong_is_named(tmp_path, capsys):
+    assert main(["show", "grpo-lamda"]) == 2
     assert "did you mean 'grpo-lambda'" in capsys.readouterr().err
-    assert main(["--folder", str(tmp_path / "no")]) == 2
-    assert "--folder" in capsys.readouterr().err
-    text = (folder / "psr.yaml").read_text()
+    text = recipe_files()["psr"].read_text()
     for change, message in (
         (("status: faithful", "status: part"), "says what is `missing`"),
         (("  effect:", "  efect:"), "psr.yaml is no recipe"),
@@ -133,21 +165,44 @@ def test_what_is_wrong_is_named(folder, tmp_path, capsys):
         smoke(read_paper(tmp_path / "psr.yaml"))
 
 
-def test_a_run_without_a_gradient_fails(folder, tmp_path):
-    text = (folder / "psr.yaml").read_text().replace("signs, positive: 0.1", "signs, positive: 0, negative: 0")
+def test_a_run_without_a_gradient_fails(tmp_path):
+    text = recipe_files()["psr"].read_text().replace("signs, positive: 0.1", "signs, positive: 0, negative: 0")
     (tmp_path / "psr.yaml").write_text(text)
     with pytest.raises(TrainingError, match="no step had a gradient"):
         smoke(read_paper(tmp_path / "psr.yaml"))
 
 
-def test_the_page_has_every_recipe_and_every_paper_without_one(folder):
-    page, papers, others = papers_page(folder), read_papers(folder), without_file(folder)
+def test_the_page_has_every_recipe_and_every_paper_without_one():
+    page, papers, others = papers_page(), read_papers(), without_file()
     for paper in papers:
         assert (
-            f"| [{paper.slug}](../configs/papers/{paper.slug}.yaml) | {paper.recipe.title} | {paper.recipe.status} |"
-            in page
+            f"| [{paper.slug}](../src/rlvr/recipes/{recipe_files()[paper.slug].relative_to(RECIPES)}) "
+            f"| {paper.recipe.title} | {paper.recipe.status} |" in page
         )
     assert len(others["out"]) == 22
     assert all(f"| {row['slug']} |" in page for rows in others.values() for row in rows)
     assert not {row["slug"] for rows in others.values() for row in rows} & set(SLUGS)
     assert json.dumps(others)
+
+
+def test_a_paper_s_components_are_in_the_registry_s_table_and_are_imported_when_they_are_named():
+    files = {
+        path: re.findall(r'^@register\("(\w+)", "(\w+)"\)', path.read_text(), re.M) for path in RECIPES.glob("*/*.py")
+    }
+    listed = [
+        (kind, name, RECIPES.joinpath(*module.split(".")).with_suffix(".py"))
+        for kind, modules in registry.RECIPES.items()
+        for name, module in modules.items()
+    ]
+    assert sorted(listed) == sorted((kind, name, path) for path, found in files.items() for kind, name in found)
+    program = (
+        "import sys; from rlvr import registry; registry.find('advantage', 'group'); registry.find('loss', 'topr'); "
+        "print(*(name for name in sys.modules if name.startswith('rlvr.recipes.')))"
+    )
+    imported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert imported.split() == ["rlvr.recipes.loss_presets", "rlvr.recipes.topr", "rlvr.recipes.topr.topr"]
+
+
+def test_a_name_of_a_paper_s_component_is_taken():
+    with pytest.raises(ConfigError, match=r"the loss 'copg' is taken by rlvr\.recipes\.copg\.copg\.ContrastiveLoss"):
+        registry.register_loss("copg")(type("Mine", (), {"__module__": "users"}))

@@ -14,8 +14,9 @@ from rlvr.config import Config, OptimConfig
 from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy.continuations import continuation_logprobs, encoded
+from rlvr.recipes.sar.self_aligned import SelfAligned
 from rlvr.records import Batch, Task
-from rlvr.rewards import AnswerLikelihood, RewardContext, SelfAligned, bind, build_terms
+from rlvr.rewards import AnswerLikelihood, RewardContext, bind, build_terms
 from rlvr.stages.grpo.scoring import Scoring
 
 TASK = Task(id="t", prompt="?", answer="ab")

@@ -8,38 +8,38 @@ policy before the update, found in the token columns `STATISTIC/current`), `per_
 and for a component with a memory `observe(metrics)`, `state_dict` and `load_state_dict`.
 """
 
-from rlvr.advantages.blend import Blend
-from rlvr.advantages.conditional import Conditional
-from rlvr.advantages.consistency import Consistency
-from rlvr.advantages.exploration import Confidence, Entropy, Surprise
 from rlvr.advantages.group import GroupAdvantage, group_advantage
-from rlvr.advantages.modifiers import Clip, Length, Outliers, Signs, Whiten, informative
-from rlvr.advantages.noise import Noise
+from rlvr.advantages.modifiers import Clip, Entropy, Length, Outliers, Signs, Whiten, informative
 from rlvr.advantages.optimal_token import OptimalTokenBaseline
 from rlvr.advantages.pass_at_k import PassAtK
-from rlvr.advantages.prefix_tree import PrefixTree
-from rlvr.advantages.risk import MixedValueAtRisk
 from rlvr.advantages.spans import SpanAdvantage
+from rlvr.core.moved import renamed
 
 __all__ = [
-    "Blend",
     "Clip",
-    "Conditional",
-    "Confidence",
-    "Consistency",
     "Entropy",
     "GroupAdvantage",
     "Length",
-    "MixedValueAtRisk",
-    "Noise",
     "OptimalTokenBaseline",
     "Outliers",
     "PassAtK",
-    "PrefixTree",
     "Signs",
     "SpanAdvantage",
-    "Surprise",
     "Whiten",
     "group_advantage",
     "informative",
 ]
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "Blend": "rlvr.recipes.laser.laser.Blend",
+        "Conditional": "rlvr.recipes.canon.conditional.Conditional",
+        "Confidence": "rlvr.recipes.ucas.confidence.Confidence",
+        "Consistency": "rlvr.recipes.copo.consistency.Consistency",
+        "MixedValueAtRisk": "rlvr.recipes.riskpo.risk.MixedValueAtRisk",
+        "Noise": "rlvr.recipes.noisy_verifier_corrections.noise.Noise",
+        "PrefixTree": "rlvr.recipes.tempo.prefix_tree.PrefixTree",
+        "Surprise": "rlvr.recipes.rl_plus.surprise.Surprise",
+    },
+)

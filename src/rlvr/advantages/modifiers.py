@@ -14,6 +14,7 @@ import numpy as np
 
 from rlvr.advantages.group import AdvantageValues, FlatTokens, decided, elementwise, std
 from rlvr.components import Modifier
+from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -192,6 +193,36 @@ def informative(batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         # alpha = B / (B - M): decided responses over those with an advantage.
         return elementwise(np.multiply, advantage, on.sum() / teaching)
     return advantage
+
+
+@register("modifier", "entropy")
+@dataclass(frozen=True)
+class Entropy(Modifier):
+    """Each token's advantage plus min(scale x entropy, |advantage| / bound).
+
+    "Reasoning with exploration" (Cheng et al. 2025, arXiv 2506.14758; formula confirmed in an implementation of it, the
+    defaults of scale and bound from memory). With a bound above 1 no sign changes; an advantage of 0 stays 0.
+    """
+
+    scale: Scalar = 0.4
+    """Factor of the entropy in nats, at least 0; 0 changes nothing."""
+    bound: float = 2.0
+    """At most 1 / bound of the advantage is added; above 1."""
+
+    needs = frozenset({Need("entropy")})
+    per_token = True
+
+    def __post_init__(self) -> None:
+        if self.bound <= 1:
+            raise ValueError(f"bound is {self.bound}: at 1 or below, entropy would turn negative advantages positive")
+
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
+        tokens = FlatTokens.of(batch)
+        values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
+        entropy = np.nan_to_num(tokens.flat(batch.tokens(f"entropy/{CURRENT}")), nan=0.0)
+        # psi = min(alpha H, |A| / kappa) with alpha = scale and kappa = bound. [N]
+        added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)
+        return tokens.split(values + np.where(tokens.sampled & decided(batch)[tokens.rollout], added, 0.0))
 
 
 def times(advantage: AdvantageValues, weights: np.ndarray) -> AdvantageValues:

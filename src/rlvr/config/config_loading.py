@@ -15,27 +15,48 @@ from rlvr.core.specs import ComponentSpec, WrittenSpec
 from rlvr.core.tree import as_tree, merge, read_mapping
 from rlvr.errors import ConfigError, nearest
 
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+"""The published recipes: the recipe with the slug SLUG is FOLDER/SLUG.yaml in this folder."""
+
 TASK_FILES = {"train": "tasks.jsonl", "eval": "eval_tasks.jsonl"}
 """The files of a run folder that hold the tasks which a trainer was given as objects."""
 
 
 def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a YAML file (or a mapping), with `key.path=value` overrides.
+    """The configuration in a YAML file, in a published recipe or in a mapping, with `key.path=value` overrides.
 
     Raises ConfigError that lists every wrong key and value, with the nearest name for an unknown key.
     """
     if source is None or isinstance(source, Mapping):
         tree: Any = dict(source or {})
     else:
-        path = Path(source)
-        if not path.is_file():
-            raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
+        path = config_file(source)
         # The file may be the config.yaml of a run folder that was moved: its tasks lie beside it.
         tree = with_tasks_of(path.parent, read_mapping(path))
     tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
     for override in overrides:
         tree = merge(tree, as_tree(override))
     return make_config(tree)
+
+
+def recipe_files() -> dict[str, Path]:
+    """Slug -> file of every published recipe."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*/*.yaml"))}
+
+
+def config_file(name: str | Path) -> Path:
+    """The file with this path, or else the file of the published recipe with this slug. ConfigError if there is
+    neither."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    recipes = recipe_files()
+    if str(name) not in recipes:
+        raise ConfigError(
+            f"there is no config file {path} (looked in {Path.cwd()}), and no published recipe of this name"
+            f"{nearest(str(name), recipes)}"
+        )
+    return recipes[str(name)]
 
 
 def with_tasks_of(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-greedy", action="store_true", help="no greedy response")
     parser.add_argument("--seed", type=int, metavar="N", help="of the samples (default 0)")
     parser.add_argument(
-        "--config", metavar="FILE", help="configuration of a run: model, template, verifier, engine ..."
+        "--config",
+        metavar="FILE|RECIPE",
+        help="configuration of a run: model, template, verifier, engine ...; also the name of a published recipe",
     )
     parser.add_argument("--compare", metavar="RESULT", help="an earlier result on the same tasks")
     parser.add_argument("--contamination", metavar="DATA", help="training tasks in which the tasks are looked for")

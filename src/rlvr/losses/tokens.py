@@ -176,3 +176,14 @@ def log_ratio(tokens: TokenBatch, level: Ratio = "token", bound: float | None = 
         return mean
     # The bracket is 0 in value: sg[s(y)] pi_t / sg[pi_t] of GSPO-token, in logs.
     return mean.detach() + (own - own.detach())
+
+
+def next_of_sequence(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """The value at the next token of the same sequence [T], 0 after its last."""
+    # Stable: tokens of a sequence keep their order.
+    order = torch.sort(sequence, stable=True).indices
+    ordered = values[order]
+    # bool [T - 1]: whether a token's neighbour on the right is of the same sequence.
+    same = sequence[order][1:] == sequence[order][:-1]
+    following = torch.cat([torch.where(same, ordered[1:], 0.0), ordered.new_zeros(min(1, len(ordered)))])
+    return torch.empty_like(values).index_copy(0, order, following)

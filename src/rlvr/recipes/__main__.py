@@ -3,7 +3,10 @@
     python -m rlvr.recipes                        list them
     python -m rlvr.recipes search length penalty  those whose text has all the words
     python -m rlvr.recipes show SLUG [--diff grpo]
+    python -m rlvr.recipes path SLUG              print the path of its file
     python -m rlvr.recipes smoke SLUG... [--against grpo]
+
+`python -m rlvr.train --config SLUG` trains with one.
 
 Exit codes: 0 done, 1 a smoke run that failed, 2 bad input.
 """
@@ -18,7 +21,7 @@ from collections.abc import Iterable, Sequence
 
 import yaml
 
-from rlvr.config.config_loading import make_config
+from rlvr.config.config_loading import config_file, make_config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import RlvrError, command
 from rlvr.recipes.papers import Paper, find_paper, read_papers
@@ -28,7 +31,6 @@ from rlvr.recipes.papers import Paper, find_paper, read_papers
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlvr.recipes", description="Published recipes as configurations.")
-    parser.add_argument("--folder", help="where the recipes are; by default configs/papers")
     parser.set_defaults(words=[])
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="all recipes")
@@ -39,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument(
         "--diff", choices=["grpo"], help="only what differs from plain GRPO, in the resolved configuration"
     )
+    path = commands.add_parser("path", help="the path of a recipe's file, such as for a copy of your own")
+    path.add_argument("slug")
     smoke = commands.add_parser("smoke", help="a few steps at toy size")
     smoke.add_argument("slugs", nargs="+", metavar="SLUG")
     smoke.add_argument(
@@ -49,13 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if options.command == "show":
-        paper = find_paper(options.slug, options.folder)
+        paper = find_paper(options.slug)
         print(_diff(paper) if options.diff else _shown(paper))
         return 0
+    if options.command == "path":
+        print(config_file(options.slug))
+        return 0
     if options.command == "smoke":
-        papers = [find_paper(slug, options.folder) for slug in options.slugs]
+        papers = [find_paper(slug) for slug in options.slugs]
         return max(_smoke(paper, bool(options.against)) for paper in papers)
-    _list(read_papers(options.folder), [word.lower() for word in options.words])
+    _list(read_papers(), [word.lower() for word in options.words])
     return 0
 
 

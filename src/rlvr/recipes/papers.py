@@ -1,8 +1,8 @@
-"""The published recipes: `configs/papers/SLUG.yaml`, each a configuration that trains, with facts about it.
+"""The published recipes: `FOLDER/SLUG.yaml` beside this file, each a configuration that trains, with facts about it.
 
 A file's top-level key `recipe` describes it and holds its smoke data; everything else is the configuration, so
-`python -m rlvr.train --config` takes the file as it is. `out-of-scope.json` beside them lists the papers without a
-file.
+`python -m rlvr.train --config SLUG` takes the file as it is. A mechanism that only this paper uses lies in the same
+folder. `out-of-scope.json` lists the papers without a file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlvr.config import Config
-from rlvr.config.config_loading import make_config
+from rlvr.config.config_loading import RECIPES, config_file, make_config, recipe_files
 from rlvr.core.tree import read_yaml
-from rlvr.errors import ConfigError, nearest
-
-FOLDER = Path("configs/papers")
-"""The folder of the files, from the working directory or else from the checkout."""
+from rlvr.errors import ConfigError
 
 
 class Smoke(BaseModel):
@@ -101,18 +98,6 @@ def _flow(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("...").strip()
 
 
-def folder_of(folder: str | Path | None = None) -> Path:
-    """The folder of the files. ConfigError where there is none."""
-    if folder is not None:
-        tried = [Path(folder)]
-    else:
-        tried = [FOLDER, Path(__file__).resolve().parents[3] / FOLDER]
-    existing = next((path for path in tried if path.is_dir()), None)
-    if existing is None:
-        raise ConfigError(f"there are no recipes at {tried[0]}: give their folder with --folder")
-    return existing
-
-
 def read_paper(path: Path) -> Paper:
     """The recipe in a file. ConfigError names what is wrong in it."""
     try:
@@ -125,23 +110,19 @@ def read_paper(path: Path) -> Paper:
     return Paper(slug=path.stem, recipe=recipe, tree=tree)
 
 
-def read_papers(folder: str | Path | None = None) -> list[Paper]:
+def read_papers() -> list[Paper]:
     """All recipes, by slug."""
-    return [read_paper(path) for path in sorted(folder_of(folder).glob("*.yaml"))]
+    return [read_paper(path) for path in recipe_files().values()]
 
 
-def find_paper(slug: str, folder: str | Path | None = None) -> Paper:
-    """One recipe. ConfigError with the nearest slug where there is none."""
-    path = folder_of(folder) / f"{slug}.yaml"
-    if not path.is_file():
-        raise ConfigError(f"there is no recipe {slug!r}{nearest(slug, [p.stem for p in path.parent.glob('*.yaml')])}")
-    return read_paper(path)
+def find_paper(slug: str) -> Paper:
+    """The recipe with this slug, or in the file with this path. ConfigError with the nearest slug where there is
+    none."""
+    return read_paper(config_file(slug))
 
 
-def without_file(folder: str | Path | None = None) -> dict[str, list[dict[str, str]]]:
+def without_file() -> dict[str, list[dict[str, str]]]:
     """The papers without a file: `none`, which would be in reach, and `out`, which are no post-training of language
     models."""
-    rows: dict[str, list[dict[str, str]]] = json.loads(
-        (folder_of(folder) / "out-of-scope.json").read_text(encoding="utf-8")
-    )
+    rows: dict[str, list[dict[str, str]]] = json.loads((RECIPES / "out-of-scope.json").read_text(encoding="utf-8"))
     return rows

@@ -5,30 +5,30 @@
 | file | terms |
 |---|---|
 | terms | verdict and its named scores, length, constant, random |
-| composition | sum, product, gate, veto, tiers, by_pass_rate, by_condition, bounded |
+| composition | sum, product, gate, veto, tiers, bounded |
 | length_shape | soft_overlong, cosine_length |
 | length_group | brevity |
-| length_target | length_target, adaptive_length_target |
+| length_target | length_target |
 | repetition | repetition |
-| template | format, no_thinking |
-| ranks | rank_overlap |
+| template | format |
 | votes | majority_vote |
-| certainty | self_certainty, entropy, phase_entropy |
-| likelihood | answer_likelihood, self_aligned, last_token |
+| certainty | self_certainty, entropy |
+| likelihood | answer_likelihood |
 | own_likelihood | likelihood |
+
+Terms of a single paper are beside its recipe, in rlvr.recipes.
 """
 
 from rlvr.core.moved import renamed
-from rlvr.rewards.certainty import MeanEntropy, PhaseEntropy, SelfCertainty
-from rlvr.rewards.composition import Bounded, ByCondition, ByPassRate, Gate, Product, Sum, Tiers, Veto
+from rlvr.rewards.certainty import MeanEntropy, SelfCertainty
+from rlvr.rewards.composition import Bounded, Gate, Product, Sum, Tiers, Veto
 from rlvr.rewards.length_group import Brevity
 from rlvr.rewards.length_shape import CosineLength, SoftOverlong
-from rlvr.rewards.length_target import AdaptiveLengthTarget, LengthTarget
-from rlvr.rewards.likelihood import AnswerLikelihood, LastTokenScore, SelfAligned
+from rlvr.rewards.length_target import LengthTarget
+from rlvr.rewards.likelihood import AnswerLikelihood
 from rlvr.rewards.own_likelihood import sampled_likelihood
-from rlvr.rewards.ranks import RankOverlap
 from rlvr.rewards.repetition import Repetition
-from rlvr.rewards.template import Format, NoThinking
+from rlvr.rewards.template import Format
 from rlvr.rewards.terms import (
     RewardContext,
     Term,
@@ -50,26 +50,18 @@ from rlvr.rewards.terms import (
 from rlvr.rewards.votes import MajorityVote
 
 __all__ = [
-    "AdaptiveLengthTarget",
     "AnswerLikelihood",
     "Bounded",
     "Brevity",
-    "ByCondition",
-    "ByPassRate",
     "CosineLength",
     "Format",
     "Gate",
-    "LastTokenScore",
     "LengthTarget",
     "MajorityVote",
     "MeanEntropy",
-    "NoThinking",
-    "PhaseEntropy",
     "Product",
-    "RankOverlap",
     "Repetition",
     "RewardContext",
-    "SelfAligned",
     "SelfCertainty",
     "SoftOverlong",
     "Sum",
@@ -93,4 +85,17 @@ __all__ = [
     "walk",
 ]
 
-__getattr__ = renamed(__name__, {"Setting": "RewardContext"})
+__getattr__ = renamed(
+    __name__,
+    {
+        "Setting": "RewardContext",
+        "AdaptiveLengthTarget": "rlvr.recipes.laser_002_343.adaptive_length_target.AdaptiveLengthTarget",
+        "ByCondition": "rlvr.recipes.autothink.autothink.ByCondition",
+        "ByPassRate": "rlvr.recipes.grpo_lambda.by_pass_rate.ByPassRate",
+        "LastTokenScore": "rlvr.recipes.laser.laser.LastTokenScore",
+        "NoThinking": "rlvr.recipes.autothink.autothink.NoThinking",
+        "PhaseEntropy": "rlvr.recipes.pear.phase_entropy.PhaseEntropy",
+        "RankOverlap": "rlvr.recipes.reasonrank.rank_overlap.RankOverlap",
+        "SelfAligned": "rlvr.recipes.sar.self_aligned.SelfAligned",
+    },
+)

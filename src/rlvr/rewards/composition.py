@@ -1,4 +1,4 @@
-"""Terms made of terms: sums, products, gates, vetoes, tiers, and one of two by the group's pass rate.
+"""Terms made of terms: sums, products, gates, vetoes, tiers, bounds.
 
 Invariants: each is a pure function of its parts' columns; undecided parts leave the whole undecided unless the others
 decide it already (a closed gate, a veto, a factor of 0).
@@ -137,53 +137,6 @@ class Tiers(RewardTerm):
         return result / len(terms)
 
 
-@register("reward", "by_pass_rate")
-@dataclass(frozen=True)
-class ByPassRate(RewardTerm):
-    """One of two terms for each group, by its pass rate: `then` where it is high, `otherwise` elsewhere.
-
-    The switch of GRPO-lambda (Dai et al. 2025, arXiv 2505.18086): a length penalty only where the group is right often
-    enough, so that it does not make accuracy collapse. `top` is the paper's batch-relative form: the share of the
-    batch's groups with the highest pass rates; ties at the border are all in. `top: 1` and `at_least: 0` are `then`
-    alone.
-    """
-
-    then: TermSpec = "brevity"
-    """The term of groups with a high pass rate."""
-    otherwise: TermSpec = "verdict"
-    """The term of the other groups."""
-    of: TermSpec = "verdict"
-    """The term whose mean over the decided members is the pass rate."""
-    at_least: Scalar | None = None
-    """The pass rate is high from here on; null with `top` given, else 0.5."""
-    top: Scalar | None = None
-    """In place of `at_least`: the share of the batch's groups whose pass rate counts as high, the highest first."""
-    inner: ClassVar = ("then", "otherwise", "of")
-
-    def __post_init__(self) -> None:
-        if self.at_least is not None and self.top is not None:
-            raise ValueError("`at_least` and `top` exclude each other: set one to null")
-
-    def __call__(self, batch: Batch, then: np.ndarray, otherwise: np.ndarray, of: np.ndarray) -> np.ndarray:
-        groups = batch.group_index()
-        high = self._high(pass_rates(of, groups))
-        if len(batch):
-            return np.where(high[groups], then, otherwise)
-        return np.zeros(0)
-
-    def _high(self, rates: np.ndarray) -> np.ndarray:
-        """bool [G], False for groups without a decided member."""
-        # Pass rates of the groups, [G], highest first.
-        decided = np.sort(rates[np.isfinite(rates)])[::-1]
-        if self.top is None:
-            return rates >= (0.5 if self.at_least is None else float(self.at_least))
-        # The tolerance is for products such as 0.07 x 100 = 7.000000000000001, whose ceiling would be 8.
-        count = int(np.ceil(float(self.top) * len(decided) - 1e-9))
-        if count > 0:
-            return rates >= decided[count - 1]
-        return np.zeros(len(rates), dtype=bool)
-
-
 def pass_rates(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """float64 [G]: the mean of each group's decided values; NaN where there is none."""
     on = np.isfinite(values)
@@ -192,42 +145,6 @@ def pass_rates(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     total = np.bincount(groups[on], values[on], minlength=size)
     # [G]; the maximum only avoids a division by zero in the groups that become NaN.
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-@register("reward", "by_condition")
-@dataclass(frozen=True)
-class ByCondition(RewardTerm):
-    """A table of four: right or wrong, and whether a condition holds.
-
-    AutoThink's base reward is {right: [1, 2], wrong: [0, -1]} with the condition that the response does not think (Tu
-    et al. 2025, arXiv 2505.10832). `balance` penalises the more frequent side of the condition: with p the share of the
-    batch where the condition holds, those with it lose balance x max(0, p - 0.5) x 2, those without it balance x max(0,
-    0.5 - p) x 2, so that neither dies out.
-    """
-
-    condition: TermSpec = "format"
-    """A term that is 1 where the condition holds, else 0."""
-    of: TermSpec = "verdict"
-    """The term that marks a response right (at least 1) or wrong."""
-    right: tuple[float, float] = (1.0, 1.0)
-    """Value of a right answer without the condition, and with it."""
-    wrong: tuple[float, float] = (0.0, 0.0)
-    """Value of a wrong answer without the condition, and with it."""
-    balance: Scalar = 0.0
-    """The largest amount that is subtracted on the more frequent side."""
-    inner: ClassVar = ("condition", "of")
-
-    def __call__(self, batch: Batch, condition: np.ndarray, of: np.ndarray) -> np.ndarray:
-        holds = (condition >= 1.0).astype(np.int64)
-        # `holds` is 0 or 1 for each rollout, [B], and indexes the pair (without, with).
-        right, wrong = (np.asarray(pair)[holds] for pair in (self.right, self.wrong))
-        values = np.where(of >= 1.0, right, wrong)
-        undecided = np.isnan(condition) | np.isnan(of)
-        # p; 0.5 where nothing is decided, so that no side loses anything.
-        share = holds[~undecided].mean() if (~undecided).any() else 0.5
-        # From 0 at p = 0.5 to 1 at p = 0 or 1: the factor of 2 makes `balance` the largest penalty.
-        excess = 2 * np.maximum(0.0, np.where(holds == 1, share - 0.5, 0.5 - share))
-        return np.where(undecided, np.nan, values - float(self.balance) * excess)
 
 
 Squash = Literal["none", "clip", "sigmoid", "tanh"]

@@ -62,25 +62,3 @@ class Format(RewardTerm):
                 tags += 1
                 after = place + len(tag)
         return tags / len(self._tags)
-
-
-@register("reward", "no_thinking")
-@dataclass(frozen=True)
-class NoThinking(RewardTerm):
-    """1 where the response does not think: there is nothing but white space before `closing`; else 0.
-
-    A response without `closing` thinks to its end. The condition of adaptive thinking (`by_condition`).
-    """
-
-    opening: str = "<think>"
-    """The text that opens the thinking, in the response or in the prompt already."""
-    closing: str = "</think>"
-    """The text that ends the thinking."""
-
-    def __call__(self, batch: Batch) -> np.ndarray:
-        return np.asarray([self._skips(r.text) for r in batch.rollouts], dtype=np.float64)
-
-    def _skips(self, text: str) -> bool:
-        before, closed, _ = text.partition(self.closing)
-        # `opening` may be in the prompt already, so it may be absent here.
-        return bool(closed) and not before.strip().removeprefix(self.opening).strip()

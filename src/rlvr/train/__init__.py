@@ -1,4 +1,4 @@
-"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run [--devices 8x80GB]] [--resume auto|PATH]
+"""python -m rlvr.train --config FILE|RECIPE [key.path=value ...] [--dry-run [--devices 8x80GB]] [--resume auto|PATH]
 [--control random|format]
 
 With `run.seeds` it trains one seed after the other (rlvr.train.sweep). `--control` trains the same run with a reward
@@ -48,7 +48,12 @@ def as_control(config: Config, reward: str) -> Config:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlvr.train", description="Train a policy with verifiable rewards.")
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file; docs/config.md lists its keys")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE|RECIPE",
+        help="YAML file (docs/config.md lists its keys), or a published recipe (python -m rlvr.recipes lists them)",
+    )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="values that go over the file's")
     parser.add_argument(
         "--dry-run",
