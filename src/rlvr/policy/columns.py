@@ -22,10 +22,7 @@ from rlvr.records import Batch
 def add_statistics(
     policy: Policy, batch: Batch, needs: Collection[Need], where: Sequence[np.ndarray], config: OptimConfig
 ) -> None:
-    """Add the token columns `STATISTIC/current` that `needs` names, NaN but where `where` (bool [T_b] each) is True.
-
-    For statistics that are one number per token.
-    """
+    """Add the token columns `STATISTIC/current` that `needs` names, NaN but where `where` (bool [T_b] each) is True."""
     # int64 [rollouts with a marked token]: the others cost no forward pass.
     index = np.flatnonzero([bool(w.any()) for w in where])
     columns: dict[Statistic, list[np.ndarray]] = {

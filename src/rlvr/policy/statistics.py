@@ -7,7 +7,7 @@ pass; where a model does more after its head than is known, its own logits are u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -25,68 +25,21 @@ CHUNK = 1 << 22
 ALL = slice(None)
 
 
-def forward(
-    policy: Policy, rows: MicroBatch, needs: Iterable[Need], pairs: torch.Tensor | None = None
-) -> dict[tuple[str, str], torch.Tensor]:
-    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T] or
-    [T, k].
+def forward(policy: Policy, rows: MicroBatch, needs: Iterable[Need]) -> dict[tuple[str, str], torch.Tensor]:
+    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T].
 
-    All are of the sampling distribution: logits divided by each token's temperature. `pairs`, int64 [T, K], are the
-    token ids of the statistic pair_logprobs. With top_k comes ("top_k_ids", "current"), int64 [T, k].
+    All are of the sampling distribution: logits divided by each token's temperature.
     """
-    needs = [need for need in needs if need.model == CURRENT]
     # Statistic -> whether any need asks for its gradient.
     differentiated: dict[str, bool] = {}
     for need in needs:
-        differentiated[need.statistic] = differentiated.get(need.statistic, False) or need.grad
-    if "pair_logprobs" in differentiated and pairs is None:
-        raise ValueError("pair_logprobs was asked for without saying of which token ids")
-    top_k = max((need.k for need in needs), default=0)
-    # ids that are not the targets have to be read from the device to be checked
-    if "pair_logprobs" not in differentiated:
-        id_range = rows.target_range
-    else:
-        id_range = None
-    statistics = _fused(
-        policy, rows, _with_pairs(differentiated), _ids(rows.targets, differentiated, pairs), top_k, id_range
-    )
-    if (chosen := statistics.pop("pair_logprobs", None)) is not None:
-        first = int("logprobs" in differentiated)
-        # chosen is [T, K]: the token's own log-prob, where asked for, stands before the other pairs.
-        for name, part in (("logprobs", chosen[:, 0]), ("pair_logprobs", chosen[:, first:])):
-            if name in differentiated:
-                statistics[name] = part if differentiated[name] else part.detach()
-    if "top_k" in differentiated:
-        names = [*differentiated, "top_k_ids"]
-    else:
-        names = list(differentiated)
-    return {(name, CURRENT): statistics[name] for name in names}
+        if need.model == CURRENT:
+            differentiated[need.statistic] = differentiated.get(need.statistic, False) or need.grad
+    statistics = _fused(policy, rows, differentiated)
+    return {(name, CURRENT): statistics[name] for name in differentiated}
 
 
-def _with_pairs(differentiated: Mapping[str, bool]) -> dict[str, bool]:
-    """The tokens' own log-probs are those of one more pair each."""
-    both = [differentiated[name] for name in ("logprobs", "pair_logprobs") if name in differentiated]
-    return {name: grad for name, grad in differentiated.items() if name != "logprobs"} | (
-        {"pair_logprobs": any(both)} if both else {}
-    )
-
-
-def _ids(targets: torch.Tensor, differentiated: Mapping[str, bool], pairs: torch.Tensor | None) -> torch.Tensor | None:
-    """int64 [T, K]: the tokens, then the ids asked for beside them."""
-    parts = [targets[:, None]] if "logprobs" in differentiated else []
-    if "pair_logprobs" in differentiated and pairs is not None:
-        parts += [pairs]
-    return torch.cat(parts, 1) if parts else None
-
-
-def _fused(
-    policy: Policy,
-    rows: MicroBatch,
-    differentiated: dict[str, bool],
-    ids: torch.Tensor | None,
-    top_k: int,
-    id_range: tuple[int, int] | None,
-) -> dict[str, torch.Tensor]:
+def _fused(policy: Policy, rows: MicroBatch, differentiated: dict[str, bool]) -> dict[str, torch.Tensor]:
     inputs = (rows.input_ids, rows.position_ids, rows.spans)
 
     def of(head: Head, part: slice = ALL) -> dict[str, torch.Tensor]:
@@ -94,9 +47,8 @@ def _fused(
             head,
             rows.temperature[part],
             differentiated,
-            None if ids is None else ids[part],
-            top_k,
-            id_range=id_range,
+            rows.targets[part],
+            id_range=rows.target_range,
             common_temperature=rows.common_temperature,
         )
 
