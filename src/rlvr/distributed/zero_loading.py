@@ -14,11 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlvr.distributed.versions import check_versions
-from rlvr.distributed.world import World
+from rlvr.distributed.world import World, check_versions
 from rlvr.policy import Policy
-from rlvr.policy.attention import hook
-from rlvr.policy.packable import Packing
+from rlvr.policy.attention import Packing, hook
 
 
 def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
