@@ -124,7 +124,9 @@ class Learner:
         updated = DeferredColumns()
         if self.policy.adapter_dropout:
             # Under the weights of this step, at which the loss is differentiated.
-            work.without_dropout = self._statistics(work, index, _comparable(work.objective))
+            read: set[Statistic] = {need.statistic for need in work.objective.needs if need.model == CURRENT}
+            compared = [Need(name) for name in sorted(read | {"logprobs", "entropy"})]
+            work.without_dropout = self._statistics(work, index, compared)
         prepass = self._prepass(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
@@ -344,13 +346,6 @@ class Learner:
                 for name, values in of_one.items():
                     token_columns[name][i] = values
         return token_columns
-
-
-def _comparable(objective: Objective) -> list[Need]:
-    """The statistics of the policy as it is that losses and metrics read."""
-    read: set[Statistic] = {need.statistic for need in objective.needs if need.model == CURRENT}
-    read |= {"logprobs", "entropy"}
-    return [Need(name) for name in sorted(read)]
 
 
 def _term(component: ObjectiveTerm, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:

@@ -327,24 +327,16 @@ def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
             f"of {gib(worst.available)}, in: {worst.name}",
             f"  for prompts of {plan.prompt} tokens ({bound}) and {plan.length} tokens in all, micro-batches of at "
             f"most {plan.tokens} tokens, {recomputed} gradient checkpointing",
-            *_evaluation(plan),
-            *(f"  {_phase(phase)}" for phase in plan.phases),
         ]
+        if plan.evaluated is not None:
+            lines.append(
+                f"  for evaluations of {plan.evaluated.length} tokens in all, up to {plan.evaluated.responses} "
+                "responses at a time"
+            )
+        for phase in plan.phases:
+            parts = ", ".join(f"{name} {gib(size)}" for name, size in phase.parts.items())
+            lines.append(f"  {phase.name}: {gib(phase.total)} ({parts})")
     return lines
-
-
-def _evaluation(plan: Plan) -> list[str]:
-    if plan.evaluated is None:
-        return []
-    return [
-        f"  for evaluations of {plan.evaluated.length} tokens in all, up to {plan.evaluated.responses} responses at "
-        "a time"
-    ]
-
-
-def _phase(phase: Phase) -> str:
-    parts = ", ".join(f"{name} {gib(size)}" for name, size in phase.parts.items())
-    return f"{phase.name}: {gib(phase.total)} ({parts})"
 
 
 def refusal(planner: Planner, stages: Sequence[StagePlan], plans: Sequence[Plan]) -> str | None:
