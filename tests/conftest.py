@@ -24,6 +24,14 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Data beside the checkout, which a user's clone does not have."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tests that want the machine to themselves take long too: they belong to the gate."""
+    for item in items:
+        if item.get_closest_marker("alone"):
+            item.add_marker("gate")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
     """A failure is told without a collection in the middle: Python 3.11.7 breaks off `ast.parse` with a SystemError

@@ -9,10 +9,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 from vllm_helpers import alive, group_of, needs_vllm, until
 
 from rlvr.core import parent_death
@@ -145,6 +141,11 @@ print(sorted(row["mismatch/max"] is not None for row in rows)[-1])
 @pytest.mark.parametrize("name", ["vllm", pytest.param("vllm-server", marks=pytest.mark.slow)])
 def test_cells_of_a_notebook(tmp_path, monkeypatch, name):
     """In a real kernel, whose event loop runs; sampling goes on between the cells. The kernel's end ends the engine."""
+    from jupyter_client.kernelspec import KernelSpecManager  # here: these imports take four seconds
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+    from nbformat.v4 import new_code_cell, new_notebook
+
     for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / "jupyter" / variable))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
