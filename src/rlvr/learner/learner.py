@@ -125,8 +125,8 @@ class Learner:
         if self.policy.adapter_dropout:
             # Under the weights of this step, at which the loss is differentiated.
             read: set[Statistic] = {need.statistic for need in work.objective.needs if need.model == CURRENT}
-            compared = [Need(name) for name in sorted(read | {"logprobs", "entropy"})]
-            work.without_dropout = self._statistics(work, index, compared)
+            read |= {"logprobs", "entropy"}
+            work.without_dropout = self._statistics(work, index, [Need(name) for name in sorted(read)])
         prepass = self._prepass(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
