@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
+from memory_table import memory_table
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -31,7 +32,6 @@ from rlvr.config import ComponentSpec, Config, OfKind
 from rlvr.config.stage_plan import STAGE_SECTIONS
 from rlvr.core.schedules import Controller, Schedule, StepSchedule
 from rlvr.monitor.metric_reference import metrics_page
-from rlvr.planner.table import memory_table
 from rlvr.recipes.recipes_page import papers_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -46,8 +46,8 @@ Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.T
 
 
 def fused(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    asked = {"pair_logprobs": True, "entropy": False}
-    return fused_statistics(Head((hidden,), (weight,)), temperature, asked, ids[:, None])["pair_logprobs"][:, 0]
+    asked = {"logprobs": True, "entropy": False}
+    return fused_statistics(Head((hidden,), (weight,)), temperature, asked, ids)["logprobs"]
 
 
 def whole(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

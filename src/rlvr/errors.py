@@ -91,7 +91,9 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             return main(arguments)
         # Everything else keeps its traceback: it is a defect of the library.
         except (RlvrError, OSError) as error:
-            text = f"{error}{_advice(error)}"
+            text = str(error)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                text += ". The disk is full: free some space there and start again"
             print(f"error: {text}", file=sys.stderr)
             tell_launcher(text)
             # 1 where the same command may work at another time; 2 where the input has to change.
@@ -121,14 +123,6 @@ def user_traceback(error: BaseException) -> str:
     # `str(error)` is the user's code and may raise, too.
     except Exception as another:
         return f"{type(error).__name__} (it cannot be shown: {type(another).__name__})"
-
-
-def _advice(error: Exception) -> str:
-    """Words to add to an error that the operating system put into words."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full:
-        return ". The disk is full: free some space there and start again"
-    return ""
 
 
 def tell_launcher(message: str) -> None:

@@ -39,7 +39,6 @@ class Origin(enum.IntEnum):
     HINT = 2
     TOOL = 3
     """A tool or an environment."""
-    TEACHER = 4
     DEMONSTRATION = 5
 
 
@@ -232,13 +231,8 @@ class Segment:
     end: int
 
 
-@dataclass(frozen=True)
-class Attachment:
-    """Something beside text at a token position (an image, say), named by the hash of its content."""
-
-    position: int
-    kind: str
-    content_hash: str
+NO_LONGER_RECORDED = frozenset({"episode", "parent", "trained_context", "attachments"})
+"""Fields that are empty in every row that an earlier commit recorded."""
 
 
 @dataclass
@@ -246,9 +240,7 @@ class Rollout:
     """One contiguous context as a flat token record; T tokens, prompt included.
 
     `group` names one draw of a task (a task drawn twice gives two groups) and `member` counts within it.
-    `parent` is (rollout id, position) for branches and for contexts that were rewritten and go on.
-    `trained_context` replaces the tokens before the first trained one when the context trained under is not the one
-    sampled under (a hint dropped). `char_ends[t]` is the end of token t in `text`, for completion tokens (else -1).
+    `char_ends[t]` is the end of token t in `text`, for completion tokens (else -1).
     """
 
     id: str
@@ -270,12 +262,8 @@ class Rollout:
     temperature: float = 1.0
     """The temperature sampled at; training divides logits by it."""
     role: str = "policy"
-    episode: str = ""
-    parent: tuple[str, int] | None = None
     segments: list[Segment] = field(default_factory=list)
     char_ends: np.ndarray | None = None
-    trained_context: np.ndarray | None = None
-    attachments: list[Attachment] = field(default_factory=list)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     term_values: dict[str, float] = field(default_factory=dict)
@@ -310,39 +298,6 @@ class Rollout:
         """Tokens that are not prompt."""
         return int((self.origin != Origin.PROMPT).sum())
 
-    def as_trained(self) -> Rollout:
-        """This rollout under the context it is trained in: itself, unless `trained_context` is given."""
-        if self.trained_context is None:
-            return self
-        written = np.flatnonzero(self.origin != Origin.PROMPT)
-        # The first token that is trained: after the prompt, and after the hint that opens the completion.
-        first = int(written[0]) if len(written) else len(self)
-        while first < len(self) and self.origin[first] == Origin.HINT:
-            first += 1
-        context = np.asarray(self.trained_context, dtype=np.int64)
-        tail = slice(first, None)
-
-        def join(head: Any, values: np.ndarray) -> np.ndarray:
-            return np.concatenate([np.full(len(context), head, dtype=values.dtype), values[tail]])
-
-        return Rollout(
-            **{
-                **self.__dict__,
-                "token_ids": np.concatenate([context, self.token_ids[tail]]),
-                "origin": join(Origin.PROMPT, self.origin),
-                "behaviour_logprobs": join(np.nan, self.behaviour_logprobs),
-                "policy_version": join(-1, self.policy_version),
-                "segments": [
-                    Segment(s.kind, s.start - first + len(context), s.end - first + len(context))
-                    for s in self.segments
-                    # Segments of the part that was replaced have no tokens any more.
-                    if s.start >= first
-                ],
-                "char_ends": None if self.char_ends is None else join(-1, self.char_ends),
-                "trained_context": None,
-            }
-        )
-
     def row(self) -> dict[str, Any]:
         """Everything needed to train on or score this rollout again, for an encoder that takes arrays (NaN:
         unknown)."""
@@ -359,12 +314,8 @@ class Rollout:
             "text": self.text,
             "temperature": self.temperature,
             "role": self.role,
-            "episode": self.episode,
-            "parent": self.parent,
             "segments": [[s.kind, s.start, s.end] for s in self.segments],
             "char_ends": self.char_ends,
-            "trained_context": None if self.trained_context is None else np.asarray(self.trained_context),
-            "attachments": [[a.position, a.kind, a.content_hash] for a in self.attachments],
             "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
             "timings": self.timings,
         }
@@ -378,7 +329,7 @@ class Rollout:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Rollout:
         logprobs = [math.nan if x is None else x for x in row["behaviour_logprobs"]]
-        optional = {name: row[name] for name in ("char_ends", "trained_context") if row[name] is not None}
+        row = {name: value for name, value in row.items() if name not in NO_LONGER_RECORDED}
         return cls(
             **{
                 **row,
@@ -388,11 +339,9 @@ class Rollout:
                 "behaviour_logprobs": np.asarray(logprobs, dtype=np.float32),
                 "policy_version": np.asarray(row["policy_version"], dtype=np.int32),
                 "stop": StopReason(row["stop"]),
-                "parent": None if row["parent"] is None else (row["parent"][0], int(row["parent"][1])),
                 "segments": [Segment(*s) for s in row["segments"]],
-                "attachments": [Attachment(*a) for a in row["attachments"]],
                 "verdicts": {name: Verdict.from_json(v) for name, v in row["verdicts"].items()},
-                **{name: np.asarray(value, dtype=np.int64) for name, value in optional.items()},
+                "char_ends": None if row["char_ends"] is None else np.asarray(row["char_ends"], dtype=np.int64),
             }
         )
 

@@ -225,9 +225,9 @@ def find(kind: str, name: str) -> Any:
     refuse_words(kind, name)
     if ":" in name:
         # `ideas/loss.py:Clip` is a file, `ideas.loss:Clip` a module.
-        if name.split(":")[0].endswith(".py"):
-            return _from_file(kind, name)
-        return _from_module(kind, name)
+        place, _, attribute = name.rpartition(":")
+        find_module = _file_module if name.split(":")[0].endswith(".py") else _named_module
+        return _attribute(kind, name, find_module(f"{kind} {name!r}", place), attribute)
     if name not in _components[kind]:
         importlib.import_module(PACKAGES[kind])
         _import_recipe(kind, name)
@@ -247,16 +247,6 @@ def _from_package(kind: str, entry: importlib.metadata.EntryPoint) -> Any:
         raise ConfigError(
             f"{kind} {entry.name!r}: {entry.value} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-
-
-def _from_file(kind: str, name: str) -> Any:
-    file, _, attribute = name.rpartition(":")
-    return _attribute(kind, name, _file_module(f"{kind} {name!r}", file), attribute)
-
-
-def _from_module(kind: str, name: str) -> Any:
-    module_name, _, attribute = name.rpartition(":")
-    return _attribute(kind, name, _named_module(f"{kind} {name!r}", module_name), attribute)
 
 
 def _attribute(kind: str, name: str, module: ModuleType, attribute: str) -> Any:

@@ -336,7 +336,7 @@ def check_environment(component: ComponentLike, task: Task, turns: Sequence[str]
 async def _replies(environment: Any, task: Task, turns: Sequence[str], episodes: int) -> list[list[str | None]]:
     """The replies of so many episodes, which are begun together and are told each turn one after the other."""
     remembers = isinstance(environment, Environment)
-    states = [await _awaited(environment.begin(task)) if remembers else None for _ in range(episodes)]
+    states: list[Any] = [await _awaited(environment.begin(task)) if remembers else None for _ in range(episodes)]
     replies: list[list[str | None]] = [[] for _ in states]
     for turn in turns:
         for state, received in zip(states, replies, strict=True):

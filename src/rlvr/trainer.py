@@ -31,11 +31,10 @@ from rlvr.run.due_evaluations import DueEvaluations
 from rlvr.run.evaluator import Evaluator
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.reporting import Reporting
-from rlvr.run.resolved_config import resolved_config, written_config
+from rlvr.run.resolved_config import RunIdentity, resolved_config, written_config
 from rlvr.run.resuming import Resumer
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_folder import RunFolder
-from rlvr.run.run_identity import RunIdentity
 from rlvr.run.run_status import status
 from rlvr.run.run_tasks import RunTasks
 from rlvr.run.stage_list import StageList, open_stages

@@ -34,7 +34,7 @@ def refusal(tree=None, overrides=(), stages=False) -> str:
         ({"rollout": {"group-size": 4}}, "rollout.group-size", "group_size"),
         ({"model": {"scratch": {"layer": 2}}}, "model.scratch.layer", "layers"),
         ({"model": {"adapter": {"rank": 2, "alfa": 3}}}, "model.adapter.alfa", "alpha"),
-        ({"models": {"policy": {"pth": "x"}}}, "model.pth", "path"),
+        ({"models": {"policy": {"path": "x"}}}, "models", "model"),
         ({"algorithm": {"kl": {"coeff": 0.1}}}, "algorithm.kl.coeff", "coef"),
         ({"algorithm": {"entropy": {"schedule": "linear", "start": 0, "ned": 1}}}, "algorithm.entropy.ned", "end"),
         ({"logging": {"wandb": {"projct": "x"}}}, "logging.wandb.projct", "project"),
@@ -178,7 +178,7 @@ def test_presets_lie_under_what_is_written():
     [
         {},
         {"algorithm": {"preset": "rloo", "kl": {"coef": {"metric": "kl/ref", "target": 0.1, "initial": 0.2}}}},
-        {"rollout": {"temperature": {"at": {0: 1.0, 5: 0.5}}}, "models": {"policy": {"path": "x"}}},
+        {"rollout": {"temperature": {"at": {0: 1.0, 5: 0.5}}}, "model": {"path": "x"}},
         {
             "algorithm": {"entropy": {"schedule": "cosine", "start": 0.1, "end": 0}},
             "rewards": [{"name": "length", "per": 5}],
@@ -194,12 +194,8 @@ def test_a_dumped_tree_loads_as_itself(tree, tmp_path):
     assert again == config
 
 
-def test_model_is_short_for_models_policy():
-    config = load_config({"models": {"policy": {"path": "p"}}})
-    assert config.model.path == "p"
-    assert "models.judge: `policy` is the only model" in refusal({"models": {"judge": {"path": "j"}}})
-    assert load_config({"model": {"path": "p"}}).dump() == load_config({"models": {"policy": {"path": "p"}}}).dump()
-    assert "give one of the two" in refusal({"model": {"path": "a"}, "models": {"policy": {"path": "b"}}})
+def test_a_configuration_that_an_earlier_run_wrote_is_read():
+    assert load_config({"models": {}, "model": {"path": "p"}}) == load_config({"model": {"path": "p"}})
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 from rlvr.data import Prompts, Template
 from rlvr.data import prompts as module
-from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.distributed.world import World
 from rlvr.errors import DataError
 from rlvr.records import Task
+from rlvr.run.run_tasks import encoded_lengths
 
 TEXTS = [
     "2+2=",

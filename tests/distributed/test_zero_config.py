@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlvr.config import ComponentSpec, Config, DistributedConfig
-from rlvr.distributed import World, versions
+from rlvr.distributed import World, world
 from rlvr.distributed.deepspeed import DeepSpeedBackend, DeepSpeedOptions
 from rlvr.distributed.zero_config import zero_config
 from rlvr.errors import ConfigError
@@ -163,10 +163,10 @@ def test_different_versions_on_ranks_are_refused_by_name():
         def gather(self, value, what, deadline=1.0):
             return [value, value | {"torch": "1.0", "deepspeed": "none"}, value]
 
-    versions.check_versions(World())
+    world.check_versions(World())
     with pytest.raises(ConfigError) as refused:
-        versions.check_versions(Two(0, 3))
-    here = versions.installed(versions.PACKAGES)
+        world.check_versions(Two(0, 3))
+    here = world.installed(world.PACKAGES)
     assert f"torch is {here['torch']} on rank 0 2, 1.0 on rank 1" in str(refused.value)
     assert f"deepspeed is {here['deepspeed']} on rank 0 2, none on rank 1" in str(refused.value)
     assert "transformers" not in str(refused.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +17,7 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def script(root) -> Callable[[str], ModuleType]:
+def script(root) -> Iterator[Callable[[str], ModuleType]]:
     """`script("make_docs")`: scripts/make_docs.py as a fresh module."""
 
     def load(name: str) -> ModuleType:
@@ -27,4 +27,7 @@ def script(root) -> Callable[[str], ModuleType]:
         spec.loader.exec_module(module)
         return module
 
-    return load
+    with pytest.MonkeyPatch.context() as patch:
+        # As Python does it for a script, which may import files beside it.
+        patch.syspath_prepend(root / "scripts")
+        yield load

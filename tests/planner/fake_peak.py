@@ -24,9 +24,8 @@ from rlvr.core.needs import Need
 from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
 from rlvr.planner.decoder_passes import LiveBytes, to_cpu
 from rlvr.policy import MicroBatch, Policy, forward, fused_head, micro_batches
-from rlvr.policy.attention import hook
+from rlvr.policy.attention import Packing, hook
 from rlvr.policy.loading import make_policy
-from rlvr.policy.packable import Packing
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 

@@ -18,9 +18,7 @@ from rlvr.policy.fused_head import fused_statistics
 from rlvr.policy.model import Head
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "fused_head.py"
-SCALARS = ("entropy", "logsumexp", "mean_logit", "max_logit", "sum_squared_probs")
-ALL = ("pair_logprobs", *SCALARS, "top_k")
-K = 3
+ALL = ("logprobs", "entropy", "logsumexp", "mean_logit", "sum_squared_probs")
 
 
 def table(inputs, weights, temperature, scale=1.0, cap=None):
@@ -35,25 +33,23 @@ def table(inputs, weights, temperature, scale=1.0, cap=None):
     return logits / temperature.double()[:, None]
 
 
-def plain(logits, ids, k=K):
+def plain(logits, ids):
     """The statistics of a table of logits, as their names say."""
     probs = torch.softmax(logits, -1)
     logprobs = torch.log_softmax(logits, -1)
     return {
-        "pair_logprobs": logprobs[torch.arange(len(logits))[:, None], ids],
+        "logprobs": logprobs[torch.arange(len(logits)), ids],
         "entropy": -torch.where(probs > 0, probs * logprobs, 0.0).sum(-1),
         "logsumexp": torch.logsumexp(logits, -1),
         "mean_logit": logits.mean(-1),
-        "max_logit": logits.max(-1).values,
         "sum_squared_probs": (probs**2).sum(-1),
-        "top_k": logprobs.sort(-1, descending=True).values[:, :k],
     }
 
 
 class Case:
     """A head of one or more terms with random numbers, upstream gradients included."""
 
-    def __init__(self, seed, tokens=5, vocabulary=11, width=4, terms=1, pairs=2, hot=True, dtype=torch.float32, **head):
+    def __init__(self, seed, tokens=5, vocabulary=11, width=4, terms=1, hot=True, dtype=torch.float32, **head):
         make = torch.Generator().manual_seed(seed)
 
         def normal(*shape):
@@ -63,12 +59,11 @@ class Case:
         self.inputs = tuple(normal(tokens, width + i).requires_grad_() for i in range(terms))
         self.weights = tuple(normal(vocabulary, width + i).requires_grad_() for i in range(terms))
         self.temperature = torch.rand(tokens, generator=make) * 2 + 0.3 if hot else torch.ones(tokens)
-        self.ids = torch.randint(0, vocabulary, (tokens, pairs), generator=make)
-        shapes = {"pair_logprobs": (tokens, pairs), "top_k": (tokens, K)}
-        self.upstream = {name: normal(*shapes.get(name, (tokens,))).double() for name in ALL}
+        self.ids = torch.randint(0, vocabulary, (tokens,), generator=make)
+        self.upstream = {name: normal(tokens).double() for name in ALL}
 
     def ours(self, asked):
-        return fused_statistics(Head(self.inputs, self.weights, **self.head), self.temperature, asked, self.ids, K)
+        return fused_statistics(Head(self.inputs, self.weights, **self.head), self.temperature, asked, self.ids)
 
     def total(self, values, asked):
         return sum((values[name] * self.upstream[name]).sum() for name, grad in asked.items() if grad)
@@ -112,19 +107,18 @@ def tiles(monkeypatch):
 @given(
     seed=st.integers(0, 2**31),
     tokens=st.integers(0, 9),
-    vocabulary=st.integers(K, 40),
+    vocabulary=st.integers(1, 40),
     terms=st.integers(1, 3),
-    pairs=st.integers(1, 4),
     shape=st.none() | st.tuples(st.integers(1, 4), st.integers(1, 17)),
     hot=st.booleans(),
     scale=st.sampled_from([1.0, 0.3, 4.0]),
     cap=st.none() | st.floats(0.5, 5.0),
     data=st.data(),
 )
-def test_any_statistics_of_any_head(seed, tokens, vocabulary, terms, pairs, shape, hot, scale, cap, data):
+def test_any_statistics_of_any_head(seed, tokens, vocabulary, terms, shape, hot, scale, cap, data):
     names = data.draw(st.sets(st.sampled_from(ALL), min_size=1))
     asked = {name: data.draw(st.booleans()) for name in sorted(names)}
-    case = Case(seed, tokens, vocabulary, terms=terms, pairs=pairs, hot=hot, scale=scale, cap=cap)
+    case = Case(seed, tokens, vocabulary, terms=terms, hot=hot, scale=scale, cap=cap)
     with pytest.MonkeyPatch.context() as patch:
         if shape is not None:
             patch.setattr(fused_head, "COLUMNS", shape[1])
@@ -159,30 +153,19 @@ def test_logits_themselves(shape, tiles):
     if shape:
         tiles(*shape)
     logits = (3 * torch.randn(8, 40, generator=torch.Generator().manual_seed(0))).requires_grad_()
-    temperature, ids = torch.linspace(0.5, 2, 8), torch.arange(16).view(8, 2)
+    temperature, ids = torch.linspace(0.5, 2, 8), torch.arange(8)
     asked = dict.fromkeys(ALL, True)
-    ours = fused_statistics(Head((logits,)), temperature, asked, ids, K)
+    ours = fused_statistics(Head((logits,)), temperature, asked, ids)
     want = plain(logits.double() / temperature[:, None], ids)
     for name in ALL:
         close(ours[name], want[name], 1e-5)
-    weights = torch.linspace(-1, 1, 8)[:, None]
-    sums = [sum((weights * values[name].view(8, -1)).sum() for name in ALL) for values in (ours, want)]
+    weights = torch.linspace(-1, 1, 8)
+    sums = [sum((weights * values[name]).sum() for name in ALL) for values in (ours, want)]
     close(*(torch.autograd.grad(total, logits)[0] for total in sums), 1e-5)
 
 
-@pytest.mark.parametrize("shape", [None, (3, 7)])
-def test_top_k_ids_are_those_of_the_values(shape, tiles):
-    if shape:
-        tiles(*shape)
-    case = Case(1, tokens=9, vocabulary=40)
-    got = case.ours({"top_k": False})
-    logits = table(case.inputs, case.weights, case.temperature)
-    assert torch.equal(got["top_k_ids"], logits.sort(-1, descending=True).indices[:, :K])
-    assert got["top_k_ids"].dtype == torch.int64
-
-
 def test_frozen_parts_get_no_gradient_and_the_others_the_same():
-    asked = {"pair_logprobs": True, "entropy": True}
+    asked = {"logprobs": True, "entropy": True}
     case = Case(2, terms=2)
     whole = case.gradients(case.total(case.ours(asked), asked))
     leaves = [*case.inputs, *case.weights]
@@ -197,9 +180,9 @@ def test_a_tied_weight_gets_both_gradients():
     """The embedding looks rows up in the same weight that the head multiplies with."""
     weight = torch.randn(13, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
     ids = torch.tensor([1, 5, 5, 12])
-    ours = fused_statistics(Head((weight[ids],), (weight,)), torch.ones(4), {"pair_logprobs": True}, ids[:, None])
-    want = plain(weight.double()[ids] @ weight.double().T, ids[:, None])
-    got, right = (torch.autograd.grad(v["pair_logprobs"].sum(), weight)[0] for v in (ours, want))
+    ours = fused_statistics(Head((weight[ids],), (weight,)), torch.ones(4), {"logprobs": True}, ids)
+    want = plain(weight.double()[ids] @ weight.double().T, ids)
+    got, right = (torch.autograd.grad(v["logprobs"].sum(), weight)[0] for v in (ours, want))
     close(got, right, 1e-6)
 
 
@@ -224,14 +207,12 @@ def test_second_derivatives_are_refused_by_name():
         torch.autograd.grad(total, case.inputs, create_graph=True)
 
 
-def test_ids_and_k_beyond_the_head_are_refused():
+def test_ids_beyond_the_head_are_refused():
     case = Case(6)
     for bad in (-1, 11):
-        case.ids[2, 1] = bad
+        case.ids[2] = bad
         with pytest.raises(ValueError, match=f"token id {bad} is outside the LM head, which has 11 rows"):
-            case.ours({"pair_logprobs": True})
-    with pytest.raises(ValueError, match=r"top-k of 12 tokens .* 11 rows"):
-        fused_statistics(Head(case.inputs, case.weights), case.temperature, {"top_k": False}, None, 12)
+            case.ours({"logprobs": True})
 
 
 @pytest.mark.parametrize("shape", [None, (2, 4)])
@@ -247,7 +228,7 @@ def test_a_token_that_is_not_finite_spoils_itself_only(bad, shape, tiles):
     others = [0, 1, 3, 4]
     for name in ALL:
         assert torch.equal(got[name][others], want[name][others])
-    for name in ("pair_logprobs", "entropy", "sum_squared_probs"):
+    for name in ("logprobs", "entropy", "sum_squared_probs"):
         assert bool(got[name][2].isnan().all())
     gradients, clean = (c.gradients(c.total(v, asked)) for c, v in ((case, got), (good, want)))
     assert torch.equal(gradients[0][others], clean[0][others])
@@ -259,7 +240,7 @@ def test_a_masked_vocabulary_entry_has_no_probability(shape, tiles):
     """A bias of minus infinity, also over a whole tile of the vocabulary, the first or a later one."""
     if shape:
         tiles(*shape)
-    names = ("pair_logprobs", "entropy", "sum_squared_probs", "logsumexp")
+    names = ("logprobs", "entropy", "sum_squared_probs", "logsumexp")
     for masked in (slice(0, 5), slice(4, 8), slice(9, 11)):
         case = Case(8, tokens=6)
         bias = torch.zeros(11, 1)
@@ -269,7 +250,7 @@ def test_a_masked_vocabulary_entry_has_no_probability(shape, tiles):
         inputs, weights = (*case.inputs, torch.ones(6, 1)), (*case.weights, bias)
         asked = dict.fromkeys(names, True)
         ours = fused_statistics(Head(inputs, weights), case.temperature, asked, case.ids)
-        places = torch.tensor([live.index(i) for i in case.ids.flatten()]).view_as(case.ids)
+        places = torch.tensor([live.index(i) for i in case.ids])
         want = plain(table(case.inputs, (case.weights[0][live],), case.temperature), places)
         for name in names:
             close(ours[name], want[name], 1e-5)
@@ -285,15 +266,15 @@ def test_large_logits_lose_no_precision(offset, temperature, shape, tiles):
     if shape:
         tiles(*shape)
     logits = 3 * torch.randn(200, 100, generator=torch.Generator().manual_seed(0)) + offset
-    ids, at = torch.zeros(200, 1, dtype=torch.long), torch.full((200,), temperature)
-    ours = fused_statistics(Head((logits,)), at, {"pair_logprobs": False, "entropy": False}, ids)
+    ids, at = torch.zeros(200, dtype=torch.long), torch.full((200,), temperature)
+    ours = fused_statistics(Head((logits,)), at, {"logprobs": False, "entropy": False}, ids)
     want = plain(logits.double() / at.double()[:, None], ids)
     assert float(ours["entropy"].min()) >= -1e-6
     torch.testing.assert_close(
         ours["entropy"].double(), want["entropy"], rtol=1e-5, atol=2e-5 if temperature > 0.01 else 1e-3
     )
     size = float(logits.abs().max()) / temperature
-    torch.testing.assert_close(ours["pair_logprobs"].double(), want["pair_logprobs"], rtol=2e-7, atol=5e-7 * size)
+    torch.testing.assert_close(ours["logprobs"].double(), want["logprobs"], rtol=2e-7, atol=5e-7 * size)
 
 
 @pytest.mark.parametrize("shape", [None, (3, 7)])
@@ -302,7 +283,7 @@ def test_bf16_products_with_float32_statistics(shape, tiles):
     if shape:
         tiles(*shape)
     case = Case(9, tokens=8, vocabulary=40, width=16, dtype=torch.bfloat16)
-    asked = dict.fromkeys(("pair_logprobs", "entropy", "logsumexp"), True)
+    asked = dict.fromkeys(("logprobs", "entropy", "logsumexp"), True)
     ours = case.ours(asked)
     products = (case.inputs[0] @ case.weights[0].T).detach().double().requires_grad_()
     want = plain(products / case.temperature.double()[:, None], case.ids)
@@ -319,10 +300,10 @@ def test_bf16_products_with_float32_statistics(shape, tiles):
 def test_float32_weights_under_bf16_products():
     case = Case(10, tokens=8, vocabulary=40, width=16)
     low = tuple(x.to(torch.bfloat16) for x in case.inputs)
-    asked = {"pair_logprobs": True}
+    asked = {"logprobs": True}
     ours = fused_statistics(Head(low, case.weights), case.temperature, asked, case.ids)
     want = plain(table(case.inputs, case.weights, case.temperature), case.ids)
-    close(ours["pair_logprobs"], want["pair_logprobs"], 2e-2)
+    close(ours["logprobs"], want["logprobs"], 2e-2)
     got = case.gradients(case.total(ours, asked))
     assert got[1].dtype == torch.float32
     for mine, right in zip(got, case.gradients(case.total(want, asked)), strict=True):

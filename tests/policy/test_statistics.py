@@ -166,22 +166,19 @@ def test_a_very_peaked_distribution_has_finite_gradients(make_policy, make_batch
     assert bool(torch.isfinite(gradient).all())
 
 
-EVERY = ("pair_logprobs", "logprobs", "logsumexp", "mean_logit", "max_logit", "sum_squared_probs", "entropy")
+EVERY = ("logprobs", "logsumexp", "mean_logit", "sum_squared_probs", "entropy")
 
 
-def by_definition(logits, targets, pairs):
+def by_definition(logits, targets):
     """Every statistic from a float64 table of tempered logits."""
     table = torch.log_softmax(logits, -1)
     probs = table.exp()
     return {
-        "pair_logprobs": table.gather(1, pairs),
         "logprobs": table.gather(1, targets[:, None])[:, 0],
         "logsumexp": logits.exp().sum(-1).log(),
         "mean_logit": logits.sum(-1) / logits.shape[1],
-        "max_logit": logits.sort(-1).values[:, -1],
         "sum_squared_probs": (probs * probs).sum(-1),
         "entropy": -(probs * table).sum(-1),
-        "top_k": table.sort(-1, descending=True).values[:, :4],
     }
 
 
@@ -228,25 +225,19 @@ def test_every_statistic_of_every_head(make_policy, make_batch, kind, monkeypatc
     assert policy.head_is_enough
     batch = make_batch(policy)
     rows = lay_out(policy, batch)
-    pairs = torch.randint(
-        0, causal_lm.config.vocab_size, (len(rows.targets), 2), generator=torch.Generator().manual_seed(1)
-    )
-    needs = [*(Need(name, grad=True) for name in EVERY), Need("top_k", k=2), Need("top_k", k=4, grad=True)]
-    got = forward(policy, rows, needs, pairs)
+    got = forward(policy, rows, [Need(name, grad=True) for name in EVERY])
     model, logits = own_logits(policy, batch)
-    want = by_definition(logits, rows.targets, pairs)
-    assert set(got) == {(name, CURRENT) for name in [*want, "top_k_ids"]}
-    weights = torch.linspace(-1, 1, len(pairs)).double()[:, None]
+    want = by_definition(logits, rows.targets)
+    assert set(got) == {(name, CURRENT) for name in want}
+    weights = torch.linspace(-1, 1, len(rows.targets)).double()
     totals = []
     for name, values in want.items():
         torch.testing.assert_close(got[name, CURRENT].double(), values, rtol=1e-5, atol=2e-5)
-        totals.append([(weights * v.view(len(pairs), -1)).sum() for v in (got[name, CURRENT], values)])
+        totals.append([(weights * v).sum() for v in (got[name, CURRENT], values)])
     ours, right = (
         gradient_of(m, sum(t)) for m, t in zip((policy.model, model), zip(*totals, strict=True), strict=True)
     )
     assert gap(ours.double(), right) < 1e-5
-    reached = logits.gather(1, got["top_k_ids", CURRENT]) - torch.logsumexp(logits, -1, keepdim=True)
-    torch.testing.assert_close(reached, want["top_k"], rtol=1e-5, atol=2e-5)
 
 
 def test_lora_dropout_on_the_head_is_that_of_one_forward_pass(make_policy, make_batch):
@@ -294,15 +285,6 @@ def test_rows_of_the_head_beyond_the_tokenizer_count(make_policy, make_batch):
     got = forward(policy, lay_out(policy, batch), BOTH)
     for values, want in zip(got.values(), oracle(policy, batch), strict=True):
         torch.testing.assert_close(values.double(), want, rtol=1e-5, atol=2e-5)
-
-
-def test_needs_that_make_no_sense_are_refused(policy, make_batch):
-    with pytest.raises(ValueError, match="k >= 1"):
-        Need("top_k")
-    with pytest.raises(ValueError, match="others take none"):
-        Need("entropy", k=3)
-    with pytest.raises(ValueError, match="without saying of which token ids"):
-        forward(policy, lay_out(policy, make_batch(policy)), [Need("pair_logprobs")])
 
 
 def test_a_trained_first_token_is_refused(policy, make_rollout):

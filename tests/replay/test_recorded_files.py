@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlvr.errors import DataError
 from rlvr.monitor.recording import read_recorded, read_rollouts, recorded_steps
 from rlvr.monitor.rollout_log import RolloutLog
-from rlvr.records import Attachment, Batch, Rollout, Segment, StopReason, Task, Verdict, VerdictStatus
+from rlvr.records import Batch, Rollout, Segment, StopReason, Task, Verdict, VerdictStatus
 from small_run import lines
 
 TEXTS = ["", "plain", "é😀\u2028\u2029\x00\x7f", "half \ud800 pair", '"\\\n\r\t', "x" * 2000]
@@ -43,19 +43,15 @@ def arbitrary(random: np.random.Generator, group: int, member: int) -> Rollout:
         group=str(group),
         member=member,
         token_ids=random.integers(0, 2**40, length),
-        origin=np.asarray([0] * prompt + random.integers(1, 6, length - prompt).tolist(), dtype=np.int8),
+        origin=np.asarray([0] * prompt + random.choice([1, 2, 3, 5], length - prompt).tolist(), dtype=np.int8),
         behaviour_logprobs=logprobs,
         policy_version=random.integers(-1, 2**31 - 1, length).astype(np.int32),
         stop=pick(list(StopReason)),
         text=text,
         temperature=float(np.exp(random.normal())),
         role=pick(["policy", "judge"]),
-        episode=pick(["", "e"]),
-        parent=pick([None, ("0/1", 3)]),
         segments=pick([[], [Segment("turn", prompt, length)]]),
         char_ends=pick([None, random.integers(-1, 9, length)]),
-        trained_context=pick([None, random.integers(0, 9, 2)]),
-        attachments=pick([[], [Attachment(0, "image", "abc")]]),
         verdicts=pick([{}, {"math": verdict}]),
         timings={"generate": float(random.random())},
     )  # fmt: skip

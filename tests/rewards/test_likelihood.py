@@ -13,7 +13,7 @@ from reward_helpers import make_batch, make_rollout
 from rlvr.config import Config, OptimConfig
 from rlvr.data import History
 from rlvr.errors import ConfigError
-from rlvr.policy.continuations import continuation_logprobs, encoded
+from rlvr.policy.statistics import continuation_logprobs, encoded
 from rlvr.recipes.sar.self_aligned import SelfAligned
 from rlvr.records import Batch, Task
 from rlvr.rewards import AnswerLikelihood, RewardContext, bind, build_terms

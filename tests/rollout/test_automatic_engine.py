@@ -8,7 +8,7 @@ import torch
 from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.planner import engine_of_run
-from rlvr.rollout.automatic import with_engine
+from rlvr.planner.run_plan import with_engine
 from rlvr.rollout.vllm import installed
 
 AUTO = Config(rollout={"engine": "auto"})

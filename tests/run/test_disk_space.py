@@ -13,7 +13,7 @@ from resume_helpers import Run, merged, short_tree
 
 from rlvr import GRPOTrainer
 from rlvr.errors import ConfigError, TrainingError, command
-from rlvr.run.disk_space import checkpoint_bytes
+from rlvr.run.resuming import checkpoint_bytes
 
 
 @pytest.fixture

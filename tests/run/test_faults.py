@@ -25,7 +25,7 @@ from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeout
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run import checkpointing as saved_state
 from rlvr.run import resuming
-from rlvr.run.disk_space import checkpoint_bytes
+from rlvr.run.resuming import checkpoint_bytes
 from rlvr.run.run_lock import RunLock
 
 SHORT = {

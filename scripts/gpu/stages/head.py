@@ -71,8 +71,8 @@ def problem(device: str, width: int, tokens: int, vocabulary: int) -> Problem:
 def fused(inputs: Problem) -> torch.Tensor:
     """The library's: log-probs [T] with a gradient, and entropies without."""
     hidden, weight, ids, temperature = inputs
-    asked = {"pair_logprobs": True, "entropy": False}
-    return fused_statistics(Head((hidden,), (weight,)), temperature, asked, ids[:, None])["pair_logprobs"][:, 0]
+    asked = {"logprobs": True, "entropy": False}
+    return fused_statistics(Head((hidden,), (weight,)), temperature, asked, ids)["logprobs"]
 
 
 def whole(inputs: Problem) -> torch.Tensor:

@@ -78,9 +78,7 @@ class Config(Section):
     run: RunConfig = RunConfig()
     """The run as a whole."""
     model: ModelConfig = ModelConfig()
-    """The policy; short for `models.policy`."""
-    models: dict[str, ModelConfig] = {}
-    """The named models of the run; so far `policy` is the only one."""
+    """The policy."""
     data: DataConfig = DataConfig()
     """Tasks and how they become prompts."""
     rollout: RolloutConfig = RolloutConfig()
@@ -117,8 +115,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _under_preset(cls, values: Any) -> Any:
-        """Import what registers components; put the preset under what was written in `algorithm`, and `model` and
-        `models.policy` together."""
+        """Import what registers components, and put the preset under what was written in `algorithm`."""
         # A Config that is validated again comes as an object, with everything done.
         if not isinstance(values, dict):
             return values
@@ -130,16 +127,6 @@ class Config(Section):
         algorithm = values.get("algorithm")
         if algorithm is None or isinstance(algorithm, dict):
             values["algorithm"] = over_preset(algorithm or {})
-        models = values.get("models")
-        if isinstance(models, dict) and "policy" in models:
-            models = dict(models)
-            policy = models.pop("policy")
-            # The same under both names is accepted: a dumped configuration may have been completed by hand.
-            if values.get("model") not in (None, policy):
-                raise ValueError("`model` is short for `models.policy`: give one of the two")
-            values |= {"model": policy, "models": models}
-        if models:
-            raise ValueError(f"models.{next(iter(models))}: `policy` is the only model that a run has so far")
         return values
 
     @property

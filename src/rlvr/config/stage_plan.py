@@ -59,7 +59,10 @@ def stage_plans(config: Config) -> list[StagePlan]:
         try:
             registry.check_options("stage", ComponentSpec(kind, options))
         except ConfigError as error:
-            raise ConfigError(f"stages[{number}]: {error}{_known_sections(error)}") from error
+            known = ""
+            if "no option" in str(error):
+                known = f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})"
+            raise ConfigError(f"stages[{number}]: {error}{known}") from error
         # Without the stages, so that a stage does not hold all the others.
         tree = config.dump() | {"stages": []}
         if isinstance(overrides.get("algorithm"), dict) and "preset" in overrides["algorithm"]:
@@ -102,12 +105,6 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
         if prompt := longest_evaluated(plan):
             longest = max(longest, prompt + (evaluation.max_new_tokens or rollout.max_new_tokens))
     return longest
-
-
-def _known_sections(error: ConfigError) -> str:
-    if "no option" in str(error):
-        return f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})"
-    return ""
 
 
 def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:

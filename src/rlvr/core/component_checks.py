@@ -52,17 +52,13 @@ def refuse_two_contracts(kind: str, component: Any) -> None:
         return
     # Members that both contracts require, such as `needs` of losses, tell nothing.
     own = set(dir(component))
-    required = [contract.__abstractmethods__ - _shared(contracts) for contract in contracts]
+    shared = frozenset.intersection(*(contract.__abstractmethods__ for contract in contracts))
+    required = [contract.__abstractmethods__ - shared for contract in contracts]
     if all(names <= own for names in required):
         both = " and ".join(f"`{name}`" for names in required for name in sorted(names))
         raise ConfigError(
             f"{kind} {written_name(component)} has {both}, of which one would not be called: leave it out"
         )
-
-
-def _shared(contracts: Iterable[Any]) -> frozenset[str]:
-    """Required members that all contracts have."""
-    return frozenset.intersection(*(contract.__abstractmethods__ for contract in contracts))
 
 
 def refuse_misspelt(kind: str, component: Any) -> None:

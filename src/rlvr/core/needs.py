@@ -18,47 +18,24 @@ none."""
 REFERENCE = "reference"
 """The snapshot of the policy at the start of the stage."""
 
-Statistic = Literal[
-    "logprobs",
-    "entropy",
-    "pair_logprobs",
-    "logsumexp",
-    "mean_logit",
-    "max_logit",
-    "sum_squared_probs",
-    "top_k",
-]
-"""Statistics of the next-token distribution, which is the softmax of the logits divided by the token's temperature.
+Statistic = Literal["logprobs", "entropy", "logsumexp", "mean_logit", "sum_squared_probs"]
+"""Statistics of the next-token distribution, which is the softmax of the logits divided by the token's temperature; one
+number per token.
 
-logprobs: of the tokens themselves. pair_logprobs: of other token ids at the same positions, [T, K]. logsumexp,
-mean_logit and max_logit are of the logits after that division, over the whole vocabulary of the LM head.
-sum_squared_probs is 1 for a certain token and 1 / V for a uniform distribution. top_k: log-probs of the k most likely
-tokens, [T, k], best first."""
-
-SEVERAL_PER_TOKEN: frozenset[Statistic] = frozenset({"pair_logprobs", "top_k"})
-"""The statistics that are more than one number per token."""
+logprobs: of the tokens themselves. logsumexp and mean_logit are of the logits after that division, over the whole
+vocabulary of the LM head. sum_squared_probs is 1 for a certain token and 1 / V for a uniform distribution."""
 
 
 @dataclass(frozen=True)
 class Need:
     """One statistic at the trained tokens.
 
-    `model` is current, proximal, behaviour, reference or a named model; `grad` says whether the component
-    differentiates it. `k` is how many tokens top_k needs; where components ask for different k, all get the largest,
-    and read their first k columns.
+    `model` is current, proximal, behaviour or reference; `grad` says whether the component differentiates it.
     """
 
     statistic: Statistic
     model: str = CURRENT
     grad: bool = False
-    k: int = 0
-
-    def __post_init__(self) -> None:
-        # Needs are compared and merged as values: two that mean the same must be equal.
-        if (self.k > 0) != (self.statistic == "top_k"):
-            raise ValueError(
-                f"k is {self.k} for the statistic {self.statistic!r}: top_k needs k >= 1, the others take none"
-            )
 
 
 LOGPROBS = Need("logprobs")

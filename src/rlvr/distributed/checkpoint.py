@@ -164,15 +164,10 @@ def latest(folder: Path) -> Path | None:
             break  # whole in another version: to go on from an older one would do its steps again
     if problems:
         reasons = "; ".join(f"{path} cannot be used: {problem}" for path, problem in problems)
-        older = _older_usable(folder, problems[-1][0])
+        before = (path for path in reversed(checkpoints(folder)) if step_of(path) < step_of(problems[-1][0]))
+        older = next((path for path in before if why_unusable(path) is None), None)
         raise CheckpointError(reasons if older is None else f"{reasons}. {older} can be used, by its own name")
     return None
-
-
-def _older_usable(folder: Path, than: Path) -> Path | None:
-    """The newest whole checkpoint before `than`."""
-    older = (path for path in reversed(checkpoints(folder)) if step_of(path) < step_of(than))
-    return next((path for path in older if why_unusable(path) is None), None)
 
 
 def why_unusable(path: Path) -> str | None:

@@ -31,8 +31,7 @@ from rlvr.config import CheckpointConfig
 from rlvr.core.waits import finished
 from rlvr.distributed import checkpoint
 from rlvr.distributed.checkpoint import MANIFEST, STATE, Manifest, checksum_of
-from rlvr.distributed.versions import installed
-from rlvr.distributed.world import BarrierWait, World
+from rlvr.distributed.world import BarrierWait, World, installed
 from rlvr.errors import CheckpointError
 
 log = logging.getLogger(__name__)

@@ -51,20 +51,17 @@ def write_base(policy: Policy, folder: Path, is_main: bool) -> None:
 
     Called on every rank; rank 0 (`is_main`) writes. TrainingError where it cannot be written.
     """
-    write = _base_files(policy, is_main)
+    base = policy.model.base_model.model
+    parameters = base.named_parameters(remove_duplicate=False)
+    plain = {name.replace(".base_layer.", "."): p for name, p in parameters if ".lora_" not in name}
+    weights = [WeightSource(name, [p], partial(dense, p)) for name, p in plain.items()]
+    write = _files(policy, base, weights, is_main, {})
     if is_main:
         try:
             write(folder)
         except (OSError, SafetensorError) as error:
             raise TrainingError(f"the base model cannot be written to {folder}: {error}") from error
     name_base(policy.model, folder)
-
-
-def _base_files(policy: Policy, is_main: bool) -> Files:
-    base = policy.model.base_model.model
-    parameters = base.named_parameters(remove_duplicate=False)
-    plain = {name.replace(".base_layer.", "."): p for name, p in parameters if ".lora_" not in name}
-    return _files(policy, base, [WeightSource(name, [p], partial(dense, p)) for name, p in plain.items()], is_main, {})
 
 
 def _files(

@@ -19,8 +19,7 @@ from rlvr.core.device_memory import HostOffload, free_cached, record_event
 from rlvr.core.specs import SpecLike
 from rlvr.distributed.backend import BackendFactory
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
-from rlvr.distributed.versions import check_versions
-from rlvr.distributed.world import World
+from rlvr.distributed.world import World, check_versions
 from rlvr.policy import Policy
 from rlvr.registry import register
 from rlvr.rollout.engine import Bucket

@@ -19,10 +19,12 @@ import datetime
 import itertools
 import math
 import os
+import platform
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -31,13 +33,15 @@ import torch.distributed as dist
 
 from rlvr.core.waits import Wait
 from rlvr.distributed.heartbeat_monitor import HEARTBEAT_SECONDS, HeartbeatMonitor, failure_key, heartbeat_key
-from rlvr.errors import LostRankError, TrainingError, WaitTimeoutError
+from rlvr.errors import ConfigError, LostRankError, TrainingError, WaitTimeoutError
 
 T = TypeVar("T")
 
 # torch's default for gloo (torch.distributed.constants.default_pg_timeout), given explicitly so that NCCL has it too.
 GIVEN_UP = 1800.0
 """Seconds that torch's own collectives wait, and that a rank other than 0 may let the others wait."""
+# Those that compute or exchange on every rank; vLLM samples on one side only and is checked there.
+PACKAGES = ("rlvr", "torch", "transformers", "deepspeed", "peft", "numpy")
 RANKS_HERE = "LOCAL_WORLD_SIZE"
 """Environment variable with the number of ranks on this machine, as torchrun has it."""
 
@@ -358,3 +362,27 @@ class _Named:
         except Exception:
             gone = [0]  # without the store, which rank 0 or its launcher keeps
         return " and ".join(f"rank {rank}" for rank in gone) or "another rank"
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """The versions here, Python's and those of the packages that are installed, by name."""
+    versions = {"python": platform.python_version()}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):  # rlvr itself, run from a source tree, say
+            versions[package] = version(package)
+    return versions
+
+
+def check_versions(world: World) -> None:
+    """ConfigError names each package that is not the same on all ranks, and who has which: two versions of one can
+    differ in what they compute or in what they exchange."""
+    of_rank = world.gather(installed(PACKAGES), "the versions of packages")
+    wrong = []
+    for package in ("python", *PACKAGES):
+        ranks: dict[str, list[str]] = {}
+        for rank, versions in enumerate(of_rank):
+            ranks.setdefault(versions.get(package, "none"), []).append(str(rank))
+        if len(ranks) > 1:
+            wrong.append(f"{package} is " + ", ".join(f"{v} on rank {' '.join(who)}" for v, who in ranks.items()))
+    if wrong:
+        raise ConfigError(f"the ranks run different versions: {'; '.join(wrong)}; install the same on all machines")

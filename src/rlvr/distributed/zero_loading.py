@@ -14,11 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlvr.distributed.versions import check_versions
-from rlvr.distributed.world import World
+from rlvr.distributed.world import World, check_versions
 from rlvr.policy import Policy
-from rlvr.policy.attention import hook
-from rlvr.policy.packable import Packing
+from rlvr.policy.attention import Packing, hook
 
 
 def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -28,12 +26,16 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
     """
     check_versions(world)
     # A digest in place of the names: ranks with another model would else wait in a broadcast of another size.
-    world.same(_kinds(policy), "the model's parameters by name and shape")
+    named = "\n".join(f"{name} {tuple(p.shape)}" for name, p in policy.model.named_parameters())
+    world.same(hashlib.sha256(named.encode()).hexdigest(), "the model's parameters by name and shape")
     tried = world.broadcast(_tried(policy) if world.is_main else None, "what the model was found to compute")
     policy.head_is_enough, policy.packing = tried  # type: ignore[misc]  # nothing can be tried on the parts
     if policy.packing.shares and not world.is_main:
         hook(policy.causal_lm)
-    _share_buffers(policy, world)
+    for module in policy.model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = _from_first(buffer, policy, world)
     # Before the cutting: afterwards no rank has a whole weight to compare.
     unrounded = _unrounded(policy, world, dtype)
     import deepspeed
@@ -66,19 +68,6 @@ def _tried(policy: Policy) -> tuple[bool, Packing]:
     head = policy.head_is_enough
     model.set_attn_implementation(kind)
     return head, Packing(False, False, f"{kind} could not be tried in host memory, where the model waits for ZeRO-3")
-
-
-def _kinds(policy: Policy) -> str:
-    lines = [f"{name} {tuple(p.shape)}" for name, p in policy.model.named_parameters()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _share_buffers(policy: Policy, world: World) -> None:
-    """Rank 0's buffers for all, on the device that is computed on."""
-    for module in policy.model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = _from_first(buffer, policy, world)
 
 
 def _unrounded(policy: Policy, world: World, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -292,11 +292,11 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     """
     from rlvr.core.waits import StopRequest
     from rlvr.distributed.gpu_checks import check_gpus
-    from rlvr.distributed.prompt_lengths import encoded_lengths
     from rlvr.planner import engine_of_run
     from rlvr.policy import load_policy
     from rlvr.rollout.weights import weight_buckets
     from rlvr.run.rollout_runtime import RolloutRuntime
+    from rlvr.run.run_tasks import encoded_lengths
     from rlvr.stages.choosing import chooser
 
     config, engine_reason = engine_of_run(config, world)

@@ -11,8 +11,7 @@ The batch is cut by whole groups into optimizer steps, and each of those into mi
 - A correction weighs tokens by proximal over behaviour probability, the same in every optimizer step of the batch; it
   never counts in a denominator.
 - Passes without gradient are made in evaluation mode. An adapter's dropout is in the pass that has gradients alone, and
-  changes the gradient but no value: statistics of one number per token come from a pass without it, one more in each
-  optimizer step.
+  changes the gradient but no value: statistics come from a pass without it, one more in each optimizer step.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
 - Within an optimizer step the host does not wait for the device: metrics and losses are fetched once, at its end, and
@@ -38,7 +37,6 @@ from rlvr.core.needs import (
     LOGPROBS_WITH_GRADIENT,
     PROXIMAL,
     REFERENCE,
-    SEVERAL_PER_TOKEN,
     Need,
     Statistic,
 )
@@ -126,7 +124,9 @@ class Learner:
         updated = DeferredColumns()
         if self.policy.adapter_dropout:
             # Under the weights of this step, at which the loss is differentiated.
-            work.without_dropout = self._statistics(work, index, _comparable(work.objective))
+            read: set[Statistic] = {need.statistic for need in work.objective.needs if need.model == CURRENT}
+            read |= {"logprobs", "entropy"}
+            work.without_dropout = self._statistics(work, index, [Need(name) for name in sorted(read)])
         prepass = self._prepass(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
@@ -183,7 +183,7 @@ class Learner:
         objective = work.objective
         # Before the forward pass, so that the copies are queued when it begins.
         inputs = LossInputs.of(work, rows, prepass, first)
-        # (statistic, "current") -> [T] at the micro-batch's trained tokens, or [T, k].
+        # (statistic, "current") -> [T] at the micro-batch's trained tokens.
         computed = forward(self.policy, rows, [*objective.needs, LOGPROBS, ENTROPY])
         self._passes_made.append(rows.computed(grad=True))
         statistics = inputs.statistics(computed)
@@ -320,8 +320,8 @@ class Learner:
     ) -> dict[str, list[np.ndarray]]:
         """Statistics of tokens of these rollouts under the weights in place, NaN elsewhere, without gradient.
 
-        By name, float32 [T_b] for every rollout of the batch; statistics of one number per token, at the tokens that
-        `where` marks (None: those that are trained).
+        By name, float32 [T_b] for every rollout of the batch, at the tokens that `where` marks (None: those that are
+        trained).
         """
         token_columns: dict[str, list[np.ndarray]] = {
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
@@ -346,13 +346,6 @@ class Learner:
                 for name, values in of_one.items():
                     token_columns[name][i] = values
         return token_columns
-
-
-def _comparable(objective: Objective) -> list[Need]:
-    """The statistics of the policy as it is that losses and metrics read, of one number per token."""
-    read: set[Statistic] = {need.statistic for need in objective.needs if need.model == CURRENT}
-    read |= {"logprobs", "entropy"}
-    return [Need(name) for name in sorted(read - SEVERAL_PER_TOKEN)]
 
 
 def _term(component: ObjectiveTerm, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:

@@ -65,7 +65,7 @@ class ObjectiveTerm:
         else:
             needs |= self.loss.chooses_by
         # Without `grad`: the prepass has none. object.__setattr__ because the dataclass is frozen.
-        object.__setattr__(self, "needs_of_step", frozenset(Need(n.statistic, n.model, k=n.k) for n in needs))
+        object.__setattr__(self, "needs_of_step", frozenset(Need(n.statistic, n.model) for n in needs))
 
     def at(self, step: int, steps: int) -> ObjectiveTerm:
         """Return the term with plain numbers for every scheduled scalar of its own, its loss and its selectors."""

@@ -5,9 +5,8 @@ from rlvr.planner.micro_batch import micro_batch_bytes
 from rlvr.planner.plan import Phase, Plan, plan_stage, training_ranks
 from rlvr.planner.planned_devices import Devices, own_devices, parse_devices
 from rlvr.planner.planner import Planner
-from rlvr.planner.run_plan import RunPlan, engine_of_run, plan_for, plan_resumed, plan_run
+from rlvr.planner.run_plan import RunPlan, automatic_keys, engine_of_run, plan_for, plan_resumed, plan_run, put_values
 from rlvr.planner.sampled import lengths
-from rlvr.planner.saved_values import automatic_keys, put_values
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import STATE
 

@@ -60,7 +60,8 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         packed = {m.weight for m in bare.modules() if isinstance(m, torch.nn.Linear)} - {head_weight}
     eager = model is not None and bare.config._attn_implementation == "eager"
     outside = {id(bare.get_input_embeddings().weight), id(head_weight)}
-    window, windowed = _windows(text)
+    # Tokens that each layer with a window sees.
+    windows = [int(window) for window in attention_windows(text) if math.isfinite(window)]
     return Shape(
         parameters=sum(map(_numel, [*trained, *frozen])),
         trained=sum(map(_numel, trained)),
@@ -83,15 +84,9 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         keys_and_values=2 * layers * heads * head * width,
         # matrices of the decoder: layers' norms and biases are vectors
         linear=sum(_numel(p) for p in bare.parameters() if p.dim() > 1 and id(p) not in outside),
-        window=window,
-        windowed=windowed,
+        window=max(windows, default=0),
+        windowed=len(windows),
     )
-
-
-def _windows(text: Any) -> tuple[int, int]:
-    """Tokens that a layer with a window sees, and the number of such layers; zeros where there are none."""
-    windows = [int(window) for window in attention_windows(text) if math.isfinite(window)]
-    return max(windows, default=0), len(windows)
 
 
 def _numel(weight: Any) -> int:

@@ -1,26 +1,31 @@
-"""The memory plan that a run makes at its start. It chooses a value for every `auto`, the same on every rank, and
-refuses a run that does not fit into memory."""
+"""The memory plan that a run makes at its start, in numbers and in words. It chooses a value for every `auto` (the
+engine too), the same on every rank, and refuses a run that does not fit into memory. A resumed run takes the values
+that replaced `auto` in the configuration of its checkpoint."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlvr.config import Config
+from rlvr.config import ComponentSpec, Config
 from rlvr.config.stage_plan import StagePlan, stage_plans
+from rlvr.core.tree import merge
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
-from rlvr.planner.plan import Phase
+from rlvr.planner.fixes import fixes
+from rlvr.planner.plan import Phase, Plan
 from rlvr.planner.planned_devices import Devices, own_devices
-from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
-from rlvr.planner.report import gib, plan_lines, refusal
-from rlvr.planner.saved_values import automatic_keys, setting, with_saved
+from rlvr.planner.planner import UNDESCRIBED, Planner, substituted, with_tokens
 from rlvr.policy.loading import device_of
 from rlvr.policy.microbatch import token_limit
-from rlvr.rollout.automatic import with_engine
+from rlvr.rollout.vllm import installed
 
+GIB = 1 << 30
+CHECKPOINTING = "model.gradient_checkpointing"
+TOKENS = "optim.micro_batch_tokens"
 # The same number as ENOUGH_TOKENS of the planner: a micro-batch of this size keeps a GPU busy.
 UNKNOWN_TOKENS = 8192
 """Tokens of a micro-batch on a GPU, with gradient checkpointing, for a model whose memory cannot be planned."""
@@ -223,3 +228,178 @@ def _chosen(written: list[StagePlan], resolved: list[StagePlan]) -> list[str]:
         tokens = _tokens(written, resolved)
         settings.append(f"optim.micro_batch_tokens={'null' if tokens is None else tokens}")
     return settings
+
+
+def automatic_keys(config: Config) -> list[str]:
+    """The keys of the configuration that leave their value to the memory plan."""
+    keys = []
+    if config.model.gradient_checkpointing == "auto":
+        keys.append(CHECKPOINTING)
+    if config.optim.micro_batch_tokens == "auto":
+        keys.append(TOKENS)
+    for number, stage in enumerate(config.stages):
+        if _section(stage, "optim").get("micro_batch_tokens") == "auto":
+            keys.append(f"stages.{number}.{TOKENS}")
+    return keys
+
+
+def with_saved(config: Config, saved: Mapping[str, Any]) -> Config:
+    """`config` with what the configuration `saved` of a checkpoint has in place of each `auto`."""
+    model = config.model
+    if model.gradient_checkpointing == "auto":
+        kept = saved["model"].get("gradient_checkpointing", "auto")
+        model = model.model_copy(update={"gradient_checkpointing": kept})
+    optim = config.optim
+    if optim.micro_batch_tokens == "auto":
+        optim = optim.model_copy(update={"micro_batch_tokens": _saved_tokens(saved["optim"])})
+    # a configuration of other stages is refused later, by the names of its keys
+    before = itertools.chain(saved.get("stages", []), itertools.repeat({}))
+    stages = [
+        with_tokens(stage, _saved_tokens(merge(saved["optim"], _section(own, "optim"))))
+        for stage, own in zip(config.stages, before, strict=False)
+    ]
+    return config.model_copy(update={"model": model, "optim": optim, "stages": stages})
+
+
+def put_values(values: Config, config: Config, stages: Sequence[StagePlan]) -> None:
+    """Put the values that `auto` has in `values` into the configuration of a run and of its stages, in place: parts of
+    the run hold these."""
+    config.model.gradient_checkpointing = values.model.gradient_checkpointing
+    config.optim.micro_batch_tokens = values.optim.micro_batch_tokens
+    config.stages[:] = values.stages
+    for stage, other in zip(stages, stage_plans(values), strict=True):
+        stage.config.model.gradient_checkpointing = other.config.model.gradient_checkpointing
+        stage.config.optim.micro_batch_tokens = other.config.optim.micro_batch_tokens
+
+
+def setting(config: Config, key: str) -> str:
+    """The value of one of `automatic_keys` as it is written in YAML."""
+    value: Any = config.dump()
+    for part in key.split("."):
+        if isinstance(value, list):
+            value = value[int(part)]
+        else:
+            value = value[part]
+    return "null" if value is None else str(value).lower()
+
+
+def _section(stage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of a stage as written."""
+    section = stage.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _saved_tokens(saved: Mapping[str, Any]) -> Any:
+    """The tokens of a micro-batch in the section `optim` of a checkpoint; `auto` where it had a number of completions
+    instead."""
+    if saved.get("micro_batch_size") is not None:
+        return "auto"
+    return saved.get("micro_batch_tokens", "auto")
+
+
+def gib(size: float) -> str:
+    """Bytes in words."""
+    # From a tenth of a GiB on, so that the plans of tiny models are not all 0.0 GiB.
+    if size >= GIB / 10:
+        return f"{size / GIB:.1f} GiB"
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
+    """For each stage the phase that takes most, the assumed lengths, and every phase part by part."""
+    lines = []
+    for number, (stage, plan) in enumerate(zip(stages, plans, strict=True), 1):
+        worst = plan.worst
+        if stage.config.data.max_prompt_tokens:
+            bound = "data.max_prompt_tokens"
+        else:
+            bound = "data.max_prompt_tokens is not set"
+        if stage.config.model.checkpoints_activations:
+            recomputed = "with"
+        else:
+            recomputed = "without"
+        if plan.ranks < plan.devices.count:
+            trained_on = f", {plan.ranks} of them trained on"
+        else:
+            trained_on = ""
+        lines += [
+            f"memory of stage {number} ({stage.name}) on {plan.devices}{trained_on}: at most about {gib(worst.total)} "
+            f"of {gib(worst.available)}, in: {worst.name}",
+            f"  for prompts of {plan.prompt} tokens ({bound}) and {plan.length} tokens in all, micro-batches of at "
+            f"most {plan.tokens} tokens, {recomputed} gradient checkpointing",
+        ]
+        if plan.evaluated is not None:
+            lines.append(
+                f"  for evaluations of {plan.evaluated.length} tokens in all, up to {plan.evaluated.responses} "
+                "responses at a time"
+            )
+        for phase in plan.phases:
+            parts = ", ".join(f"{name} {gib(size)}" for name, size in phase.parts.items())
+            lines.append(f"  {phase.name}: {gib(phase.total)} ({parts})")
+    return lines
+
+
+def refusal(planner: Planner, stages: Sequence[StagePlan], plans: Sequence[Plan]) -> str | None:
+    """The reason why a run cannot fit and what would make it fit, the smallest change first; None where it fits."""
+    short = [(plan.worst.share_left, number) for number, plan in enumerate(plans) if not plan.fits()]
+    if not short:
+        return None
+    _, number = min(short)
+    worst = plans[number].worst
+    largest = max(worst.parts, key=lambda name: worst.parts[name])
+    return (
+        f"does not fit: stage {number + 1} ({stages[number].name}) needs {gib(worst.total)} of {gib(worst.available)} "
+        f"in: {worst.name}, where the largest part is {largest} with {gib(worst.parts[largest])}. "
+        f"{_ways_out(planner, list(stages))}"
+    )
+
+
+def _ways_out(planner: Planner, stages: list[StagePlan]) -> str:
+    ways = fixes(planner, stages)
+    texts = []
+    for number, fix in enumerate(ways, 1):
+        enough = "" if fix.enough else ", not enough by itself"
+        texts.append(f"({number}) {fix.text} ({gib(fix.needed)}{enough})")
+    if ways and ways[0].enough:
+        return f"What makes it fit, the smallest change first: {'; '.join(texts)}"
+    if texts:
+        other = f". What needs less: {'; '.join(texts)}"
+    else:
+        other = ""
+    return f"Nothing that was tried makes it fit: take a smaller model{other}"
+
+
+def with_engine(config: Config, on_gpu: bool, here: bool = True, saved: Any = None) -> tuple[Config, str | None]:
+    """The configuration with an engine in place of `auto`, and the reason in words; the latter None where an engine was
+    written.
+
+    It is `saved`, the engine of a checkpoint, where there is one. Else `vllm` on a GPU where a vLLM for GPUs is
+    installed in a version that this library takes, else `hf`. With `here` false the GPU is elsewhere, and so is what is
+    installed beside it: vLLM is assumed.
+    """
+    if config.rollout.engine.name != "auto":
+        return config, None
+    # A resumed run keeps the engine of its checkpoint even where another would be chosen now: engines round
+    # differently, and a change of engine in the middle of a run shows in `mismatch/*`.
+    if saved is None:
+        written, reason = _chosen_engine(on_gpu, here)
+    else:
+        written, reason = (saved, "the checkpoint was made with it")
+    engine = ComponentSpec.parse(written)
+    rollout = config.rollout.model_copy(update={"engine": engine})
+    return config.model_copy(update={"rollout": rollout}), f"rollout.engine: auto takes {engine.name}: {reason}"
+
+
+def _chosen_engine(on_gpu: bool, here: bool) -> tuple[str, str]:
+    if not on_gpu:
+        return "hf", "the model is computed on a CPU"
+    # A dry run plans for GPUs of another machine, on one that may have no vLLM.
+    if not here:
+        return "vllm", "vLLM is taken to be installed beside these GPUs"
+    try:
+        version = installed.version()
+    except ConfigError as error:
+        return "hf", str(error)
+    if installed.for_cpu():
+        return "hf", f"vLLM {version} is built for a CPU. {installed.INSTALL}"
+    return "vllm", f"the model is computed on a GPU and vLLM {version} is installed"

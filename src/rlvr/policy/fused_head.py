@@ -6,7 +6,7 @@ The vocabulary is the outer loop, so that a slice of the weights is read, and it
 logits are few they are one tile and are kept. With p the softmax of a token's logits z, the gradient of every statistic
 in z has the form
 
-    p (a + b log p + c p) + d + (g at a few token ids)
+    p (a + b log p + c p) + d + (g at the token itself)
 
 with one number a, b, c, d per token, so that all that were asked for cost one pass. Invariants: sums are in float32 (or
 float64 when the inputs are), whatever the matrix products are in; a logit of minus infinity is a token of probability
@@ -36,14 +36,12 @@ KEEP = 1 << 22
 # Any finite number would do, since the probability that multiplies it is 0; minus infinity would give NaN.
 LOWEST = -1e30
 """Stands for a log-probability of minus infinity where it is multiplied by a probability of zero."""
-PAIRS = "pair_logprobs"
+LOGPROBS = "logprobs"
 ENTROPY = "entropy"
 LSE = "logsumexp"
 MEAN = "mean_logit"
-MAXIMUM = "max_logit"
 SQUARES = "sum_squared_probs"
-TOP = "top_k"
-NAMES = (PAIRS, ENTROPY, LSE, MEAN, MAXIMUM, SQUARES, TOP)
+NAMES = (LOGPROBS, ENTROPY, LSE, MEAN, SQUARES)
 """In the order in which the autograd function returns them."""
 
 
@@ -52,51 +50,28 @@ def fused_statistics(
     temperature: torch.Tensor,
     asked: Mapping[str, bool],
     ids: torch.Tensor | None = None,
-    top_k: int = 0,
     *,
     id_range: tuple[int, int] | None = None,
     common_temperature: float | None = None,
 ) -> dict[str, torch.Tensor]:
     """The statistics in `asked` (name -> whether it is differentiated) of logits divided by `temperature` [T].
 
-    pair_logprobs [T, K]: log-probs of `ids`, int64 [T, K]. entropy, logsumexp, mean_logit, max_logit,
-    sum_squared_probs: [T]. top_k: log-probs [T, top_k] of the most likely tokens, best first, and with them top_k_ids;
-    equal ones in no set order. max_logit is differentiated at one token, also where several are equal. Second
-    derivatives are refused. What the caller knows on the host is not read from the device, which would have to be
-    waited for: `id_range`, the smallest and the largest of `ids` (None: they are read), and `common_temperature`, that
-    of all tokens (None: not known).
+    Each is [T]. logprobs are those of `ids`, int64 [T]. Second derivatives are refused. What the caller knows on the
+    host is not read from the device, which would have to be waited for: `id_range`, the smallest and the largest of
+    `ids` (None: they are read), and `common_temperature`, that of all tokens (None: not known).
     """
     # [T, H_i] and [V, H_i] of each term.
     tensors = (*head.inputs, *head.weights)
     with gathered(head.weights), torch.set_grad_enabled(torch.is_grad_enabled() and any(asked.values())):
-        if PAIRS in asked and ids is not None and ids.numel():
-            _check_ids(head, id_range or _range(ids))
-        if TOP in asked:
-            _check_top_k(head, top_k)
+        if LOGPROBS in asked and ids is not None and ids.numel():
+            low, high = id_range or map(int, ids.aminmax())
+            if low < 0 or high >= head.vocabulary:
+                worst = low if low < 0 else high
+                raise ValueError(f"token id {worst} is outside the LM head, which has {head.vocabulary} rows")
         # Made here, while a partitioned head is gathered and its number of rows is known.
-        plan = TilePlan(dict(asked), top_k, len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
+        plan = TilePlan(dict(asked), len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
         values = _Fused.apply(plan, ids, temperature, *tensors)
-    result = {name: value for name, value in zip(NAMES, values, strict=False) if value is not None}
-    if TOP in asked:
-        result["top_k_ids"] = values[-1]
-    return result
-
-
-def _range(ids: torch.Tensor) -> tuple[int, int]:
-    low, high = ids.aminmax()
-    return int(low), int(high)
-
-
-def _check_ids(head: Head, id_range: tuple[int, int]) -> None:
-    low, high = id_range
-    if low < 0 or high >= head.vocabulary:
-        worst = low if low < 0 else high
-        raise ValueError(f"token id {worst} is outside the LM head, which has {head.vocabulary} rows")
-
-
-def _check_top_k(head: Head, top_k: int) -> None:
-    if top_k > head.vocabulary:
-        raise ValueError(f"top-k of {top_k} tokens was asked for and the LM head has {head.vocabulary} rows")
+    return {name: value for name, value in zip(NAMES, values, strict=True) if value is not None}
 
 
 @dataclass(frozen=True)
@@ -104,7 +79,6 @@ class TilePlan:
     """Values that do not change between the forward and the backward pass."""
 
     asked: dict[str, bool]
-    top_k: int
     terms: int
     scale: float
     cap: float | None
@@ -116,16 +90,6 @@ class TilePlan:
     def last_factor(self) -> float:
         """Return the last factor of a tile before its division by the temperatures."""
         return self.scale if self.cap is None else self.cap
-
-    @property
-    def top(self) -> int:
-        """Return the number of the largest logits that are followed."""
-        return max(self.top_k if TOP in self.asked else 0, int(self.asked.get(MAXIMUM, False)))
-
-    @property
-    def outputs(self) -> list[bool]:
-        """For each of NAMES, True if it has a gradient."""
-        return [self.asked.get(name, False) for name in NAMES]
 
 
 def fits(tokens: int, plan: TilePlan) -> bool:
@@ -202,12 +166,11 @@ class Running:
     """Sums over the vocabulary so far, for every token, relative to its largest logit so far."""
 
     def __init__(self, plan: TilePlan, ids: torch.Tensor | None, tokens: int, like: torch.Tensor) -> None:
-        def zeros(*shape: int) -> torch.Tensor:
-            return like.new_zeros(tokens, *shape)
+        def zeros() -> torch.Tensor:
+            return like.new_zeros(tokens)
 
         asked = plan.asked
-        self.vocabulary = plan.vocabulary
-        self.ids = ids if PAIRS in asked else None
+        self.ids = ids if LOGPROBS in asked else None
         # m = largest logit so far, mass = sum exp(z - m), entropy = sum exp(z - m) (z - m), squares = sum exp(z - m)^2,
         # each [T].
         self.maximum = torch.full_like(zeros(), -torch.inf)
@@ -215,9 +178,7 @@ class Running:
         self.entropy = zeros() if ENTROPY in asked else None
         self.squares = zeros() if SQUARES in asked else None
         self.total = zeros() if MEAN in asked else None
-        self.chosen = zeros(self.ids.shape[1]) if self.ids is not None else None
-        self.top = torch.full_like(zeros(plan.top), -torch.inf) if plan.top else None
-        self.top_ids = torch.zeros_like(self.top, dtype=torch.int64) if self.top is not None else None
+        self.chosen = zeros() if self.ids is not None else None
 
     def add(self, rows: slice, part: slice, z: torch.Tensor, scratch: torch.Tensor) -> None:
         """Count a tile, which is left relative to the largest logits; `scratch` is overwritten."""
@@ -253,18 +214,9 @@ class Running:
         if self.total is not None:
             self.total[rows] += z.sum(1)
         if self.ids is not None and self.chosen is not None:
-            if self.vocabulary == z.shape[1]:
-                self.chosen[rows] = z.gather(1, self.ids[rows])
-            else:
-                # Each id lies in one tile of its row; in the others the value so far is kept.
-                inside, local = within(self.ids[rows], part)
-                self.chosen[rows] = torch.where(inside, z.gather(1, local), self.chosen[rows])
-        if self.top is not None and self.top_ids is not None:
-            values, ids = z.topk(min(self.top.shape[1], z.shape[1]), dim=1)
-            values = torch.cat([self.top[rows], values], 1)
-            ids = torch.cat([self.top_ids[rows], ids + part.start], 1)
-            self.top[rows], best = values.topk(self.top.shape[1], dim=1)
-            self.top_ids[rows] = ids.gather(1, best)
+            # Each id lies in one tile of its row; in the others the value so far is kept.
+            inside, local = within(self.ids[rows], part)
+            self.chosen[rows] = torch.where(inside, z.gather(1, local[:, None])[:, 0], self.chosen[rows])
 
 
 def _anchor(largest: torch.Tensor) -> torch.Tensor:
@@ -281,7 +233,7 @@ def within(ids: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def finish(plan: TilePlan, running: Running) -> tuple[list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
-    """The statistics in the order of NAMES, with the ids of the top k; and what the backward pass needs of the sums."""
+    """The statistics in the order of NAMES, and what the backward pass needs of the sums."""
     asked = plan.asked
     anchor = _anchor(running.maximum)
     # [T]: logsumexp = anchor + log_mass.
@@ -290,20 +242,12 @@ def finish(plan: TilePlan, running: Running) -> tuple[list[torch.Tensor | None],
     entropy = None if running.entropy is None else log_mass - running.entropy / running.mass
     # sum p^2 = sum e^(2 (z - m)) / (sum e^(z - m))^2.
     squares = None if running.squares is None else running.squares / running.mass.square()
-
-    def logprobs(values: torch.Tensor) -> torch.Tensor:
-        return values - anchor[:, None] - log_mass[:, None]
-
-    top = running.top[:, : plan.top_k] if TOP in asked and running.top is not None else None
     values = [
-        None if running.chosen is None else logprobs(running.chosen),
+        None if running.chosen is None else running.chosen - anchor - log_mass,
         entropy,
         anchor + log_mass if LSE in asked else None,
         None if running.total is None else running.total / plan.vocabulary,
-        running.maximum if MAXIMUM in asked else None,
         squares,
-        None if top is None else logprobs(top),
-        None if top is None or running.top_ids is None else running.top_ids[:, : plan.top_k].clone(),
     ]
     return values, (anchor, log_mass, entropy, squares)  # type: ignore[return-value]
 
@@ -312,22 +256,19 @@ class Slope:
     """The gradient of a tile of logits, from those of the statistics."""
 
     def __init__(self, plan, gradients, ids, state, factor):  # type: ignore[no-untyped-def]
-        by_name = dict(zip(NAMES, gradients, strict=False))
+        by_name = dict(zip(NAMES, gradients, strict=True))
         self.plan = plan
         self.factor = factor
         self.anchor, self.log_mass, entropy, squares = state
         # [T]: d logit / d product of the head, but for the cap's slope 1 - tanh^2, which differs from entry to entry.
         inner = factor[:, 0] if plan.cap is None else factor[:, 0] * (plan.scale / plan.cap)
         a = torch.zeros_like(inner)
-        self.hot: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.b = self.c = self.d = None
-        for name, where in ((PAIRS, ids[0]), (TOP, ids[1])):
-            if (g := by_name[name]) is not None:
-                # d log p_k / dz = e_k - p: -p times the sum of the gradients, and each gradient at its own token.
-                a = a - g.sum(1)
-                self.hot.append((where[:, : g.shape[1]], g * inner[:, None]))
-        if (g := by_name[MAXIMUM]) is not None:
-            self.hot.append((ids[1][:, :1], (g * inner)[:, None]))
+        self.ids = ids
+        self.hot = self.b = self.c = self.d = None
+        if (g := by_name[LOGPROBS]) is not None:
+            # d log p_k / dz = e_k - p: -p times the gradient, and the gradient at the token itself.
+            a = a - g
+            self.hot = g * inner
         if (g := by_name[LSE]) is not None:
             # d logsumexp / dz = p
             a = a + g
@@ -364,13 +305,9 @@ class Slope:
             p.mul_(inside.add_(self.a[rows]))
         if self.d is not None:
             p.add_(self.d[rows])
-        for ids, g in self.hot:
-            if p.shape[1] == self.plan.vocabulary:
-                # Adds up where an id is asked for twice.
-                p.scatter_add_(1, ids[rows], g[rows])
-            else:
-                here, local = within(ids[rows], part)
-                p.scatter_add_(1, local, torch.where(here, g[rows], 0))
+        if self.hot is not None:
+            here, local = within(self.ids[rows], part)
+            p.scatter_add_(1, local[:, None], torch.where(here, self.hot[rows], 0)[:, None])
         return p if flat is None else p.mul_(flat)
 
 
@@ -397,9 +334,9 @@ class _Fused(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # With one tile `keep` is all logits; with several it is the last one and is of no use.
         kept = keep if fits(tokens, plan) and any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(*tensors, temperature, ids, running.top_ids, kept, *state)
+        ctx.save_for_backward(*tensors, temperature, ids, kept, *state)
         ctx.mark_non_differentiable(
-            *(v for v, grad in zip(values, [*plan.outputs, False], strict=True) if v is not None and not grad)
+            *(v for name, v in zip(NAMES, values, strict=True) if v is not None and not plan.asked[name])
         )
         return tuple(values)
 
@@ -411,12 +348,12 @@ class _Fused(torch.autograd.Function):
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[3:]
         count = len(needed)
-        temperature, ids, top_ids, kept, *state = tensors[count:]
+        temperature, ids, kept, *state = tensors[count:]
         weights = tensors[plan.terms : count]
         # Under ZeRO-3 the head may have been partitioned again since the forward pass.
         gather_until_backward_ends(weights)
         logits = Logits(plan, temperature, tensors[: plan.terms], weights)
-        slope = Slope(plan, gradients, (ids, top_ids), state, logits.factor)
+        slope = Slope(plan, gradients, ids, state, logits.factor)
         return (None, None, None, *_gradients(logits, slope, kept, needed))
 
 

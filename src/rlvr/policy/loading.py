@@ -26,7 +26,6 @@ from rlvr.errors import ConfigError
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.foreign import foreign
 from rlvr.policy.model import Policy, training_modules
-from rlvr.policy.offload import offload_activations
 from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -291,3 +290,26 @@ def _shape(where: str, wanted: dict[str, Any], more: dict[str, Any]) -> PreTrain
     with contextlib.suppress(OSError):  # it has none of its own
         model.generation_config = GenerationConfig.from_pretrained(where, **more)
     return model
+
+
+def offload_activations(decoder: torch.nn.Module) -> None:
+    """From now on, forward passes of `decoder` keep their tensors in (pinned) host memory until the backward pass.
+
+    Goes with gradient checkpointing, whose layers keep nothing but their inputs: these are what is copied, and no
+    weight is. Where gradients are off (sampling, a reference) nothing is kept and nothing is copied.
+    """
+    opened: list[Any] = []
+
+    def begin(*_: Any) -> None:
+        if torch.is_grad_enabled():
+            # Pinned memory lets copies run beside the computation; it needs CUDA.
+            opened.append(torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()))
+            opened[-1].__enter__()
+
+    def end(*_: Any) -> None:
+        if torch.is_grad_enabled():
+            opened.pop().__exit__(None, None, None)
+
+    decoder.register_forward_pre_hook(begin)
+    # Also after an exception: saved-tensor hooks that stay open would copy everything that comes later.
+    decoder.register_forward_hook(end, always_call=True)

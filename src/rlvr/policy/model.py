@@ -32,9 +32,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import is_adapter
-from rlvr.policy.attention import Spans, attending
+from rlvr.policy.attention import Packing, Spans, attending, try_packing
 from rlvr.policy.foreign import foreign
-from rlvr.policy.packable import Packing, try_packing
 from rlvr.policy.quantization import without_quantization
 
 

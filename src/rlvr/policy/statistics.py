@@ -1,22 +1,27 @@
-"""The statistics that losses declare, from one forward pass, without a [tokens, vocabulary] matrix.
+"""The statistics that components declare, from one forward pass, without a [tokens, vocabulary] matrix.
 
 Only trained positions are projected, by `fused_statistics`, tile by tile. Two kinds of model are less well off: where
 the LM head cannot be taken apart it is called in chunks of at most `CHUNK` logits, each computed again in the backward
 pass; where a model does more after its head than is known, its own logits are used.
+
+What rewards and advantages read before the update is taken from the weights as they are, without gradient, in the
+micro-batches of the update: token columns of a batch, and the log-probs of given token ids after given others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rlvr.core.needs import CURRENT, Need
+from rlvr.config import OptimConfig
+from rlvr.core.needs import CURRENT, Need, Statistic
 from rlvr.policy.fused_head import fused_statistics
-from rlvr.policy.microbatch import MicroBatch
+from rlvr.policy.microbatch import MicroBatch, micro_batches
 from rlvr.policy.model import Head, Policy, head_of
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
 CHUNK = 1 << 22
 """Logits at once where the head is called: 16 MiB in float32, of which a backward pass needs four."""
@@ -25,68 +30,21 @@ CHUNK = 1 << 22
 ALL = slice(None)
 
 
-def forward(
-    policy: Policy, rows: MicroBatch, needs: Iterable[Need], pairs: torch.Tensor | None = None
-) -> dict[tuple[str, str], torch.Tensor]:
-    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T] or
-    [T, k].
+def forward(policy: Policy, rows: MicroBatch, needs: Iterable[Need]) -> dict[tuple[str, str], torch.Tensor]:
+    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T].
 
-    All are of the sampling distribution: logits divided by each token's temperature. `pairs`, int64 [T, K], are the
-    token ids of the statistic pair_logprobs. With top_k comes ("top_k_ids", "current"), int64 [T, k].
+    All are of the sampling distribution: logits divided by each token's temperature.
     """
-    needs = [need for need in needs if need.model == CURRENT]
     # Statistic -> whether any need asks for its gradient.
     differentiated: dict[str, bool] = {}
     for need in needs:
-        differentiated[need.statistic] = differentiated.get(need.statistic, False) or need.grad
-    if "pair_logprobs" in differentiated and pairs is None:
-        raise ValueError("pair_logprobs was asked for without saying of which token ids")
-    top_k = max((need.k for need in needs), default=0)
-    # ids that are not the targets have to be read from the device to be checked
-    if "pair_logprobs" not in differentiated:
-        id_range = rows.target_range
-    else:
-        id_range = None
-    statistics = _fused(
-        policy, rows, _with_pairs(differentiated), _ids(rows.targets, differentiated, pairs), top_k, id_range
-    )
-    if (chosen := statistics.pop("pair_logprobs", None)) is not None:
-        first = int("logprobs" in differentiated)
-        # chosen is [T, K]: the token's own log-prob, where asked for, stands before the other pairs.
-        for name, part in (("logprobs", chosen[:, 0]), ("pair_logprobs", chosen[:, first:])):
-            if name in differentiated:
-                statistics[name] = part if differentiated[name] else part.detach()
-    if "top_k" in differentiated:
-        names = [*differentiated, "top_k_ids"]
-    else:
-        names = list(differentiated)
-    return {(name, CURRENT): statistics[name] for name in names}
+        if need.model == CURRENT:
+            differentiated[need.statistic] = differentiated.get(need.statistic, False) or need.grad
+    statistics = _fused(policy, rows, differentiated)
+    return {(name, CURRENT): statistics[name] for name in differentiated}
 
 
-def _with_pairs(differentiated: Mapping[str, bool]) -> dict[str, bool]:
-    """The tokens' own log-probs are those of one more pair each."""
-    both = [differentiated[name] for name in ("logprobs", "pair_logprobs") if name in differentiated]
-    return {name: grad for name, grad in differentiated.items() if name != "logprobs"} | (
-        {"pair_logprobs": any(both)} if both else {}
-    )
-
-
-def _ids(targets: torch.Tensor, differentiated: Mapping[str, bool], pairs: torch.Tensor | None) -> torch.Tensor | None:
-    """int64 [T, K]: the tokens, then the ids asked for beside them."""
-    parts = [targets[:, None]] if "logprobs" in differentiated else []
-    if "pair_logprobs" in differentiated and pairs is not None:
-        parts += [pairs]
-    return torch.cat(parts, 1) if parts else None
-
-
-def _fused(
-    policy: Policy,
-    rows: MicroBatch,
-    differentiated: dict[str, bool],
-    ids: torch.Tensor | None,
-    top_k: int,
-    id_range: tuple[int, int] | None,
-) -> dict[str, torch.Tensor]:
+def _fused(policy: Policy, rows: MicroBatch, differentiated: dict[str, bool]) -> dict[str, torch.Tensor]:
     inputs = (rows.input_ids, rows.position_ids, rows.spans)
 
     def of(head: Head, part: slice = ALL) -> dict[str, torch.Tensor]:
@@ -94,9 +52,8 @@ def _fused(
             head,
             rows.temperature[part],
             differentiated,
-            None if ids is None else ids[part],
-            top_k,
-            id_range=id_range,
+            rows.targets[part],
+            id_range=rows.target_range,
             common_temperature=rows.common_temperature,
         )
 
@@ -151,3 +108,67 @@ class DeferredColumns:
                 columns[i][:] = part
         self._parts.clear()
         self._values.clear()
+
+
+def add_statistics(
+    policy: Policy, batch: Batch, needs: Collection[Need], where: Sequence[np.ndarray], config: OptimConfig
+) -> None:
+    """Add the token columns `STATISTIC/current` that `needs` names, NaN but where `where` (bool [T_b] each) is True."""
+    # int64 [rollouts with a marked token]: the others cost no forward pass.
+    index = np.flatnonzero([bool(w.any()) for w in where])
+    columns: dict[Statistic, list[np.ndarray]] = {
+        need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts] for need in needs
+    }
+    later = DeferredColumns()
+    # Without dropout, as the log-probs of the update that these are compared with.
+    with torch.no_grad(), policy.evaluating():
+        for rows in micro_batches(policy, batch, index, where, config) if len(index) else ():
+            statistics = forward(policy, rows, needs)
+            for name, values in columns.items():
+                later.add(rows, statistics[name, "current"], values)
+    later.write()
+    batch.token_columns |= {f"{name}/current": values for name, values in columns.items()}
+
+
+def encoded(policy: Policy, text: str) -> list[int]:
+    """The token ids of a text by itself; of no text, the token that a text begins after."""
+    if text:
+        return [int(i) for i in policy.tokenizer.encode(text, add_special_tokens=False)]
+    tokenizer = policy.tokenizer
+    # Models without a beginning token, such as Qwen2, get the end token, which stands between texts.
+    return [int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)]
+
+
+def continuation_logprobs(
+    policy: Policy, asked: Sequence[tuple[Sequence[int], Sequence[int]]], config: OptimConfig
+) -> list[np.ndarray]:
+    """float64 [K] each: of the K target ids of every (context, target), at temperature 1; both must not be empty.
+
+    NaN where context and target do not fit into the policy's context.
+    """
+    fits = [n for n, (context, target) in enumerate(asked) if len(context) + len(target) <= policy.context]
+    batch = Batch([_given(n, *asked[n]) for n in fits])
+    where = [r.origin == Origin.DEMONSTRATION for r in batch.rollouts]
+    add_statistics(policy, batch, [Need("logprobs")], where, config)
+    logprobs = [np.full(len(target), np.nan) for _, target in asked]
+    for n, values, on in zip(fits, batch.token_columns[f"logprobs/{CURRENT}"], where, strict=True):
+        logprobs[n] = values[on].astype(np.float64)
+    return logprobs
+
+
+def _given(number: int, context: Sequence[int], target: Sequence[int]) -> Rollout:
+    ids = np.asarray([*context, *target], dtype=np.int64)
+    origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
+    # Only the target's tokens are read: `where` marks origin DEMONSTRATION.
+    origin[: len(context)] = Origin.PROMPT
+    return Rollout(
+        id=f"given/{number}",
+        task=Task(id="given", prompt=""),
+        group=f"given/{number}",
+        member=0,
+        token_ids=ids,
+        origin=origin,
+        behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
+        policy_version=np.full(len(ids), -1, dtype=np.int32),
+        stop=StopReason.GIVEN,
+    )

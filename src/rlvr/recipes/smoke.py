@@ -59,9 +59,8 @@ def smoke_config(paper: Paper, folder: str) -> Config:
         "logging": {"console": "off", "rollouts": 0},
         "stages": [_priming(smoke), *(_small_stage(stage, smoke) for stage in stages)],
     }
-    # Other models and many workers are not for toy size.
-    for section in ("models", "verification"):
-        small.pop(section, None)
+    # Many workers are not for toy size.
+    small.pop("verification", None)
     return make_config(merge(small, smoke.set), where=f"{paper.slug} at toy size: ")
 
 

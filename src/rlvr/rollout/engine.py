@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rlvr.core.component import CONTRACTS, Component, declared
-from rlvr.records import Attachment, StopReason
+from rlvr.records import StopReason
 
 if TYPE_CHECKING:
     from rlvr.policy import Policy
@@ -48,8 +48,6 @@ class Request:
     token_ids: tuple[int, ...]
     sampling: Sampling
     seed: int
-    model: str = "policy"
-    attachments: tuple[Attachment, ...] = ()
     # None and the empty mapping differ: the probe sends an empty one to get log-probs of the plain distribution.
     constraint: Mapping[str, Any] | None = None
     """The constraint on the completion, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,

@@ -63,7 +63,10 @@ class EnvironmentCalls:
         except Exception as error:  # a user's code may raise anything, and the policy reads the error
             # The environment's own code may raise TimeoutError (of a socket): only ours is a call past the limit.
             late = isinstance(error, TimeoutError) and limit.expired()
-            text = f"no answer within {self._time_limit:g} s" if late else _error_text(error)
+            if late:
+                text = f"no answer within {self._time_limit:g} s"
+            else:
+                text = f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR]
             self.warn(text, None if late else error)
             return None, text
 
@@ -137,10 +140,6 @@ class EpisodeCalls:
         self._state = None
         if isinstance(state, Closable):
             await self._calls.call(state.close)
-
-
-def _error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR]
 
 
 @register("environment", "calculator")

@@ -99,11 +99,8 @@ class HFEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. DataError when the prompt is empty or fills the context."""
-        if request.model != "policy" or request.attachments or request.constraint:
-            raise DataError(
-                "rollout.engine hf samples text from the policy only: it has no other model, takes no attachments "
-                "and no constraint"
-            )
+        if request.constraint:
+            raise DataError("rollout.engine hf takes no constraint: use rollout.engine vllm, or leave it out")
         available = self.context - len(request.token_ids)
         if not request.token_ids or available < 1:
             raise DataError(

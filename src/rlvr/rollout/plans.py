@@ -181,7 +181,7 @@ class RolloutContext:
         return seed_of(*self.seed_path, draw, member, call)
 
 
-# The dtypes of docs/shapes.md. int8 holds the six origins; -1 in policy_version needs a signed type.
+# The dtypes of docs/shapes.md. int8 holds the origins; -1 in policy_version needs a signed type.
 _COLUMNS = {"token_ids": np.int64, "origin": np.int8, "behaviour_logprobs": np.float32, "policy_version": np.int32}
 
 Plan = Callable[[Draw, RolloutContext], AsyncIterator[Rollout]]

@@ -26,8 +26,8 @@ from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.errors import TrainingError
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.run.policy_training import PolicyTraining
+from rlvr.run.resolved_config import RunIdentity
 from rlvr.run.run_folder import RunFolder
-from rlvr.run.run_identity import RunIdentity
 from rlvr.run.train_state import TrainState
 
 # A choice, not a measurement. Where each checkpoint holds the steps up for c seconds, they come about c / MOST apart

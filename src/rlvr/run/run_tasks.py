@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
 from rlvr.data import Prompts, load_tasks
 from rlvr.distributed import World
-from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.run.given_objects import GivenObjects, kept_in_folder
@@ -89,3 +89,21 @@ class RunTasks:
         if key not in self._loaded:
             self._loaded[key] = load_tasks(spec, split=split, fields=config.data.fields)
         return self._loaded[key]
+
+
+def encoded_lengths(
+    prompts: Prompts, world: World, tasks: Sequence[Task], demonstrations: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on every
+    rank.
+
+    Only rank 0 encodes and keeps the prompts: it alone samples. Other ranks encode the few that a step asks them for.
+    """
+    # [N], N tasks; replaced by rank 0's in the broadcast
+    lengths = shown = np.zeros(len(tasks), dtype=np.int32)
+    if world.is_main:
+        lengths = prompts.lengths(tasks)
+        if demonstrations:
+            shown = prompts.demonstration_lengths(tasks)
+    # Without a deadline: a million prompts take minutes, and a rank that dies meanwhile is named all the same.
+    return world.broadcast((lengths, shown), "the prompts to be encoded", math.inf)

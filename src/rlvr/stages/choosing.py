@@ -39,9 +39,8 @@ class Chooser:
             )
 
     def __call__(self, rollouts: Sequence[Rollout]) -> np.ndarray:
-        trained = [rollout.as_trained() for rollout in rollouts]
         # No history, and a peek: an evaluation leaves no trace in the memory of a reward.
-        return self._scoring.score(trained, self._policy, History(), (0, 1), peek=True).column("reward")
+        return self._scoring.score(rollouts, self._policy, History(), (0, 1), peek=True).column("reward")
 
 
 def chooser(config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> Chooser | None:

@@ -56,9 +56,9 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
     # Dr. GRPO divides by the longest response that can be sampled.
     constant = loss.constant or plan.config.rollout.max_new_tokens
     correction = _correction(algorithm, name, corrects_itself, shares_weights)
-    objective = Objective(
-        tuple(components), float(constant), correction, algorithm.decoupled, _renewal(algorithm.kl or KLConfig())
-    )
+    kl = algorithm.kl or KLConfig()
+    renewal = None if kl.renew_every is None else Renewal(kl.renew_every, kl.renew_mix)
+    objective = Objective(tuple(components), float(constant), correction, algorithm.decoupled, renewal)
     # A penalty in rewards or advantages compares with the reference too, without being a term of the objective.
     compared = objective.needs_reference or build_penalty(algorithm) is not None
     if objective.renewal is not None and not compared:
@@ -173,12 +173,6 @@ def _correction(
     if spec is None:
         return None
     return registry.build("correction", spec)
-
-
-def _renewal(kl: KLConfig) -> Renewal | None:
-    if kl.renew_every is None:
-        return None
-    return Renewal(kl.renew_every, kl.renew_mix)
 
 
 def warn_uncorrected(config: Config, objective: Objective) -> None:

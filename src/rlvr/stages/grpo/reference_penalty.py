@@ -20,7 +20,7 @@ from rlvr.core.needs import Need
 from rlvr.core.schedules import Scalar, scalar_value
 from rlvr.losses import Divergence
 from rlvr.policy import Policy, Snapshot
-from rlvr.policy.columns import add_statistics
+from rlvr.policy.statistics import add_statistics
 from rlvr.records import Batch
 
 

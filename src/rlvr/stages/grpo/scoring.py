@@ -26,8 +26,7 @@ from rlvr.core.schedules import ComponentList
 from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
-from rlvr.policy.columns import add_statistics
-from rlvr.policy.continuations import continuation_logprobs, encoded
+from rlvr.policy.statistics import add_statistics, continuation_logprobs, encoded
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, call_plain, components_of, score, walk
 from rlvr.rollout.characters import char_ends

@@ -123,7 +123,7 @@ class GRPOStage(Stage):
         that the thread that trains has no function left to call."""
         self._call_plain(rollouts)
         # The draw's baseline rollout is in no group: its reward must not make a group look varied.
-        trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
+        trained = [r for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
 
     async def _has_signal_aside(self, rollouts: list[Rollout]) -> bool:
@@ -182,7 +182,7 @@ class GRPOStage(Stage):
                 columns = None
             else:
                 columns = {name: values[on] for name, values in recorded.items()}
-            return self._scored([everyone[i].as_trained() for i in np.flatnonzero(on)], peek, columns)
+            return self._scored([everyone[i] for i in np.flatnonzero(on)], peek, columns)
 
         everything = scored(sampled, peek=False)
         if sampled.all():
@@ -203,7 +203,7 @@ class GRPOStage(Stage):
         them."""
         # The same batches as `_scored_all` makes: a function of a group sees the same rollouts both times.
         for of_baseline in (False, True):
-            self.scoring.call_plain([r.as_trained() for r in rollouts if (r.role == BASELINE) == of_baseline])
+            self.scoring.call_plain([r for r in rollouts if (r.role == BASELINE) == of_baseline])
 
     def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
         when = (self._step, self.steps)

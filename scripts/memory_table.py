@@ -1,5 +1,5 @@
 """The table of docs/memory.md: for published sizes, numbers of GPUs and lengths of responses, the first settings of a
-list that fit."""
+list that fit. `scripts/make_docs.py` writes it."""
 
 from __future__ import annotations
 
