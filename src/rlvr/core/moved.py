@@ -1,4 +1,5 @@
-"""Old names of modules and of what they contain, which are found for one version with a notice."""
+"""Names that are looked up when they are used: the public ones of a package, and old names of modules and of what they
+contain, which are found for one version with a notice."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MOVED = {
     "rlvr.data.adapters": "rlvr.data.row_adapters",
     "rlvr.data.pool": "rlvr.data.samplers",
     "rlvr.device_memory": "rlvr.core.device_memory",
-    "rlvr.diff.metrics": "rlvr.diff.metric_differences",
+    "rlvr.diff.metric_differences": "rlvr.diff.parting",
+    "rlvr.diff.metrics": "rlvr.diff.parting",
     "rlvr.distributed.farm": "rlvr.distributed.engine_router",
     "rlvr.distributed.watchdog": "rlvr.distributed.heartbeat_monitor",
     "rlvr.dry_run": "rlvr.run.dry_run",
@@ -44,6 +46,9 @@ MOVED = {
     "rlvr.losses.step_metrics": "rlvr.losses.objective",
     "rlvr.monitor.averages": "rlvr.losses.objective",
     "rlvr.monitor.guests": "rlvr.monitor.background_trackers",
+    "rlvr.monitor.health.series": "rlvr.monitor.health.monitors",
+    "rlvr.monitor.health.voice": "rlvr.monitor.health.watch",
+    "rlvr.monitor.lines": "rlvr.monitor.console_text",
     "rlvr.monitor.reference": "rlvr.monitor.metric_reference",
     "rlvr.monitor.text": "rlvr.monitor.console_text",
     "rlvr.needs": "rlvr.core.needs",
@@ -56,8 +61,10 @@ MOVED = {
     "rlvr.policy.packing": "rlvr.policy.microbatch",
     "rlvr.policy.transfer": "rlvr.core.device_memory",
     "rlvr.recipes.page": "rlvr.recipes.recipes_page",
-    "rlvr.report.compare": "rlvr.report.run_comparison",
-    "rlvr.report.pieces": "rlvr.report.page_elements",
+    "rlvr.report.compare": "rlvr.report.page",
+    "rlvr.report.page_elements": "rlvr.report.sampled_rollouts",
+    "rlvr.report.pieces": "rlvr.report.sampled_rollouts",
+    "rlvr.report.run_comparison": "rlvr.report.page",
     "rlvr.report.sampling": "rlvr.report.sampled_rollouts",
     "rlvr.rewards.basic": "rlvr.rewards.terms",
     "rlvr.rollout.activity": "rlvr.rollout.plans",
@@ -93,8 +100,10 @@ MOVED = {
     "rlvr.stages.scoring": "rlvr.stages.grpo.scoring",
     "rlvr.sweep": "rlvr.train.sweep",
     "rlvr.tree": "rlvr.core.tree",
+    "rlvr.verifiers.audit.in_order": "rlvr.verifiers.audit.trial",
     "rlvr.verifiers.choice.options": "rlvr.verifiers.choice.choice_options",
     "rlvr.verifiers.choice.statements": "rlvr.verifiers.choice.choice_statements",
+    "rlvr.verifiers.code.credit": "rlvr.verifiers.code.cases",
     "rlvr.verifiers.code.sandbox.probe": "rlvr.verifiers.code.sandbox.escape_probe",
     "rlvr.verifiers.code.sandbox.process": "rlvr.verifiers.code.sandbox.zygote_process",
     "rlvr.verifiers.code.verifier": "rlvr.verifiers.code.code_verifier",
@@ -145,6 +154,21 @@ class MovedModules(MetaPathFinder, Loader):
         warnings.warn(text, FutureWarning, stacklevel=2)
         # The same module object under both names, so that a class imported by the old name is the class of the new one.
         sys.modules[module.__name__] = importlib.import_module(new)
+
+
+def found_on_first_use(module: str, homes: Mapping[str, str]) -> tuple[dict[str, str], Callable[[str], Any]]:
+    """The public names of a package, each with the module that has it, and the package's `__getattr__`, which imports
+    a name when it is first used. `homes`: module -> its names, with spaces between them."""
+    home = {name: place for place, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(home[name]), name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return home, find
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:

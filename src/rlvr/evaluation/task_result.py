@@ -122,10 +122,6 @@ def empty_result(task: Task, difficulty: str = "difficulty") -> TaskResult:
 def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str, np.ndarray]:
     """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k, and best@k where there is
     one."""
-
-    def column(values: Sequence[float | None]) -> np.ndarray:
-        return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
-
     by_name = {"greedy": column([t.greedy for t in task_results]), "mean": column([t.score for t in task_results])}
     for k in ks:
         by_name[f"pass@{k}"] = column([t.pass_at(k) for t in task_results])
@@ -155,12 +151,13 @@ def summary(
         "unparsable": share(sum(t.unparsable for t in task_results)),
         "undecided": share(sum(t.undecided for t in task_results)),
         "length_mean": share(sum(t.tokens for t in task_results)),
-        **({"answer_entropy": _known_mean([t.answer_entropy for t in task_results])} if samples else {}),
+        **({"answer_entropy": mean(column([t.answer_entropy for t in task_results]))} if samples else {}),
     }
 
 
-def _known_mean(values: Sequence[float | None]) -> float | None:
-    return mean(np.asarray([math.nan if v is None else v for v in values], dtype=np.float64))
+def column(values: Sequence[float | None]) -> np.ndarray:
+    """The values as float64, NaN for None."""
+    return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
 
 
 def mean(values: np.ndarray) -> float | None:

@@ -25,8 +25,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlvr.monitor.console_text import clean, encodable
-from rlvr.monitor.lines import Cells, duration, number, step_cells
+from rlvr.monitor.console_text import Cells, clean, duration, encodable, number, step_cells
 from rlvr.monitor.live import Counts, LiveView
 from rlvr.monitor.samples import sample_blocks
 from rlvr.records import Batch

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.monitor.console_text import clean
-from rlvr.monitor.trackers import require
+from rlvr.monitor.trackers import require, table_of
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +107,7 @@ class MlflowTracker:
         """A table of sample rollouts, `rollouts/step-N.json` among the run's artifacts."""
         if not rows:
             return
-        columns = list(rows[0])
-        data = [[clean(row[c]) if isinstance(row.get(c), str) else row.get(c) for c in columns] for row in rows]
+        columns, data = table_of(rows)
         # The form of MLflow's own tables, which its pages show; `log_table` would read and write the file anew each
         # time.
         self._client.log_dict(self._run, {"columns": columns, "data": data}, f"rollouts/step-{step:06d}.json")

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlvr.monitor.batch import prompt_text
 from rlvr.monitor.console import Console
+from rlvr.monitor.samples import in_turns
 from rlvr.records import Rollout, Verdict
 from rlvr.replay.changes import FLIPS, ScoreChange, flip
 from rlvr.replay.rescore import Rescored
@@ -42,9 +43,8 @@ class Examples:
 
     def chosen(self) -> list[tuple[str, int, Rollout, Rollout]]:
         """As many of each kind as fit, by kind in the order of `FLIPS`."""
-        by_kind = [[one for one in self.found if one[0] == kind] for kind in FLIPS]
-        # One of each kind in turn until there are `most`, then sorted by kind.
-        turns = [members[i] for i in range(self.most) for members in by_kind if i < len(members)]
+        by_kind = sorted(self.found, key=lambda one: FLIPS.index(one[0]))
+        turns = in_turns(by_kind, lambda one: one[0])
         return sorted(turns[: self.most], key=lambda one: FLIPS.index(one[0]))
 
 

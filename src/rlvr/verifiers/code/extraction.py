@@ -27,29 +27,13 @@ from rlvr.verifiers.code.programs import has_function
 
 Which = Literal["last", "first", "only"]
 
-ALIASES = {
-    "python": "python",
-    "py": "python",
-    "pypy": "python",
-    "cpython": "python",
-    "c": "c",
-    "gcc": "c",
-    "cpp": "cpp",
-    "c++": "cpp",
-    "cc": "cpp",
-    "cxx": "cpp",
-    "g++": "cpp",
-    "gnu++": "cpp",
-    "javascript": "javascript",
-    "js": "javascript",
-    "node": "javascript",
-    "nodejs": "javascript",
-    "node.js": "javascript",
-    "ecmascript": "javascript",
-    "es": "javascript",
-    "mjs": "javascript",
-    "cjs": "javascript",
+_NAMES = {
+    "python": "python py pypy cpython",
+    "c": "c gcc",
+    "cpp": "cpp c++ cc cxx g++ gnu++",
+    "javascript": "javascript js node nodejs node.js ecmascript es mjs cjs",
 }
+ALIASES = {name: language for language, names in _NAMES.items() for name in names.split()}
 """Names of a language in a fence or a task, without its version, and the runner's name of it."""
 
 # Matches "```python", "  ~~~"; not "``" or a fence behind text. CommonMark 4.5, but with any indent, as in lists.

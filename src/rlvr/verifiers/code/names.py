@@ -99,7 +99,7 @@ def program_names(tests: Sequence[Sequence[ast.stmt]], known: set[str], entry: s
     calls = [[name for name in called(body) if name not in known] for body in tests]
     own = [name for names in calls for name in names if name not in meanings()]
     # `isclose(mean(xs), 1.5)`: where all names are the library's, the innermost call is meant.
-    inner = next((names[-1] for names in calls if names), "")  # `isclose(mean(xs), 1.5)`
+    inner = next((names[-1] for names in calls if names), "")
     entry = entry or (own[0] if own else inner)
     return entry, frozenset({entry, *own} - known - {""})
 
@@ -158,12 +158,11 @@ def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | N
     tried = {inner for node in _nodes(body) if isinstance(node, ast.Try) for inner in ast.walk(node)}
     there = {*sys.stdlib_module_names, *packages}
     for node in _nodes(body):
+        modules = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        else:
-            modules = []
-        if isinstance(node, ast.ImportFrom):
-            modules += [node.module or "."]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or "."]
         wanted = next((module for module in modules if module.partition(".")[0] not in there), None)
         if wanted is not None and node not in tried:
             return wanted
