@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlvr.config import Config
+from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.planner.table import MODELS, rows
 
 IN_THE_GATE = "Qwen/Qwen2.5-7B"
@@ -16,6 +17,13 @@ one."""
 def make_docs(script):
     """scripts/make_docs.py as a module."""
     return script("make_docs")
+
+
+def test_the_page_of_metrics_names_every_metric(make_docs):
+    page = make_docs.metrics_page()
+    assert all(f"| `{name}` |" in page for name in METRICS)
+    assert all(f"| `{prefix}*` |" in page for prefix in FAMILIES)
+    assert "|share|" not in page
 
 
 def test_the_generated_pages_are_up_to_date(make_docs, monkeypatch, capsys):

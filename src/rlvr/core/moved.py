@@ -49,7 +49,6 @@ MOVED = {
     "rlvr.monitor.health.series": "rlvr.monitor.health.monitors",
     "rlvr.monitor.health.voice": "rlvr.monitor.health.watch",
     "rlvr.monitor.lines": "rlvr.monitor.console_text",
-    "rlvr.monitor.reference": "rlvr.monitor.metric_reference",
     "rlvr.monitor.text": "rlvr.monitor.console_text",
     "rlvr.needs": "rlvr.core.needs",
     "rlvr.own_files": "rlvr.core.own_files",

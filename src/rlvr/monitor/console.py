@@ -64,7 +64,9 @@ class Console:
         self._off = mode == "off"
         self._quiet = mode == "quiet"
         # `file` is looked up now and not as a default: pytest and notebooks replace sys.stdout after this import.
-        self._live = mode == "auto" and _is_terminal(file or sys.stdout)
+        stream = file or sys.stdout
+        # Colours that FORCE_COLOR asks for in a pipe are no terminal.
+        self._live = mode == "auto" and stream.isatty() and RichConsole(file=stream).is_interactive
         self._output = _output(file, self._live)
         self._view: LiveView | None = None
         self._rewards: deque[float] = deque(maxlen=_TREND)
@@ -219,11 +221,6 @@ class _Output(RichConsole):
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         raise BrokenPipeError("the reader of the pipe has gone")
-
-
-def _is_terminal(file: TextIO) -> bool:
-    """Return True if a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
-    return file.isatty() and RichConsole(file=file).is_interactive
 
 
 def _output(file: TextIO | None, live: bool) -> _Output:

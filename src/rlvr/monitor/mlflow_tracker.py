@@ -74,11 +74,12 @@ class MlflowTracker:
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
         id_file = folder / _RUN_ID
         if id_file.exists():
-            self._run = _same_run(self._client, uri, id_file.read_text())
-        else:
-            self._run = ""
-        if self._run:
-            return
+            run_id, _, store = id_file.read_text().partition(" ")
+            # The run that this folder had in this store, open again.
+            if store == uri:
+                self._client.update_run(run_id, status="RUNNING")
+                self._run = run_id
+                return
         experiment = self._client.get_experiment_by_name(self.experiment)
         if experiment is None:
             number = self._client.create_experiment(self.experiment, artifact_location=artifacts)
@@ -116,15 +117,6 @@ class MlflowTracker:
         """Mark the run as done."""
         if self._run:
             self._client.set_terminated(self._run)
-
-
-def _same_run(client: Any, uri: str, written: str) -> str:
-    """The id of the run that this folder had in the store `uri`, open again; empty where there is none."""
-    run, _, store = written.partition(" ")
-    if store != uri:
-        return ""
-    client.update_run(run, status="RUNNING")
-    return run
 
 
 def _key(name: str) -> str:

@@ -66,7 +66,9 @@ class Watch:
 
     def _step(self, row: Mapping[str, Any]) -> list[Finding]:
         if row.get("run/stage") != self._stage or not self._seen:
-            self._enter(row.get("run/stage"))
+            # A stage begins: other data, other lengths, all monitors afresh.
+            self._stage = row.get("run/stage")
+            self._open = [(m, Series(m.keep)) for m in MONITORS.values() if self._modes[m.name] != "off"]
         self._seen += 1
         findings: list[Finding] = []
         # A copy, since a monitor that has spoken is removed: each cause is reported once a stage.
@@ -82,11 +84,6 @@ class Watch:
                 mode = self._modes[monitor.name]
                 findings.append(Finding(int(row["step"]), monitor.name, trouble.since, message, monitor.advice, mode))
         return findings
-
-    def _enter(self, stage: Any) -> None:
-        """A stage begins: other data, other lengths, all monitors afresh."""
-        self._stage = stage
-        self._open = [(m, Series(m.keep)) for m in MONITORS.values() if self._modes[m.name] != "off"]
 
 
 def findings_of(rows: Iterable[Mapping[str, Any]], modes: Mapping[str, str] | None = None) -> list[Finding]:
@@ -126,15 +123,12 @@ class Health:
     def step(self, rows: Sequence[Mapping[str, Any]], batch: Batch) -> Finding | None:
         """Report what the monitors find after the newest of `rows`; return the finding that ends the run, if any."""
         findings = self._watch.look(rows, batch)
-        for finding in findings:
-            self._say(finding)
-        return next((finding for finding in findings if finding.mode == "stop"), None)
-
-    def _say(self, finding: Finding) -> None:
         # Rank 0 alone has the file. Every rank runs the monitors on the same rows, so that all of them end together
         # under `stop`.
         if self._file is not None:
-            self._file.append(finding.to_json())
-            self._console.message(f"step {finding.step}, {finding}", "warning")
-            for example in finding.examples:
-                self._console.message(f"    {example}")
+            for finding in findings:
+                self._file.append(finding.to_json())
+                self._console.message(f"step {finding.step}, {finding}", "warning")
+                for example in finding.examples:
+                    self._console.message(f"    {example}")
+        return next((finding for finding in findings if finding.mode == "stop"), None)

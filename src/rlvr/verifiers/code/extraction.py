@@ -64,16 +64,13 @@ def language_of(name: str) -> str | None:
     """The language that a mark or a task names, with its version (`python3.11`, `c++17`, `cpp2a`) or the name of a file
     (`main.py`); None for one that is unknown."""
     name = name.casefold().strip()
+    version = next((match for match in _VERSION.finditer(name) if match.end() == len(name)), None)
+    without_version = name[: version.start()] if version else name
     # In this order, since `node.js` is a name itself while `main.js` is a file.
-    for candidate in (name, _without_version(name), name.rpartition(".")[2]):
+    for candidate in (name, without_version, name.rpartition(".")[2]):
         if candidate in ALIASES:
             return ALIASES[candidate]
     return None
-
-
-def _without_version(name: str) -> str:
-    version = next((match for match in _VERSION.finditer(name) if match.end() == len(name)), None)
-    return name[: version.start()] if version else name
 
 
 class NoProgramError(ValueError):
