@@ -60,6 +60,7 @@ MOVED = {
     "rlvr.policy.packing": "rlvr.policy.microbatch",
     "rlvr.policy.transfer": "rlvr.core.device_memory",
     "rlvr.recipes.page": "rlvr.recipes.recipes_page",
+    "rlvr.replay.changes": "rlvr.replay.rescore",
     "rlvr.report.compare": "rlvr.report.page",
     "rlvr.report.page_elements": "rlvr.report.sampled_rollouts",
     "rlvr.report.pieces": "rlvr.report.sampled_rollouts",

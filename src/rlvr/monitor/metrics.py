@@ -157,8 +157,10 @@ eval/* | - | A result of an evaluation, at the steps that run one. | rises
 
 def _metrics(table: str) -> Iterator[Metric]:
     rows = table.strip().replace("\n    ", " ").splitlines()
-    for cells in (row.split(" | ") for row in rows if not row.startswith("#")):
-        yield Metric(*cells[:4], clocked=len(cells) > 4)
+    for row in rows:
+        if not row.startswith("#"):
+            name, unit, description, healthy, *clock = row.split(" | ")
+            yield Metric(name, unit, description, healthy, bool(clock))
 
 
 _ALL = [

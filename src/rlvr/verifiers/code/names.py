@@ -13,19 +13,12 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rlvr.verifiers.code.preludes import meanings
+from rlvr.verifiers.code.values import BUILTIN_METHODS
 
 MEANT = frozenset({*dir(builtins), "isclose"}) - {"__name__", "__doc__", "__file__"}
 """Names whose usual meaning the rewriting of an `assert` relies on: the builtins and `isclose`. Tests of a task whose
 code binds one of them are not rewritten."""
 
-
-BUILTIN_METHODS = frozenset(
-    name
-    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, bytearray, range)
-    for name in dir(kind)
-)
-"""Attributes of builtin values. An object that a program returns in place of a builtin value has none of them in a
-test: a call such as `f(x).count(3)` would show its argument, which may be the expected answer, to the program."""
 # Arbitrary: lines of code are shorter, and expected values of EvalPlus are longer.
 _LONG_LINE = 4096
 """Characters of an assignment of a literal above which it is treated as data and not parsed here."""
