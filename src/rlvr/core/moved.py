@@ -49,6 +49,7 @@ MOVED = {
     "rlvr.monitor.health.series": "rlvr.monitor.health.monitors",
     "rlvr.monitor.health.voice": "rlvr.monitor.health.watch",
     "rlvr.monitor.lines": "rlvr.monitor.console_text",
+    "rlvr.monitor.live": "rlvr.monitor.console",
     "rlvr.monitor.text": "rlvr.monitor.console_text",
     "rlvr.needs": "rlvr.core.needs",
     "rlvr.own_files": "rlvr.core.own_files",
