@@ -34,61 +34,49 @@ _HOME, __getattr__ = found_on_first_use(
 )
 __all__ = [*_HOME, "__version__"]
 
-# One import for each module, where the sorting of imports would make one for each name.
-# isort: off
 if TYPE_CHECKING:
-    from rlvr.config import Config as Config
-    from rlvr.config.config_loading import load_config as load_config
-    from rlvr.records import (
-        Batch as Batch,
-        Group as Group,
-        Origin as Origin,
-        Rollout as Rollout,
-        StopReason as StopReason,
-        Task as Task,
-        Verdict as Verdict,
-        VerdictStatus as VerdictStatus,
-    )
+    from rlvr.config import Config
+    from rlvr.config.config_loading import load_config
+    from rlvr.records import Batch, Group, Origin, Rollout, StopReason, Task, Verdict, VerdictStatus
     from rlvr.registry import (
-        register_advantage as register_advantage,
-        register_loss as register_loss,
-        register_modifier as register_modifier,
-        register_plan as register_plan,
-        register_reward as register_reward,
-        register_sampler as register_sampler,
-        register_selector as register_selector,
-        register_stage as register_stage,
-        register_verifier as register_verifier,
+        register_advantage,
+        register_loss,
+        register_modifier,
+        register_plan,
+        register_reward,
+        register_sampler,
+        register_selector,
+        register_stage,
+        register_verifier,
     )
-    from rlvr.trainer import GRPOTrainer as GRPOTrainer
+    from rlvr.trainer import GRPOTrainer
     from rlvr.verifiers import (
-        BleuVerifier as BleuVerifier,
-        BoxesVerifier as BoxesVerifier,
-        ChoiceVerifier as ChoiceVerifier,
-        CombineVerifier as CombineVerifier,
-        CountdownVerifier as CountdownVerifier,
-        ExactVerifier as ExactVerifier,
-        FormatVerifier as FormatVerifier,
-        FunctionVerifier as FunctionVerifier,
-        InstructionsVerifier as InstructionsVerifier,
-        IntervalVerifier as IntervalVerifier,
-        JsonSchemaVerifier as JsonSchemaVerifier,
-        KnightsAndKnavesVerifier as KnightsAndKnavesVerifier,
-        LabelVerifier as LabelVerifier,
-        MathVerifier as MathVerifier,
-        NumericVerifier as NumericVerifier,
-        PointVerifier as PointVerifier,
-        RankingVerifier as RankingVerifier,
-        RatingVerifier as RatingVerifier,
-        ReasoningGymVerifier as ReasoningGymVerifier,
-        RegexVerifier as RegexVerifier,
-        RougeVerifier as RougeVerifier,
-        SudokuVerifier as SudokuVerifier,
-        TokenF1Verifier as TokenF1Verifier,
-        ToolCallVerifier as ToolCallVerifier,
-        Verifier as Verifier,
+        BleuVerifier,
+        BoxesVerifier,
+        ChoiceVerifier,
+        CombineVerifier,
+        CountdownVerifier,
+        ExactVerifier,
+        FormatVerifier,
+        FunctionVerifier,
+        InstructionsVerifier,
+        IntervalVerifier,
+        JsonSchemaVerifier,
+        KnightsAndKnavesVerifier,
+        LabelVerifier,
+        MathVerifier,
+        NumericVerifier,
+        PointVerifier,
+        RankingVerifier,
+        RatingVerifier,
+        ReasoningGymVerifier,
+        RegexVerifier,
+        RougeVerifier,
+        SudokuVerifier,
+        TokenF1Verifier,
+        ToolCallVerifier,
+        Verifier,
     )
-# isort: on
 
 sys.meta_path.append(MovedModules())
 

@@ -36,44 +36,27 @@ _HOME, __getattr__ = found_on_first_use(
 )
 __all__ = [*_HOME]
 
-# One import for each module, where the sorting of imports would make one for each name.
-# isort: off
 if TYPE_CHECKING:
-    from rlvr.verifiers.answers import ExactVerifier as ExactVerifier
-    from rlvr.verifiers.base import (
-        FunctionVerifier as FunctionVerifier,
-        Needs as Needs,
-        Verifier as Verifier,
-        as_verifier as as_verifier,
-        judged as judged,
-    )
-    from rlvr.verifiers.choice import ChoiceVerifier as ChoiceVerifier
-    from rlvr.verifiers.code import CodeVerifier as CodeVerifier
-    from rlvr.verifiers.combine import CombineVerifier as CombineVerifier
-    from rlvr.verifiers.format import FormatVerifier as FormatVerifier
-    from rlvr.verifiers.grounding.boxes import (
-        BoxesVerifier as BoxesVerifier,
-        IntervalVerifier as IntervalVerifier,
-        PointVerifier as PointVerifier,
-    )
-    from rlvr.verifiers.instructions import InstructionsVerifier as InstructionsVerifier
-    from rlvr.verifiers.json_schema import JsonSchemaVerifier as JsonSchemaVerifier
-    from rlvr.verifiers.label import LabelVerifier as LabelVerifier, RatingVerifier as RatingVerifier
-    from rlvr.verifiers.math import MathVerifier as MathVerifier
-    from rlvr.verifiers.overlap import BleuVerifier as BleuVerifier, RougeVerifier as RougeVerifier
-    from rlvr.verifiers.pool import VerifierPool as VerifierPool
-    from rlvr.verifiers.puzzles.countdown import CountdownVerifier as CountdownVerifier
-    from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier as ReasoningGymVerifier
-    from rlvr.verifiers.puzzles.knights_knaves import KnightsAndKnavesVerifier as KnightsAndKnavesVerifier
-    from rlvr.verifiers.puzzles.sudoku import SudokuVerifier as SudokuVerifier
-    from rlvr.verifiers.ranking import RankingVerifier as RankingVerifier
-    from rlvr.verifiers.text import (
-        NumericVerifier as NumericVerifier,
-        RegexVerifier as RegexVerifier,
-        TokenF1Verifier as TokenF1Verifier,
-    )
-    from rlvr.verifiers.tool_calls import ToolCallVerifier as ToolCallVerifier
-# isort: on
+    from rlvr.verifiers.answers import ExactVerifier
+    from rlvr.verifiers.base import FunctionVerifier, Needs, Verifier, as_verifier, judged
+    from rlvr.verifiers.choice import ChoiceVerifier
+    from rlvr.verifiers.code import CodeVerifier
+    from rlvr.verifiers.combine import CombineVerifier
+    from rlvr.verifiers.format import FormatVerifier
+    from rlvr.verifiers.grounding.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
+    from rlvr.verifiers.instructions import InstructionsVerifier
+    from rlvr.verifiers.json_schema import JsonSchemaVerifier
+    from rlvr.verifiers.label import LabelVerifier, RatingVerifier
+    from rlvr.verifiers.math import MathVerifier
+    from rlvr.verifiers.overlap import BleuVerifier, RougeVerifier
+    from rlvr.verifiers.pool import VerifierPool
+    from rlvr.verifiers.puzzles.countdown import CountdownVerifier
+    from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier
+    from rlvr.verifiers.puzzles.knights_knaves import KnightsAndKnavesVerifier
+    from rlvr.verifiers.puzzles.sudoku import SudokuVerifier
+    from rlvr.verifiers.ranking import RankingVerifier
+    from rlvr.verifiers.text import NumericVerifier, RegexVerifier, TokenF1Verifier
+    from rlvr.verifiers.tool_calls import ToolCallVerifier
 
 
 def __dir__() -> list[str]:
