@@ -1,27 +1,42 @@
 #!/usr/bin/env bash
 # Make the environment with the test extras, check style and types, and run the tests.
-#   bash scripts/test.sh [--all] [pytest arguments]       --all adds the tests that take minutes
-# Without arguments two files are tested at a time, since many tests wait for processes of their own; then those marked
-# `alone`, one at a time.
+#   bash scripts/test.sh                       style, types and the tests that take seconds: about ten minutes on two cores
+#   bash scripts/test.sh --gate                only the tests marked `gate`, which .ci/run adds
+#   bash scripts/test.sh --all                 all of these, and those marked `slow`: hours
+#   bash scripts/test.sh [--all] PATH ...      pytest on these paths, with any of its arguments
+# Two files are tested at a time, since many tests wait for processes of their own; tests marked `alone` (servers, ranks
+# and kills, with time limits) run one at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh dev
-speed="not slow"
-if [ "${1:-}" = "--all" ]; then
-  speed="slow or not slow"
+which="${1:-}"
+if [[ "$which" == --gate || "$which" == --all ]]; then
   shift
+else
+  which=""
 fi
-echo "style and types"
-.venv/bin/ruff check .
-.venv/bin/ruff format --check --quiet .
-.venv/bin/mypy
-echo "tests"
 if [ "$#" -gt 0 ]; then
-  exec .venv/bin/python -m pytest -m "$speed" "$@"
+  marks="not slow"
+  [ "$which" != --all ] || marks=""
+  exec .venv/bin/python -m pytest -m "$marks" "$@"
+fi
+case "$which" in
+  --gate) together="gate and not alone and not slow"; alone="alone and not slow" ;;
+  --all) together="not alone"; alone="alone" ;;
+  *) together="not gate and not slow"; alone="" ;;
+esac
+if [ "$which" != --gate ]; then
+  echo "style and types"
+  .venv/bin/ruff check .
+  .venv/bin/ruff format --check --quiet .
+  .venv/bin/mypy
 fi
 export OMP_NUM_THREADS=1
 status=0
-.venv/bin/python -m pytest -m "($speed) and not alone" -n 2 --dist loadfile || status=1
-echo "tests that have the machine to themselves: servers, ranks and kills, with time limits"
-.venv/bin/python -m pytest -m "($speed) and alone" || status=1
+echo "tests: $together"
+.venv/bin/python -m pytest -m "$together" -n 2 --dist loadfile || status=1
+if [ -n "$alone" ]; then
+  echo "tests: $alone"
+  .venv/bin/python -m pytest -m "$alone" || status=1
+fi
 exit "$status"

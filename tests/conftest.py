@@ -18,8 +18,18 @@ import torch
 
 from small_run import TREE, overlaid, task_rows
 
+pytest_plugins = ["batch_fixtures", "trainer_fixtures"]
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Data beside the checkout, which a user's clone does not have."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tests that want the machine to themselves take long too: they belong to the gate."""
+    for item in items:
+        if item.get_closest_marker("alone"):
+            item.add_marker("gate")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,8 @@
 """Record the values of TRL's GRPO losses on fixed tensors, by running TRL's own code:
-tests/numbers/data/trl_losses.json.
+tests/losses/data/trl_losses.json.
 
 Run it with the Python of an environment that has TRL (1.16.0 was used), from the repository's root:
-`python scripts/peers/trl_losses.py`. The test that reads the file, tests/numbers/test_losses_of_peers.py, needs no TRL.
+`python scripts/peers/trl_losses.py`. The test that reads the file, tests/losses/test_losses_of_peers.py, needs no TRL.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def main() -> None:
     for case in cases():
         options = DEFAULTS | case
         recorded["cases"].append({"options": options, **run(options, given)})
-    path = Path("tests/numbers/data/trl_losses.json")
+    path = Path("tests/losses/data/trl_losses.json")
     path.write_text(json.dumps(recorded, separators=(",", ":")) + "\n")
     print(f"{path}: {len(recorded['cases'])} cases, {path.stat().st_size} bytes", file=sys.stderr)
 

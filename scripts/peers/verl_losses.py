@@ -1,12 +1,12 @@
 """Record the values of verl's policy losses on fixed tensors, by running verl's own code:
-tests/numbers/data/verl_losses.json.
+tests/losses/data/verl_losses.json.
 
     pip download verl --no-deps && unzip verl-*.whl -d FOLDER        (0.9.1 was used)
     python scripts/peers/verl_losses.py FOLDER                       (from the repository's root; needs torch)
 
 Only verl's losses run; their other imports (omegaconf, tensordict, its configuration classes) are replaced by
-empty stand-ins. The test that reads the file, tests/numbers/test_losses_of_peers.py, needs no verl. The tensors are
-those of tests/numbers/data/trl_losses.json.
+empty stand-ins. The test that reads the file, tests/losses/test_losses_of_peers.py, needs no verl. The tensors are
+those of tests/losses/data/trl_losses.json.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def padded(rows: list[list[float]], width: int) -> torch.Tensor:
 
 def main() -> None:
     algorithms = load(Path(sys.argv[1]))
-    rows = json.loads(Path("tests/numbers/data/trl_losses.json").read_text())["inputs"]
+    rows = json.loads(Path("tests/losses/data/trl_losses.json").read_text())["inputs"]
     width = max(map(len, rows["old"]))
     mask = padded([[1.0] * len(row) for row in rows["old"]], width)
     old, reference = padded(rows["old"], width), padded(rows["reference"], width)
@@ -143,7 +143,7 @@ def main() -> None:
         value = (algorithms.kl_penalty(logprobs, reference, name) * mask).sum()
         value.backward()
         recorded["kl"].append({"name": name, "value": value.item(), "gradient": by_row(logprobs.grad)})
-    path = Path("tests/numbers/data/verl_losses.json")
+    path = Path("tests/losses/data/verl_losses.json")
     path.write_text(json.dumps(recorded, separators=(",", ":")) + "\n")
     print(f"{path}: {len(recorded['cases'])} cases, {path.stat().st_size} bytes", file=sys.stderr)
 

@@ -6,12 +6,8 @@ import json
 import re
 import sys
 
-import nbformat
 import numpy as np
 import pytest
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
 
 NOTEBOOKS = ("first_run", "reading_a_run")
 
@@ -19,12 +15,18 @@ NOTEBOOKS = ("first_run", "reading_a_run")
 @pytest.fixture
 def notebook(root):
     """A function that reads a notebook by its name."""
+    import nbformat  # here and below: these take four seconds, which a test run without notebooks saves
+
     return lambda name: nbformat.read(root / f"docs/notebooks/{name}.ipynb", as_version=4)
 
 
 @pytest.fixture
 def run_through(notebook, tmp_path, monkeypatch):
     """A function that runs a notebook in an empty folder: that folder, and the outputs of each cell by its id."""
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
     # The kernel of this interpreter, whatever kernels the machine knows, and nothing written outside the test's folder.
     specs = KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True)
     assert specs.get_kernel_spec("python3").argv[0] == sys.executable
@@ -51,6 +53,8 @@ def test_every_notebook_is_run_here(root):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_is_committed_without_outputs(notebook, name):
+    import nbformat
+
     written = notebook(name)
     nbformat.validate(written)
     code = [cell for cell in written.cells if cell.cell_type == "code"]

@@ -33,7 +33,7 @@ def trained(make_trainer, over, name="run", steps=2, **more):
     return trainer
 
 
-@pytest.mark.slow  # tests/numbers/test_whole_step_losses.py takes every loss through two optimizer steps of the learner
+@pytest.mark.slow  # tests/losses/test_whole_step_losses.py takes every loss through two optimizer steps of the learner
 @pytest.mark.parametrize("name", [n for n in registry.names("loss") if n != "clip"])
 def test_later_optimizer_steps_of_a_batch(make_trainer, name):
     """Where ratios differ from 1."""
