@@ -46,7 +46,7 @@ suggests the nearest name.
 
 A *component* is written as a registered name, as `FILE.py:Name` (a class or function in a file of yours, relative to
 the working directory), or as a mapping `{name: ..., option: value}`. [Components](#components) lists the registered
-ones. [architecture.md](architecture.md#how-to-add-a-component) explains how to write one.
+ones. [extending.md](extending.md) explains how to write one.
 
 A stage in `stages` is a mapping with `kind`, `steps`, an optional `name`, the options of its kind, and overrides of
 these sections: STAGES.

@@ -26,6 +26,7 @@ from typing import Any
 
 from evidence_page import write_page
 from stage_process import Outcome, adopt_orphans, run_limited
+
 from stages import STAGES, Stage
 
 HERE = Path(__file__).resolve().parent

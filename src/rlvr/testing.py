@@ -7,25 +7,35 @@
         check_trains(tmp_path, advantage="my_ideas.py:median")
 
 Each check takes a component as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function
-itself, tries it on made-up batches, and raises AssertionError with the rule that it breaks. Made-up batches come from a
-seed: a failure repeats.
+itself, tries it on made-up batches or texts, and raises AssertionError with the rule that it breaks. Made-up batches
+come from a seed: a failure repeats.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rlvr import registry
+from rlvr.components import Environment
 from rlvr.core.component import adapted
 from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE
+from rlvr.core.tree import merge
 from rlvr.losses import Denominators, TokenBatch
 from rlvr.losses.tokens import AVERAGES
+from rlvr.monitor.recording import read_rollouts
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
+from rlvr.rollout.environments import Closable
+from rlvr.verifiers import Verifier, VerifierPool, as_verifier
+
+if TYPE_CHECKING:
+    from rlvr.trainer import GRPOTrainer
 
 ComponentLike = str | Mapping[str, Any] | Callable[..., Any]
 
@@ -35,6 +45,8 @@ TRIES = 30
 """Made-up batches of a check."""
 PROMPT = 2
 """Tokens of a made-up prompt."""
+STRANGE_TEXTS = ("", " \n", "\x00\ufffd\u202e", "9" * 100_000, "([{<" * 10_000, "\\boxed{" * 10_000)
+"""Turns that a policy may write and that no verifier or environment may fail on."""
 
 
 def make_batch(rewards: Sequence[Sequence[float | None]], lengths: Sequence[Sequence[int]] | None = None) -> Batch:
@@ -288,6 +300,88 @@ def _check_gradient(
         )
 
 
+def check_verifier(component: ComponentLike, task: Task, *, right: Sequence[str], wrong: Sequence[str]) -> None:
+    """A verifier: it accepts the task, every completion of `right` scores 1 and every one of `wrong` less; no text, of
+    `STRANGE_TEXTS` either, leaves it undecided; the same text gets the same score again.
+
+    It runs in a pool as in a run: in a worker process where it needs one, and within its time limit.
+    """
+    verifier = as_verifier(dict(component) if isinstance(component, Mapping) else component)
+    problem = verifier.check_task(task)
+    assert problem is None, f"`check_task` refuses the task: {problem}"
+    pairs = [(task, text) for text in (*right, *wrong, *STRANGE_TEXTS)]
+    with VerifierPool(workers=1) as pool:
+        verdicts = pool.verify_many(verifier, pairs)
+        again = pool.verify_many(verifier, pairs)
+    for number, ((_, text), verdict, second) in enumerate(zip(pairs, verdicts, again, strict=True)):
+        shown = ascii(text[:60])
+        assert verdict.score is not None, f"the verdict on {shown} is undecided: {verdict.reason}"
+        assert second.score == verdict.score, f"{shown} scores {verdict.score}, and {second.score} the second time"
+        if number < len(right):
+            assert verdict.score == 1, f"the right answer {shown} scores {verdict.score}: {verdict.reason}"
+        elif number < len(right) + len(wrong):
+            assert verdict.score < 1, f"the wrong answer {shown} scores {verdict.score}"
+
+
+def check_environment(component: ComponentLike, task: Task, turns: Sequence[str]) -> None:
+    """An environment or a tool: the replies to `turns`, and to each of `STRANGE_TEXTS`, are texts, or None at the end;
+    two episodes beside each other get the replies that each gets alone."""
+    environment = _built("environment", component)
+    for texts in (turns, *([text] for text in STRANGE_TEXTS)):
+        alone = asyncio.run(_replies(environment, task, texts, 1))
+        together = asyncio.run(_replies(environment, task, texts, 2))
+        assert together == 2 * alone, f"two episodes reply {together}, one alone {alone}: they share a state, or chance"
+
+
+async def _replies(environment: Any, task: Task, turns: Sequence[str], episodes: int) -> list[list[str | None]]:
+    """The replies of so many episodes, which are begun together and are told each turn one after the other."""
+    remembers = isinstance(environment, Environment)
+    states = [await _awaited(environment.begin(task)) if remembers else None for _ in range(episodes)]
+    replies: list[list[str | None]] = [[] for _ in states]
+    for turn in turns:
+        for state, received in zip(states, replies, strict=True):
+            if None in received:  # the rollout is over
+                continue
+            reply = await _awaited(state.reply(turn) if remembers else environment(turn, task))
+            assert reply is None or isinstance(reply, str), f"the reply to {turn[:60]!a} is {reply!r}, not text"
+            received.append(reply)
+    for state in states:
+        if isinstance(state, Closable):
+            await _awaited(state.close())
+    return replies
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def check_plan(folder: Path, component: str | Mapping[str, Any]) -> list[Rollout]:
+    """A plan: the rollouts of a step of the real trainer have different ids, verdicts, and log-probs at every token
+    that the policy wrote; a second run with the same seed makes the same ones.
+
+    `folder` is where the run folders go. Returns the rollouts.
+    """
+    first, second = ({rollout.id: rollout for rollout in _rollouts(folder, component)} for _ in range(2))
+    assert first.keys() == second.keys(), f"one run makes the rollouts {[*first]}, the next one {[*second]}"
+    for name, rollout in first.items():
+        assert rollout.verdict is not None, f"rollout {name} has no verdict: yield what `context.verify` returns"
+        known = np.isfinite(rollout.behaviour_logprobs)
+        assert known[rollout.sampled].all(), f"rollout {name}: a token of the policy has no log-prob"
+        assert np.array_equal(rollout.token_ids, second[name].token_ids), (
+            f"rollout {name} differs between two runs of one seed: are its seeds of `context.seed`?"
+        )
+    return list(first.values())
+
+
+def _rollouts(folder: Path, plan: str | Mapping[str, Any]) -> list[Rollout]:
+    with _small_trainer(folder, {"rollout": {"plan": plan}, "run": {"steps": 1}}) as trainer:
+        trainer.train()
+    files = sorted((trainer.folder.path / "rollouts").iterdir())
+    rollouts = [rollout for file in files for rollout in read_rollouts(file)[0]]
+    assert len({rollout.id for rollout in rollouts}) == len(rollouts), "two rollouts have the same id"
+    return rollouts
+
+
 def check_trains(
     folder: Path, *, steps: int = 2, rewards: Sequence[Any] = ("verdict",), **algorithm: Any
 ) -> list[dict[str, Any]]:
@@ -296,19 +390,8 @@ def check_trains(
 
     `folder` is where the run folder goes. Returns the metrics, one record per step.
     """
-    from rlvr import GRPOTrainer
-
-    config = {
-        "run": {"dir": str(folder), "name": "check", "steps": steps, "overwrite": True},
-        "model": {"scratch": {"hidden_size": 32, "layers": 1, "context": 48}, "device": "cpu"},
-        "rollout": {"prompts_per_step": 3, "group_size": 4, "max_new_tokens": 6},
-        "optim": {"lr": 1e-2, "updates_per_batch": 2},
-        "rewards": list(rewards),
-        "algorithm": dict(algorithm),
-        "logging": {"console": "off"},
-    }
-    tasks = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(6)]
-    with GRPOTrainer(None, tasks, _spread, config) as trainer:
+    config = {"run": {"steps": steps}, "rewards": list(rewards), "algorithm": dict(algorithm)}
+    with _small_trainer(folder, config) as trainer:
         before = {name: p.detach().clone() for name, p in trainer.policy.trainable().items()}
         rows = trainer.train()
         # An update that was skipped at every step would have finite metrics, too.
@@ -323,9 +406,27 @@ def check_trains(
     return rows
 
 
-def _spread(completion: str) -> float:
+def _small_trainer(folder: Path, over: Mapping[str, Any]) -> GRPOTrainer:
+    """A trainer of a tiny policy on six sums, with `over` laid over its settings."""
+    from rlvr import GRPOTrainer
+
+    config = {
+        "run": {"dir": str(folder), "name": "check", "overwrite": True},
+        "model": {"scratch": {"hidden_size": 32, "layers": 1, "context": 96}, "device": "cpu"},
+        "rollout": {"prompts_per_step": 3, "group_size": 4, "max_new_tokens": 6},
+        "optim": {"lr": 1e-2, "updates_per_batch": 2},
+        "logging": {"console": "off"},
+    }
+    tasks = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(6)]
+    return GRPOTrainer(None, tasks, _Spread(), merge(config, over))
+
+
+# A class, which runs in the trainer's process: a worker for a function of this module would import torch first.
+class _Spread(Verifier):
     """The share of different characters: a reward that varies before anything is learned."""
-    return len(set(completion)) / max(1, len(completion))
+
+    def verify(self, task: Task, completion: str) -> Verdict:
+        return Verdict.from_score(len(set(completion)) / max(1, len(completion)))
 
 
 def _built(kind: str, component: ComponentLike) -> Any:

@@ -207,6 +207,7 @@ def test_a_loss_that_wants_to_observe_is_refused():
         refuse_misspelt("loss", type("Mine", (), {"observe": lambda self, metrics: None}))
 
 
+@pytest.mark.gate
 def test_a_registered_component_is_checked_whatever_was_imported_before(tmp_path):
     code = (
         "from rlvr import register_plan\n"

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from rlvr import Task, Verdict, Verifier
+from rlvr.components import Environment
 from rlvr.core.needs import Need
 from rlvr.losses import LossTerm
 from rlvr.testing import (
     check_advantage,
+    check_environment,
     check_loss,
     check_modifier,
+    check_plan,
     check_reward,
     check_selector,
     check_trains,
+    check_verifier,
     made_up_batches,
     make_batch,
 )
@@ -159,6 +164,7 @@ def test_a_broken_loss_is_refused(wrong, rule):
         check_loss(Own(wrong))
 
 
+@pytest.mark.gate
 def test_a_piece_of_a_file_is_run_by_the_real_trainer(tmp_path):
     file = tmp_path / "ideas.py"
     file.write_text(
@@ -173,3 +179,103 @@ def test_a_piece_of_a_file_is_run_by_the_real_trainer(tmp_path):
     check_advantage(f"{file}:median")
     rows = check_trains(tmp_path, advantage=f"{file}:median", loss={"name": "clip", "average": "tokens"})
     assert [row["step"] for row in rows] == [1, 2]
+
+
+SUM = Task("1", "2+2=", answer="4")
+
+
+class Sums(Verifier):
+    """Checks a sum, with one thing wrong, or nothing."""
+
+    def __init__(self, wrong=""):
+        self.wrong = wrong
+        self.seen = set()
+
+    def check_task(self, task):
+        return "no task is good enough" if self.wrong == "task" else None
+
+    def verify(self, task, completion):
+        again = completion in self.seen
+        self.seen.add(completion)
+        if self.wrong == "raises" and not completion:
+            raise ValueError("there is nothing to read")
+        if self.wrong == "changes" and again:
+            return Verdict.from_score(completion != task.answer)
+        if self.wrong == "generous":
+            return Verdict.from_score(task.answer in completion)
+        return Verdict.from_score(completion == task.answer and self.wrong != "strict")
+
+
+def test_a_verifier_passes():
+    check_verifier("exact", SUM, right=["4"], wrong=["5", "4 or 5"])
+    check_verifier(Sums(), SUM, right=["4"], wrong=["5", "4 or 5"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ("task", "refuses the task: no task is good enough"),
+        ("raises", "is undecided: .*nothing to read"),
+        ("changes", "the second time"),
+        ("generous", "the wrong answer '4 or 5' scores 1"),
+        ("strict", "the right answer '4' scores 0"),
+    ],
+)
+def test_a_broken_verifier_is_refused(wrong, rule):
+    with pytest.raises(AssertionError, match=rule):
+        check_verifier(Sums(wrong), SUM, right=["4"], wrong=["5", "4 or 5"])
+
+
+class Counting(Environment):
+    """Tells how many turns there were, with one thing wrong, or nothing."""
+
+    def __init__(self, wrong=""):
+        self.wrong = wrong
+        self.turns = 0
+
+    def begin(self, task):
+        return self if self.wrong == "shared" else Counting(self.wrong)
+
+    async def reply(self, text):
+        self.turns += 1
+        if self.wrong == "number":
+            return self.turns
+        return None if text == "end" else str(self.turns)
+
+
+def test_environments_and_tools_pass():
+    check_environment("calculator", SUM, ["[2+2]", "4"])
+    check_environment({"name": "script", "replies": ["Sure?"]}, SUM, ["4", "yes"])
+    check_environment(Counting(), SUM, ["a", "b", "end"])
+
+
+@pytest.mark.parametrize(("wrong", "rule"), [("shared", "share a state"), ("number", "is 1, not text")])
+def test_a_broken_environment_is_refused(wrong, rule):
+    with pytest.raises(AssertionError, match=rule):
+        check_environment(Counting(wrong), SUM, ["a", "b", "end"])
+
+
+PLANS = """
+import random
+
+from rlvr.rollout import Request, make_rollout
+
+
+async def plan(draw, context, *, wrong=""):
+    prompt = context.encode(draw.task)
+    for number in range(context.group_size):
+        seed = random.getrandbits(60) if wrong == "chance" else context.seed(draw.number, number, 0)
+        request = Request(prompt, context.sampling, seed)
+        rollout = make_rollout(draw, number, request, await context.generate(request))
+        if wrong == "ids":
+            rollout.id = "the same"
+        yield await context.verify(rollout)
+"""
+
+
+def test_plans(tmp_path):
+    (tmp_path / "plans.py").write_text(PLANS)
+    assert len(check_plan(tmp_path, f"{tmp_path}/plans.py:plan")) == 12
+    for wrong, rule in {"chance": "differs between two runs", "ids": "the same id"}.items():
+        with pytest.raises(AssertionError, match=rule):
+            check_plan(tmp_path, {"name": f"{tmp_path}/plans.py:plan", "wrong": wrong})

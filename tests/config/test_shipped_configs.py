@@ -4,6 +4,7 @@ is theirs."""
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 from rlvr.config import ModelConfig, ScratchConfig
@@ -34,6 +35,7 @@ def trained(name, context, rows, folder, *more):
     return metrics(folder / "runs" / name)
 
 
+@pytest.mark.gate
 def test_the_gsm8k_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
     rows = [{"question": f"What is {n} plus {n}?", "answer": f"Twice {n} is {2 * n}.\n#### {2 * n}"} for n in range(40)]
@@ -43,6 +45,7 @@ def test_the_gsm8k_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, 
     assert second["policy/version"] == 2
 
 
+@pytest.mark.gate
 def test_the_mbpp_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
     rows = [
@@ -61,6 +64,7 @@ def test_the_mbpp_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, r
     assert step["verdict/unparsable"] + step["verdict/wrong"] == 1
 
 
+@pytest.mark.gate
 def test_the_code_smoke_config_runs_both_stages(tmp_path, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
     tree = yaml.safe_load(Path("configs/code-smoke.yaml").read_text())

@@ -73,15 +73,14 @@ def test_nothing_in_the_project_names_an_old_module():
     """Imports in strings included, which processes of the tests run."""
     root = Path(__file__).parents[2]
     named = []
+    old_names = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, MOVED))})(?!\w)")
     for path in sorted(
         path for folder in ("src", "tests", "scripts", "docs", "configs") for path in root.glob(f"{folder}/**/*")
     ):
         if path.suffix not in {".py", ".md", ".yaml", ".sh"} or path.name == "moved.py":
             continue
         text = path.read_text(encoding="utf-8")
-        named += [
-            f"{path.relative_to(root)}: {old}" for old in MOVED if re.search(rf"(?<![\w.]){re.escape(old)}(?!\w)", text)
-        ]
+        named += [f"{path.relative_to(root)}: {old}" for old in old_names.findall(text)]
         for package, names in re.findall(r"from (rlvr[\w.]*) import ([^\n(]+|\([^)]+\))", text):
             imported = [f"{package}.{name.split(' as ')[0].strip()}" for name in names.strip("()").split(",")]
             named += [f"{path.relative_to(root)}: {old}" for old in imported if old in MOVED]

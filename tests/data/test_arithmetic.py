@@ -24,6 +24,7 @@ def test_training_never_sees_an_evaluation_question():
     assert not {t.id for t in train} & {t.id for t in held_out}
 
 
+@pytest.mark.gate
 def test_no_digit_pair_is_held_out():
     """The split is by a hash of the question: every column of the addition table occurs on both sides."""
 

@@ -6,6 +6,7 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 import yaml
 
 from rlvr import GRPOTrainer
@@ -15,6 +16,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_tex
 BLOCKS = dict(re.findall(r"^```(?:python|yaml)\n# ([\w.]+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
 
 
+@pytest.mark.gate
 def test_the_ideas_of_the_page_are_proved_and_train(tmp_path, monkeypatch):
     assert set(BLOCKS) == {"ideas.py", "ideas.yaml", "test_ideas.py"}
     for name, text in BLOCKS.items():

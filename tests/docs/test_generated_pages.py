@@ -26,6 +26,7 @@ def test_the_page_of_metrics_names_every_metric(make_docs):
     assert "|share|" not in page
 
 
+@pytest.mark.gate
 def test_the_generated_pages_are_up_to_date(make_docs, monkeypatch, capsys):
     """All but the table of what fits, whose passes take minutes."""
     page = (make_docs.DOCS / "memory.md").read_text()
@@ -39,6 +40,7 @@ def test_the_generated_pages_are_up_to_date(make_docs, monkeypatch, capsys):
     assert "docs/memory.md" in capsys.readouterr().out
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "model", [pytest.param(model, marks=() if model == IN_THE_GATE else pytest.mark.slow) for model in MODELS]
 )
@@ -48,6 +50,7 @@ def test_the_table_of_what_fits_is_up_to_date(make_docs, model):
     assert [line for line in page.splitlines() if line.startswith(named)] == rows(model)
 
 
+@pytest.mark.gate
 def test_the_check_finds_stale_and_missing_pages_and_writes_nothing(make_docs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(make_docs, "DOCS", tmp_path)
     assert make_docs.main([]) == make_docs.main(["--check"]) == 0

@@ -59,6 +59,7 @@ def trained(written: str, over=None, **parts):
     return trainer
 
 
+@pytest.mark.gate
 def test_own_verifier(files, capsys):
     blocks = files("own-verifier.md")
     trainer = trained(blocks["run.yaml"])
@@ -81,6 +82,7 @@ def test_own_data(files):
     assert (task.prompt, task.answer, task.info) == ("What is 5 x 5?", "25", {"level": 1})
 
 
+@pytest.mark.gate
 def test_lora(files, tmp_path):
     blocks = files("lora.md")
     trainer = trained(

@@ -65,6 +65,7 @@ def test_a_notebook_is_committed_without_outputs(notebook, name):
     assert kinds == ["markdown", "code"] * (len(kinds) // 2)
 
 
+@pytest.mark.gate
 @pytest.mark.timeout(300)
 def test_the_first_run_is_interrupted_goes_on_and_learns(run_through):
     work, outputs = run_through("first_run")
@@ -82,6 +83,7 @@ def test_the_first_run_is_interrupted_goes_on_and_learns(run_through):
     assert any("image/png" in output.get("data", {}) for output in outputs["plot"])
 
 
+@pytest.mark.gate
 @pytest.mark.timeout(300)
 def test_reading_a_run_finds_the_fault_of_its_reward(run_through):
     work, outputs = run_through("reading_a_run")

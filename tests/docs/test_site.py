@@ -85,6 +85,7 @@ def dead_links(folder: Path, pages: dict[str, Page]) -> list[str]:
     return dead
 
 
+@pytest.mark.gate
 def test_no_link_is_dead(site):
     folder, pages = site
     assert len(pages) > 30

@@ -115,6 +115,7 @@ def test_the_trainer_keeps_each_evaluation_by_task(folder, tmp_path):
     assert compare(read_result(files[0]), task_results, [1, 4])["tasks"] == 6
 
 
+@pytest.mark.gate
 def test_two_ranks_find_what_one_process_finds(run, folder, tmp_path):
     output = tmp_path / "both.json"
     code, alone, _ = run("--samples", "4", "--k", "1,4", "--seed", "5")

@@ -58,6 +58,7 @@ class Kept:
         pass
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("failing", "reason"),
     [("timeout", "WaitTimeoutError: waited .* for rollouts"), ("engine", "TrainingError: the engine has")],

@@ -121,9 +121,10 @@ def test_shapes_have_the_parameters_of_the_models_cards(stages):
 
 def test_a_shared_prompt_is_planned_as_one_that_is_shared(stages, monkeypatch):
     """Tokens that are computed and the prefix go to the planner, for groups as for single rollouts."""
-    from stages import update
     from stages.context import Context
     from stages.models import load, made_up, model_section
+
+    from stages import update
 
     policy = load(model_section(Context("cpu", 0.0, None), "0.5B"))
     asked = []
@@ -146,8 +147,9 @@ def test_metrics_that_runs_keep_are_those_of_the_library(stages):
 def learning(stages, tmp_path):
     """`(stages.learning, make)`: `make(seconds, *chunks)` is a context with a clock of its own, and a trainer whose
     chunks of steps take so many seconds."""
-    from stages import learning
     from stages.context import Context
+
+    from stages import learning
 
     class Clocked(Context):
         clock = 0.0

@@ -68,6 +68,7 @@ def pieces(index):
     return run
 
 
+@pytest.mark.gate
 def test_pieces_are_made_once_and_unpacked_where_they_were_carried(pieces, index, tmp_path):
     out, site = tmp_path / "out", tmp_path / "site"
     code, output = pieces("pack", "--out", out, "--limit-mib", 0.1)

@@ -99,6 +99,7 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.gate
 def test_each_stage_ends_in_one_line_whatever_it_does(make_kit, run_kit, tmp_path):
     kit, out = make_kit(STAGES), tmp_path / "out"
     out.mkdir()

@@ -77,7 +77,8 @@ def check(number, run_kit, out, path, left_out=(), **how):
     return results
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 7])
+@pytest.mark.gate
+@pytest.mark.parametrize("number", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 7))])
 def test_a_stage_runs_on_a_bare_machine(number, run_kit, bare, tmp_path):
     left_out = {2: ["varlen"]}.get(number, ())  # it has no CPU kernel
     results = check(number, run_kit, tmp_path / "out", bare("vllm", "deepspeed"), left_out)
@@ -105,6 +106,7 @@ def test_zero_on_gloo(run_kit, bare, tmp_path):
 
 @needs_vllm
 @pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_vllm_and_hf(run_kit, tmp_path):
     results = check(6, run_kit, tmp_path / "out", "", timeout=880)
@@ -117,6 +119,7 @@ def test_vllm_and_hf(run_kit, tmp_path):
     assert ahead["steps"][-1]["publish/bytes"] < vllm["steps"][-1]["publish/bytes"]  # the adapter alone
 
 
+@pytest.mark.gate
 def test_without_a_gpu_and_without_packages_stages_are_skipped(run_kit, bare, tmp_path):
     code, lines, _ = run_kit("--out", tmp_path / "cuda", "--stages", "2")
     assert code == 0

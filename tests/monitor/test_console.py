@@ -368,6 +368,7 @@ logging: {samples_every: 0}
 """
 
 
+@pytest.mark.gate
 def test_training_in_a_real_terminal(tmp_path):
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "slow.py").write_text("import time\ndef slow(completion):\n    time.sleep(0.5)\n    return 0.0\n")

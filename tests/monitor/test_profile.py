@@ -6,6 +6,8 @@ import copy
 import errno
 import json
 
+import pytest
+
 from rlvr import GRPOTrainer
 from rlvr.monitor.profile import StepProfiler
 from small_run import TREE
@@ -15,6 +17,7 @@ def evens(completion: str) -> float:
     return sum(c in "02468" for c in completion) / max(1, len(completion))
 
 
+@pytest.mark.gate
 def test_a_profiled_step_leaves_a_trace_of_all_threads_and_its_times(tmp_path):
     tree = copy.deepcopy(TREE)
     tree["run"] |= {"dir": str(tmp_path), "steps": 3}
@@ -31,6 +34,7 @@ def test_a_profiled_step_leaves_a_trace_of_all_threads_and_its_times(tmp_path):
     assert f"{rows[1]['time/update']:.4f} s" in text and "aten::" in text
 
 
+@pytest.mark.gate
 def test_a_profile_that_cannot_be_written_costs_the_profile_only(tmp_path, monkeypatch, caplog):
     tree = copy.deepcopy(TREE)
     tree["run"] |= {"dir": str(tmp_path), "steps": 2}

@@ -90,6 +90,7 @@ def runs(folder):
     return store.search_runs([e.experiment_id for e in store.search_experiments()])
 
 
+@pytest.mark.gate
 def test_mlflow_reads_back_what_was_logged(tmp_path, rollout):
     config = {"optim": {"lr": 1e-6}, "many": {str(i): "x" * 1000 for i in range(150)}, "empty": {}}
     log(MlflowTracker(), rollout, tmp_path / "mine", [1, 2, 3], config)
@@ -107,6 +108,7 @@ def test_mlflow_reads_back_what_was_logged(tmp_path, rollout):
     assert "odd | \\ud800 <b>x</b> \\x1b 😀\nsecond line" in table["data"][0]
 
 
+@pytest.mark.gate
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(tmp_path, rollout):
     log(MlflowTracker(), rollout, tmp_path, [1, 2], {"run": {"steps": 2}})
     log(MlflowTracker(), rollout, tmp_path, [3], {"run": {"steps": 3}})
@@ -114,6 +116,7 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(tmp_path, rollout):
     assert [m.step for m in client(tmp_path).get_metric_history(run.info.run_id, "reward/mean")] == [1, 2, 3]
 
 
+@pytest.mark.gate
 def test_mlflow_without_its_server_logs_to_the_run_folder_and_says_so_once(tmp_path, rollout, caplog, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     log(MlflowTracker("http://127.0.0.1:9"), rollout, tmp_path, [1, 2])
@@ -219,6 +222,7 @@ def test_a_package_that_is_missing_is_named_before_the_run(monkeypatch, key, ext
         background_trackers(load_config({"logging": {key: True}}).logging, "mine")
 
 
+@pytest.mark.gate
 def test_a_run_with_all_trackers_and_a_broken_one(tmp_path, caplog, monkeypatch):
     """The trainer itself: every tracker has every step; a broken one costs nothing but a line."""
     from rlvr.trainer import GRPOTrainer

@@ -85,6 +85,7 @@ def test_real_wandb_offline(tmp_path, rollout, caplog):
     assert "odd \\ud800 \\x1b 😀" in tables[0]["data"][0]
 
 
+@pytest.mark.gate
 def test_real_wandb_without_network_logs_offline_and_lets_the_process_end(tmp_path):
     pytest.importorskip("wandb")
     code = f"""if True:

@@ -25,6 +25,7 @@ def recomputes(trainer) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in trainer.policy.model.modules())
 
 
+@pytest.mark.gate
 def test_a_run_that_cannot_fit_is_refused_before_its_model_is_loaded(make_trainer, monkeypatch):
     monkeypatch.setattr(devices, "machine_memory", lambda: 2**29)
     with monkeypatch.context() as context:
@@ -113,6 +114,7 @@ def test_values_that_do_not_fit_any_more_are_chosen_again_and_said(make_trainer,
             make_trainer(tree)
 
 
+@pytest.mark.gate
 def test_each_stage_keeps_its_own_values(make_trainer, monkeypatch):
     """On a machine of another size, where the plan chooses otherwise."""
     stages = [

@@ -44,6 +44,7 @@ def test_a_cpu_takes_what_it_took_before_auto_where_that_fits():
     assert chosen(config_of(), 64 * GIB) == (False, None)
 
 
+@pytest.mark.gate
 def test_with_less_memory_micro_batches_are_smaller_and_then_activations_are_recomputed():
     config = config_of()
     least = 1024  # the longest sequence
@@ -63,6 +64,7 @@ def test_with_less_memory_micro_batches_are_smaller_and_then_activations_are_rec
         assert planner.fits(planner.stages(one), planner.margin) == fits
 
 
+@pytest.mark.gate
 def test_a_gpu_is_kept_busy():
     """A GPU recomputes activations rather than taking micro-batches of few tokens, and takes no more than are of
     use."""
@@ -78,6 +80,7 @@ def test_a_gpu_is_kept_busy():
     assert chosen(small, 200e9, on_gpu=True) == (False, None)
 
 
+@pytest.mark.gate
 def test_a_phase_without_micro_batches_does_not_make_them_small():
     """vLLM's share and the weights leave less than the margin in the publish, whatever the micro-batches are."""
     tree = {
@@ -117,6 +120,7 @@ def test_what_is_chosen_is_written_in_every_stage_and_what_was_set_stays():
     assert substituted(unchanged, True, 1) == unchanged
 
 
+@pytest.mark.gate
 def test_a_refusal_names_the_largest_part_and_what_would_fit(monkeypatch):
     config = config_of(**NOT_CHOSEN)
     problem = plan_for(config, Devices(1, 3 * GIB, on_gpu=False), 1).problem
@@ -137,6 +141,7 @@ def test_a_refusal_names_the_largest_part_and_what_would_fit(monkeypatch):
         assert fits == (not too_little), text
 
 
+@pytest.mark.gate
 def test_fixes_for_gpus_that_are_too_few():
     """A model whose weights, gradients and moments fill no single GPU is trained with them shared out."""
     tree = {
@@ -152,6 +157,7 @@ def test_fixes_for_gpus_that_are_too_few():
     assert plan_for(config_of(**adapted), Devices(1, 80e9)).problem is None
 
 
+@pytest.mark.gate
 def test_what_a_refusal_names_makes_the_run_fit():
     """vLLM's share of a small GPU holds no 7B: what does not touch the share is not named."""
     model = {"path": "Qwen/Qwen2.5-7B", "adapter": {"r": 16}, "quantization": "nf4"}
@@ -172,6 +178,7 @@ def fits_after(tree, way, devices, ranks=None) -> bool:
     return plan_for(load_config(tree, shlex.split(overrides)), Devices(count, devices.memory), ranks).problem is None
 
 
+@pytest.mark.gate
 def test_ranks_that_are_started_already_leave_none_of_their_gpus_to_a_server():
     zero = {"distributed": {"backend": "deepspeed", "zero_stage": 3}}
     rollout = {**RUN["rollout"], "engine": "vllm"}

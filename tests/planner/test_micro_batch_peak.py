@@ -229,6 +229,7 @@ CASES = [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow)
 CASES += [pytest.param(name, tokens, {"layers": 4, **options}) for name, tokens, options in OF_FOUR_LAYERS]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("name", "tokens", "options"), CASES, ids=str)
 def test_the_plan_of_a_micro_batch_is_its_peak(name, tokens, options, tmp_path):
     planned, measured = compare(tmp_path, name, tokens, **options)

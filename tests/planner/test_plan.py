@@ -124,6 +124,7 @@ def test_activations_are_what_a_real_forward_pass_keeps(architecture):
     assert (shape.scores > 0) == (architecture == "gemma2")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "changes",
     [
@@ -396,6 +397,7 @@ def planned(devices: Devices, **changes) -> Plan:
     return plan
 
 
+@pytest.mark.gate
 def test_the_share_of_vllm_sleeps_outside_of_publish_and_sampling():
     eight = Devices(8, 80 * GIB)
     plan = planned(eight)

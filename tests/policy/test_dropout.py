@@ -84,6 +84,7 @@ def test_gradient_checkpointing_makes_nothing_random(architecture):
     assert model.config.to_dict() == before
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("architecture", ["gpt2", "opt"])
 def test_a_run_with_gradient_checkpointing_measures_no_dropout(make_trainer, architecture):
     """At the first step the policy is the reference and the engine's: kl/ref is 0 and the mismatch is rounding."""
@@ -97,6 +98,7 @@ def test_a_run_with_gradient_checkpointing_measures_no_dropout(make_trainer, arc
     assert rows[True]["grad_norm"] == pytest.approx(rows[False]["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_an_adapters_dropout_is_in_the_gradient_alone(make_trainer, checkpointing):
     """With an adapter that is not fresh: KL, mismatch and ratio are those of a run without dropout, the gradient is

@@ -329,6 +329,7 @@ def test_float32_weights_under_bf16_products():
         close(mine, right, 2e-2)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("vocabulary", [32_000, pytest.param(152_000, marks=pytest.mark.slow)])
 def test_peak_memory_beyond_hidden_states_and_gradients(vocabulary):
     """At most 64 MiB at 8,192 tokens; the logits would be 1.0 and 4.6 GiB."""

@@ -121,6 +121,7 @@ def test_adamw_in_8_bits_without_its_library_names_the_extra(monkeypatch):
         adamw_8bit([torch.nn.Parameter(torch.zeros(2, 2))])
 
 
+@pytest.mark.gate
 def test_a_reference_is_counted_where_the_stage_keeps_one(make_trainer):
     """For every loss and every further term."""
     written = [{"loss": name} for name in registry.names("loss")]

@@ -46,6 +46,7 @@ def test_a_recipe_is_whole_and_says_what_it_is(slug):
         assert any(plan.kind == "grpo" for plan in plans)
 
 
+@pytest.mark.gate
 def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert train(["--config", "configs/papers/psr.yaml", "--dry-run", "run.steps=2"]) == 0
@@ -102,6 +103,7 @@ def test_the_list_the_search_and_the_difference(folder, capsys):
     assert "+    positive: 0.1" in diff and "-    baseline: mean" in diff and "Qwen" not in diff
 
 
+@pytest.mark.gate
 def test_a_smoke_run_by_the_command(folder, capsys):
     assert main(["--folder", str(folder), "smoke", "copg", "--against", "grpo"]) == 0
     lines = capsys.readouterr().out.splitlines()

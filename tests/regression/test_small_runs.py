@@ -14,6 +14,7 @@ CLOSE = {"rel": 1e-3, "abs": 1e-5}
 """Between processors and versions of torch, sums are added in another order: single precision, over a few updates."""
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_as_it_was_recorded(name: str, tmp_path) -> None:
     now, then = json.loads(json.dumps(measure(name, tmp_path))), FOUND["runs"][name]

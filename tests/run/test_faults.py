@@ -56,6 +56,7 @@ def whole(tmp_path_factory):
 # signals
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
 def test_a_signal_ends_the_run_with_a_checkpoint_within_30_seconds(tmp_path, whole, number):
     """While verdicts are being waited for that would take much longer."""
@@ -68,6 +69,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint_within_30_seconds(tmp_path, who
         assert time.monotonic() - began < 30
 
 
+@pytest.mark.gate
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, whole):
     tree = short(tmp_path, "run", pause=0.02, checkpoint={"every": 0})
     with Run(tree) as run:
@@ -80,6 +82,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, whole):
     assert_same(run.folder, whole)
 
 
+@pytest.mark.gate
 def test_a_second_signal_stops_at_once(tmp_path):
     tree = short(tmp_path, "run", pause=600.0, verification={"time_limit": 900})
     with Run(tree) as run:
@@ -91,6 +94,7 @@ def test_a_second_signal_stops_at_once(tmp_path):
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.gate
 def test_sigusr1_has_the_run_say_what_it_is_doing(tmp_path, whole):
     tree = short(tmp_path, "run", pause=0.05)
     with Run(tree) as run:
@@ -107,6 +111,7 @@ def test_sigusr1_has_the_run_say_what_it_is_doing(tmp_path, whole):
     assert_same(run.folder, whole)
 
 
+@pytest.mark.gate
 def test_the_status_names_what_is_waited_for(tmp_path):
     tree = short(tmp_path, "run", pause=600.0, verification={"time_limit": 900})
     with Run(tree) as run:
@@ -145,6 +150,7 @@ def test_the_stacks_of_a_wait_that_failed_are_in_the_run_folder(tmp_path):
     assert "thread MainThread:" in output
 
 
+@pytest.mark.gate
 def test_a_clock_that_jumps_harms_nothing(tmp_path, whole, monkeypatch):
     """time.time goes back and forth by days at every look; waits and durations do not use it."""
     real, looks = time.time, iter(range(10**9))
@@ -162,6 +168,7 @@ def test_a_clock_that_jumps_harms_nothing(tmp_path, whole, monkeypatch):
 # one run in a folder
 
 
+@pytest.mark.gate
 def test_a_second_run_in_the_folder_is_refused_by_the_holder_s_name(tmp_path):
     tree = short(tmp_path, "run", pause=600.0, verification={"time_limit": 900})
     with Run(tree) as run:
@@ -192,6 +199,7 @@ def test_a_trainer_that_was_not_closed_gives_way_to_the_next_of_its_process(tmp_
 # data
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["train", "eval"])
 def test_edited_data_is_refused_unless_told(tmp_path, kind):
     """A word of one task, with the same ids and numbers of tasks."""
@@ -210,6 +218,7 @@ def test_edited_data_is_refused_unless_told(tmp_path, kind):
     trained(tree, "auto")  # the checkpoint is of the data as it is now
 
 
+@pytest.mark.gate
 def test_fewer_tasks_may_be_gone_on_with_when_told(tmp_path):
     """Also with draws ahead, of tasks that are gone."""
     tree = short(tmp_path, "run", rollout={"staleness": 2}, run={"steps": 6})
@@ -288,6 +297,7 @@ def children(process: int) -> list[int]:
     return result
 
 
+@pytest.mark.gate
 def test_a_verifier_pool_that_is_killed_costs_no_step(tmp_path, whole):
     """Server, template and workers, twice, in the middle of verdicts: they are started again and the verdicts are the
     same."""
@@ -311,6 +321,7 @@ def test_a_verifier_pool_that_is_killed_costs_no_step(tmp_path, whole):
 # full disks
 
 
+@pytest.mark.gate
 def test_a_full_disk_while_saving_costs_no_step_and_the_last_good_checkpoint_stands(tmp_path, whole):
     """A limit on the size of files (RLIMIT_FSIZE) stands in for the disk: the tensors no longer fit, the logs do."""
     tree = short(tmp_path, "run", checkpoint={"every": 1, "keep": 9})
@@ -336,6 +347,7 @@ def test_a_full_disk_while_saving_costs_no_step_and_the_last_good_checkpoint_sta
     assert_same(run.folder, whole)
 
 
+@pytest.mark.gate
 def test_a_run_is_refused_where_its_checkpoints_do_not_fit(tmp_path, monkeypatch):
     tree = short(tmp_path, "run")
     usage = shutil.disk_usage(tmp_path)
@@ -348,6 +360,7 @@ def test_a_run_is_refused_where_its_checkpoints_do_not_fit(tmp_path, monkeypatch
     trained(tree, resume="auto")  # it is finished and needs no more
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("adapter", [None, {"r": 2}], ids=["whole", "lora"])
 def test_the_estimate_of_a_checkpoint_is_near_its_size(tmp_path, adapter, optimizer):
@@ -375,6 +388,7 @@ def test_a_line_of_metrics_that_cannot_be_written_stops_the_run_in_words(tmp_pat
 # other checkpoints
 
 
+@pytest.mark.gate
 def test_a_checkpoint_of_another_model_is_refused_by_what_differs_and_nothing_is_touched(tmp_path):
     """The configuration is the same: the models were given as objects."""
     tree = short(tmp_path, "run")
@@ -390,6 +404,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_differs_and_nothing_is
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.gate
 def test_a_checkpoint_that_other_versions_wrote_is_used_and_that_is_said(tmp_path, caplog, monkeypatch):
     tree = short(tmp_path, "run")
     trained(tree, steps=2)
@@ -399,6 +414,7 @@ def test_a_checkpoint_that_other_versions_wrote_is_used_and_that_is_said(tmp_pat
     assert f"it was made with torch {now['torch']} and goes on with 99.0" in caplog.text
 
 
+@pytest.mark.gate
 def test_metrics_that_were_lost_are_said(tmp_path, caplog):
     tree = short(tmp_path, "run")
     path = trained(tree, steps=3).folder.metrics.path

@@ -200,6 +200,7 @@ def test_a_file_of_the_user_s_that_is_called_as_the_lock_is_refused_and_kept(tmp
     assert [path.name for path in lock.parent.iterdir()] == ["run.lock"]
 
 
+@pytest.mark.gate
 def test_saving_before_training_takes_the_folder_as_training_does(tmp_path):
     """A run that is there is neither written to nor thinned out, and a folder of the user's is not touched."""
     checkpoints = {"every": 1, "keep": 2}
@@ -242,6 +243,7 @@ def release_first(monkeypatch):
     monkeypatch.setattr(HFEngine, "release", lambda engine: released.update({engine: True}))
 
 
+@pytest.mark.gate
 def test_training_goes_on_from_a_checkpoint_that_was_loaded(tmp_path, release_first):
     trained(config(tmp_path, run={"steps": 3}, checkpoint={"every": 1, "keep": 3}))
     checkpoints = tmp_path / "runs" / "run" / "checkpoints"
@@ -258,6 +260,7 @@ def test_training_goes_on_from_a_checkpoint_that_was_loaded(tmp_path, release_fi
             trainer.load(tmp_path / "nowhere")
 
 
+@pytest.mark.gate
 def test_a_run_that_is_under_way_is_never_moved_aside(tmp_path):
     """Also not where it is in a folder of the run that gives way."""
     trained(config(tmp_path, run={"steps": 1}))
@@ -270,6 +273,7 @@ def test_a_run_that_is_under_way_is_never_moved_aside(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
 
 
+@pytest.mark.gate
 def test_runs_that_gave_way_pile_up_in_order_beside_a_linked_folder(tmp_path):
     """Within one second too; the new run is on the disk that the link leads to."""
     (tmp_path / "disk" / "real").mkdir(parents=True)
@@ -283,6 +287,7 @@ def test_runs_that_gave_way_pile_up_in_order_beside_a_linked_folder(tmp_path):
     assert (tmp_path / "runs" / "run").is_symlink()
 
 
+@pytest.mark.gate
 def test_comments_in_the_configuration_of_a_run_are_kept(tmp_path):
     trainer = trained(config(tmp_path, run={"steps": 1}))
     path = trainer.folder.path / "config.yaml"
@@ -312,6 +317,7 @@ def test_a_run_dir_that_is_no_path_is_refused(folder):
         load_config({"run": {"dir": folder}})
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["verifier", "tasks", "model"])
 def test_a_run_with_files_that_the_new_one_needs_is_not_moved_aside(tmp_path, kind):
     tree = config(tmp_path, run={"steps": 1}, checkpoint={"every": 1})
@@ -332,6 +338,7 @@ def test_a_run_with_files_that_the_new_one_needs_is_not_moved_aside(tmp_path, ki
     assert {text for text in before if not text.startswith(b"process ")} <= found(folder)
 
 
+@pytest.mark.gate
 def test_a_lower_bound_on_rollouts_removes_none_of_those_recorded_before(tmp_path, capsys):
     """Neither in the resume that lowers it nor in the one after; nor those of a version that had no bound."""
     checkpoints = {"every": 1, "keep": 1}

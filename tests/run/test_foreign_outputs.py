@@ -99,6 +99,7 @@ def test_a_merged_model_goes_into_a_new_folder_only(tmp_path, capsys):
     assert (out / "model.safetensors").read_bytes() == b"mine"
 
 
+@pytest.mark.gate
 def test_a_converted_model_goes_into_a_new_folder_only(tmp_path):
     out = tmp_path / "mine"
     out.mkdir()

@@ -88,6 +88,7 @@ def run_script(*arguments):
     return done
 
 
+@pytest.mark.gate
 def test_a_run_of_a_script_is_reproduced_evaluated_and_replayed_from_its_folder(script, capsys):
     run_script()
     first = script / "runs" / "first"
@@ -122,6 +123,7 @@ def test_a_run_of_a_script_is_reproduced_evaluated_and_replayed_from_its_folder(
     assert all(row["before"]["columns"] == row["after"]["columns"] for row in lines("replayed.jsonl"))
 
 
+@pytest.mark.gate
 def test_a_run_of_a_script_goes_on_by_the_script_and_by_the_command(script):
     tree = json.loads((script / "tree.json").read_text())
     run_script()
@@ -241,8 +243,8 @@ def test_verifiers_are_written_by_a_name_that_leads_to_them(monkeypatch, request
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: lambda completion: 1.0, r"<a lambda \(test_python_runs.py, line \d+\)>"),
-        (lambda: closure(2), r"<inner, which is defined inside a function \(test_python_runs.py, line \d+\)>"),
+        (lambda: lambda completion: 1.0, r"<a lambda \(test_given_objects.py, line \d+\)>"),
+        (lambda: closure(2), r"<inner, which is defined inside a function \(test_given_objects.py, line \d+\)>"),
         (lambda: Lost(1.0), "<an object of class Lost, which does not keep its option 'weight' as an attribute>"),
         (
             lambda: CombineVerifier([{"name": partial(weighing, weight=2.0), "weight": 1.0}]),

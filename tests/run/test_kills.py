@@ -51,6 +51,7 @@ def test_six_kills_one_in_each_phase(tmp_path, whole):
     go_through(tmp_path, moments(0, PHASES), whole)
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_under_the_default_checkpoints(tmp_path, whole):
     """By the clock, with `checkpoint.minutes` shorter than 10 so that some fall into the run; the first kill comes
     before any."""

@@ -47,6 +47,7 @@ def whole(run):
     return run("whole")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("cuts", [(1,), (2, 3), (3,), (4,), (2, 5, 6)], ids=str)
 def test_a_run_in_pieces_is_the_run_at_once(run, whole, cuts):
     """Cut in the first stage, between the two, and in the second."""
@@ -56,6 +57,7 @@ def test_a_run_in_pieces_is_the_run_at_once(run, whole, cuts):
     assert_same(run("cut", resume="auto"), whole)
 
 
+@pytest.mark.gate
 def test_a_run_of_one_stage_goes_on_when_it_gets_more_steps(run, make_tree):
     short = {"stages": [], "optim": {"schedule": "constant"}}
     run("cut", {**short, "run": {"steps": 3}})
@@ -63,6 +65,7 @@ def test_a_run_of_one_stage_goes_on_when_it_gets_more_steps(run, make_tree):
     assert_same(longer, run("one", {**short, "run": {"steps": 6}}))
 
 
+@pytest.mark.gate
 def test_an_adapter_and_its_reference_are_resumed(run):
     over = {
         "model": {"adapter": {"r": 2, "dropout": 0.1}},
@@ -73,6 +76,7 @@ def test_an_adapter_and_its_reference_are_resumed(run):
     assert_same(run("cut", over, resume="auto"), run("adapter", over))
 
 
+@pytest.mark.gate
 def test_what_was_done_past_the_checkpoint_is_done_again(run, whole):
     """As after a kill -9: metrics, rollouts and a torn checkpoint are ahead of the newest whole checkpoint."""
     cut = run("cut", {"run": {"steps": 6}, "checkpoint": {"every": 2, "keep": 9}})
@@ -86,6 +90,7 @@ def test_what_was_done_past_the_checkpoint_is_done_again(run, whole):
     assert [row["step"] for row in again.metrics] == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.gate
 def test_a_torn_checkpoint_never_pushes_out_a_whole_one(run, whole):
     cut = run("cut", {"run": {"steps": 4}, "checkpoint": {"every": 2, "keep": 2}})
     torn = cut.folder.checkpoints / "step-90"
@@ -97,6 +102,7 @@ def test_a_torn_checkpoint_never_pushes_out_a_whole_one(run, whole):
     assert len(list(again.folder.path.glob("cut-*/checkpoints/step-90/state.json"))) == 1
 
 
+@pytest.mark.gate
 def test_where_all_checkpoints_are_torn_nothing_is_begun_unless_told(run, whole):
     cut = run("cut", {"run": {"steps": 2}, "checkpoint": {"every": 1}})
     (cut.folder.checkpoints / "step-1" / "complete.json").unlink()
@@ -115,6 +121,7 @@ def test_where_all_checkpoints_are_torn_nothing_is_begun_unless_told(run, whole)
     assert bytes_of(old) == before
 
 
+@pytest.mark.gate
 def test_steps_without_a_checkpoint_are_not_lost_unless_told(run, whole, make_tree, capsys):
     cut = run("cut", {"run": {"steps": 2}})
     shutil.rmtree(cut.folder.checkpoints)
@@ -133,6 +140,7 @@ def test_steps_without_a_checkpoint_are_not_lost_unless_told(run, whole, make_tr
     assert len(list(cut.folder.path.parent.glob("cut.old-*"))) == 1
 
 
+@pytest.mark.gate
 def test_a_run_that_was_killed_before_its_first_step_begins_again(run, whole):
     killed = run("cut", {"run": {"steps": 1}})
     folder = killed.folder.path
@@ -150,6 +158,7 @@ def bytes_of(folder):
     return {name: path.read_bytes() for name, path in files.items()}
 
 
+@pytest.mark.gate
 def test_a_finished_run_is_left_as_it_is(run, make_tree, tmp_path):
     done = run("done")
     before = {path: path.read_bytes() for path in done.folder.path.rglob("*") if path.is_file()}
@@ -164,10 +173,12 @@ def test_a_finished_run_is_left_as_it_is(run, make_tree, tmp_path):
     assert (done.folder.path / "metrics.jsonl").read_bytes() == before[done.folder.path / "metrics.jsonl"]
 
 
+@pytest.mark.gate
 def test_auto_begins_where_there_is_nothing(run, whole):
     assert_same(run("fresh", resume="auto"), whole)
 
 
+@pytest.mark.gate
 def test_resuming_an_older_checkpoint_moves_what_came_after_it_aside(run, whole):
     cut = run("cut", {"checkpoint": {"every": 1, "keep": 9}, "run": {"steps": 5}})
     folder = cut.folder.path
@@ -191,6 +202,7 @@ def test_resuming_an_older_checkpoint_moves_what_came_after_it_aside(run, whole)
     assert_same(again, whole)
 
 
+@pytest.mark.gate
 def test_going_on_under_another_name(run, whole):
     first = run("first", {"run": {"steps": 4}})
     second = run("second", resume=str(first.folder.path))
@@ -229,6 +241,7 @@ def test_a_changed_configuration_is_refused_by_key(run, over, key):
     assert (cut.folder.path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.gate
 def test_what_does_not_change_what_is_learned_may_change(run, whole):
     run("cut", {"run": {"steps": 2}})
     free = {

@@ -18,6 +18,7 @@ def even(completion):
     return float(completion[:1] in tuple("02468"))
 
 
+@pytest.mark.gate
 def test_the_token_is_put_after_responses_that_ended_and_trains_nothing_else(make_trainer):
     over = {"algorithm": {"auxiliary": [SCORE]}, "rollout": {"prompts_per_step": 4, "group_size": 8}}
     trainer = make_trainer(overlaid(over, {"logging": {"rollouts": 100}}), verifier=even)
@@ -36,6 +37,7 @@ def test_the_token_is_put_after_responses_that_ended_and_trains_nothing_else(mak
     assert trainer.metrics[1]["loss/last_token"] > 0
 
 
+@pytest.mark.gate
 def test_a_policy_learns_to_judge_itself(make_trainer):
     """With the verdict on what is there to see, the token's log-prob comes to tell right from wrong."""
     over = {
@@ -57,6 +59,7 @@ def test_a_policy_learns_to_judge_itself(make_trainer):
     np.testing.assert_array_equal(batch.columns["reward"], batch.columns["reward/verdict"])
 
 
+@pytest.mark.gate
 def test_the_score_is_the_log_prob_of_the_token(make_trainer):
     trainer = make_trainer({"rewards": ["verdict", {**SCORE, "weight": 0}], "optim": {"lr": 1e-12}}, verifier=even)
     trainer.train(1)

@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
+
 from rlvr.train import main
 
 CONFIG = "configs/gsm8k-smoke.yaml"
 
 
+@pytest.mark.gate
 def test_the_smoke_config_runs_on_the_real_rows(gsm8k, tmp_path, monkeypatch, request, capsys):
     monkeypatch.chdir(request.config.rootpath)
     data = [f"data.train={gsm8k / 'train.jsonl'}", f"data.eval={gsm8k / 'test.jsonl'}"]

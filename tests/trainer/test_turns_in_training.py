@@ -88,6 +88,7 @@ def test_a_role_that_the_chat_template_does_not_know_is_refused_at_the_start(mak
         make_trainer(over)
 
 
+@pytest.mark.gate
 def test_the_shipped_calculator_config_runs(request, tmp_path):
     tree = yaml.safe_load((request.config.rootpath / "configs/calculator.yaml").read_text())
     tree = overlaid(tree, {"run": {"dir": str(tmp_path)}, "logging": {"console": "off"}, "evaluation": {"limit": 4}})

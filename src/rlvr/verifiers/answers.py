@@ -228,10 +228,9 @@ def last_boxed(text: str) -> str | None:
     parts = [text[content:end]]
     # From the last box backwards, as long as nothing but a separator stands between a box and the next one.
     for start, content, end in spans[-2::-1]:
+        joint = None
         if next_start - end <= _JOINT_LENGTH:
             joint = _JOINT.fullmatch(text, end + 1, next_start)
-        else:
-            joint = None
         if joint is None:
             break
         parts += [" or " if joint["word"].endswith("or") else ", ", text[content:end]]
@@ -296,9 +295,8 @@ _FINDERS: dict[str, Callable[[str], str | None]] = {
 
 def read_texts(answer: Any) -> tuple[str, ...] | str:
     """The texts that are right, at least one, none empty; else in words why the gold cannot be used."""
-    if isinstance(answer, (list, tuple)):
-        texts = answer
-    else:
+    texts = answer
+    if not isinstance(answer, (list, tuple)):
         texts = [answer]
     if not texts:
         return "the list of answers is empty"
@@ -333,7 +331,8 @@ _DELIMITER = re.compile(r"\\[()\[\]]|\\(?:left|right)\b|\\[ ,;:!]|\*\*|__|[$`~]"
 
 @dataclass
 class AnswerVerifier(Verifier):
-    """Base of verifiers that extract one answer and judge it by a rule; subclasses write `judge` and `check_task`."""
+    """Base of verifiers that extract one answer and judge it by a rule: `judge`, and for golds that are no texts
+    `check_task`."""
 
     methods: tuple[Method, ...] = METHODS
     """Places to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
@@ -349,6 +348,16 @@ class AnswerVerifier(Verifier):
     @abstractmethod
     def judge(self, task: Task, answer: str) -> Verdict:
         """The verdict on an extracted answer to a task that `check_task` has passed."""
+
+    def check_task(self, task: Task) -> str | None:
+        golds = read_texts(task.answer)
+        if isinstance(golds, str):
+            return golds
+        return next(filter(None, map(self.check_gold, golds)), None)
+
+    def check_gold(self, gold: str) -> str | None:
+        """Return the reason why one of the texts that are right cannot be used, or None."""
+        return None
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
         answer = self._find(task, completion)
@@ -400,9 +409,8 @@ def graded(score: float, answer: str, threshold: float | None = None, **scores: 
     """
     score = min(max(score, 0.0), 1.0)
     scores = {"score": score, **scores}
-    if threshold is None:
-        decided = score
-    else:
+    decided = score
+    if threshold is not None:
         decided = float(score >= threshold)
     return Verdict.from_score(decided, answer=answer, scores=scores)
 
@@ -466,19 +474,14 @@ class ExactVerifier(AnswerVerifier):
     unicode: bool = False
     """Compare after NFKC normalisation: full-width letters, ligatures and composed accents do not matter."""
 
-    def check_task(self, task: Task) -> str | None:
-        golds = read_texts(task.answer)
-        if isinstance(golds, str):
-            return golds
-        emptied = [gold for gold in golds if not self._key(gold)]
-        if emptied:
-            return f"nothing is left of the answer {emptied[0]!r} after normalisation"
-        return None
+    def check_gold(self, gold: str) -> str | None:
+        if self._key(gold):
+            return None
+        return f"nothing is left of the answer {gold!r} after normalisation"
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        return Verdict.from_score(
-            any(self.same_answer(answer, gold) for gold in read_texts(task.answer)), answer=answer
-        )
+        is_right = any(self.same_answer(answer, gold) for gold in read_texts(task.answer))
+        return Verdict.from_score(is_right, answer=answer)
 
     def same_answer(self, first: str, second: str) -> bool:
         return self._key(first) == self._key(second)

@@ -173,11 +173,7 @@ class RatingVerifier(AnswerVerifier):
             raise ConfigError(f"rating: within tolerance={self.tolerance} every rating would be correct")
 
     def check_task(self, task: Task) -> str | None:
-        if isinstance(task.answer, bool):
-            gold = None
-        else:
-            gold = self._read(_short(task.answer).strip("'\""))
-        if gold is not None:
+        if not isinstance(task.answer, bool) and self._read(_short(task.answer).strip("'\"")) is not None:
             return None
         return f"the answer {_short(task.answer)} is no number from {self.low:g} to {self.high:g}"
 

@@ -30,13 +30,9 @@ class OverlapVerifier(AnswerVerifier):
 
     needs: ClassVar[Needs] = Needs(process=True)
 
-    def check_task(self, task: Task) -> str | None:
-        golds = read_texts(task.answer)
-        if isinstance(golds, str):
-            return golds
-        long = [gold for gold in golds if len(gold) > self.max_length]
-        if long:
-            return f"an answer of {len(long[0])} characters is over max_length={self.max_length}"
+    def check_gold(self, gold: str) -> str | None:
+        if len(gold) > self.max_length:
+            return f"an answer of {len(gold)} characters is over max_length={self.max_length}"
         return None
 
 
@@ -60,14 +56,11 @@ class RougeVerifier(OverlapVerifier):
     def prepare(self) -> None:
         self._scorer()
 
-    def check_task(self, task: Task) -> str | None:
-        problem = super().check_task(task)
-        if problem is not None:
-            return problem
-        unread = [gold for gold in read_texts(task.answer) if not any(c.isascii() and c.isalnum() for c in gold)]
-        if unread:
-            return f"the answer {unread[0]!r} has no letter a-z and no digit: ROUGE's tokenizer reads no other"
-        return None
+    def check_gold(self, gold: str) -> str | None:
+        problem = super().check_gold(gold)
+        if problem is None and not any(c.isascii() and c.isalnum() for c in gold):
+            return f"the answer {gold!r} has no letter a-z and no digit: ROUGE's tokenizer reads no other"
+        return problem
 
     def judge(self, task: Task, answer: str) -> Verdict:
         scores = self._scorer().score_multi(read_texts(task.answer), answer)[self.kind]

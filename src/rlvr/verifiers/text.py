@@ -133,13 +133,9 @@ class NumericVerifier(AnswerVerifier):
     def __post_init__(self) -> None:
         check_not_negative("numeric", absolute=self.absolute, relative=self.relative)
 
-    def check_task(self, task: Task) -> str | None:
-        golds = read_texts(task.answer)
-        if isinstance(golds, str):
-            return golds
-        bad = [gold for gold in golds if read_one_number(gold) is None]
-        if bad:
-            return f"the answer {bad[0]!r} is not one number"
+    def check_gold(self, gold: str) -> str | None:
+        if read_one_number(gold) is None:
+            return f"the answer {gold!r} is not one number"
         return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
@@ -210,14 +206,10 @@ class TokenF1Verifier(AnswerVerifier):
     def __post_init__(self) -> None:
         check_threshold("token_f1", self.threshold)
 
-    def check_task(self, task: Task) -> str | None:
-        golds = read_texts(task.answer)
-        if isinstance(golds, str):
-            return golds
-        bad = [gold for gold in golds if not squad_words(gold)]
-        if bad:
-            return f"the answer {bad[0]!r} has no word"
-        return None
+    def check_gold(self, gold: str) -> str | None:
+        if squad_words(gold):
+            return None
+        return f"the answer {gold!r} has no word"
 
     def judge(self, task: Task, answer: str) -> Verdict:
         words = squad_words(answer)

@@ -86,12 +86,14 @@ def answer_of(config, rank, size=2):
     return world.answer
 
 
+@pytest.mark.gate
 def test_ranks_with_gpus_of_their_own_are_taken(machine):
     check_gpus(tree(), World())
     assert [answer_of(tree(), rank)[0].uuid for rank in (0, 1)] == ["GPU-a", "GPU-b"]
     check_gpus(tree(), Ranks(others=[answer_of(tree(), 1)]))
 
 
+@pytest.mark.gate
 def test_two_ranks_on_one_gpu_are_refused(machine):
     config = tree(model={"device": "cuda:1"})
     with pytest.raises(
@@ -131,6 +133,7 @@ def test_a_rank_that_is_shown_too_few_gpus_is_refused_on_all_ranks(machine):
         check_gpus(tree(rollout={"engine": "hf"}, model={"device": "cuda:1"}), World())
 
 
+@pytest.mark.gate
 def test_a_gpu_that_another_process_uses_is_refused_before_anything_is_loaded(machine, tmp_path):
     machine.free[0] = 10 * GIB
     machine.patch.setattr(policy_training, "load_policy", lambda *_: pytest.fail("weights were loaded"))

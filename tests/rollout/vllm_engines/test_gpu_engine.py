@@ -83,6 +83,7 @@ def opened(policy, **options):
     return result
 
 
+@pytest.mark.gate
 def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
     """Gradients and the allocator's cache go first, then the engine's weights wake, then they are sent, then the buffer
     goes, then the cache of keys and values wakes. The engine sleeps from its start, while the backend takes its
@@ -114,6 +115,7 @@ def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
     result.close()
 
 
+@pytest.mark.gate
 def test_a_version_is_sent_once(gpus):
     """An evaluation after a step publishes it again: the engine is awake, with all of its memory taken. Ranks that help
     to gather the weights of rank 0's engine go through them as often."""
@@ -137,6 +139,7 @@ def test_a_version_is_sent_once(gpus):
     result.close()
 
 
+@pytest.mark.gate
 def test_an_adapters_base_weights_outlive_the_sleep(gpus):
     """They are sent once, so the engine keeps them on the host (level 1); level 2 would discard them."""
     policy = on_gpu(small(adapter={"r": 2}))
@@ -158,6 +161,7 @@ def test_an_adapters_base_weights_outlive_the_sleep(gpus):
     merged.close()
 
 
+@pytest.mark.gate
 def test_another_adapter_of_the_same_version_is_written(gpus):
     """As where the run goes back to a checkpoint."""
     policy = on_gpu(small(adapter={"r": 2}))
@@ -221,6 +225,7 @@ def test_weights_that_wait_on_the_host_for_zero_3_have_an_engine_for_the_gpu(gpu
     assert launch.engine_arguments(policy, result._folder, servers, "nccl")["gpu_memory_utilization"] == 0.9
 
 
+@pytest.mark.gate
 def test_weights_go_by_ipc_or_through_the_hosts_memory(gpus):
     for options, backend in (
         ({}, "ipc"),
@@ -237,6 +242,7 @@ def test_weights_go_by_ipc_or_through_the_hosts_memory(gpus):
         VLLMOptions(transfer="ipc").open(small())
 
 
+@pytest.mark.gate
 def test_a_split_engine_has_the_trainers_gpu_and_others(gpus):
     for index, shown in ((0, "0,1"), (1, "1,0")):
         result = VLLMOptions(tensor_parallel_size=2).open(on_gpu(small(), index))
@@ -331,6 +337,7 @@ def longest(evaluated=0, **sections):
     return longest_sequence(plans, lambda _: evaluated)
 
 
+@pytest.mark.gate
 def test_the_engine_is_as_long_as_the_longest_sequence(gpus):
     assert longest() == 32
     assert longest(10) == 32

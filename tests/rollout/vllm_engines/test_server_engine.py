@@ -183,6 +183,7 @@ def test_steps_under_way_are_finished_before_weights_change_under_kept_caches():
     assert (server._pauses, server._updating) == (1, True)
 
 
+@pytest.mark.gate
 def test_the_limit_on_open_files_lets_all_completions_have_a_connection():
     program = (
         "import resource\n"

@@ -106,7 +106,7 @@ def test_responses_under_way_keep_their_keys_and_values(options, monkeypatch):
         engine.close()
 
 
-@pytest.mark.parametrize("adapter", [None, {"r": 4}])
+@pytest.mark.parametrize("adapter", [None, pytest.param({"r": 4}, marks=pytest.mark.slow)])
 def test_weights_and_cache_in_fp8_are_those_of_the_newest_publish(adapter, collector):
     """Quantised again at each publish: the log-probs are far closer to the new weights' than to the old ones'. An
     adapter goes by itself, over weights in fp8 that are sent once. The engine's own constraint does not bind the

@@ -330,6 +330,7 @@ def test_vllm_takes_the_options_by_its_own_names(vllm, tmp_path):
     assert not plain.cache_config.cache_dtype.startswith("fp8")
 
 
+@pytest.mark.gate
 @needs_vllm
 def test_the_log_probs_of_guessed_tokens_are_of_the_distribution_sampled_from(vllm):
     """vLLM's own rejection sampler: guesses that are taken, those put in the place of one that is not, and the token

@@ -428,6 +428,7 @@ def test_a_token_that_was_seen_is_worth_nothing_the_next_time(monkeypatch):
     assert_failure(says, [APART])
 
 
+@pytest.mark.gate
 def test_a_group_of_attacks_leaves_the_sandbox_whole():
     """All at once on a pool, and an honest program is paid between and after them."""
     attacks = [*ENDINGS.values(), *PATCHES.values()]

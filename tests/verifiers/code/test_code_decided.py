@@ -151,6 +151,7 @@ def test_no_signal_makes_an_outcome_undecided(tier, without_signal_scope, short_
     assert_decided(tier, [HELPERS + ALL_SIGNALS.format(seen=seen, last=last) for last in (9, 19, 2)])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("scope", ["scope", "no scope"])
 @pytest.mark.parametrize("tier", ["full", "bubblewrap", "landlock", "none"])
 def test_no_program_makes_its_outcome_undecided(tier, scope, short_grace, request):
@@ -175,6 +176,7 @@ HEADS = [
 ]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("started", [True, False])
 def test_no_last_words_of_a_supervisor_are_an_error_of_the_trainers(monkeypatch, started):
     """Where a program can write as its supervisor, nonsense is a failure; before it ran it is the sandbox's own

@@ -98,6 +98,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("tier", ["full", "bubblewrap", "landlock"])
 def test_a_program_ends_and_reads_and_writes_as_elsewhere(tier):
     """Each prints 7 under the interpreter itself, whose word is taken for it, and in the sandbox."""
@@ -299,6 +300,7 @@ int main() {
 """C++20, GNU's headers, and a name that C++20 gives to its library, too."""
 
 
+@pytest.mark.gate
 @pytest.mark.skipif("cpp" not in languages(), reason="there is no C++ compiler here")
 def test_cpp_is_cpp20():
     (outcome,) = outcomes([Job(CPP20, "cpp", b"3 4\n", limits=SLOW)])
@@ -604,6 +606,7 @@ def passed_by_exec(program: str, tests) -> bool:
 # --- packages
 
 
+@pytest.mark.gate
 def test_numpy_is_there_only_where_the_task_says_so():
     pytest.importorskip("numpy")
     source = "import numpy as np\nprint(int(np.linalg.norm([3.0, 4.0])), np.arange(3).sum())"

@@ -35,6 +35,7 @@ def runner():
         loop.run(runner.close())
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", FLOODS)
 def test_frames_that_nobody_asked_for_end_the_conversation(name, runner, monkeypatch):
     """A few of them are read, not as many as fit into the time limit."""
@@ -80,6 +81,7 @@ def test_the_loop_turns_for_every_frame_that_is_there_already():
     assert asyncio.run(scene()) >= 2000
 
 
+@pytest.mark.gate
 def test_an_answer_that_came_while_the_loop_stood_still_is_not_late(runner, monkeypatch):
     """The trainer is held up for longer than every limit of the wait."""
     monkeypatch.setattr(execution, "GRACE_SECONDS", 0.1)

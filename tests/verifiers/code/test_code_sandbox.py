@@ -329,6 +329,7 @@ def test_what_cannot_be_run_is_said(run):
         run(Job("", "c", call=Call("f")))
 
 
+@pytest.mark.gate
 def test_processor_time_has_a_limit_of_its_own(run):
     """A compiler is limited by it: on a busy machine the wall clock would refuse a program that compiles."""
     limits = Limits(seconds=20.0, cpu_seconds=1.0)

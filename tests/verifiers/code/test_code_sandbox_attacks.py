@@ -228,6 +228,7 @@ def prepared(source: str, folder: Path, listener: socket.socket) -> str:
     return source
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attack(sandbox, host, name):
     tier, run = sandbox

@@ -367,6 +367,7 @@ def needs(language: str) -> None:
         pytest.skip(f"programs in {language} cannot be run here")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("language", "right", "wrong"), [("python", 40, 18), ("javascript", 12, 7), ("cpp", 8, 5)])
 def test_a_sample_of_programs_is_judged_right(language, right, wrong):
     needs(language)

@@ -585,10 +585,12 @@ def test_tolerance_is_relative_to_the_gold():
         "_",
         "\\begin{pmatrix}1",
         "🙂",
+        "P() > 2",
+        "|P()| > 2",
     ],
 )
 def test_what_cannot_be_read_is_never_equal_and_never_raises(answer):
-    for gold in ("42", "\\sqrt{2}", "x^2", "[1,2)", "(1,2)"):
+    for gold in ("42", "\\sqrt{2}", "x^2", "[1,2)", "(1,2)", "P > 2"):
         assert compare(gold, answer).equal is not True
         assert compare(answer, gold).equal is not True
 

@@ -235,6 +235,7 @@ CORNERS = st.integers(-(10**9), 10**9)
 SLOPES = st.integers(-50, 50).filter(bool)
 
 
+@pytest.mark.gate
 @settings(max_examples=100, deadline=None)
 @given(SLOPES, CORNERS, SLOPES, CORNERS)
 def test_piecewise_lines_are_equal_where_all_of_their_pieces_are(a, b, c, d):

@@ -355,6 +355,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.gate
 def test_two_ranks_of_torchrun_have_a_pool_each(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "ranks.py"

@@ -44,6 +44,7 @@ def test_where_there_is_no_bubblewrap_the_check_names_the_package(probe, monkeyp
         Verification(probe[0], pool).check([TASK])
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_a_sandboxed_verifier_sees_and_touches_nothing(probe):
     verifier, secret = probe

@@ -75,6 +75,7 @@ def test_quick_verdicts_travel_together_and_each_gets_its_own(counted):
         assert -(-40 // MOST) <= counted["_at_once"] - before["_at_once"] <= 20
 
 
+@pytest.mark.gate
 def test_quick_verdicts_of_a_moment_travel_together_where_they_are_held(counted):
     async def one_after_the_other(pool, verifier):
         tasks = []

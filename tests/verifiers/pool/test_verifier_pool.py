@@ -89,6 +89,7 @@ def test_what_a_verifier_says_is_cut_before_it_crosses(pool, completion):
         assert "characters are left out" in verdict.reason
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "leaky",
     [
@@ -366,6 +367,7 @@ def test_async_functions_run_together(pool):
     assert time.perf_counter() - start < 15  # one after the other: 20 s
 
 
+@pytest.mark.gate
 def test_sync_functions_run_together(pool):
     def reward(completion):
         time.sleep(0.1)
@@ -377,6 +379,7 @@ def test_sync_functions_run_together(pool):
     assert time.perf_counter() - start < 5.5  # one after the other: 6.4 s
 
 
+@pytest.mark.gate
 def test_functions_that_hang_are_undecided_and_block_nobody():
     stop = threading.Event()
 
@@ -565,6 +568,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.gate
 def test_an_answer_does_not_pay_for_a_trainer_that_was_held_up(tmp_path):
     """The trainer is stopped for 3 s while answers with a limit of 2 s take 0.5 s; one that hangs is late still."""
     file = tmp_path / "held_up.py"

@@ -87,6 +87,7 @@ def test_bad_tasks_are_undecided():
     assert "scores its own answer" in verifier.verify(wrong_gold, "1 + 2").reason
 
 
+@pytest.mark.gate
 def test_a_scorer_that_hangs_costs_the_answer_and_not_the_pool(pool):
     verifier = ReasoningGymVerifier(time_limit=4.0)
     task = Task("t", "p", None, info={"dataset": "puzzle24", "metadata": {"numbers": [9, 9, 9, 9]}})

@@ -88,9 +88,9 @@ def read_gold(answer: Any, options: Options) -> frozenset[int] | str:
     if isinstance(answer, (list, tuple)):
         each = [read_gold(one, options) for one in answer]
         problems = [one for one in each if isinstance(one, str)]
-        if problems or not each:
-            if problems:
-                return problems[0]
+        if problems:
+            return problems[0]
+        if not each:
             return "the list of right options is empty"
         return frozenset[int]().union(*(one for one in each if not isinstance(one, str)))
     # Data sets store the gold as an index (MMLU) or as a letter (ARC).

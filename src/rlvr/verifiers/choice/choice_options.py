@@ -157,11 +157,10 @@ class Options:
             return self._mentioned(rest)
         if leading:
             one = self._with_text(leading[1] or leading[2], rest[leading.end() :])
+        elif trailing:
+            one = self._with_text(trailing[1], rest[: trailing.start()])
         else:
-            if trailing:
-                one = self._with_text(trailing[1], rest[: trailing.start()])
-            else:
-                one = NOTHING
+            one = NOTHING
         several = self._mentioned(rest) if isinstance(one, str) else one
         if isinstance(several, frozenset) and (len(several) > 1 or one == NEGATES):
             return several

@@ -113,7 +113,13 @@ def read_statement(marked: str) -> ChoiceStatement:
             statement.doubted |= bool(statement.affirmed)
             overcome = False
         # Rule 5: options behind "because" are spoken of in passing.
-        elif mentions and opener in _EXPLAINS and not denies and not _claims(opener, clause):
+        elif (
+            mentions
+            and opener in _EXPLAINS
+            and not denies
+            # The clause does not say that its options are right; `as good as B` compares.
+            and not (_CLAIM.search(clause) or (opener == "as" and _LAST_PLACE.search(clause)))
+        ):
             continue
         # Rule 1.
         elif mentions and denies:
@@ -140,12 +146,6 @@ def doubts(text: str) -> bool:
     """Return True if a text has any word that denies or doubts."""
     plain = _EMPHASIS.sub(" ", text)
     return _DENIAL.search(plain) is not None or _DOUBT.search(plain) is not None
-
-
-def _claims(opener: str, clause: str) -> bool:
-    """Return True if a clause behind "because", "while" ... says that its options are right; `as good as B`
-    compares."""
-    return _CLAIM.search(clause) is not None or (opener == "as" and _LAST_PLACE.search(clause) is not None)
 
 
 def _clauses(text: str) -> Iterator[tuple[str, str]]:

@@ -47,18 +47,16 @@ class InstructionsVerifier(Verifier):
         if text is None:
             return Verdict(VerdictStatus.UNPARSABLE, 0.0, reason="the reasoning never ended")
         text = visible(text)
-        if self.evaluation == "strict":
-            texts = [text]
-        else:
+        texts = [text]
+        if self.evaluation == "loose":
             texts = loose_variants(text)
         # A text without a letter or digit follows nothing, or silence would earn "no comma".
         followed = self._followed(instructions, [variant for variant in texts if any(map(str.isalnum, variant))])
         share = sum(followed.values()) / len(followed)
         broken = [name for name, follows in followed.items() if not follows]
+        score = float(not broken)
         if self.aggregate == "mean":
             score = share
-        else:
-            score = float(not broken)
         reason = f"not followed: {', '.join(broken)}" if broken else ""
         return Verdict.from_score(score, reason=reason, scores={name: float(f) for name, f in followed.items()})
 

@@ -68,27 +68,18 @@ def _ends_sentence(text: str, end: re.Match[str]) -> bool:
     word = last[0].lower() if last else ""
     # `1. First` at the start of a line is the number of an item; `in 1999.` ends a sentence.
     if word.isdigit() and last is not None:
-        return not _opens_line(text, last.start())
+        line = text[max(0, last.start() - _LONGEST_WORD) : last.start()].rpartition("\n")[2]
+        return line.strip(" \t*_#>-") != ""
     # `e.g`, `U.S`, `a.m`: single letters between stops.
     initials = word.split(".")
     if word in _CLOSING or (len(initials) > 1 and all(len(part) == 1 for part in initials)):
         return _capital_follows(text, end.end())
-    # `J. Smith` is an initial; `plan B.` and `I.` are not.
+    # `J. Smith` is an initial; `plan B.`, `the value of x.` and `I.` are not.
     if last is not None and len(word) == 1 and word.isalpha() and word != "i":
-        return _is_no_initial(text, last) and _capital_follows(text, end.end())
+        before = _LAST_WORD.search(text, max(0, last.start() - _LONGEST_WORD), last.start() - 1)
+        is_name = last[0].islower() or (before is not None and before[0].lower() in _LETTERED)
+        return is_name and _capital_follows(text, end.end())
     return word not in _ABBREVIATIONS
-
-
-def _is_no_initial(text: str, letter: re.Match[str]) -> bool:
-    """Return True if a single letter before a stop is a name of something (`plan B.`, `the value of x.`), not an
-    initial (`J. Smith`)."""
-    before = _LAST_WORD.search(text, max(0, letter.start() - _LONGEST_WORD), letter.start() - 1)
-    return letter[0].islower() or (before is not None and before[0].lower() in _LETTERED)
-
-
-def _opens_line(text: str, position: int) -> bool:
-    before = text[max(0, position - _LONGEST_WORD) : position]
-    return not before.rpartition("\n")[2].strip(" \t*_#>-")
 
 
 def _capital_follows(text: str, position: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal
+from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal, rational
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.point_sampling import PointSampler
 
@@ -67,21 +67,9 @@ def _last_place(node: Node) -> Fraction | None:
             return place * Fraction(0.017453292519943295)
         case Apply("*", (Number() as mantissa, Apply("^", (Number(), exponent)))) if is_literal(node):
             place = _last_place(mantissa)
-            power = _integer(exponent)
+            power = rational(exponent)
             # A double ends at 1e308, and the bound is compared as a float above.
             if place is None or power is None or abs(power) > 300:
                 return None
-            return place * Fraction(10) ** power
-    return None
-
-
-def _integer(node: Node) -> int | None:
-    match node:
-        case Number(value):
-            return int(value)
-        case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
-            inner = _integer(arg)
-            if inner is None:
-                return None
-            return -inner if isinstance(node, Apply) else inner
+            return place * Fraction(10) ** int(power)
     return None

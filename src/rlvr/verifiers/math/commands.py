@@ -1,10 +1,11 @@
-r"""Parsing of commands and named functions: fractions, roots, integrals, sums, limits, matrices,
-`\sin x`."""
+r"""Parsing of commands and named functions (fractions, roots, integrals, sums, limits, matrices, `\sin x`), and of what
+stands behind an operand: `!`, `%`, primes, degrees, powers, transposes."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
+from rlvr.verifiers.math.declarations import is_number_set
 from rlvr.verifiers.math.expression import (
     Apply,
     Binder,
@@ -17,40 +18,37 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
 )
-from rlvr.verifiers.math.literals import Literals
-from rlvr.verifiers.math.math_tokens import UnreadableError, tokenize
+from rlvr.verifiers.math.math_tokens import Token, UnreadableError, tokenize
+from rlvr.verifiers.math.reader import MAX_DEPTH, Reader
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 SUM = 30
 PRODUCT = 40
 """Binding powers of `+` and `*`."""
-INFIX_COMMANDS = frozenset(["over", "choose", "mod", "bmod", "pmod"])
-"""Commands that stand between their arguments."""
+_POWER = 60  # that of `^`
+INFIX_COMMANDS = {
+    "mod": ("mod", 35, 36),
+    "bmod": ("mod", 35, 36),
+    "choose": ("binom", 12, 13),
+    "over": ("/", 12, 13),
+    "pmod": ("pmod", 12, PRODUCT),
+}
+"""Commands that stand between their arguments: the operation, its binding power and that of its right argument."""
 # Letters that name functions: `f(x)` is a call, `a(x)` a product.
 _CALLS = frozenset("fghFGH")
 _DECORATIONS = frozenset(
     ["overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "dot", "ddot", "angle", "triangle"]
 )
 
-_ROWS = {
-    "matrix",
-    "pmatrix",
-    "bmatrix",
-    "Bmatrix",
-    "vmatrix",
-    "Vmatrix",
-    "smallmatrix",
-    "array",
-    "cases",
-    "aligned",
-    "align*",
-    "align",
-    "split",
-}
+_ROWS = frozenset(
+    """
+    matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array cases aligned align* align split
+    """.split()  # noqa: SIM905
+)
 
 
-class Commands(Literals):
-    """The part of the parser for commands and named functions."""
+class Commands(Reader):
+    """The part of the parser for commands, named functions, postfixes and exponents."""
 
     def _function(self, name: str) -> Node:
         index = exponent = None
@@ -132,7 +130,8 @@ class Commands(Literals):
 
     def _command(self, name: str) -> Node:
         if name == "frac":
-            return self._fraction()
+            # `\frac{d}{dx} y` first: it has the form of any fraction.
+            return self._derivative() or Apply("/", (self._argument(), self._argument()))
         if name in ("binom", "tbinom", "dbinom"):
             return Apply("binom", (self._argument(), self._argument()))
         if name in ("int", "iint", "oint"):
@@ -154,12 +153,6 @@ class Commands(Literals):
             return Number(Fraction(token.text[0]))
         return self.exponent()
 
-    def _fraction(self) -> Node:
-        derivative = self._derivative()
-        if derivative is not None:
-            return derivative
-        return Apply("/", (self._argument(), self._argument()))
-
     def _call_or(self, symbol: Symbol) -> Node:
         """`f(x)` as a call where f is a usual name of a function or has a prime, else the symbol alone."""
         if (bare := symbol.name.removeprefix("bold ")) == "E" and self._opens_expectation():
@@ -170,11 +163,10 @@ class Commands(Literals):
         if grouped:
             self.next()
         self.next()
-        inner = self._inside(self.listing)
-        self.expect("close", ")")
+        args = self._listed(")")
         if grouped:
             self.expect("close", "group")
-        return Apply(f"call {bare}", inner.items if isinstance(inner, Listing) else (inner,))
+        return Apply(f"call {bare}", args)
 
     def _opens_expectation(self) -> bool:
         """Return True if an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind
@@ -358,3 +350,86 @@ class Commands(Literals):
         if name == "vmatrix":
             return Apply("det", (matrix,))
         return matrix
+
+    # what stands behind an operand
+
+    def _postfix(self, left: Node, token: Token, power: int) -> Node | None:
+        if token.text == "!":
+            self.next()
+            # `5!!` is the double factorial; with a space, `5! !`, the factorial of one.
+            if self.peek() == ("operator", "!", False):
+                self.next()
+                if self.peek() != ("operator", "!", False):
+                    return Apply("factorial2", (left,))
+                self.next()
+                return Apply("factorial", (Apply("factorial", (Apply("factorial", (left,)),)),))
+            return Apply("factorial", (left,))
+        if token.text == "%":
+            self.next()
+            return Apply("percent", (left,))
+        if token.text in ("'", "prime") and isinstance(left, Symbol):
+            self.next()
+            return self._call_or(Symbol(left.name + "'"))
+        # `f \circ g`, or `30 \circ` for degrees. Tighter than a power (60).
+        if token.text == "circ" and power <= 65:
+            self.next()
+            return self._composition(left) or self._degrees(left)
+        if token.text == "^" and power <= _POWER:
+            return self._raised(left)
+        return None
+
+    def _raised(self, left: Node) -> Node:
+        self.next()
+        if self.peek().text == "circ" or (
+            self.peek().text == "group" and self.peek(1).text == "circ" and self.peek(2).text == "group"
+        ):
+            self.at += 1 if self.peek().text == "circ" else 3
+            return self._degrees(left)
+        if self.peek().text in ("prime", "'") and isinstance(left, Symbol):
+            self.next()
+            return self._call_or(Symbol(left.name + "'"))
+        # `f^{\prime\prime}`.
+        if self.peek().text == "group" and self.peek(1).text in ("prime", "'") and isinstance(left, Symbol):
+            self.next()
+            primes = ""
+            while self.peek().text in ("prime", "'"):
+                self.next()
+                primes += "'"
+            self.expect("close", "group")
+            return self._call_or(Symbol(left.name + primes))
+        # `A^\top` always; `M^T` only of a matrix as written, since of a letter it may be a power.
+        if self.peek().text == "top" or (self.peek().text in ("T", "bold T") and isinstance(left, (Matrix, Bracket))):
+            self.next()
+            return Apply("transpose", (left,))
+        if is_number_set(left) and (signed := self._signed_set(left)) is not None:
+            return signed
+        return Apply("^", (left, self.exponent()))
+
+    def _signed_set(self, numbers: Node) -> Node | None:
+        r"""The numbers of one sign: `\mathbb{Z}^+`, `\mathbb{R}^{-}`, `\mathbb{N}^*`; None where a power follows."""
+        assert isinstance(numbers, Symbol)
+        braced = self.peek().text == "group"
+        sign = self.peek(int(braced)).text
+        if sign not in ("+", "-", "*", "times") or (braced and self.peek(2) != ("close", "group", False)):
+            return None
+        self.at += 3 if braced else 1
+        return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
+
+    def exponent(self) -> Node:
+        r"""Return the argument of `^` or `_`: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is
+        read whole."""
+        # `2^-3`, without braces.
+        if self.accept("operator", "-"):
+            return Apply("neg", (self.exponent(),))
+        if self.accept("operator", "+"):
+            return self.exponent()
+        if self.peek().kind == "number":
+            return Number(Fraction(self.next().text))
+        self.level += 1
+        if self.level > MAX_DEPTH:
+            raise UnreadableError("nested too deep")
+        node = self.atom()
+        self.level -= 1
+        if self.peek().text == "^":
+            return self._raised(node)
+        return node

@@ -30,7 +30,8 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     def watch() -> None:
         wait = seconds
         while not done.wait(wait):
-            _raise_in(here, OutOfTime)
+            # CPython raises it where the thread next runs Python code; a call in C has to return first.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(here), ctypes.py_object(OutOfTime))
             wait = _AGAIN
 
     watcher = threading.Thread(target=watch, daemon=True, name="verifier-deadline")
@@ -52,8 +53,3 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 def _any_call() -> None:
     """A pending exception is raised when a Python function is entered."""
-
-
-def _raise_in(thread: int, error: type[BaseException]) -> None:
-    # CPython raises it where the thread next runs Python code; a call in C has to return first.
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

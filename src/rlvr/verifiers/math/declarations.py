@@ -67,15 +67,14 @@ def without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
         for condition in node.conditions:
             declaration = declared_by(condition)
             declared |= declaration or frozenset()
-            if declaration is None and not _says_nothing(condition):
+            # `for all x`, `x \ne 1`: it restricts nothing but single points.
+            says_nothing = isinstance(condition, Symbol) or (
+                isinstance(condition, Relation) and set(condition.operators) == {"!="}
+            )
+            if declaration is None and not says_nothing:
                 restrictions.append(condition)
         node = node.subject
     return node, declared, tuple(restrictions)
-
-
-def _says_nothing(condition: Node) -> bool:
-    r"""Return True if a condition restricts nothing but single points: `for all x`, `x \ne 1`."""
-    return isinstance(condition, Symbol) or (isinstance(condition, Relation) and set(condition.operators) == {"!="})
 
 
 def disagree(
@@ -87,16 +86,24 @@ def disagree(
     A letter that both declare has one domain, and so have those that only one of them writes, which are the same by
     another name. Real numbers are what every letter is until something else is said.
     """
-    ours = dict(gold)
-    theirs = dict(answer)
-    if any(domain != theirs.get(name, domain) for name, domain in ours.items()):
+    ours = _domains(gold)
+    theirs = _domains(answer)
+    if any(domains != theirs.get(name, domains) for name, domains in ours.items()):
         return True
     renamed = (
-        {domain for name, domain in ours.items() if name in letters[0] - letters[1]},
-        {domain for name, domain in theirs.items() if name in letters[1] - letters[0]},
+        {domain for name, domain in gold if name in letters[0] - letters[1]},
+        {domain for name, domain in answer if name in letters[1] - letters[0]},
     )
     if all(renamed) and renamed[0] - {"Reals"} != renamed[1] - {"Reals"}:
         return True
     about = frozenset(in_inequalities)
     domains = [{pair for pair in side if pair[0] in about and pair[1] != "Reals"} for side in (gold, answer)]
     return domains[0] != domains[1]
+
+
+def _domains(declared: Declared) -> dict[str, set[str]]:
+    """The domains of each letter; that it is real says nothing beside another one."""
+    domains: dict[str, set[str]] = {}
+    for name, domain in declared:
+        domains.setdefault(name, set()).add(domain)
+    return {name: kinds - {"Reals"} or kinds for name, kinds in domains.items()}

@@ -1,14 +1,20 @@
-"""Values of expressions, at the sample point of an evaluation.
+r"""Values of expressions, at the sample point of an evaluation.
 
 What has no value of its own (an unknown function, an integral) gets a stand-in that tells different ones apart.
 Verdicts are deterministic: the sample points are fixed.
+
+Derivatives and antiderivatives are not worked out. The rule, decided here alone, of which letters under them depend on
+their variable: usual names of functions and unknowns do (`f`, `u`, `y`, `\rho`), and a letter that is differentiated
+alone; all others are constant factors. So $\frac{d}{dx}(ay)$ is $a\frac{dy}{dx}$, and $\frac{d}{dx}(uv)$ is not
+$u\frac{dv}{dx}$. Integrals know only names of functions: other letters are parameters.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from rlvr.verifiers.math.expression import (
     Apply,
@@ -23,10 +29,13 @@ from rlvr.verifiers.math.expression import (
     symbols,
 )
 from rlvr.verifiers.math.guarded_arithmetic import GuardedArithmetic, UnknownValueError, Value
-from rlvr.verifiers.math.operators import moved
 
 MAX_TERMS = 60
 """Terms of a sum or product that is computed."""
+
+_FUNCTIONS = frozenset("fghuvwFGH")
+_UNKNOWNS = _FUNCTIONS | frozenset("xyzTVPEBLUS") | {"rho", "phi", "psi", "theta", "sigma", "Phi", "Psi"}
+_CONSTANTS = frozenset("abckmnq") | {"pi", "alpha", "beta", "gamma", "epsilon", "kappa", "lambda", "mu"}
 
 
 class NumericEvaluator(GuardedArithmetic):
@@ -132,8 +141,7 @@ class NumericEvaluator(GuardedArithmetic):
         return total
 
     def _bound(self, node: Binder) -> Value:
-        """A short sum or product is computed; any other operator is a linear functional of its body, see
-        operators.py."""
+        """A short sum or product is computed; any other operator is a linear functional of its body."""
         limits = [self._limit(limit) for limit in (node.lower, node.upper) if limit is not None]
         # A sum with numbers for limits, and short: worked out exactly, so that `\sum_{k=1}^{4} k` is 10.
         if node.kind in ("sum", "prod") and all(isinstance(v, Fraction) and v.denominator == 1 for v in limits):
@@ -173,3 +181,27 @@ class NumericEvaluator(GuardedArithmetic):
                 yield self(node.body)
             finally:
                 self.point = outer
+
+
+def is_constant(name: str) -> bool:
+    r"""Return True if a letter under $\nabla$ is a constant; any other is a field."""
+    return _base(name) in _CONSTANTS
+
+
+def _base(name: str) -> str:
+    return name.rpartition(" ")[2].partition("_")[0].rstrip("'")
+
+
+def moved(node: Binder, point: Mapping[str, Any], place: Fraction) -> dict[str, Any]:
+    """The point where the operator's variable is `place`, and what depends on it has moved along; sums only set their
+    variable."""
+    place_of = dict(point)
+    if node.kind == "diff" or node.kind.endswith("int"):
+        movable = _UNKNOWNS if node.kind == "diff" else _FUNCTIONS
+        for name in symbols(node.body) - {node.variable}:
+            if isinstance(point.get(name), Fraction) and (
+                _base(name) in movable or (node.kind == "diff" and node.body == Symbol(name))
+            ):
+                place_of[name] = point[name] + Fraction(1 + zlib.crc32(f"{name} {place}".encode()) % 97, 14)
+    place_of[node.variable] = place
+    return place_of

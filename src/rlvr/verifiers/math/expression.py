@@ -6,7 +6,7 @@ that every function here may recurse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeAlias
@@ -111,6 +111,11 @@ CONSTANTS = frozenset(
     {"pi", "e", "i", "infinity", "Reals", "Integers", "Naturals", "Rationals", "Complexes", "emptyset"}
 )
 
+INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
+COMPARED = INEQUALITIES | {"="}
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+"""Operators of relations, read from right to left."""
+
 MAX_EXPONENT = 1000
 """Size of a decimal exponent beyond which a literal is not worked out."""
 
@@ -194,11 +199,11 @@ def rename(node: Node, names: dict[str, str]) -> Node:
     return renamed
 
 
-def substitute(node: Node, name: str, value: Node) -> Node:
-    """`node` with `value` for a symbol."""
+def replaced(node: Node, names: Mapping[str, Node]) -> Node:
+    """`node` with expressions for symbols, all at once."""
     if isinstance(node, Symbol):
-        return value if node.name == name else node
-    return rebuild(node, lambda child: substitute(child, name, value))
+        return names.get(node.name, node)
+    return rebuild(node, lambda child: replaced(child, names))
 
 
 def depth(node: Node) -> int:
@@ -243,7 +248,7 @@ def as_decimal(node: Node) -> Number | None:
         case Apply("*", (Number(value, places=int(places)), Apply("^", (Number(), power)) as scale)) if (
             _is_power_of_ten(scale)
         ):
-            exponent = int(_integer(power))
+            exponent = int(rational(power) or 0)
             if abs(exponent) > MAX_EXPONENT:
                 return None
             return Number(value * Fraction(10) ** exponent, places=places - exponent)
@@ -264,16 +269,29 @@ def is_integer_literal(node: Node) -> bool:
             return False
 
 
-def _integer(node: Node) -> Fraction:
-    """The value of an integer literal."""
+def rational(node: Node) -> Fraction | None:
+    """The value of a fraction of integers as written, with signs and brackets; None for anything else."""
     match node:
         case Number(value):
             return value
-        case Apply("neg", (arg,)):
-            return -_integer(arg)
         case Bracket(items=(item,)):
-            return _integer(item)
-    raise TypeError(f"no integer literal: {node}")
+            return rational(item)
+        case Apply("neg", (arg,)):
+            inner = rational(arg)
+            return None if inner is None else -inner
+        case Apply("/", (top, bottom)):
+            above = rational(top)
+            below = rational(bottom)
+            if above is None or not below:
+                return None
+            return above / below
+    return None
+
+
+def difference(relation: Relation) -> Node:
+    """The left side of an equation or inequality minus its right side."""
+    left, right = relation.sides
+    return Apply("+", (left, Apply("neg", (right,))))
 
 
 def _is_power_of_ten(node: Node) -> bool:

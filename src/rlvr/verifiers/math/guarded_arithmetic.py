@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import gcd, isqrt, lcm
+from math import factorial, gcd, isqrt, lcm, prod
 from typing import Any, NamedTuple
 
 MAX_BITS = 2048
@@ -209,9 +209,7 @@ class GuardedArithmetic:
         return self.mp.power(self.inexact(base), self.inexact(exponent))
 
     def root(self, radicand: Value, degree: Value = Fraction(2)) -> Value:
-        if not isinstance(degree, Fraction) or degree == 0:
-            return self.power(radicand, self.divide(Fraction(1), degree))
-        return self.power(radicand, 1 / degree)
+        return self.power(radicand, self.divide(Fraction(1), degree))
 
     def _exp(self, value: Value) -> Value:
         self.fuel.spend(4)
@@ -261,7 +259,7 @@ class GuardedArithmetic:
             raise TooLargeError("a factorial too large")
         # Up to 200 the factorial is exact (1,246 bits); above it is a float by the gamma function.
         if isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= 200:
-            return _factorial(int(value))
+            return Fraction(factorial(int(value)))
         if value < 0 and value == int(value):
             raise UnknownValueError("the factorial of a negative integer")
         return self.mp.gamma(self.inexact(value) + 1)
@@ -269,7 +267,7 @@ class GuardedArithmetic:
     def factorial2(self, value: Value) -> Value:
         if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 300:
             raise UnknownValueError("a double factorial of no small integer")
-        return functools.reduce(lambda a, b: a * b, range(int(value), 0, -2), 1)
+        return prod(range(int(value), 0, -2))
 
     def binomial(self, n: Value, k: Value) -> Value:
         # The product n(n-1)...(n-k+1)/k! holds for any n, fractions and complex numbers too, and costs k steps.
@@ -279,13 +277,9 @@ class GuardedArithmetic:
                 self.fuel.spend(1)
                 product = self.multiply(product, self.divide(self.add(n, Fraction(-j)), Fraction(j + 1)))
             return product
-        if isinstance(n, Fraction) and isinstance(k, Fraction) and n.denominator == k.denominator == 1:
-            if 0 <= n - k <= 60 and k >= 0:
-                return self.binomial(n, n - k)
-            return self._large_binomial(n, k)
-        return self._large_binomial(n, k)
-
-    def _large_binomial(self, n: Value, k: Value) -> Value:
+        are_whole = isinstance(n, Fraction) and isinstance(k, Fraction) and n.denominator == k.denominator == 1
+        if are_whole and 0 <= n - k <= 60 and k >= 0:
+            return self.binomial(n, n - k)
         below = self.multiply(self.factorial(k), self.factorial(self.add(n, -k)))
         return self.divide(self.factorial(n), below)
 
@@ -309,11 +303,6 @@ class GuardedArithmetic:
         return value % modulus
 
 
-@functools.lru_cache(maxsize=256)
-def _factorial(n: int) -> Fraction:
-    return Fraction(functools.reduce(lambda a, b: a * b, range(2, n + 1), 1))
-
-
 def exact_root(value: Fraction, degree: int) -> Fraction | None:
     """The exact positive root of a positive fraction, or None."""
     # `root**degree` below would be as large as the number; no answer has a 64th root.
@@ -323,12 +312,11 @@ def exact_root(value: Fraction, degree: int) -> Fraction | None:
     for part in (value.numerator, value.denominator):
         if degree == 2:
             root = isqrt(part)
+        # A float holds no number of more than 1,024 bits; above that the root is given up, and mpmath takes over.
+        elif part.bit_length() < 900:
+            root = round(part ** (1 / degree))
         else:
-            # A float holds no number of more than 1,024 bits; above that the root is given up, and mpmath takes over.
-            if part.bit_length() < 900:
-                root = round(part ** (1 / degree))
-            else:
-                root = 0
+            root = 0
         if root**degree != part:
             return None
         roots.append(root)
@@ -350,11 +338,6 @@ def _integers(fold: Callable[[int, int], int]) -> Callable[..., Value]:
 
 def _named(name: str) -> Callable[..., Value]:
     return lambda e, value: e.call(name, value)
-
-
-def _sign(e: GuardedArithmetic, value: Value) -> Value:
-    value = e.real(value)
-    return Fraction((value > 0) - (value < 0))
 
 
 _OF_MPMATH = (
@@ -390,7 +373,7 @@ _OPERATIONS: dict[tuple[str, int], Callable[..., Value]] = {
     ("min", -1): _extremum(min),
     ("gcd", -1): _integers(gcd),
     ("lcm", -1): _integers(lcm),
-    ("sgn", 1): _sign,
+    ("sgn", 1): lambda e, value: Fraction((e.real(value) > 0) - (value < 0)),
     ("re", 1): lambda e, value: e.inexact(value).real,
     ("im", 1): lambda e, value: e.inexact(value).imag,
     **{(name, 1): _named(name) for name in _OF_MPMATH.split()},

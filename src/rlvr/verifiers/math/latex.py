@@ -83,34 +83,11 @@ _SYMBOLS = {
     **dict.fromkeys("−–—‐‑﹣", "-"),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
     **dict.fromkeys("’′", "'"),
-    "×": "\\times ",
-    "·": "\\cdot ",
-    "⋅": "\\cdot ",
-    "٫": ".",
-    "٬": ",",
-    "、": ",",
-    "÷": "/",
-    "⁄": "/",
-    "∕": "/",
-    "°": "^\\circ ",
-    "π": "\\pi ",
-    "∞": "\\infty ",
-    "√": "\\sqrt ",
-    "±": "\\pm ",
-    "≤": "\\leq ",
-    "≥": "\\geq ",
-    "≠": "\\ne ",
-    "∪": "\\cup ",
-    "∩": "\\cap ",
-    "∈": "\\in ",
-    "∅": "\\emptyset ",
-    "ℝ": "\\mathbb{R}",
-    "θ": "\\theta ",
-    "α": "\\alpha ",
-    "β": "\\beta ",
-    "γ": "\\gamma ",
-    "λ": "\\lambda ",
-}
+    "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "٫": ".", "٬": ",", "、": ",", "÷": "/", "⁄": "/", "∕": "/",
+    "°": "^\\circ ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt ", "±": "\\pm ", "≤": "\\leq ", "≥": "\\geq ",
+    "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "θ": "\\theta ",
+    "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ",
+}  # fmt: skip
 
 
 class _Characters(dict[int, str]):
@@ -161,9 +138,13 @@ def clean(text: str) -> str:
         # `rstrip` removes the spaces that `\!` matches with it. A command without a replacement becomes a space.
         text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip(), " "), text)
     if "\\" in text or not text.isascii():
-        text = _restyled(text)
+        # Colours and sizes go; ohms and micro-units get names that units.py knows.
+        text = _STYLE.sub(" ", text)
+        text = _OHM.sub(lambda unit: rf" \text{{{_PREFIX[unit[1] or unit[2] or unit[3] or '']}ohm}}", text)
+        text = _MICRO.sub(lambda unit: rf"\text{{u{unit[1] or unit[2]}}}", text)
     if "\\dot" in text:
-        text = _DOTTED.sub(_overlined, text)
+        digits = r"\1\\overline{\2\3\4\5\6}"  # the cycle under a line in place of dots
+        text = _DOTTED.sub(digits, text)
     if "or" in text or "and" in text:
         text = _GLUED.sub(r" \1 ", text)
     text = _strip(text)
@@ -173,18 +154,6 @@ def clean(text: str) -> str:
             break
         text = _strip(inner)
     return text
-
-
-def _restyled(text: str) -> str:
-    r"""`text` without commands for colour and size, and with ohms and micro-units in names that units.py knows."""
-    text = _STYLE.sub(" ", text)
-    text = _OHM.sub(lambda unit: rf" \text{{{_PREFIX[unit[1] or unit[2] or unit[3] or '']}ohm}}", text)
-    return _MICRO.sub(lambda unit: rf"\text{{u{unit[1] or unit[2]}}}", text)
-
-
-def _overlined(decimal: re.Match[str]) -> str:
-    """A decimal with its cycle under `\\overline` in place of dots."""
-    return f"{decimal[1]}\\overline{{{''.join(digit or '' for digit in decimal.groups()[1:])}}}"
 
 
 def _as_power(run: re.Match[str]) -> str:

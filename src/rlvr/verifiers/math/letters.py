@@ -79,6 +79,16 @@ def read(text: str, variables: frozenset[str] = frozenset()) -> Node:
         return with_units
 
 
+def read_formula(text: str) -> Node | None:
+    """The tree of a cleaned formula of a prompt; None where it is too long or cannot be read."""
+    if len(text) > MAX_FORMULA or not balanced(text):
+        return None
+    try:
+        return read(text)
+    except (UnreadableError, RecursionError):
+        return None
+
+
 def _values(node: Node) -> list[Node]:
     """Return the values that stand on their own in an answer: the items of lists, the sides of relations that are no
     labels."""
@@ -201,12 +211,9 @@ def _prose(prompt: str) -> str:
 def _letters_of(formula: str, is_read: bool) -> set[str]:
     """The variables of a formula; of one that is not read as a tree, its single letters."""
     text = clean(formula)
-    if is_read and len(text) <= MAX_FORMULA and balanced(text):
-        try:
-            # a subscript or a prime makes no other letter of it
-            return {name[0] for name in symbols(read(text)) if len(name.partition("_")[0].rstrip("'")) == 1}
-        except (UnreadableError, RecursionError):
-            pass
+    if is_read and (node := read_formula(text)) is not None:
+        # a subscript or a prime makes no other letter of it
+        return {name[0] for name in symbols(node) if len(name.partition("_")[0].rstrip("'")) == 1}
     return set(_LETTER.findall(_STYLED.sub(_without_words, text)))
 
 

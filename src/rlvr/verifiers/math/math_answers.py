@@ -13,6 +13,8 @@ from dataclasses import replace
 from rlvr.verifiers.math.declarations import disagree
 from rlvr.verifiers.math.definitions import arguments_of, function_of, with_variables_of
 from rlvr.verifiers.math.expression import (
+    FLIPPED,
+    INEQUALITIES,
     Apply,
     Bracket,
     Builder,
@@ -22,13 +24,14 @@ from rlvr.verifiers.math.expression import (
     Symbol,
     Words,
     children,
+    difference,
     rename,
-    substitute,
+    replaced,
     symbols,
     walk,
 )
 from rlvr.verifiers.math.math_values import Values, all_of, head_of
-from rlvr.verifiers.math.parameters import Parameters, Substitution, replaced
+from rlvr.verifiers.math.parameters import Parameters, Substitution
 from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.rules import MathComparison
@@ -36,6 +39,7 @@ from rlvr.verifiers.math.statements import (
     Statement,
     StatementEntry,
     alphabetical,
+    as_tuple,
     is_set,
     permuted,
     read_entry,
@@ -48,21 +52,21 @@ MAX_ITEMS = 64
 FUEL_PER_ITEM = 150
 """Fuel for each answer of a list: two values at two precisions, where the cheap first look has found the pair."""
 _HATS = {f"hat {name}": name for name in "ijk"}
+_ELLIPSIS = Symbol("...")
 _SYMMETRIC = frozenset({("parallel",), ("perp",)})
-_INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 
 
 class Judge(Values):
     """Compares two trees under `rules`; holds the sampler, and with it the fuel of one comparison."""
 
     def compare(self, gold: Node, answer: Node) -> MathComparison:
-        if _has_residue(gold) or _has_residue(answer):
+        if "pmod" in map(head_of, (*walk(gold), *walk(answer))):
             gold = with_residues(gold)
             answer = with_residues(answer)
         gold, answer = _without_hats(gold, answer), _without_hats(answer, gold)
         answer = with_variables_of(gold, answer)
         # `1, 2, 3, \ldots` is an infinite list and `1, 2, 3` is not.
-        if _has_ellipsis(gold) != _has_ellipsis(answer):
+        if (_ELLIPSIS in walk(gold)) != (_ELLIPSIS in walk(answer)):
             return MathComparison(False, "an ellipsis where the other has none")
         nested = _is_set_of_sets(gold) or _is_set_of_sets(answer)
         if not nested and (_is_set_like(gold) or _is_set_like(answer)):
@@ -80,7 +84,7 @@ class Judge(Values):
         about = {
             name
             for entry in (*wanted.entries, *stated.entries)
-            if isinstance(entry.value, Relation) and set(entry.value.operators) & _INEQUALITIES
+            if isinstance(entry.value, Relation) and set(entry.value.operators) & INEQUALITIES
             for name in _subjects(entry.value)
         }
         if disagree(wanted.declared, stated.declared, about, (_letters(wanted), _letters(stated))):
@@ -157,19 +161,13 @@ class Judge(Values):
         for one, other in ((gold, answer), (answer, gold)):
             if len(one.entries) == 1 and len(other.entries) > 1 and not other.is_set and other.joined in ",and":
                 value = one.entries[0].value
-                if isinstance(value, Bracket) and (value.opening, value.closing) == ("(", ")"):
-                    items = value.items
-                else:
-                    items = ()
-                if len(items) == len(other.entries) and not any(
-                    isinstance(entry.value, Bracket) for entry in other.entries
+                if (
+                    isinstance(value, Bracket)
+                    and (value.opening, value.closing) == ("(", ")")
+                    and len(value.items) == len(other.entries)
+                    and not any(isinstance(entry.value, Bracket) for entry in other.entries)
                 ):
-                    labels = tuple(entry.label for entry in other.entries if entry.label is not None)
-                    if len(labels) == len(items):
-                        label = Bracket("(", ")", labels)
-                    else:
-                        label = None
-                    listed = StatementEntry(Bracket("(", ")", tuple(entry.value for entry in other.entries)), label)
+                    listed = as_tuple(other.entries)
                     if one is gold:
                         return self.entries(one.entries[0], listed)
                     return self.entries(listed, one.entries[0])
@@ -178,14 +176,13 @@ class Judge(Values):
     def _labelled(self, gold: Statement, answer: Statement, wanted: list[Node], theirs: list[Node]) -> bool | None:
         """Values by label, whatever the order of the labels; without labels on one side, in the order of the other."""
         if not theirs or not wanted:
-            return self._in_order(_unlabelled(gold), _unlabelled(answer))
+            return self._in_order(*([entry.unlabelled for entry in side.entries] for side in (gold, answer)))
         if set(wanted) != set(theirs):
             return False
         results = []
         for label in wanted:
             one, other = (
-                [StatementEntry(e.value, None, e.rounded) for e in side.entries if e.label == label]
-                for side in (gold, answer)
+                [entry.unlabelled for entry in side.entries if entry.label == label] for side in (gold, answer)
             )
             results.append(self.unordered(one, other))
         return all_of(results)
@@ -200,7 +197,7 @@ class Judge(Values):
         unsure = False
         matched: set[int] = set()
         for start, one in enumerate(gold):
-            partner = None
+            has_partner = False
             for step in range(len(answer)):
                 place = (start + step) % len(answer)
                 other = answer[place]
@@ -210,17 +207,18 @@ class Judge(Values):
                 self.sampler.fuel.spend(30)
                 same = self.entries(one, other)
                 if same:
-                    partner = place
+                    has_partner = True
                     matched.add(place)
                     if place == start and len(gold) == len(answer):
                         break
                 elif same is None:
                     unsure = True
-            if partner is None:
-                return None if unsure else False
-        if len(matched) < len(answer):
-            return None if unsure else False
-        return True
+            if not has_partner:
+                break
+        else:
+            if len(matched) == len(answer):
+                return True
+        return None if unsure else False
 
     def _apart(self, gold: StatementEntry, answer: StatementEntry) -> bool:
         """Return True if two plain values are clearly different numbers: a cheap first look at long lists."""
@@ -272,44 +270,37 @@ class Judge(Values):
         # `2x + y = 3`: equations up to a constant factor.
         if one.operators == other.operators == ("=",):
             return self._equations(one, other)
-        if one.operators == other.operators or one.operators == _flipped(other.operators):
-            if one.operators == other.operators:
-                flipped = other
-            else:
-                flipped = Relation(one.operators, other.sides[::-1])
-            sides = all_of(self.value(a, b) for a, b in zip(one.sides, flipped.sides, strict=True))
-            if not sides and one.operators in _SYMMETRIC:
-                sides = all_of(self.value(a, b) for a, b in zip(one.sides, reversed(flipped.sides), strict=True))
-            if sides or len(one.operators) > 1 or not set(one.operators) <= _INEQUALITIES:
-                return sides
-            return self._inequalities(one, flipped)
-        return False
+        # `3 > x` is `x < 3`.
+        if one.operators != other.operators:
+            flipped = tuple(FLIPPED.get(operator, operator) for operator in reversed(other.operators))
+            other = Relation(flipped, other.sides[::-1])
+        if one.operators != other.operators:
+            return False
+        sides = all_of(self.value(a, b) for a, b in zip(one.sides, other.sides, strict=True))
+        if not sides and one.operators in _SYMMETRIC:
+            sides = all_of(self.value(a, b) for a, b in zip(one.sides, reversed(other.sides), strict=True))
+        if sides or len(one.operators) > 1 or not set(one.operators) <= INEQUALITIES:
+            return sides
+        one_side = difference(one)
+        other_side = difference(other)
+        if symbols(one_side) != symbols(other_side) or not self.sampler.proportional(one_side, other_side):
+            return False
+        return self.sampler.same_sign(one_side, other_side)
 
     def _equations(self, gold: Relation, answer: Relation) -> bool | None:
         """Equal up to a constant factor, which rearranging does not change: `2x + y = 3`, `y = 3 - 2x`."""
-        one = _difference(gold)
-        other = _difference(answer)
-        if symbols(one) != symbols(other):
-            return False
-        if not symbols(one):
+        one = difference(gold)
+        other = difference(answer)
+        if symbols(one) != symbols(other) or not symbols(one):
             return False
         return self.sampler.proportional(one, other, sorted(_divisors(one) | _divisors(other)))
-
-    def _inequalities(self, gold: Relation, answer: Relation) -> bool | None:
-        one = _difference(gold)
-        other = _difference(answer)
-        if symbols(one) != symbols(other) or not self.sampler.proportional(one, other):
-            return False
-        return self.sampler.same_sign(one, other)
 
     def _solved_otherwise(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
         """Two labels: the same equation solved for another variable, or a function under another name (`y`, `f(x)`)."""
         assert gold.label is not None and answer.label is not None
         names = symbols(gold.label), symbols(answer.label)
         if isinstance(gold.label, Words) or isinstance(answer.label, Words):
-            return self.entries(
-                StatementEntry(gold.value, None, gold.rounded), StatementEntry(answer.value, None, answer.rounded)
-            )
+            return self.entries(gold.unlabelled, answer.unlabelled)
         if Symbol("y") in (gold.label, answer.label) and (arguments_of(gold.label) or arguments_of(answer.label)):
             return self.same(gold.value, answer.value)
         if names[0] | symbols(gold.value) != names[1] | symbols(answer.value) or names[0] == names[1]:
@@ -324,11 +315,9 @@ class Judge(Values):
         """`A = \\pi r^2` and `r = \\sqrt{A / \\pi}`: each undoes the other, for positive values."""
         if not (isinstance(gold.label, Symbol) and isinstance(answer.label, Symbol)):
             return False
-        there = self.sampler.equal(gold.label, substitute(gold.value, answer.label.name, answer.value), positive=True)
-        back = self.sampler.equal(answer.label, substitute(answer.value, gold.label.name, gold.value), positive=True)
+        there = self.sampler.equal(gold.label, replaced(gold.value, {answer.label.name: answer.value}), positive=True)
+        back = self.sampler.equal(answer.label, replaced(answer.value, {gold.label.name: gold.value}), positive=True)
         return there and back
-
-    # values
 
 
 def _without_hats(node: Node, other: Node) -> Node:
@@ -338,19 +327,11 @@ def _without_hats(node: Node, other: Node) -> Node:
     return rename(node, _HATS)
 
 
-def _has_residue(node: Node) -> bool:
-    return any(isinstance(below, Apply) and below.head == "pmod" for below in walk(node))
-
-
-def _has_ellipsis(node: Node) -> bool:
-    return any(below == Symbol("...") for below in walk(node))
-
-
 def _is_set_like(node: Node) -> bool:
     """Return True if a node can only be a set of reals, or an inequality."""
     for below in walk(node):
         match below:
-            case Relation(operators) if set(operators) & _INEQUALITIES:
+            case Relation(operators) if set(operators) & INEQUALITIES:
                 return True
             case (
                 Symbol("Reals" | "Reals +" | "Reals -" | "Reals *" | "emptyset")
@@ -380,7 +361,7 @@ def _other_variable(gold: Node, answer: Node) -> bool:
     for node in (gold, answer):
         parts = list(walk(node))
         if any(isinstance(below, Builder) for below in parts) or not any(
-            isinstance(below, Relation) and set(below.operators) & _INEQUALITIES for below in parts
+            isinstance(below, Relation) and set(below.operators) & INEQUALITIES for below in parts
         ):
             return False
     return bool(symbols(gold) and symbols(answer)) and not symbols(gold) & symbols(answer)
@@ -396,15 +377,8 @@ def _set_side(node: Node, sampler: PointSampler) -> tuple[Node | None, Node]:
 
 
 def _labels(statement: Statement) -> list[Node]:
-    seen: list[Node] = []
-    for entry in statement.entries:
-        if entry.label is not None and entry.label not in seen:
-            seen.append(entry.label)
-    return seen
-
-
-def _unlabelled(statement: Statement) -> list[StatementEntry]:
-    return [StatementEntry(entry.value, None, entry.rounded) for entry in statement.entries]
+    """The labels of a statement, each once."""
+    return list(dict.fromkeys(entry.label for entry in statement.entries if entry.label is not None))
 
 
 def _letters(statement: Statement) -> frozenset[str]:
@@ -430,10 +404,7 @@ def _with_letters(entry: StatementEntry, letters: Substitution) -> StatementEntr
     """The entry with expressions for letters."""
     if not letters:
         return entry
-    if entry.rounded is None:
-        rounded = None
-    else:
-        rounded = replaced(entry.rounded, letters)
+    rounded = entry.rounded and replaced(entry.rounded, letters)
     return replace(entry, value=replaced(entry.value, letters), rounded=rounded)
 
 
@@ -470,17 +441,7 @@ def _as_relation(entry: StatementEntry) -> Relation | None:
     return Relation(("=",), (entry.label, entry.value))
 
 
-def _difference(relation: Relation) -> Node:
-    left, right = relation.sides
-    return Apply("+", (left, Apply("neg", (right,))))
-
-
 def _divisors(node: Node) -> set[str]:
     """The symbols in denominators: clearing these multiplies an equation by more than a constant."""
     below = [part.args[1] for part in walk(node) if isinstance(part, Apply) and part.head == "/"]
     return set().union(*(symbols(part) for part in below))
-
-
-def _flipped(operators: tuple[str, ...]) -> tuple[str, ...]:
-    flip = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-    return tuple(flip.get(operator, operator) for operator in reversed(operators))

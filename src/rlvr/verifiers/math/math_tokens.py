@@ -80,44 +80,10 @@ _TOKEN = re.compile(
 _SPLIT_NAME = re.compile(r"(arc(?:sin|cos|tan)|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|sqrt|pi)([a-zA-Z]?)$")
 _VOWEL = re.compile(r"[aeiouyAEIOUY]")
 _SHORT_UNITS = frozenset(
-    [
-        "cm",
-        "mm",
-        "km",
-        "kg",
-        "ft",
-        "yd",
-        "lb",
-        "lbs",
-        "oz",
-        "hr",
-        "hrs",
-        "min",
-        "mins",
-        "sec",
-        "secs",
-        "mph",
-        "kph",
-        "cal",
-        "sq",
-        "pts",
-        "pct",
-        "st",
-        "nd",
-        "rd",
-        "th",
-        "am",
-        "pm",
-        "AM",
-        "PM",
-        "deg",
-        "Hz",
-        "kHz",
-        "MHz",
-        "kW",
-        "kWh",
-        "kN",
-    ]
+    """
+    cm mm km kg ft yd lb lbs oz hr hrs min mins sec secs mph kph cal sq pts pct st nd rd th am pm AM PM deg Hz kHz
+    MHz kW kWh kN
+    """.split()  # noqa: SIM905
 )
 """Words straight after a number that would otherwise be products of letters."""
 # Matches `km`, `ms`, `kPa`; not `ab`, `kX`.
@@ -133,39 +99,12 @@ _RAISED = re.compile(r"\s*\^\s*\{?\s*\d")
 # Matches ``, `, 3`, ` 30 min`, `^2`; not ` + 3`, ` x`. Behind a unit the value ends, or the next one begins.
 _AFTER_UNIT = re.compile(r"\s*(?:$|\d+(?:\.\d+)?\s*[A-Za-z\\]|[,;})/=<>]|\^\s*\{?-?[1-3](?!\d)|(?:and|or|per)\b|\\)")
 _SHORT_WORDS = frozenset(
-    [
-        "yes",
-        "odd",
-        "all",
-        "the",
-        "not",
-        "for",
-        "any",
-        "are",
-        "has",
-        "one",
-        "two",
-        "six",
-        "ten",
-        "was",
-        "you",
-        "but",
-        "its",
-        "per",
-        "day",
-        "days",
-        "hour",
-        "year",
-        "cups",
-        "foot",
-        "feet",
-        "inch",
-        "men",
-    ]
+    """
+    yes odd all the not for any are has one two six ten was you but its per day days hour year cups foot feet inch
+    men
+    """.split()  # noqa: SIM905
 )
-_PROSE = frozenset(
-    ["no", "is", "of", "in", "to", "if", "at", "by", "an", "as", "so", "we", "it", "be", "on", "a", "I", "m", "cm", "s"]
-)
+_PROSE = frozenset("no is of in to if at by an as so we it be on a I m cm s".split())  # noqa: SIM905
 """Short words in the company of longer ones."""
 # Matches ` apples`; not ` x y`.
 _NEXT_WORD = re.compile(r"\s+[a-zA-Z]*[aeiouyAEIOUY][a-zA-Z]*[A-Za-z]{2}")
@@ -218,7 +157,10 @@ def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = fro
         elif kind == "letter":
             _styled(match["face"], match["letter"], spaced, tokens)
         elif kind == "letters":
-            _letters(match[0], spaced, tokens, text[at : at + 20], bare_units and not _is_product(match[0], variables))
+            run = match[0]
+            # Letters are a product of variables, not a unit; nobody writes a square of one as `mm`.
+            is_product = len(set(run)) == len(run) and variables.issuperset(run)
+            _letters(run, spaced, tokens, text[at : at + 20], bare_units and not is_product)
         else:
             _READERS[kind or ""](match[0], spaced, tokens)
         spaced = spaced and len(tokens) == before
@@ -235,7 +177,6 @@ def _ratio_of_units(fraction: re.Match[str]) -> str:
 
 
 def _number(text: str, spaced: bool, tokens: list[Token]) -> None:
-    # `1e99999` is short, and its value has 100,000 digits.
     if len(text) > MAX_DIGITS or len(text.lower().partition("e")[2]) > 4:  # 1e99999 has as many digits
         raise UnreadableError("a literal of too many digits")
     tokens.append(Token("number", text, spaced))
@@ -301,9 +242,7 @@ def _joins_unit(tokens: list[Token]) -> bool:
         return False
     # Behind `m /` the unit is two tokens back; behind `m ^ 2 /` it is four.
     raised = len(tokens) > 3 and tokens[-3].text == "^"
-    if len(tokens) > 1:
-        return tokens[-4 if raised else -2].kind == "words"
-    return False
+    return len(tokens) > 1 and tokens[-4 if raised else -2].kind == "words"
 
 
 def starts_with_function(word: str) -> bool:
@@ -343,11 +282,6 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", b
         _letters(split[2], False, tokens)
     else:
         tokens.extend(Token("symbol", letter, spaced and not at) for at, letter in enumerate(run))
-
-
-def _is_product(run: str, variables: frozenset[str]) -> bool:
-    """Return True if letters are a product of variables; nobody writes a square of one as `mm`."""
-    return len(set(run)) == len(run) and variables.issuperset(run)
 
 
 def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_units: bool) -> bool:
@@ -464,7 +398,7 @@ def _thousands(tokens: list[Token]) -> list[Token]:
         if (
             end > at + 1
             and _is_thousands(digits)
-            and not (end < len(tokens) and tokens[end].text == "," and not _gap(tokens, end))
+            and not (end + 1 < len(tokens) and tokens[end].text == "," and not tokens[end + 1].spaced)
         ):
             merged.append(Token("number", "".join(digits), tokens[at].spaced))
         else:
@@ -481,10 +415,6 @@ def _comma_group(tokens: list[Token], at: int) -> bool:
         and tokens[at + 1].kind == "number"
         and not tokens[at + 1].spaced
     )
-
-
-def _gap(tokens: list[Token], at: int) -> bool:
-    return at + 1 >= len(tokens) or tokens[at + 1].spaced
 
 
 def _is_thousands(groups: list[str]) -> bool:

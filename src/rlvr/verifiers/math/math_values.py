@@ -137,14 +137,7 @@ class Values(ABC):
 
     def _quantities(self, gold: Node, answer: Node) -> bool | None:
         """Units convert where both are known; one side may leave its unit out."""
-        if isinstance(gold, Quantity):
-            one = gold
-        else:
-            one = Quantity(gold, "")
-        if isinstance(answer, Quantity):
-            other = answer
-        else:
-            other = Quantity(answer, "")
+        one, other = (side if isinstance(side, Quantity) else Quantity(side, "") for side in (gold, answer))
         factor = conversion(one.unit, other.unit, self.rules.nouns)
         if factor is None:
             return False
@@ -304,12 +297,10 @@ def _rows(node: Node, as_matrix: bool) -> Rows | None:
             return rows
         case Bracket("[" | "(", "]" | ")", items) if as_matrix and all(isinstance(item, Bracket) for item in items):
             return tuple(item.items for item in items if isinstance(item, Bracket))
-        case Bracket("[", "]", items) if as_matrix:
-            return tuple((item,) for item in items)
         case Bracket("(", ")", items) | Bracket("<", ">", items):
             return tuple((item,) for item in items)
         # `[1, 2, 3]` is a vector; `[1, 2]` may be an interval.
-        case Bracket("[", "]", items) if len(items) > 2:
+        case Bracket("[", "]", items) if as_matrix or len(items) > 2:
             return tuple((item,) for item in items)
     return None
 

@@ -29,7 +29,7 @@ from rlvr.verifiers import answers
 from rlvr.verifiers.answers import METHODS, Fallback, Method
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.math import symbolic
-from rlvr.verifiers.math.answer_comparison import Rules, compare
+from rlvr.verifiers.math.answer_comparison import compare
 from rlvr.verifiers.math.computation_deadline import OutOfTime
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import (
@@ -41,8 +41,9 @@ from rlvr.verifiers.math.letters import (
     words_of,
 )
 from rlvr.verifiers.math.math_tokens import UnreadableError, starts_with_function
-from rlvr.verifiers.math.numeric import NumberRules, Percent, PlainNumber, Units, read_number
+from rlvr.verifiers.math.numeric import PlainNumber, read_number
 from rlvr.verifiers.math.restatement import restates
+from rlvr.verifiers.math.rules import Percent, Rules, Units
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 # Below time_limit (1 s), which also covers the stages before: the pool kills a worker that is over it, which costs a
@@ -166,18 +167,18 @@ class MathVerifier(Verifier):
             return extracted
         answer = clean(extracted)
         if not answer or not balanced(answer):
-            return _zero(VerdictStatus.UNPARSABLE, "the answer is empty or its braces do not balance", extracted)
+            return answers.unparsable("the answer is empty or its braces do not balance", extracted)
         number = read_number(answer)
         wrong = []
         for gold in golds:
             reason = self._decide(task, gold, answer, number)
             if reason == "":
-                return _correct(extracted)
+                return Verdict.from_score(1.0, answer=extracted)
             wrong.append(reason)
         # One gold that only the later stages can decide keeps the question open, whatever the others said.
         if None in wrong:
             return None
-        return _zero(VerdictStatus.WRONG, wrong[0] or "", extracted)
+        return answers.wrong(wrong[0] or "", extracted)
 
     def verify(self, task: Task, completion: str) -> Verdict:
         """The verdict, through all stages. Bounded in time, but tens of milliseconds long: it belongs in the pool."""
@@ -197,7 +198,7 @@ class MathVerifier(Verifier):
                 if verdict.score == 1:
                     return verdict
                 verdicts.append(verdict)
-        return next((verdict for verdict in verdicts if verdict.score is None), verdicts[0])
+        return verdicts[0]
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
         extracted = self._find(completion)
@@ -206,10 +207,7 @@ class MathVerifier(Verifier):
         return (repr(task.answer), _last_message(task.prompt), extracted)
 
     def check_task(self, task: Task) -> str | None:
-        for gold in read_golds(task.answer, self.decimal_comma):
-            if gold.problem:
-                return gold.problem
-        return None
+        return next((gold.problem for gold in read_golds(task.answer, self.decimal_comma) if gold.problem), None)
 
     def same_answer(self, first: str, second: str) -> bool:
         """Return True if two answers are the same; bounded in time, microseconds for numbers and equal texts."""
@@ -220,56 +218,46 @@ class MathVerifier(Verifier):
         a = read_number(one)
         b = read_number(other)
         if a and b:
-            return a.equals(b, self._number_rules)
-        rules = Rules(ordered=self.ordered, require_simplified=False, tolerance=self.tolerance)
-        return compare(one, other, rules).equal is True
+            return a.equals(b, self._rules())
+        return compare(one, other, replace(self._rules(), require_simplified=False)).equal is True
 
-    @property
-    def _number_rules(self) -> NumberRules:
-        return NumberRules(self.tolerance, self.percent, self.units)
-
-    @property
-    def _rules(self) -> Rules:
-        return Rules(ordered=self.ordered, require_simplified=self.require_simplified, tolerance=self.tolerance)
+    def _rules(self, variables: frozenset[str] = frozenset(), nouns: frozenset[str] = frozenset()) -> Rules:
+        return Rules(self.ordered, self.require_simplified, self.tolerance, variables, nouns, self.percent, self.units)
 
     def _find(self, completion: Any) -> str | Verdict:
         """The answer as the completion writes it, or the verdict where there is none."""
         if not isinstance(completion, str):
-            return _zero(VerdictStatus.UNPARSABLE, f"the completion is {type(completion).__name__}, not a text", None)
+            return answers.unparsable(f"the completion is {type(completion).__name__}, not a text", None)
         text = answers.final_text(completion, self.think_opened_by_prompt)
-        if text is None:
-            extracted = None
-        else:
-            extracted = answers.find_answer(text, self.methods, self.fallback)
+        extracted = None if text is None else answers.find_answer(text, self.methods, self.fallback)
         if text is None or extracted is None:
-            return _zero(VerdictStatus.UNPARSABLE, "no final answer found", None)
+            return answers.unparsable("no final answer found", None)
         if len(extracted) > self.max_length:
             reason = f"the answer has {len(extracted)} characters, over the limit of {self.max_length}"
-            return _zero(VerdictStatus.UNPARSABLE, reason, extracted[: self.max_length])
+            return answers.unparsable(reason, extracted[: self.max_length])
         if text.count("\\boxed") > self.max_boxes:
             candidates = len({text[start:end] for _, start, end in answers.boxes(text)})
             if candidates > self.max_boxes:
                 reason = f"{candidates} different boxes, over the limit of {self.max_boxes}"
-                return _zero(VerdictStatus.WRONG, reason, extracted)
+                return answers.wrong(reason, extracted)
         return extracted
 
     def _decide(self, task: Task, gold: Gold, answer: str, number: PlainNumber | None) -> str | None:
         """Decide by numbers and texts: "" if the answer is right, else why it is wrong; None if undecided."""
+        prompt = _last_message(task.prompt)
         if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
-            bare = without_asked_noun(answer, _last_message(task.prompt))
+            bare = without_asked_noun(answer, prompt)
             number = number if bare == answer else read_number(bare)
         # `5m` is read as a number with a unit only where the gold has one: alone it may be a product.
         if gold.number is not None and number is None and gold.number.unit:
             number = read_number(answer, letters=True)
         if gold.number is not None and number is not None:
-            if any(unit and is_product(unit, _last_message(task.prompt)) for unit in (gold.number.unit, number.unit)):
+            if any(unit and is_product(unit, prompt) for unit in (gold.number.unit, number.unit)):
                 return None  # only the tree tells `5cm` from `5 \text{cm}`
             if gold.number.label and number.label and gold.number.label != number.label:
                 return None
-            rules = self._number_rules
-            if number.unit and not gold.number.unit:
-                rules = replace(rules, nouns=words_of(_last_message(task.prompt)))
-            if not gold.number.equals(number, rules):
+            nouns = words_of(prompt) if number.unit and not gold.number.unit else frozenset()
+            if not gold.number.equals(number, self._rules(nouns=nouns)):
                 return "another number"
             integer = gold.number.value.denominator == 1 and gold.number.scale == 1 and not gold.number.is_fraction
             restated = number.is_fraction and integer
@@ -283,16 +271,14 @@ class MathVerifier(Verifier):
         if gold.is_words and not (
             _SPELLED.fullmatch(answer)
             or _NO_SOLUTION.fullmatch(gold.text)
-            or is_product_of_letters(
-                gold.text, variables_of(_last_message(task.prompt)), words_of(_last_message(task.prompt))
-            )
+            or is_product_of_letters(gold.text, variables_of(prompt), words_of(prompt))
         ):
             return "other words"
         if gold.number is not None:
             comma = _DECIMAL_COMMA.fullmatch(answer)
             # A gold with decimals, and an answer that writes them with a comma: `1,22` for 1.22.
             if comma and (decimal := read_number(f"{comma[1]}.{comma[2]}")) and gold.number.places:
-                if gold.number.equals(decimal, self._number_rules):
+                if gold.number.equals(decimal, self._rules()):
                     return ""
                 return "another number"
             # `42 or 41`: two guesses.
@@ -312,9 +298,7 @@ class MathVerifier(Verifier):
     def _compare(self, task: Task, gold: Gold, answer: str, extracted: str, seconds: float) -> Verdict:
         """The stages behind `quick`, for one gold."""
         prompt = _last_message(task.prompt)
-        comparison = compare(
-            gold.text, answer, replace(self._rules, variables=variables_of(prompt), nouns=words_of(prompt))
-        )
+        comparison = compare(gold.text, answer, self._rules(variables_of(prompt), words_of(prompt)))
         equal = comparison.equal is True
         if comparison.equal is False:
             status = VerdictStatus.WRONG
@@ -323,13 +307,13 @@ class MathVerifier(Verifier):
         reason = comparison.reason
         if comparison.equal is None and self.math_verify:
             equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
-        if equal and self.require_simplified and restates(_last_message(task.prompt), gold.text, answer):
-            return _zero(VerdictStatus.WRONG, "the problem restated", extracted)
+        if equal and self.require_simplified and restates(prompt, gold.text, answer):
+            return answers.wrong("the problem restated", extracted)
         if equal:
-            return _correct(extracted)
+            return Verdict.from_score(1.0, answer=extracted)
         if not is_readable(gold):
             reason = f"the gold {gold.text[:200]!r} cannot be read as mathematics: only its own spelling is right"
-        return _zero(status, reason, extracted)
+        return Verdict(status, 0.0, reason=reason, answer=extracted)
 
 
 def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tuple[bool, VerdictStatus, str]:
@@ -346,27 +330,15 @@ def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tupl
     return False, VerdictStatus.UNPARSABLE, reason
 
 
-def _correct(answer: str) -> Verdict:
-    return Verdict(VerdictStatus.CORRECT, 1.0, answer=answer)
-
-
-def _zero(status: VerdictStatus, reason: str, answer: str | None) -> Verdict:
-    return Verdict(status, 0.0, reason=reason, answer=answer)
-
-
 def _normalised(text: str) -> str:
     words = spelling(text).casefold().strip("()")
     return _SYNONYMS.get(words, words)
 
 
 def _last_message(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
-        content = prompt[-1].get("content")
-    else:
-        content = ""
-    return content if isinstance(content, str) else ""
+        prompt = prompt[-1].get("content")
+    return prompt if isinstance(prompt, str) else ""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ vectors beside a cross, but for p and q, which are estimates. Everywhere else le
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import zlib
@@ -18,10 +19,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import NumericEvaluator
+from rlvr.verifiers.math.evaluation import NumericEvaluator, is_constant
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import Fuel, UnknownValueError
-from rlvr.verifiers.math.operators import is_constant
 
 SIDE = 3
 """Rows of the matrices, and entries of the vectors, that letters stand for: a cross product needs three."""
@@ -99,14 +99,9 @@ def _named(node: Node, names: dict[str, str]) -> Node:
         case Apply("dot", args):
             return Apply("*", args)
         case Apply("*", args) if any(isinstance(arg, Apply) and arg.head == "*" for arg in args):
-            return Apply("*", tuple(part for arg in args for part in _factors(arg)))
+            parts = (arg.args if isinstance(arg, Apply) and arg.head == "*" else (arg,) for arg in args)
+            return Apply("*", tuple(itertools.chain.from_iterable(parts)))
     return node
-
-
-def _factors(node: Node) -> tuple[Node, ...]:
-    if isinstance(node, Apply) and node.head == "*":
-        return node.args
-    return (node,)
 
 
 def _has_vector(node: Node) -> bool:
@@ -259,10 +254,7 @@ class _Evaluator(NumericEvaluator):
         if isinstance(one, _Array) and isinstance(other, _Array):
             return one.shape == other.shape and all(map(self._near, one.entries(), other.entries()))
         if isinstance(one, _Array) or isinstance(other, _Array):
-            if isinstance(one, _Array):
-                array, number = (one, other)
-            else:
-                array, number = (other, one)
+            array, number = (one, other) if isinstance(one, _Array) else (other, one)
             return number == 0 and all(self._near(entry, number) for entry in array.entries())
         return self._near(one, other)
 
@@ -353,17 +345,11 @@ class _Evaluator(NumericEvaluator):
         rows = zip(*(term.rows for term in arrays), strict=True)
         return _Array(tuple(tuple(self.add(*entries) for entries in zip(*row, strict=True)) for row in rows))
 
-    def negative(self, array: _Array) -> Any:
-        return self.scaled(array, Fraction(-1))
-
     def scaled(self, array: _Array, factor: Any) -> Any:
         return _Array(tuple(tuple(self.multiply(factor, entry) for entry in row) for row in array.rows))
 
-    def times(self, first: Any, *factors: Any) -> Any:
-        product = first
-        for factor in factors:
-            product = self._product(product, factor)
-        return product
+    def times(self, *factors: Any) -> Any:
+        return functools.reduce(self._product, factors)
 
     def _product(self, one: Any, other: Any) -> Any:
         if not isinstance(other, _Array):
@@ -436,7 +422,7 @@ def _transposed(array: _Array) -> _Array:
 _IDENTITY = _Array(tuple(tuple(Fraction(int(row == column)) for column in range(SIDE)) for row in range(SIDE)))
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": _Evaluator.plus,
-    "neg": _Evaluator.negative,
+    "neg": lambda e, array: e.scaled(array, Fraction(-1)),
     "*": _Evaluator.times,
     "/": _Evaluator.over,
     "^": _Evaluator.raised,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
+from rlvr.verifiers.math.rules import Percent, Rules
 from rlvr.verifiers.math.units import SCALES, conversion, dimension
+from rlvr.verifiers.math.vocabulary import CURRENCIES
 
 # Python converts at most 4,300 digits between int and str; a thousand is more than any answer has.
 MAX_DIGITS = 1000
@@ -21,9 +23,6 @@ MAX_DIGITS = 1000
 ROUNDED_DIGITS = 12
 """A decimal of so many significant digits equals the exact number that it is the rounding of: more than a calculator
 shows and a text remembers (2.718281828 is not e)."""
-
-Percent = Literal["either", "number", "fraction"]
-Units = Literal["checked", "ignored", "required"]
 
 _ONE = Fraction(1)
 _PERCENT = Fraction(1, 100)
@@ -50,10 +49,6 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
 _DECIMAL = re.compile(rf"{_SPACED}|{_PLAIN}")
 
 _SCALES = {"%": Fraction(1, 100), **SCALES}
-_CURRENCIES = {
-    "$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro", "£": "pound", "pounds": "pound", "¥": "yen",
-    "₹": "rupee", "Rs": "rupee",
-}  # fmt: skip
 # Matches `^\circ`, `^{\circ} C`; not `^2`.
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
 # Matches `th`, `^{\text{th}}`; not `x`.
@@ -84,20 +79,6 @@ _NOT_UNITS = re.compile(
 
 
 @dataclass(frozen=True)
-class NumberRules:
-    """Further equalities: see the options of MathVerifier."""
-
-    tolerance: float = 0.0
-    percent: Percent = "either"
-    units: Units = "checked"
-    nouns: frozenset[str] = frozenset()
-    """Words of the problem, which may stand behind a number."""
-
-
-_DEFAULTS = NumberRules()
-
-
-@dataclass(frozen=True)
 class PlainNumber:
     """An exact number as it was written.
 
@@ -114,7 +95,7 @@ class PlainNumber:
     label: str = ""
     """Name that the number is given (`x`)."""
 
-    def equals(self, answer: PlainNumber, rules: NumberRules = _DEFAULTS) -> bool:
+    def equals(self, answer: PlainNumber, rules: Rules) -> bool:
         """Return True if `answer` is this gold number."""
         if rules.units == "required" and self.unit and not answer.unit:
             return False
@@ -226,7 +207,7 @@ def read_number(text: str, letters: bool = False) -> PlainNumber | None:
 def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, str] | None:
     """Return the factor and the unit that the text after a number writes; None if it is something else than a unit."""
     currency = currency.lstrip("\\") if currency else ""
-    words = [_CURRENCIES.get(currency, currency)] if currency else []
+    words = [CURRENCIES.get(currency, currency)] if currency else []
     if degrees := _DEGREES.match(rest):
         words.append(f"degrees {degrees[1]}" if degrees[1] else "degrees")
         rest = rest[degrees.end() :]
@@ -264,7 +245,7 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
         if word[0].isalpha() and not is_letter and not _is_unit(word, wrapped, spaced=gap.end() > gap.start()):
             return None
         words += ["/"] if "/" in gap[0] else []
-        words.append(_CURRENCIES.get(word, word) + (f"^{unit[2]}" if unit[2] else ""))
+        words.append(CURRENCIES.get(word, word) + (f"^{unit[2]}" if unit[2] else ""))
 
 
 def _is_unit(word: str, wrapped: bool, spaced: bool) -> bool:

@@ -34,7 +34,7 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
     children,
-    rebuild,
+    replaced,
     symbols,
     walk,
 )
@@ -61,13 +61,6 @@ _PLACES = (4, 6, 7, 8)
 _COMPOSED = frozenset({"cup", "cap", "minus", ":", "cases", "pmod"})
 
 Substitution = Mapping[str, Node]
-
-
-def replaced(node: Node, names: Substitution) -> Node:
-    """`node` with expressions for symbols, all at once."""
-    if isinstance(node, Symbol):
-        return names.get(node.name, node)
-    return rebuild(node, lambda child: replaced(child, names))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import contextlib
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM
+from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM, Commands
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -25,10 +25,10 @@ from rlvr.verifiers.math.expression import (
     Words,
     depth,
 )
-from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
 from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError, tokenize
 from rlvr.verifiers.math.matrices import is_vector, settled
-from rlvr.verifiers.math.postfixes import MAX_DEPTH, Postfixes
+from rlvr.verifiers.math.reader import MAX_DEPTH
+from rlvr.verifiers.math.units import conversion, dimension
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
 MAX_CHAIN = 24
@@ -57,6 +57,8 @@ _INFIX = {
     "/": PRODUCT,
     ":": 15,
 }
+_CONNECTIVES = {"vee": "or", "wedge": "and"}
+"""Signs between relations -> the words that they stand for; between anything else they are operations."""
 _VECTOR_PRODUCTS = {"times": "cross", "*": "dot"}
 _CLOSERS = {
     "(": ")]",
@@ -113,7 +115,7 @@ def _opens_condition(words: str) -> bool:
     return words.lower() in CONDITIONS or _INTEGERS.fullmatch(words) is not None
 
 
-class _Parser(Postfixes):
+class _Parser(Commands):
     opening_bar = -1
     """The place of a bar that opens an absolute value within another one."""
 
@@ -124,18 +126,21 @@ class _Parser(Postfixes):
         groups: list[list[Node]] = [[]]
         separators: set[str] = set()
         while True:
-            if self.ends() or self._bar_closes():
+            bar_closes = self.bars > 0 and self.peek().text == "|" and self.at != self.opening_bar
+            if self.ends() or bar_closes:
                 break
             item = self.statement()
-            parts = alternatives(item) if isinstance(item, Apply) else [item]
+            parts = _alternatives(item) if isinstance(item, Apply) else [item]
             groups[-1] += parts
             separators |= {"or"} if len(parts) > 1 else set()
             # `x < 1 \lor x > 2`: between relations the sign separates items.
-            if isinstance(item, Relation) and self.peek().kind == "operator" and self.peek().text in CONNECTIVES:
-                self.tokens[self.at] = Token("separator", CONNECTIVES[self.peek().text])
+            if isinstance(item, Relation) and self.peek().kind == "operator" and self.peek().text in _CONNECTIVES:
+                self.tokens[self.at] = Token("separator", _CONNECTIVES[self.peek().text])
             if self.peek().kind != "separator":
                 break
-            kinds = self._separators()
+            kinds = set()
+            while self.peek().kind == "separator":
+                kinds.add(self.next().text.replace("\\\\", ";"))
             if self.ends():
                 break
             kind = next((word for word in ("or", "and", ";") if word in kinds), ",")
@@ -144,7 +149,7 @@ class _Parser(Postfixes):
                 groups.append([])
         loose = separators - {","}
         # `5 h and 30 min` is one measure.
-        if separators == {"and"} and len(groups[0]) == 2 and (whole := compound(*groups[0])) is not None:
+        if separators == {"and"} and len(groups[0]) == 2 and (whole := _compound(*groups[0])) is not None:
             return whole
         if not groups[0]:
             raise UnreadableError("nothing where an expression should be")
@@ -155,13 +160,6 @@ class _Parser(Postfixes):
         if len(groups[0]) == 1:
             return groups[0][0]
         return Listing(min(loose) if len(loose) == 1 else ",", tuple(groups[0]))
-
-    def _separators(self) -> set[str]:
-        kinds = set()
-        while self.peek().kind == "separator":
-            text = self.next().text
-            kinds.add(";" if text == "\\\\" else text)
-        return kinds
 
     def statement(self) -> Node:
         """An optional label in words, a chain of relations."""
@@ -234,18 +232,13 @@ class _Parser(Postfixes):
             if token.text in _INFIX:
                 return self._binary(left, token, power)
             return self._postfix(left, token, power)
-        # `7 \bmod 3`.
-        if token.kind == "command" and token.text in ("mod", "bmod") and power <= 35:
+        # `7 \bmod 3`, `2 \pmod 3`, `n \choose k`, `a \over b`.
+        if token.kind == "command" and token.text in INFIX_COMMANDS:
+            head, binding, right = INFIX_COMMANDS[token.text]
+            if binding < power:
+                return None
             self.next()
-            return Apply("mod", (left, self.expression(36)))
-        # `n \choose k`, `a \over b`.
-        if token.kind == "command" and token.text in ("choose", "over") and power <= 12:
-            self.next()
-            return Apply("/" if token.text == "over" else "binom", (left, self.expression(13)))
-        # `2 \pmod 3`.
-        if token.kind == "command" and token.text == "pmod" and power <= 12:
-            self.next()
-            return Apply("pmod", (left, self.expression(PRODUCT)))
+            return Apply(head, (left, self.expression(right)))
         # `2 (mod 3)`.
         if token.kind == "open" and token.text == "(" and self.peek(1).text in ("mod", "bmod") and power <= 12:
             self.at += 2
@@ -258,7 +251,11 @@ class _Parser(Postfixes):
             and self.peek(1).kind == "symbol"
             and self.peek(2).kind == "relation"
         ):
-            return self._condition(left) if power <= 12 else None
+            # A condition in brackets behind a value: `k\pi \ (k \in \mathbb Z)`.
+            if power > 12:
+                return None
+            bracket = self._bracket(self.next().text)
+            return Builder(left, bracket.items if isinstance(bracket, Bracket) else (bracket,))
         # `2|x|`: a bar where none is open begins an absolute value.
         if token.text == "|" and (self.bars == 0 or self.at == self.opening_bar) and power <= PRODUCT:
             return self._times(left, self.expression(PRODUCT + 1))
@@ -274,7 +271,7 @@ class _Parser(Postfixes):
         if token.kind == "words" and power <= 12:
             return Quantity(left, self._unit())
         starts = token.kind in ("number", "symbol", "function", "open", "command") or token.text.startswith("begin ")
-        if starts and power <= PRODUCT and token.text not in INFIX_COMMANDS:
+        if starts and power <= PRODUCT:
             return self._juxtaposed(left, token)
         return None
 
@@ -304,7 +301,7 @@ class _Parser(Postfixes):
         if head in ("+", "*") and isinstance(left, Apply) and left.head == head:
             return Apply(head, (*left.args, right))
         if token.text == ":":
-            return ratio(left, right, self.peek(-1))
+            return _ratio(left, right, self.peek(-1))
         return Apply(head, (left, right))
 
     def _unit(self) -> str:
@@ -332,16 +329,11 @@ class _Parser(Postfixes):
     def _juxtaposed(self, left: Node, token: Token) -> Node | None:
         if isinstance(left, Quantity):
             measures = token.kind == "number"  # `5 h 30 min`
-            whole = compound(left, Quantity(self.expression(PRODUCT + 1), self._unit())) if measures else None
+            whole = _compound(left, Quantity(self.expression(PRODUCT + 1), self._unit())) if measures else None
             if whole is None:
                 raise UnreadableError("words between two expressions")
             return whole
         return self._times(left, self.expression(PRODUCT + 1))
-
-    def _condition(self, left: Node) -> Node:
-        r"""A condition in brackets behind a value: `k\pi \ (k \in \mathbb Z)`."""
-        bracket = self._bracket(self.next().text)
-        return Builder(left, bracket.items if isinstance(bracket, Bracket) else (bracket,))
 
     @staticmethod
     def _times(left: Node, right: Node) -> Node:
@@ -409,7 +401,11 @@ class _Parser(Postfixes):
             raise UnreadableError("a tuple of one")
         # `\{x \mid x > 2\}`.
         if opening == "{" and self.peek().text in ("mid", "|", ":"):
-            return self._builder(inner)
+            self.next()
+            listed = self.listing()
+            self.expect("close", "}")
+            conditions = listed.items if isinstance(listed, Listing) and listed.separator != "or" else (listed,)
+            return Bracket("{", "}", (Builder(inner, conditions),))
         closing = self.next()
         if closing.kind not in ("close", "open") or closing.text not in _CLOSERS[opening]:
             raise UnreadableError(f"{opening} is closed by {closing.text!r}")
@@ -423,16 +419,6 @@ class _Parser(Postfixes):
         items = inner.items if isinstance(inner, Listing) and inner.separator in (",", ";") else (inner,)
         return Bracket(opening, closing.text, items)
 
-    def _builder(self, subject: Node) -> Node:
-        self.next()
-        listed = self.listing()
-        self.expect("close", "}")
-        conditions = listed.items if isinstance(listed, Listing) and listed.separator != "or" else (listed,)
-        return Bracket("{", "}", (Builder(subject, conditions),))
-
-    def _bar_closes(self) -> bool:
-        return self.bars > 0 and self.peek().text == "|" and self.at != self.opening_bar
-
     def _absolute(self) -> Node:
         outer = self.bars
         self.bars = max(self.bars, 0) + 1
@@ -441,4 +427,39 @@ class _Parser(Postfixes):
         self.expect("operator", "|")
         return Apply("abs", (node,))
 
-    # commands
+
+# parts that are one answer together: a measure in two units, a time of day, alternatives joined by a sign
+
+
+def _compound(first: Node, second: Node) -> Quantity | None:
+    """The sum of two measures of one kind, the second in a smaller unit and less than one of the first; else None."""
+    match first, second:
+        case Quantity(Number(whole, 0), unit), Quantity(Number(rest, 0), small):
+            if dimension(unit) is None or dimension(small) is None:
+                return None
+            factor = conversion(unit, small)
+            if factor is not None and factor < 1 and rest * factor < 1:
+                return Quantity(Number(whole + rest * factor), unit)
+    return None
+
+
+def _ratio(left: Node, right: Node, last: Token) -> Node:
+    """`3 : 1`, or a time of day where `last`, the last token of the right side, has a leading zero (`6:05`): no ratio
+    is written so."""
+    is_time = isinstance(right, Number) and len(last.text) == 2 and last.text[0] == "0"
+    if isinstance(left, Apply) and left.head in (":", "time"):
+        return Apply("time" if is_time else left.head, (*left.args, right))
+    return Apply("time" if is_time else ":", (left, right))
+
+
+def _alternatives(node: Node) -> list[Node]:
+    r"""The relations that `(x < 1) \lor (x > 2)` joins; anything else as it is."""
+    match node:
+        case Apply("vee", args):
+            parts = [part for arg in args for part in _alternatives(arg)]
+            if all(isinstance(part, Relation) for part in parts):
+                return parts
+            return [node]
+        case Bracket("(", ")", (Relation() as relation,)):
+            return [relation]
+    return [node]

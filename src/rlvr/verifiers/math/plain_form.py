@@ -27,22 +27,10 @@ MAX_SIDE = 6
 """Rows of a matrix that is multiplied."""
 
 _SPOKEN = {
-    **dict.fromkeys(
-        [
-            "all real numbers",
-            "all reals",
-            "real numbers",
-            "all real",
-            "the real numbers",
-            "the set of all real numbers",
-            "all real x",
-        ],
-        "Reals",
-    ),
-    **dict.fromkeys(
-        ["no solution", "no solutions", "empty set", "the empty set", "no real solutions", "no real solution", "none"],
-        "emptyset",
-    ),
+    **dict.fromkeys(["all real numbers", "all reals", "real numbers", "all real", "the real numbers"], "Reals"),
+    **dict.fromkeys(["the set of all real numbers", "all real x"], "Reals"),
+    **dict.fromkeys(["no solution", "no solutions", "no real solutions", "no real solution"], "emptyset"),
+    **dict.fromkeys(["empty set", "the empty set", "none"], "emptyset"),
     **dict.fromkeys(["dne", "does not exist", "undefined"], "undefined"),
     "infinity": "infinity",
 }
@@ -78,7 +66,12 @@ def plain(node: Node) -> Node:
             return point
         # `(1, 2)^T`.
         case Apply("transpose", (inner,)):
-            return _transposed(plain(inner))
+            inner = plain(inner)
+            if isinstance(inner, Matrix):
+                return Matrix(tuple(zip(*inner.rows, strict=True)))
+            if isinstance(inner, Bracket):
+                return inner
+            return Apply("transpose", (inner,))
         case Apply("*" | "+" | "neg" | "/") if any(
             isinstance(below, Matrix) or _is_vector(below) for below in children(node)
         ):
@@ -102,14 +95,6 @@ def _quantity(value: Node, unit: str) -> Node:
     if changes_meaning(unit):
         raise RefusedError(f"{unit!r} after the value")
     return Quantity(value, unit) if unit else value
-
-
-def _transposed(node: Node) -> Node:
-    if isinstance(node, Matrix):
-        return Matrix(tuple(zip(*node.rows, strict=True)))
-    if isinstance(node, Bracket):
-        return node
-    return Apply("transpose", (node,))
 
 
 def _is_vector(node: Node) -> bool:

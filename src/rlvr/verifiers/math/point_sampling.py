@@ -148,7 +148,7 @@ class PointSampler:
                 agreed_off_axis += not any(real) and self._agree(gold, answer, number, point) is not False
                 continue
             same = self._agree(gold, answer, number, point)
-            are_real = not (is_complex or self._leaves_reals(gold, number) or self._leaves_reals(answer, number))
+            are_real = not (is_complex or self._leaves_reals(number, gold, answer))
             if same is False:
                 if are_real or is_complex or strict:
                     return False
@@ -351,9 +351,9 @@ class PointSampler:
             coarser = digits
         return None
 
-    def _leaves_reals(self, node: Node, number: object) -> bool:
+    def _leaves_reals(self, number: object, *nodes: Node) -> bool:
         """Return True if a part of an expression is not real at a point."""
-        return self._key(node, number, DIGITS[0]) in self._left_reals
+        return any(self._key(node, number, DIGITS[0]) in self._left_reals for node in nodes)
 
     def _differ_by_branch(self, one: Value, other: Value) -> bool:
         r"""Return True if a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for

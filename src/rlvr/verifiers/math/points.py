@@ -18,7 +18,7 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
+from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, rational, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import (
     MAX_BITS,
     Complex,
@@ -80,15 +80,15 @@ def has_domain_at(point: Point, *nodes: Node) -> bool:
     if not is_positive_point(point):
         return False
     return all(isinstance(value, Fraction) and value.denominator == 1 for value in point.values()) or not any(
-        isinstance(below, Apply) and below.head == "^" and symbols(below.args[1]) and not _is_positive(below.args[0])
+        # Only a variable or a number without a sign is a positive base.
+        isinstance(below, Apply)
+        and below.head == "^"
+        and symbols(below.args[1])
+        and not isinstance(base := below.args[0], Symbol)
+        and not (isinstance(base, Number) and base.value > 0)
         for node in nodes
         for below in walk(node)
     )
-
-
-def _is_positive(node: Node) -> bool:
-    """Return True if a base is a variable or a number without a sign."""
-    return isinstance(node, Symbol) or (isinstance(node, Number) and node.value > 0)
 
 
 def needs_all_points(*nodes: Node) -> bool:
@@ -255,13 +255,12 @@ def _corners(
                 if name in symbols(argument) and len(zeros) < MAX_CORNERS:
                     zeros |= _zeros(argument, name, basic[place], value)
             corners = sorted(zeros)
+            if not corners:
+                continue
             between = [(low + high) / 2 for low, high in itertools.pairwise(corners)]
             # Beyond all corners on both sides, where one formula holds to infinity.
             size = max([Fraction(10**6), *map(abs, corners)])
-            if corners:
-                outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size]
-            else:
-                outside = []
+            outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size]
             for at in (*between, *outside, *corners):
                 yield ("corner", place, name, at), {**basic[place], name: at}
 
@@ -303,32 +302,10 @@ def _branches(node: Node) -> Iterator[Node]:
 def _is_even_root(node: Apply) -> bool:
     """Return True if a root or a power has a degree, or a denominator of the exponent, that is even."""
     if node.head == "root":
-        if len(node.args) > 1:
-            degree = node.args[1]
-        else:
-            degree = Number(Fraction(2))
+        (degree,) = node.args[1:] or (Number(Fraction(2)),)
         return isinstance(degree, Number) and degree.value.denominator == 1 and degree.value % 2 == 0
-    exponent = _rational(node.args[1])
+    exponent = rational(node.args[1])
     return exponent is not None and exponent.denominator % 2 == 0
-
-
-def _rational(node: Node) -> Fraction | None:
-    """The value of an exponent that is a fraction as written, else None."""
-    match node:
-        case Number(value):
-            return value
-        case Bracket(items=(item,)):
-            return _rational(item)
-        case Apply("neg", (arg,)):
-            inner = _rational(arg)
-            return None if inner is None else -inner
-        case Apply("/", (top, bottom)):
-            above = _rational(top)
-            below = _rational(bottom)
-            if above is None or not below:
-                return None
-            return above / below
-    return None
 
 
 def _is_curved(radicand: Node) -> bool:
@@ -377,11 +354,9 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
         exact = [_as_fraction(number) for number in values if number is not None]
         fractions = [number for number in exact if number is not None]
         if len(fractions) == len(values):
-            rounded = any(not isinstance(number, Fraction) for number in values)
-            if rounded:
+            noise = Fraction(0)
+            if any(not isinstance(number, Fraction) for number in values):
                 noise = NOISE * max(map(abs, fractions))
-            else:
-                noise = Fraction(0)
             a, b, c, d, e = fractions
             square = (c - 2 * b + a) / 2
             slope = b - a

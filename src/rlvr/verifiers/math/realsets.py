@@ -6,11 +6,15 @@ one set.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers.math.expression import (
+    COMPARED,
+    FLIPPED,
+    INEQUALITIES,
     Apply,
     Bracket,
     Builder,
@@ -27,8 +31,6 @@ from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
-_ORDER = frozenset(_FLIP)
 _ZERO = Number(Fraction(0))
 _INFINITY = Symbol("infinity")
 
@@ -71,7 +73,7 @@ def _closes_infinity(node: Node) -> bool:
 def _letters(node: Node) -> frozenset[str]:
     """The letters that the inequalities of a node are about."""
     inequalities = [
-        below for below in walk(node) if isinstance(below, Relation) and set(below.operators) & _ORDER - {"="}
+        below for below in walk(node) if isinstance(below, Relation) and set(below.operators) & INEQUALITIES
     ]
     return frozenset[str]().union(*map(symbols, inequalities))
 
@@ -236,18 +238,14 @@ class RealSets:
 
     def _relation(self, node: Relation) -> Set:
         if "in" in node.operators:
-            return self._membership(node)
-        if not set(node.operators) <= _ORDER or node.operators == ("=",):
+            if node.operators[-1] != "in" or len(symbols(node.sides[0])) != 1:
+                raise NotASetError
+            return self.read(node.sides[-1])
+        if not set(node.operators) <= COMPARED or node.operators == ("=",):
             raise NotASetError
-        parts = []
-        for at, operator in enumerate(node.operators):
-            parts.append(self._one(node.sides[at], operator, node.sides[at + 1]))
+        sides = itertools.pairwise(node.sides)
+        parts = [self._one(left, sign, right) for sign, (left, right) in zip(node.operators, sides, strict=True)]
         return self._intersection(parts)
-
-    def _membership(self, node: Relation) -> Set:
-        if node.operators[-1] != "in" or len(symbols(node.sides[0])) != 1:
-            raise NotASetError
-        return self.read(node.sides[-1])
 
     def _one(self, left: Node, operator: str, right: Node) -> Set:
         """One relation, linear in its variable: `-x > -1`; or in its absolute value: `|x| < 2`."""
@@ -262,7 +260,7 @@ class RealSets:
             right = Number(Fraction(0))
         # `2 < x` is `x > 2`.
         elif right_names:
-            left, operator, right = right, _FLIP[operator], left
+            left, operator, right = right, FLIPPED[operator], left
         if isinstance(left, Apply) and left.head == "abs":
             return self._absolute(left.args[0], operator, right)
         if isinstance(left, Symbol) or (isinstance(left, Apply) and left.head.startswith("call ")) or _is_call(left):
@@ -271,7 +269,7 @@ class RealSets:
         end: Node = Apply("/", (Apply("+", (right, Apply("neg", (start,)))), slope))
         if not symbols(right) and isinstance(bound := self.sampler.value(right), Fraction):
             end = Number((bound - start.value) / slope.value)
-        return self._ray(operator if self.sampler.value(slope) > 0 else _FLIP[operator], end)
+        return self._ray(operator if self.sampler.value(slope) > 0 else FLIPPED[operator], end)
 
     def _ray(self, operator: str, node: Node) -> Set:
         end = self._end(node, operator in ("<=", ">=", "=", "!="))
@@ -287,12 +285,19 @@ class RealSets:
         return (Interval(end, end),)
 
     def _absolute(self, inner: Node, operator: str, bound: Node) -> Set:
-        minus = bound.args[0] if isinstance(bound, Apply) and bound.head == "neg" else _negated(bound)
+        match bound:
+            case Apply("neg", (positive,)):
+                minus = positive
+            case Number(value):
+                minus = Number(-value)
+            case _:
+                minus = Apply("neg", (bound,))
+        if operator in ("=", "!="):
+            raise NotASetError
+        sides = [self._one(inner, operator, bound), self._one(inner, FLIPPED[operator], minus)]
         if operator in ("<", "<="):
-            return self._intersection([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
-        if operator in (">", ">="):
-            return self._union([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
-        raise NotASetError
+            return self._intersection(sides)
+        return self._union(sides)
 
     def _linear(self, node: Node, names: frozenset[str]) -> tuple[Number, Number]:
         """slope and value at 0 of an expression that is linear in its one symbol; exact, or NotASetError."""
@@ -319,22 +324,12 @@ class RealSets:
         return self._intersection([*sets, *(self.read(condition) for condition in conditions)])
 
 
-def _negated(node: Node) -> Node:
-    if isinstance(node, Number):
-        return Number(-node.value)
-    return Apply("neg", (node,))
-
-
 def _is_call(node: Node) -> bool:
     """`P(x)`: read as a product of a letter and a bracket."""
-    return (
-        isinstance(node, Apply)
-        and node.head == "*"
-        and len(node.args) == 2
-        and isinstance(node.args[0], Symbol)
-        and isinstance(node.args[1], Bracket)
-        and isinstance(node.args[1].items[0], Symbol)
-    )
+    match node:
+        case Apply("*", (Symbol(), Bracket(items=(Symbol(), *_)))):
+            return True
+    return False
 
 
 def _by_start(interval: Interval) -> tuple[int, float, bool]:

@@ -15,6 +15,8 @@ import re
 from fractions import Fraction
 
 from rlvr.verifiers.math.expression import (
+    COMPARED,
+    FLIPPED,
     Apply,
     Bracket,
     Builder,
@@ -25,23 +27,22 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
     children,
+    difference,
     is_literal,
     symbols,
 )
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
-from rlvr.verifiers.math.latex import balanced, clean, spelling
-from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
+from rlvr.verifiers.math.latex import clean, spelling
+from rlvr.verifiers.math.letters import MAX_FORMULAS, PROMPT_LENGTH, formulas, read, read_formula
 from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.numeric import read_number
 from rlvr.verifiers.math.plain_form import RefusedError
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.statements import is_label, read_statement
 
-_FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _ZERO = Number(Fraction(0))
 _ONE = Number(Fraction(1))
 _HALF = Apply("/", (_ONE, Number(Fraction(2))))
-_COMPARED = frozenset({"=", "<", ">", "<=", ">=", "!="})
 # Matches `Solve `, `, `, `. `; not `x + 1`.
 _BETWEEN_FORMULAS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}|[,;:?\n]|\.(?:\s|\Z)")
 """Words and punctuation, in a prompt without math delimiters."""
@@ -62,10 +63,12 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
     prompt_formulas = _formulas_of(prompt)
     if _states_what_is_said(wanted, stated, prompt_formulas):
         return True
-    if _same_form(wanted, stated):
+    # Solved for the same symbol, where the gold is.
+    subject = _solved_for(wanted)
+    if subject is not None and _solved_for(stated) == subject:
         return False
-    # `2x = 6` where the gold is `x = 3`.
-    if _unsolved(wanted, stated):
+    # `2x = 6` where the gold is `x = 3`: a relation in one unknown is not solved where the gold's are.
+    if any(map(_is_unsolved, _parts(stated))) and not any(map(_is_unsolved, _parts(wanted))):
         return True
     return _is_quoted(prompt, gold, answer) or any(_rearranged(stated, one) for one in prompt_formulas)
 
@@ -81,7 +84,13 @@ def _states_what_is_said(gold: Node, answer: Node, prompt_formulas: tuple[Node, 
     forms = {form for value in _stated(gold) for form in value}
     return any(
         not forms.intersection(value)
-        and any(_is_formula(form) and _rearranged(form, one) for form in value for one in prompt_formulas)
+        and any(
+            _rearranged(form, one)
+            for form in value
+            # A number, a letter or a solved relation of the prompt may well be the answer: nothing is to be worked out.
+            if children(form) and not is_literal(form) and _solved_for(form) is None
+            for one in prompt_formulas
+        )
         for value in _stated(answer)
     )
 
@@ -95,12 +104,6 @@ def _stated(node: Node) -> list[tuple[Node, ...]]:
     return [
         tuple(_canonical(_bare(form)) for form in (entry.value, entry.rounded) if form is not None) for entry in entries
     ]
-
-
-def _is_formula(node: Node) -> bool:
-    """Return True if there is anything to work out: a number, a letter or a solved relation of the prompt may well be
-    the answer."""
-    return bool(children(node)) and not is_literal(node) and _solved_for(node) is None
 
 
 def _bare(value: Node) -> Node:
@@ -140,33 +143,12 @@ def _formulas_of(prompt: str) -> tuple[Node, ...]:
     ]
     trees = []
     for text in texts[-MAX_FORMULAS:]:
-        text = clean(text)
-        if len(text) > MAX_FORMULA or not balanced(text):
-            continue
-        try:
-            node = read(text)
-        except (UnreadableError, RecursionError):
+        node = read_formula(clean(text))
+        if node is None:
             continue
         parts = node.items if isinstance(node, Listing) else (node,)
         trees += [part for part in parts if children(part)]
     return tuple(trees)
-
-
-def _same_form(gold: Node, answer: Node) -> bool:
-    """Return True if the answer is written like the gold but for the order of terms; or solved for the same symbol,
-    where the gold is."""
-    if _canonical(gold) == _canonical(answer):
-        return True
-    subject = _solved_for(gold)
-    return subject is not None and _solved_for(answer) == subject
-
-
-def _unsolved(gold: Node, answer: Node) -> bool:
-    """Return True if a relation in one unknown is not solved where the gold, a value, a set or a solved relation,
-    is."""
-    if any(_is_unsolved(part) for part in _parts(gold)):
-        return False
-    return any(_is_unsolved(part) for part in _parts(answer))
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
@@ -182,7 +164,7 @@ def _parts(node: Node) -> tuple[Node, ...]:
 def _is_unsolved(node: Node) -> bool:
     """Return True if a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`,
     `|x| < 3`)."""
-    if not isinstance(node, Relation) or not set(node.operators) <= _COMPARED or len(symbols(node)) != 1:
+    if not isinstance(node, Relation) or not set(node.operators) <= COMPARED or len(symbols(node)) != 1:
         return False
     if "=" in node.operators and is_label(node.sides[0]):  # `\tan\theta = 3` names what was asked for
         return False
@@ -193,7 +175,7 @@ def _is_unsolved(node: Node) -> bool:
 
 def _solved_for(node: Node) -> Symbol | None:
     """The symbol that stands alone on one side of a relation, if the other side is free of it."""
-    if not isinstance(node, Relation) or len(node.sides) != 2 or not set(node.operators) <= _COMPARED:
+    if not isinstance(node, Relation) or len(node.sides) != 2 or not set(node.operators) <= COMPARED:
         return None
     left, right = node.sides
     for one, other in ((left, right), (right, left)):
@@ -209,19 +191,14 @@ def _rearranged(answer: Node, formula: Node) -> bool:
     if (
         len(answer.operators) > 1
         or len(formula.operators) > 1
-        or not set(answer.operators + formula.operators) <= _COMPARED
+        or not set(answer.operators + formula.operators) <= COMPARED
     ):
         return _canonical(answer) == _canonical(formula)
     (operator,) = answer.operators
     (other,) = formula.operators
-    if other not in (operator, _FLIPPED.get(operator, operator)) or symbols(answer) != symbols(formula):
+    if other not in (operator, FLIPPED[operator]) or symbols(answer) != symbols(formula):
         return False
-    return PointSampler().proportional(_difference(answer), _difference(formula)) is True
-
-
-def _difference(relation: Relation) -> Node:
-    left, right = relation.sides
-    return Apply("+", (left, Apply("neg", (right,))))
+    return PointSampler().proportional(difference(answer), difference(formula)) is True
 
 
 def _canonical(node: Node) -> Node:
@@ -260,7 +237,7 @@ def _canonical(node: Node) -> Node:
         case Relation((operator,), (left, right)):
             sides = (_canonical(left), _canonical(right))
             if operator in (">", ">="):
-                return Relation((_FLIPPED[operator],), sides[::-1])
+                return Relation((FLIPPED[operator],), sides[::-1])
             return Relation((operator,), _sorted(sides) if operator in ("=", "!=") else sides)
         case Bracket(opening, closing, items):
             return Bracket(opening, closing, tuple(_canonical(item) for item in items))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Percent = Literal["either", "number", "fraction"]
+Units = Literal["checked", "ignored", "required"]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The strictness of a comparison."""
+    """The strictness of a comparison: see the options of MathVerifier."""
 
     ordered: bool = False
     """Compare a plain list of answers in order; tuples and vectors are always ordered, sets never."""
@@ -20,6 +24,8 @@ class Rules:
     """Letters that the problem uses as variables: they are no units."""
     nouns: frozenset[str] = frozenset()
     """Words of the problem, which may stand behind a number (`5 clowns`)."""
+    percent: Percent = "either"
+    units: Units = "checked"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from rlvr.verifiers.math.approximations import is_rounded, is_rounding_pair
 from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
 from rlvr.verifiers.math.expression import (
+    INEQUALITIES,
     Apply,
     Binder,
     Bracket,
@@ -38,7 +39,6 @@ MAX_SIGNS = 3
 """Independent plus-minus signs in one value."""
 
 
-_INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 # Matches `x`, `a_12`; not `xy`, `x_n`.
 _LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
 
@@ -52,6 +52,10 @@ class StatementEntry:
     rounded: Node | None = None
     conditions: tuple[Node, ...] = ()
     """Conditions under which it holds."""
+
+    @property
+    def unlabelled(self) -> StatementEntry:
+        return StatementEntry(self.value, None, self.rounded)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def _restricts(condition: Node, subject: Node) -> bool:
     answer."""
     if isinstance(subject, Builder):
         return _restricts(condition, subject.subject)
-    if not (isinstance(condition, Relation) and set(condition.operators) <= _INEQUALITIES):
+    if not (isinstance(condition, Relation) and set(condition.operators) <= INEQUALITIES):
         return False
     value: Node = subject
     if isinstance(subject, Relation) and set(subject.operators) == {"="} and is_label(subject.sides[0]):
@@ -145,28 +149,25 @@ def _cycled(entries: list[StatementEntry]) -> list[StatementEntry]:
     # `x = 1 or x = 2` has period 1: two values of one label, no tuples.
     if period < 2 or None in labels or len(labels) % period or labels != labels[:period] * (len(labels) // period):
         return entries
-    label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
-    rounds = [entries[at : at + period] for at in range(0, len(entries), period)]
-    return [
-        StatementEntry(
-            Bracket("(", ")", tuple(entry.value for entry in one)),
-            label,
-            conditions=tuple(condition for entry in one for condition in entry.conditions),
-        )
-        for one in rounds
-    ]
+    return [as_tuple(entries[at : at + period]) for at in range(0, len(entries), period)]
 
 
 def _grouped(node: Node, sampler: PointSampler) -> Node:
     """`p=5, q=2`, one of several groups, as the tuple (5, 2)."""
     if not isinstance(node, Listing):
         return node
-    entries = [read_entry(item, sampler) for item in node.items]
+    entry = as_tuple([read_entry(item, sampler) for item in node.items])
+    if entry.label is not None:
+        return Relation(("=",), (entry.label, entry.value))
+    return entry.value
+
+
+def as_tuple(entries: Sequence[StatementEntry]) -> StatementEntry:
+    """Entries as one tuple, whose label is that of their labels where all of them have one."""
     values = Bracket("(", ")", tuple(entry.value for entry in entries))
     labels = tuple(entry.label for entry in entries if entry.label is not None)
-    if len(labels) == len(entries):
-        return Relation(("=",), (Bracket("(", ")", labels), values))
-    return values
+    label = Bracket("(", ")", labels) if len(labels) == len(entries) else None
+    return StatementEntry(values, label, conditions=tuple(one for entry in entries for one in entry.conditions))
 
 
 def permuted(entry: StatementEntry, labels: Sequence[Node] = ()) -> StatementEntry:
@@ -226,16 +227,10 @@ def with_residues(node: Node) -> Node:
             return Relation(operators, tuple(map(with_residues, sides)))
         case Listing(separator, items):
             items = tuple(map(with_residues, items))
-            match _last_side(items[-1]):
-                case Apply("pmod", (_, modulus)):
+            match items[-1]:
+                case Apply("pmod", (_, modulus)) | Relation(sides=(*_, Apply("pmod", (_, modulus)))):
                     return Listing(separator, tuple(_modulo(item, modulus) for item in items))
             return Listing(separator, items)
-    return node
-
-
-def _last_side(node: Node) -> Node:
-    if isinstance(node, Relation):
-        return node.sides[-1]
     return node
 
 

@@ -51,11 +51,6 @@ def fit(latex: str) -> bool:
     return len(latex) <= MAX_LENGTH and not _COSTLY.search(latex) and not _VAGUE.search(latex)
 
 
-def readable(latex: str) -> bool:
-    """Return True if `latex` is a mathematical object, not only a text."""
-    return any(not isinstance(item, str) for item in _parse(latex))
-
-
 def equal(gold: str, answer: str, seconds: float) -> bool:
     r"""Return True if two LaTeX answers mean the same. Not symmetric: the gold decides what form is asked for.
 
@@ -69,7 +64,7 @@ def equal(gold: str, answer: str, seconds: float) -> bool:
 def _equal(gold: str, answer: str) -> bool:
     if not _EQUALS.search(gold):
         first, *rest = _EQUALS.split(answer)
-        if rest and _names_something(first):
+        if rest and re.search(r"[A-Za-z]", _CONSTANTS.sub(" ", first)):  # it names what was asked for
             sides = rest
         else:
             sides = [first, *rest]
@@ -77,13 +72,13 @@ def _equal(gold: str, answer: str) -> bool:
     return _same(gold, answer)
 
 
-def _names_something(side: str) -> bool:
-    return re.search(r"[A-Za-z]", _CONSTANTS.sub(" ", side)) is not None
-
-
 def _same(gold: str, answer: str) -> bool:
     library, _ = _math_verify()
-    return readable(answer) and library.verify(list(_parse(gold)), list(_parse(answer)), timeout_seconds=None)
+    read = list(_parse(answer))
+    # An answer that is a text only is no mathematical object.
+    return any(not isinstance(item, str) for item in read) and library.verify(
+        list(_parse(gold)), read, timeout_seconds=None
+    )
 
 
 @functools.lru_cache(maxsize=256)

@@ -62,51 +62,17 @@ _PREFIXES: dict[str, tuple[str, int | str]] = {
     "pico": ("p", "1/1000000000000"),
 }
 """The word -> its symbol, and what it multiplies by."""
-_PHYSICAL = {
-    "N": "force",
-    "W": "power",
-    "J": "energy",
-    "V": "voltage",
-    "A": "current",
-    "K": "temperature",
-    "Pa": "pressure",
-    "Hz": "frequency",
-    "L": "volume",
-    "l": "volume",
-    "m": "length",
-    "s": "time",
-    "eV": "electron energy",
-    "mol": "amount",
-    "Wh": "work",
-}
-_NAMED: dict[str, tuple[str, int | str]] = {
-    "newton": ("force", 1),
-    "watt": ("power", 1),
-    "joule": ("energy", 1),
-    "calorie": ("energy", "523/125"),
-    "volt": ("voltage", 1),
-    "ampere": ("current", 1),
-    "amp": ("current", 1),
-    "ohm": ("resistance", 1),
-    "farad": ("capacitance", 1),
-    "coulomb": ("charge", 1),
-    "henry": ("inductance", 1),
-    "tesla": ("flux density", 1),
-    "kelvin": ("temperature", 1),
-    "pascal": ("pressure", 1),
-    "hertz": ("frequency", 1),
-    "liter": ("volume", 1),
-    "litre": ("volume", 1),
-    "meter": ("length", 1),
-    "metre": ("length", 1),
-    "second": ("time", 1),
-    "gram": ("mass", "1/1000"),
-    "mole": ("amount", 1),
-    "byte": ("data", 8),
-    "bit": ("data", 1),
-}
-"""Words of units that take the prefixes as words (`nanometer`), as `_PHYSICAL` are symbols that take them as
-symbols."""
+_METRIC: dict[str, tuple[str, dict[str, int | str]]] = {
+    "length": ("m", {"meter": 1, "metre": 1}), "time": ("s", {"second": 1}), "mass": ("", {"gram": "1/1000"}),
+    "current": ("A", {"ampere": 1, "amp": 1}), "temperature": ("K", {"kelvin": 1}), "amount": ("mol", {"mole": 1}),
+    "volume": ("L l", {"liter": 1, "litre": 1}), "frequency": ("Hz", {"hertz": 1}), "force": ("N", {"newton": 1}),
+    "pressure": ("Pa", {"pascal": 1}), "energy": ("J", {"joule": 1, "calorie": "523/125"}), "work": ("Wh", {}),
+    "electron energy": ("eV", {}), "power": ("W", {"watt": 1}), "voltage": ("V", {"volt": 1}),
+    "resistance": ("", {"ohm": 1}), "capacitance": ("", {"farad": 1}), "charge": ("", {"coulomb": 1}),
+    "inductance": ("", {"henry": 1}), "flux density": ("", {"tesla": 1}), "data": ("", {"byte": 8, "bit": 1}),
+}  # fmt: skip
+"""Quantity -> the symbols of its units, which take the prefixes as symbols (`nm`), and their words, which take them as
+words (`nanometer`), with their sizes."""
 _DERIVED = {
     "frequency": {"time": -1},
     "volume": {"length": 3},
@@ -128,9 +94,10 @@ _DERIVED = {
 _SIZES = {"volume": Fraction(1, 1000), "work": Fraction(3600)}
 """The unit of a quantity in units of metre, kilogram and second, where it is not one: the litre, the watt hour."""
 _UNITS = {
-    symbol + name: (quantity, Fraction(factor))
-    for name, quantity in _PHYSICAL.items()
-    for symbol, factor in _PREFIXES.values()
+    prefix + symbol: (quantity, Fraction(factor))
+    for quantity, (symbols, _) in _METRIC.items()
+    for symbol in symbols.split()
+    for prefix, factor in _PREFIXES.values()
 } | {"g": ("mass", Fraction(1, 1000))}
 _AMBIGUOUS = {
     "capacitance": ("F", "farad"),
@@ -151,7 +118,8 @@ _UNITS |= {
 }
 _UNITS |= {
     prefix + name: (quantity, Fraction(size) * Fraction(factor))
-    for name, (quantity, size) in _NAMED.items()
+    for quantity, (_, names) in _METRIC.items()
+    for name, size in names.items()
     for prefix, (_, factor) in _PREFIXES.items()
 }
 _UNITS |= {name: (dimension, Fraction(factor)) for dimension, names in _BASE.items() for name, factor in names.items()}
@@ -268,10 +236,7 @@ def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...
     if own is not None:
         return own
     beside = dimension(other)
-    if beside is None:
-        degrees = []
-    else:
-        degrees = [name for name, _ in beside[0] if name.startswith("temperature ")]
+    degrees = [name for name, _ in beside[0] if name.startswith("temperature ")] if beside else []
     for quantity in degrees or _PREFIXED:
         letter, word = _AMBIGUOUS[quantity]
         unit = re.sub(rf"\b{letter}\b", word, unit)

@@ -17,44 +17,10 @@ FUNCTIONS: dict[str, str] = {
 }  # fmt: skip
 """Names of functions -> the name used here."""
 
-_GREEK = [
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "iota",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "omicron",
-    "rho",
-    "sigma",
-    "tau",
-    "upsilon",
-    "phi",
-    "chi",
-    "psi",
-    "omega",
-    "Gamma",
-    "Delta",
-    "Theta",
-    "Lambda",
-    "Xi",
-    "Sigma",
-    "Upsilon",
-    "Phi",
-    "Psi",
-    "Omega",
-    "ell",
-    "hbar",
-    "nabla",
-]
+_GREEK = """
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau upsilon phi chi
+    psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega ell hbar nabla
+""".split()  # noqa: SIM905
 
 NAMES: dict[str, str] = {
     **{name: name for name in _GREEK},
@@ -106,102 +72,26 @@ CLOSING = {
 }  # fmt: skip
 
 COMMANDS = frozenset(
-    [
-        r"frac",
-        r"binom",
-        r"tbinom",
-        r"dbinom",
-        r"int",
-        r"iint",
-        r"oint",
-        r"sum",
-        r"prod",
-        r"lim",
-        r"overline",
-        r"bar",
-        r"vec",
-        r"hat",
-        r"tilde",
-        r"widehat",
-        r"overrightarrow",
-        r"dot",
-        r"ddot",
-        r"underbrace",
-        r"overset",
-        r"angle",
-        r"triangle",
-        r"pmod",
-        r"bmod",
-        r"mod",
-        r"partial",
-        r"choose",
-        r"over",
-        r"not",
-    ]
+    """
+    frac binom tbinom dbinom int iint oint sum prod lim overline bar vec hat tilde widehat overrightarrow dot ddot
+    underbrace overset angle triangle pmod bmod mod partial choose over not
+    """.split()  # noqa: SIM905
 )
 
 IGNORED = frozenset(
-    [
-        r"limits",
-        r"nolimits",
-        r"displaystyle",
-        r"textstyle",
-        r"big",
-        r"Big",
-        r"bigg",
-        r"Bigg",
-        r"bigl",
-        r"bigr",
-        r"Bigl",
-        r"Bigr",
-        r"biggl",
-        r"biggr",
-        r"left",
-        r"right",
-        r"middle",
-        r"quad",
-        r"qquad",
-        r"medspace",
-        r"thickspace",
-        r"thinspace",
-        r"negthinspace",
-        r"negmedspace",
-        r"negthickspace",
-        r"hline",
-        r"hfill",
-        r"rm",
-        r"mathstrut",
-        r"strut",
-        r"smallskip",
-        r"nonumber",
-    ]
+    """
+    limits nolimits displaystyle textstyle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr left right middle quad
+    qquad medspace thickspace thinspace negthinspace negmedspace negthickspace hline hfill rm mathstrut strut
+    smallskip nonumber
+    """.split()  # noqa: SIM905
 )
 
 CURRENCIES = {
-    "$": "dollar",
-    "€": "euro",
-    "euro": "euro",
-    "£": "pound",
-    "pounds": "pound",
-    "¥": "yen",
-    "₹": "rupee",
-}
-CONDITIONS = frozenset(
-    {
-        "where",
-        "for",
-        "for all",
-        "for any",
-        "for every",
-        "for each",
-        "for some",
-        "if",
-        "when",
-        "with",
-        "as long as",
-        "provided",
-        "such that",
-    }
+    "$": "dollar", "USD": "dollar", "€": "euro", "EUR": "euro", "euro": "euro", "£": "pound", "pounds": "pound",
+    "¥": "yen", "₹": "rupee", "Rs": "rupee",
+}  # fmt: skip
+CONDITIONS = frozenset(["for all", "for any", "for every", "for each", "for some", "as long as", "such that"]).union(
+    "where for if when with provided".split()  # noqa: SIM905
 )
 """Words before a condition on what was said."""
 

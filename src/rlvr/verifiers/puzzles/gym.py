@@ -26,41 +26,15 @@ from rlvr.verifiers.base import Needs
 _NONSENSE = ("", "zqx", "zqx zqx\nzqx", "[]", "{}", "7919.5")
 """Texts that answer no question; what a scorer pays for them it pays for nothing."""
 _EVALUATING = frozenset(
-    [
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    ]
+    """
+    binary_matrix countdown intermediate_integration n_queens polynomial_multiplication puzzle24 simple_integration
+    spiral_matrix string_insertion
+    """.split()  # noqa: SIM905
 )
 """Data sets of reasoning-gym 0.1.25 whose scorers give the answer to `eval` or SymPy's `parse_expr`."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "sec",
-        "csc",
-        "cot",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "exp",
-        "log",
-        "ln",
-        "sqrt",
-        "pi",
-        "Abs",
-    ]
+    "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt pi Abs".split()  # noqa: SIM905
 )
 _POWER = re.compile(r"\*\*|\^")
 
@@ -105,10 +79,9 @@ class ReasoningGymVerifier(AnswerVerifier):
         entry = {"question": task.prompt, "answer": task.answer, "metadata": dict(task.info.get("metadata", {}))}
         try:
             score = scorer(name)
+            gold = 1.0
             if task.answer is not None:
                 gold = _score(score, task.answer, entry)
-            else:
-                gold = 1.0
         except Exception as error:  # an unknown data set, or metadata that its scorer cannot use
             return Verdict.undecided(f"bad gold: {name}: {type(error).__name__}: {error}")
         if gold < 1.0:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -185,7 +185,11 @@ def match_calls(
     table = [[compare(w, c, equality) if w.name == c.name else None for c in calls] for w in wanted]
     scores = [[pair.score if pair else 0.0 for pair in row] for row in table]
     pairs = [table[i][j] for i, j in (align if ordered else assign)(scores)]
-    names = _jaccard((w.name for w in wanted), (c.name for c in calls))
+    wanted_names = [w.name for w in wanted]
+    called_names = [c.name for c in calls]
+    # The Jaccard index of the two multisets.
+    shared = Counter(wanted_names) & Counter(called_names)
+    names = shared.total() / (Counter(wanted_names) | Counter(called_names)).total()
     parameters = sum(pair.names for pair in pairs if pair)
     values = sum(pair.values for pair in pairs if pair)
     parameter_count = sum(len(w.arguments) for w in wanted)
@@ -194,9 +198,12 @@ def match_calls(
         stretch = max(1.0, len(calls) / len(wanted))
     else:
         stretch = 1.0
-    if ordered and [w.name for w in wanted] != [c.name for c in calls]:
-        # Jaccard ignores order; with `ordered` no more names count than can be paired in order.
-        names = min(names, _in_order(wanted, calls) / max(len(wanted), len(calls)))
+    if ordered and wanted_names != called_names:
+        # Jaccard ignores order; with `ordered` no more names count than can be paired in order (the longest common
+        # subsequence).
+        in_order = align([[float(name == called) for called in called_names] for name in wanted_names])
+        paired = sum(wanted_names[i] == called_names[j] for i, j in in_order)
+        names = min(names, paired / max(len(wanted), len(calls)))
     return Match(
         names,
         parameters / len(wanted),
@@ -204,15 +211,3 @@ def match_calls(
         # R_max / S_max of ToolRL: S_max = 1 + calls wanted + parameters wanted, the first 1 for the names.
         (names + parameters + values) / (1 + (len(wanted) + parameter_count) * stretch),
     )
-
-
-def _jaccard(first: Iterable[str], second: Iterable[str]) -> float:
-    one = Counter(first)
-    other = Counter(second)
-    return (one & other).total() / (one | other).total()
-
-
-def _in_order(wanted: Sequence[Wanted], calls: Sequence[ToolCall]) -> int:
-    """Return the number of names that can be paired in order (longest common subsequence)."""
-    pairs = align([[float(w.name == c.name) for c in calls] for w in wanted])
-    return sum(wanted[i].name == calls[j].name for i, j in pairs)

@@ -109,11 +109,10 @@ class ToolCallVerifier(Verifier):
             score = float(match.total == 1)
         if match.total == 1:
             status = VerdictStatus.CORRECT
+        elif score > 0:
+            status = VerdictStatus.PARTIAL
         else:
-            if score > 0:
-                status = VerdictStatus.PARTIAL
-            else:
-                status = VerdictStatus.WRONG
+            status = VerdictStatus.WRONG
         if self.credit == "toolrl":
             # ToolRL (section 3.3): R_correct = 6 R_max / S_max - 3, in [-3, 3], plus R_format, 0 or 1.
             score = 6 * match.total - 3 + layout
