@@ -31,7 +31,7 @@ from rlvr import registry
 from rlvr.config import ComponentSpec, Config, OfKind
 from rlvr.config.stage_plan import STAGE_SECTIONS
 from rlvr.core.schedules import Controller, Schedule, StepSchedule
-from rlvr.monitor.metric_reference import metrics_page
+from rlvr.monitor.metrics import FAMILIES, METRICS, Metric
 from rlvr.recipes.recipes_page import papers_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -65,6 +65,43 @@ COMPONENTS = """## Components
 
 The components that the library registers, by kind. An option without a default is required. A reward also takes a
 `weight` (1 by default).
+"""
+
+METRICS_HEAD = """# Metrics
+
+This page lists every number that a step reports. `pandas.read_json("runs/NAME/metrics.jsonl", lines=True)` reads them.
+
+Each step writes one JSON object to `metrics.jsonl`, and the same names to every tracker. Every key below is always
+present, and null when not computed. Shares are between 0 and 1, times are in seconds. `loss/*`, `grad_norm` and
+`ratio/*` are averages over the step's optimizer steps. *Healthy* is the value in an ordinary run: another value
+is a reason to look, not an alarm.
+
+This page is generated from `rlvr.monitor.metrics`.
+"""
+
+METRICS_DEVICES = """
+## How memory, MFU and idle time are measured
+
+Nothing here makes the host wait for the GPU.
+
+- `memory/*` is what torch's allocator counts in the trainer's process (`torch.cuda.max_memory_allocated`,
+  `max_memory_reserved`), reset whenever the phase changes. It does not include a vLLM engine, which is a process of its
+  own, nor CUDA's context, NCCL and other programs. On a CPU it is null: the kernel's peak of a process cannot
+  be reset for a phase without disturbing other programs that measure the process.
+- `mfu/*` counts model FLOPs as PaLM (Chowdhery et al. 2022, appendix B), torchtitan and prime-rl do: 6 operations for
+  each weight and token, 12 for each query, key and channel of attention without the saving of the causal mask; 4 for a
+  frozen weight under an adapter. Only experts that are active for a token count; a sliding window bounds the keys.
+  Not counted are activations that are computed again, padding, passes before the update (rewards that need the model)
+  and sampling. Passes of the update without a gradient (reference, proximal policy) count forward only, a shared
+  prefix once, the LM head at trained tokens only; so the figure is lower than where each of these is counted in full.
+  The peak is that of dense bfloat16 for every dtype of the run, from a table of known devices
+  (`rlvr.policy.flops.PEAKS`); for others `mfu/*` is null and the log has one warning.
+- `gpu/idle` comes from the phases, as slime's `wait_time_ratio` does: in update and publish the GPU counts as working;
+  in the others it works while the engine has an open request, and not at all where the engine samples on other devices
+  (`vllm-server`). It is too low if the GPU waits within a phase (for another rank, for the host) or a
+  request waits for a tool, and too high if rewards are computed with the model. `nvidia-smi dmon` and
+  `logging.profile` give more detail.
+- `time/*_per_device` divide by the ranks that train. Devices that servers use beside them are not counted.
 """
 
 BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
@@ -124,6 +161,18 @@ def config_page() -> str:
     parts.append(COMPONENTS)
     parts += [components(kind) for kind in registry.PACKAGES]
     return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def metrics_page() -> str:
+    """The registry of metrics as a Markdown page: one table of keys, one of families."""
+    families = "\n## Families\n\nKeys that are present when a component computes them.\n"
+    return "\n".join([METRICS_HEAD, metrics_table(METRICS), METRICS_DEVICES, families, metrics_table(FAMILIES)]) + "\n"
+
+
+def metrics_table(metrics: dict[str, Metric]) -> str:
+    """A table of metrics."""
+    rows = [f"| `{m.name}` | {m.unit} | {m.description} | {m.healthy} |" for m in metrics.values()]
+    return "\n".join(["| key | unit | meaning | healthy |", "|---|---|---|---|", *rows])
 
 
 def sections(path: str, model: type[BaseModel], text: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from rlvr import GRPOTrainer
 from rlvr.config import LoraConfig, ModelConfig, OptimConfig, ScratchConfig
 from rlvr.core.device_memory import PeakMemory
 from rlvr.distributed.step_meters import RankUse, idle_share, use
-from rlvr.monitor.lines import step_cells
+from rlvr.monitor.console_text import step_cells
 from rlvr.monitor.phases import Phases
 from rlvr.policy import load_policy, micro_batches
 from rlvr.policy.flops import ModelFlops, _active_share, attention_windows, peak_flops

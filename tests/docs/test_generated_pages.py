@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlvr.config import Config
+from rlvr.monitor.metrics import FAMILIES, METRICS
 
 SIZES = ("0.5B", "1.5B", "7B", "14B", "32B")
 """The models of the table of docs/memory.md."""
@@ -17,6 +18,13 @@ one."""
 def make_docs(script):
     """scripts/make_docs.py as a module."""
     return script("make_docs")
+
+
+def test_the_page_of_metrics_names_every_metric(make_docs):
+    page = make_docs.metrics_page()
+    assert all(f"| `{name}` |" in page for name in METRICS)
+    assert all(f"| `{prefix}*` |" in page for prefix in FAMILIES)
+    assert "|share|" not in page
 
 
 @pytest.mark.gate

@@ -12,9 +12,8 @@ from scipy import stats
 from rlvr.config.config_loading import load_config
 from rlvr.errors import DataError
 from rlvr.evaluation import best_of_k, evaluate, interval, over_runs
-from rlvr.evaluation.levels import by_difficulty
 from rlvr.evaluation.paired_comparison import compare
-from rlvr.evaluation.task_result import TaskResult
+from rlvr.evaluation.task_result import TaskResult, by_difficulty
 from rlvr.records import Rollout, StopReason, Task, Verdict
 
 

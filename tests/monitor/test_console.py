@@ -18,10 +18,8 @@ import pytest
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from rlvr.monitor.console import Console
-from rlvr.monitor.console_text import clean, encodable, shorten
-from rlvr.monitor.lines import duration, number, sparkline, step_cells
-from rlvr.monitor.live import LiveView
+from rlvr.monitor.console import Console, LiveView
+from rlvr.monitor.console_text import clean, duration, encodable, number, shorten, sparkline, step_cells
 from rlvr.monitor.metrics import record
 from rlvr.monitor.samples import sample_blocks
 from rlvr.records import Batch, StopReason

@@ -11,8 +11,7 @@ from rich.console import Console as RichConsole
 from rich.logging import RichHandler
 
 from rlvr.config.config_loading import load_config
-from rlvr.monitor.console import Console
-from rlvr.monitor.live import LiveView
+from rlvr.monitor.console import Console, LiveView
 from rlvr.run.run_folder import RunFolder
 
 

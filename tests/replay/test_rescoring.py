@@ -11,8 +11,7 @@ from replay_helpers import files
 
 from rlvr.records import Batch, Rollout, StopReason, Task, Verdict, VerdictStatus
 from rlvr.replay.__main__ import main
-from rlvr.replay.changes import FLIPS, ScoreChange, change, flip
-from rlvr.replay.rescore import Replay
+from rlvr.replay.rescore import FLIPS, Replay, ScoreChange, change, flip
 from small_run import lines
 
 

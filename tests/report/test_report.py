@@ -17,9 +17,8 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.recording import read_rollouts as read_back
 from rlvr.report import write_report
 from rlvr.report.__main__ import main
-from rlvr.report.page_elements import ends_of
-from rlvr.report.run_comparison import differences, experiment_of
-from rlvr.report.sampled_rollouts import histogram
+from rlvr.report.page import differences, experiment_of
+from rlvr.report.sampled_rollouts import ends_of, histogram
 
 from .conftest import write_run
 

@@ -37,9 +37,8 @@ from rlvr.monitor.whole_file import naming
 from rlvr.records import Task, Verdict
 from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.findings import FindingCase, Findings
-from rlvr.verifiers.audit.in_order import in_order
 from rlvr.verifiers.audit.tables import show_findings, show_trial
-from rlvr.verifiers.audit.trial import Example, TrickTrial, try_tricks
+from rlvr.verifiers.audit.trial import Example, TrickTrial, in_order, try_tricks
 from rlvr.verifiers.base import Verifier, as_verifier
 from rlvr.verifiers.pool import VerifierPool
 
@@ -62,7 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"(?!rlvr|__main__)")
     verifier = build_verifier(options.verifier, options.options)
     _check_files(options)
-    with _pool(options) as pool:
+    try:
+        pool = VerifierPool(workers=options.workers, time_limit=options.time_limit)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    with pool:
         return _audit(options, verifier, pool)
 
 
@@ -114,13 +117,6 @@ def _check_files(options: argparse.Namespace) -> None:
             Path(options.output).open("a").close()  # what is there is replaced once scoring begins
         except OSError as error:
             raise ConfigError(f"--output {options.output!r} cannot be written: {error}") from error
-
-
-def _pool(options: argparse.Namespace) -> VerifierPool:
-    try:
-        return VerifierPool(workers=options.workers, time_limit=options.time_limit)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) -> int:
@@ -260,9 +256,9 @@ async def score(
         texts = [row.completion for row in rows]
         if task is None:
             return [Verdict.undecided(rows[0].problem)]
-        return await (
-            pool.verify_group(verifier, task, texts) if len(rows) > 1 else _one(pool, verifier, task, texts[0])
-        )
+        if len(rows) > 1:
+            return await pool.verify_group(verifier, task, texts)
+        return [await pool.verify(verifier, task, texts[0])]
 
     groups = _groups(read_rows(path), alone=verifier.verify_group is None)
     # The size of the texts bounds how much is under way at once.
@@ -280,10 +276,6 @@ async def score(
         else:
             problem = "it is empty"
         raise DataError(f"{path} holds no row that can be read: {problem}")
-
-
-async def _one(pool: VerifierPool, verifier: Verifier, task: Task, completion: str) -> list[Verdict]:
-    return [await pool.verify(verifier, task, completion)]
 
 
 def _groups(rows: Iterator[AuditRow], alone: bool) -> Iterator[list[AuditRow]]:

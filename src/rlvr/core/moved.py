@@ -1,4 +1,5 @@
-"""Old names of modules and of what they contain, which are found for one version with a notice."""
+"""Names that are looked up when they are used: the public ones of a package, and old names of modules and of what they
+contain, which are found for one version with a notice."""
 
 from __future__ import annotations
 
@@ -31,13 +32,19 @@ MOVED = {
     "rlvr.data.adapters": "rlvr.data.row_adapters",
     "rlvr.data.pool": "rlvr.data.samplers",
     "rlvr.device_memory": "rlvr.core.device_memory",
-    "rlvr.diff.metrics": "rlvr.diff.metric_differences",
+    "rlvr.diff.metric_differences": "rlvr.diff.parting",
+    "rlvr.diff.metrics": "rlvr.diff.parting",
     "rlvr.distributed.farm": "rlvr.distributed.engine_router",
     "rlvr.distributed.prompt_lengths": "rlvr.run.run_tasks",
     "rlvr.distributed.versions": "rlvr.distributed.world",
     "rlvr.distributed.watchdog": "rlvr.distributed.heartbeat_monitor",
     "rlvr.dry_run": "rlvr.run.dry_run",
     "rlvr.due_evaluations": "rlvr.run.due_evaluations",
+    "rlvr.evaluation.best_of": "rlvr.evaluation.estimators",
+    "rlvr.evaluation.held_out": "rlvr.evaluation.evaluation_loop",
+    "rlvr.evaluation.intervals": "rlvr.evaluation.estimators",
+    "rlvr.evaluation.levels": "rlvr.evaluation.task_result",
+    "rlvr.evaluation.runs": "rlvr.evaluation.result",
     "rlvr.evaluation.tally": "rlvr.evaluation.task_result",
     "rlvr.given_objects": "rlvr.run.given_objects",
     "rlvr.lifeline": "rlvr.core.process.parent_death",
@@ -58,7 +65,10 @@ MOVED = {
     "rlvr.losses.weighted_likelihood": "rlvr.losses.reinforce",
     "rlvr.monitor.averages": "rlvr.losses.objective",
     "rlvr.monitor.guests": "rlvr.monitor.background_trackers",
-    "rlvr.monitor.reference": "rlvr.monitor.metric_reference",
+    "rlvr.monitor.health.series": "rlvr.monitor.health.monitors",
+    "rlvr.monitor.health.voice": "rlvr.monitor.health.watch",
+    "rlvr.monitor.lines": "rlvr.monitor.console_text",
+    "rlvr.monitor.live": "rlvr.monitor.console",
     "rlvr.monitor.text": "rlvr.monitor.console_text",
     "rlvr.needs": "rlvr.core.needs",
     "rlvr.own_files": "rlvr.core.own_files",
@@ -76,8 +86,11 @@ MOVED = {
     "rlvr.policy.packing": "rlvr.policy.microbatch",
     "rlvr.policy.transfer": "rlvr.core.device_memory",
     "rlvr.recipes.page": "rlvr.recipes.recipes_page",
-    "rlvr.report.compare": "rlvr.report.run_comparison",
-    "rlvr.report.pieces": "rlvr.report.page_elements",
+    "rlvr.replay.changes": "rlvr.replay.rescore",
+    "rlvr.report.compare": "rlvr.report.page",
+    "rlvr.report.page_elements": "rlvr.report.sampled_rollouts",
+    "rlvr.report.pieces": "rlvr.report.sampled_rollouts",
+    "rlvr.report.run_comparison": "rlvr.report.page",
     "rlvr.report.sampling": "rlvr.report.sampled_rollouts",
     "rlvr.rewards.basic": "rlvr.rewards.terms",
     "rlvr.rewards.ranks": "rlvr.recipes.reasonrank.rank_overlap",
@@ -117,8 +130,10 @@ MOVED = {
     "rlvr.stages.scoring": "rlvr.stages.grpo.scoring",
     "rlvr.sweep": "rlvr.train.sweep",
     "rlvr.tree": "rlvr.core.tree",
+    "rlvr.verifiers.audit.in_order": "rlvr.verifiers.audit.trial",
     "rlvr.verifiers.choice.options": "rlvr.verifiers.choice.choice_options",
     "rlvr.verifiers.choice.statements": "rlvr.verifiers.choice.choice_statements",
+    "rlvr.verifiers.code.credit": "rlvr.verifiers.code.cases",
     "rlvr.verifiers.code.sandbox.probe": "rlvr.verifiers.code.sandbox.escape_probe",
     "rlvr.verifiers.code.sandbox.process": "rlvr.verifiers.code.sandbox.zygote_process",
     "rlvr.verifiers.code.verifier": "rlvr.verifiers.code.code_verifier",
@@ -182,6 +197,21 @@ class MovedModules(MetaPathFinder, Loader):
         warnings.warn(text, FutureWarning, stacklevel=2)
         # The same module object under both names, so that a class imported by the old name is the class of the new one.
         sys.modules[module.__name__] = importlib.import_module(new)
+
+
+def found_on_first_use(module: str, homes: Mapping[str, str]) -> tuple[dict[str, str], Callable[[str], Any]]:
+    """The public names of a package, each with the module that has it, and the package's `__getattr__`, which imports
+    a name when it is first used. `homes`: module -> its names, with spaces between them."""
+    home = {name: place for place, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(home[name]), name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return home, find
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:

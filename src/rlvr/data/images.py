@@ -10,36 +10,20 @@ from typing import Any
 
 from rlvr.errors import DataError
 
-COLUMNS = {
-    "image": "images",
-    "images": "images",
-    "image_path": "images",
-    "image_paths": "images",
-    "image_url": "images",
-    "image_urls": "images",
-    "pixel_values": "images",
-    "video": "videos",
-    "videos": "videos",
-    "video_path": "videos",
-    "video_url": "videos",
-    "audio": "audio",
-    "audios": "audio",
-    "audio_path": "audio",
-    "audio_url": "audio",
+_COLUMNS_OF = {
+    "images": "image images image_path image_paths image_url image_urls pixel_values",
+    "videos": "video videos video_path video_url",
+    "audio": "audio audios audio_path audio_url",
 }
+COLUMNS = {name: kind for kind, names in _COLUMNS_OF.items() for name in names.split()}
 """Columns that hold a row's media in data sets of multimodal models, and what they hold. A text there is a path or an
 address."""
-PARTS = {
-    "image": "images",
-    "image_url": "images",
-    "input_image": "images",
-    "video": "videos",
-    "video_url": "videos",
-    "input_video": "videos",
-    "audio": "audio",
-    "audio_url": "audio",
-    "input_audio": "audio",
+_PARTS_OF = {
+    "images": "image image_url input_image",
+    "videos": "video video_url input_video",
+    "audio": "audio audio_url input_audio",
 }
+PARTS = {name: kind for kind, names in _PARTS_OF.items() for name in names.split()}
 """Types of the parts of a chat message that are no text, as transformers' templates and OpenAI's interfaces name
 them."""
 # Matches `<image>\nWhat is shown?`, `What is shown? <image>`; not `Explain <video> tags`, and not `<image>x</image>`,

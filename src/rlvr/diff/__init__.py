@@ -1,4 +1,4 @@
 """The comparison of two runs: the first key, step, token and tensor in which they differ.
 
-`metric_differences`, `rollouts` and `tensors` each compare one kind of file; `__main__` is the command.
+`parting` (metrics), `rollouts` and `tensors` each compare one kind of file; `__main__` is the command.
 """

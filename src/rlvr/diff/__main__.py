@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlvr.config.renamed_keys import with_new_names
-from rlvr.diff.metric_differences import compare_metrics
-from rlvr.diff.parting import Parting
+from rlvr.diff.parting import Parting, compare_metrics
 from rlvr.diff.rollouts import compare_rollouts
 from rlvr.diff.tensors import compare_checkpoints
 from rlvr.errors import ConfigError, DataError, command

@@ -15,7 +15,7 @@ from rlvr.diff.parting import Parting, differ
 from rlvr.errors import DataError
 from rlvr.monitor.recording import Recorded, read_recorded, recorded_steps
 from rlvr.records import Rollout
-from rlvr.report.page_elements import decoder_of
+from rlvr.report.sampled_rollouts import decoder_of
 
 ROUND = 16
 """Tokens shown before and after the first that differs."""

@@ -13,6 +13,7 @@ Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import re
@@ -92,19 +93,15 @@ def _run(options: argparse.Namespace) -> int:
     from rlvr.distributed import World
 
     config = _config(options)
-    if options.data is not None:
-        spec = options.data
-    else:
-        spec = config.evaluation.data or config.data.eval
+    spec = options.data or config.evaluation.data or config.data.eval
     if spec is None:
         raise ConfigError("there are no tasks to evaluate on: give --data, or data.eval")
     if options.output is not None:
         check_output(Path(options.output), _is_result, "a result")
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0]
-    if options.compare is None:
-        before = None
-    else:
+    before = None
+    if options.compare is not None:
         before = read_result(Path(options.compare))
     # Read here only for its errors; it is read again after sampling, so that it takes no memory in between.
     if options.contamination is not None:  # what cannot be read is refused before the model is sampled
@@ -133,8 +130,9 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
             def say(done: int, kind: str) -> None:
                 print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
+            refuse = functools.partial(RaisedVerdicts.refuse_all, which="of the evaluation")
             with suppress(CollectionInterruptedError):  # the exit code reports it
-                done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
+                done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, refuse)
         # All ranks meet here; the others have nothing to do before but to serve their engines.
         code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
     if code or not world.is_main:
@@ -149,8 +147,7 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
     for name, count in done.raised.raised.items():
         print(
             f"warning: the verifier {name!r} failed on {count} of {done.raised.asked[name]} answers, which are left "
-            "out. "
-            f"What it raised first:\n{done.raised.tracebacks[name]}",
+            f"out. What it raised first:\n{done.raised.tracebacks[name]}",
             file=sys.stderr,
         )
     if options.output is not None:
@@ -163,10 +160,6 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
                     span = f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
                 print(f"{name:>16}  {value:.4g}{span}", file=sys.stderr)
     return 0
-
-
-def _refuse_all(verdicts: RaisedVerdicts) -> None:
-    verdicts.refuse_all("of the evaluation")
 
 
 def _config(options: argparse.Namespace) -> Config:

@@ -1,14 +1,11 @@
 """Evaluation: estimators, the run of one over held-out tasks, and statistics of its results."""
 
 from rlvr.core.moved import renamed
-from rlvr.evaluation.best_of import best_of_k
 from rlvr.evaluation.contamination import contamination
-from rlvr.evaluation.estimators import majority_at_k, pass_at_k
+from rlvr.evaluation.estimators import best_of_k, interquartile_mean, interval, majority_at_k, pass_at_k
 from rlvr.evaluation.evaluation_loop import Collect, Evaluation, SameAnswer, Scorer, evaluate
-from rlvr.evaluation.intervals import interquartile_mean, interval
 from rlvr.evaluation.paired_comparison import compare
-from rlvr.evaluation.result import describe, read_result, write_task_results
-from rlvr.evaluation.runs import over_runs
+from rlvr.evaluation.result import describe, over_runs, read_result, write_task_results
 from rlvr.evaluation.task_result import TaskResult, summary, values_of
 
 __all__ = [

@@ -1,4 +1,9 @@
-"""Estimators of evaluation: pure functions of scores and answers per task."""
+"""Estimators of evaluation: pure functions of a task's scores and answers, and the uncertainty of a mean over tasks.
+
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (rliable): intervals by
+resampling, the interquartile mean in place of the median, paired comparison. Resampled are tasks; several runs (seeds)
+of the same tasks are resampled run by run within each task.
+"""
 
 from __future__ import annotations
 
@@ -85,3 +90,92 @@ def _vote(labels: Sequence[int | None], right: set[int]) -> float:
     # right.
     winners = np.flatnonzero(counts == counts.max())
     return float(np.mean([int(w) in right for w in winners]))
+
+
+def best_of_k(ranking: np.ndarray, scores: Sequence[float], k: int) -> float:
+    """Return the unbiased estimate, from n samples, of the verifier's score of the sample that the scorer ranks first
+    among `k`.
+
+    `ranking` is the scorer's number for each sample, [n] (NaN ranks last); `scores` are the verifier's, [n]. The
+    estimate is the mean over all subsets of k: the sample of rank i, from the lowest, is the best of C(i - 1, k - 1) of
+    the C(n, k) subsets. Samples of equal rank share their scores, which is a choice among them at random. Raises
+    ValueError when k is above n.
+    """
+    count = len(scores)
+    if not 1 <= k <= count:
+        raise ValueError(f"best@{k} cannot be estimated from {count} samples")
+    ranks = np.asarray(ranking, dtype=np.float64)
+    # `kind` numbers the distinct ranks from the lowest; `shared` has for each sample, in order of rank, the mean score
+    # of its kind.
+    _, kind = np.unique(np.where(np.isnan(ranks), -np.inf, ranks), return_inverse=True)
+    sums = np.bincount(kind, weights=np.asarray(scores, dtype=np.float64))
+    sizes = np.bincount(kind)
+    shared = (sums / sizes)[np.sort(kind)]
+    return float(shared @ _chances(count, k))
+
+
+def _chances(count: int, k: int) -> np.ndarray:
+    """[n]: for each rank from the lowest, the share of the subsets of k in which it is the highest."""
+    # The chance of rank i is C(i-1, k-1) / C(n, k). For i = n that is k / n, and from i + 1 to i it is multiplied by (i
+    # - k + 1) / i, which never overflows.
+    ranks = np.arange(count - 1, k - 1, -1)
+    falling = np.concatenate([[k / count], k / count * np.cumprod((ranks - k + 1) / ranks)])
+    return np.concatenate([np.zeros(k - 1), falling[::-1]])
+
+
+# The ends of a 95 % interval are then its 50th values from below and above. rliable takes 50,000 by default.
+RESAMPLES = 2000
+# 16 MB of float64: a matrix of all resamples of many tasks would take gigabytes.
+CHUNK = 2_000_000
+"""Numbers drawn at a time."""
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""[.., T] -> [..]"""
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """The mean of the middle half along the last axis: a quarter of the values, rounded down, is cut off at each
+    end."""
+    count = values.shape[-1]
+    # As scipy.stats.trim_mean(values, 0.25), which rliable calls.
+    cut = count // 4
+    return np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+
+
+def plain_mean(values: np.ndarray) -> np.ndarray:
+    """The mean along the last axis."""
+    return values.mean(axis=-1)
+
+
+def interval(
+    values: np.ndarray,
+    statistic: Statistic = plain_mean,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """The percentile bootstrap interval of `statistic` over tasks; None of no task.
+
+    `values` is [T], or [R, T] for R runs on the same tasks; NaN (of a [T]) is left out.
+    """
+    if values.ndim == 1:
+        values = values[~np.isnan(values)]
+    runs, count = (1, len(values)) if values.ndim == 1 else values.shape
+    if count == 0:
+        return None
+    # The seed depends on the shape alone, so that metrics of the same tasks are resampled alike.
+    random = np.random.default_rng(seed_of("bootstrap", seed, count, runs))
+    statistics = []
+    size = max(1, CHUNK // (count * runs))
+    for begin in range(0, resamples, size):
+        number = min(size, resamples - begin)
+        if values.ndim == 1:
+            chosen = values[random.integers(count, size=(number, count))]
+        else:
+            # Stratified: for each task (last axis) the runs are drawn anew with replacement; the tasks stay. [number,
+            # R, T]
+            which = random.integers(runs, size=(number, runs, count))
+            chosen = np.take_along_axis(values[None], which, axis=1).reshape(number, runs * count)
+        statistics.append(statistic(chosen))
+    low, high = np.quantile(np.concatenate(statistics), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.errors import DataError
-from rlvr.evaluation.intervals import interval
+from rlvr.evaluation.estimators import interval
 from rlvr.evaluation.task_result import TaskResult, values_of
 
 LISTED = 100

@@ -1,4 +1,4 @@
-"""The result of a task once its responses are judged, and the summary of a set of results.
+"""The result of a task once its responses are judged, the summary of a set of results, and tasks by their difficulty.
 
 Invariants:
 - A `TaskResult` is small and does not grow with the number of samples: rollouts are dropped once they are counted.
@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.evaluation.best_of import best_of_k
-from rlvr.evaluation.estimators import clusters, majority_at_k, pass_at_k
+from rlvr.evaluation.estimators import best_of_k, clusters, majority_at_k, pass_at_k
 from rlvr.records import Rollout, Task, VerdictStatus
 
 Same = Callable[[str, str], bool]
@@ -123,10 +122,6 @@ def empty_result(task: Task, difficulty: str = "difficulty") -> TaskResult:
 def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str, np.ndarray]:
     """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k, and best@k where there is
     one."""
-
-    def column(values: Sequence[float | None]) -> np.ndarray:
-        return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
-
     by_name = {"greedy": column([t.greedy for t in task_results]), "mean": column([t.score for t in task_results])}
     for k in ks:
         by_name[f"pass@{k}"] = column([t.pass_at(k) for t in task_results])
@@ -156,15 +151,58 @@ def summary(
         "unparsable": share(sum(t.unparsable for t in task_results)),
         "undecided": share(sum(t.undecided for t in task_results)),
         "length_mean": share(sum(t.tokens for t in task_results)),
-        **({"answer_entropy": _known_mean([t.answer_entropy for t in task_results])} if samples else {}),
+        **({"answer_entropy": mean(column([t.answer_entropy for t in task_results]))} if samples else {}),
     }
 
 
-def _known_mean(values: Sequence[float | None]) -> float | None:
-    return mean(np.asarray([math.nan if v is None else v for v in values], dtype=np.float64))
+def column(values: Sequence[float | None]) -> np.ndarray:
+    """The values as float64, NaN for None."""
+    return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
 
 
 def mean(values: np.ndarray) -> float | None:
     """The mean of what is not NaN; None of nothing."""
     present = values[~np.isnan(values)]
     return float(present.mean()) if len(present) else None
+
+
+# A choice: a table that fits a screen. Above it numbers become ranges, and words are taken for something else (a
+# source, a topic).
+MOST = 12
+"""Largest number of levels that are reported one by one."""
+RANGES = 5
+"""Number of ranges, of about as many tasks each, into which more than MOST numeric levels are put."""
+
+
+def by_difficulty(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
+    """Level -> its tasks, from the easiest; empty where no task has one, or too many different words are used.
+
+    Levels are the texts or numbers that tasks have; where there are many numbers, ranges of them.
+    """
+    rated = [t for t in task_results if t.difficulty is not None]
+    numbers = {t.difficulty for t in rated if isinstance(t.difficulty, (int, float))}
+    levels = {t.difficulty for t in rated}
+    if len(levels) > MOST:
+        if len(numbers) == len(levels):
+            return _ranges(rated)
+        return {}
+    # Numbers by their size, then texts by their letters.
+    # False sorts before True, so numbers come first; the second entry is never compared between a number and a text.
+    ordered = sorted(levels, key=lambda level: (level not in numbers, level if level in numbers else 0, str(level)))
+    return {
+        f"{level:g}" if level in numbers else str(level): [t for t in rated if t.difficulty == level]
+        for level in ordered
+    }
+
+
+def _ranges(rated: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
+    values = np.asarray([t.difficulty for t in rated], dtype=np.float64)
+    # `unique`, where many tasks have one level: equal edges would make empty ranges.
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, RANGES + 1)))
+    place = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
+    ranges = {}
+    for number in range(max(len(edges) - 1, 1)):
+        members = [t for t, at in zip(rated, place, strict=True) if at == number]
+        if members:
+            ranges[f"{edges[number]:.3g} to {edges[min(number + 1, len(edges) - 1)]:.3g}"] = members
+    return ranges

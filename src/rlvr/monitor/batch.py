@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,11 @@ def batch_metrics(batch: Batch) -> dict[str, float | None]:
 
 def advantage_metrics(batch: Batch) -> dict[str, float | None]:
     """Mean and standard deviation of the advantages."""
-    advantage = _advantages(batch)
+    advantage = batch.columns.get("advantage", np.empty(0))
+    # One value for each sampled token where the estimator gave one for each token.
+    if "advantage" in batch.token_columns:
+        pairs = zip(batch.rollouts, batch.token_columns["advantage"], strict=True)
+        advantage = np.concatenate([values[rollout.sampled] for rollout, values in pairs] or [np.empty(0)])
     return {"advantage/mean": _mean(advantage), "advantage/std": _std(advantage)}
 
 
@@ -65,14 +68,6 @@ def _std(values: np.ndarray) -> float | None:
 
 def _share(count: int, total: int) -> float | None:
     return count / total if total else None
-
-
-def _advantages(batch: Batch) -> np.ndarray:
-    """One value for each rollout, or for each sampled token if the estimator gave one for each token."""
-    if "advantage" in batch.token_columns:
-        pairs = zip(batch.rollouts, batch.token_columns["advantage"], strict=True)
-        return np.concatenate([values[rollout.sampled] for rollout, values in pairs] or [np.empty(0)])
-    return batch.columns.get("advantage", np.empty(0))
 
 
 def _verdicts(batch: Batch) -> dict[str, float | None]:
@@ -127,13 +122,15 @@ def _completions(batch: Batch) -> dict[str, float | None]:
     origin, row = _origins(batch)
     lengths = np.bincount(row[origin != Origin.PROMPT], minlength=len(batch))
     some = len(lengths) > 0
+    sampled = [(r.group, r.text) for r in batch.rollouts if r.stop is not StopReason.GIVEN]
     return {
         "completion/length_mean": float(lengths.mean()) if some else None,
         "completion/length_max": int(lengths.max()) if some else None,
         "completion/length_min": int(lengths.min()) if some else None,
         "completion/truncated": _share(sum(r.stop.truncated for r in batch.rollouts), len(batch)),
         "completion/repetition": _repetition(batch, origin == Origin.POLICY, row),
-        "completion/duplicates": _duplicates(batch.rollouts),
+        # Copies of the text of an earlier member of the group.
+        "completion/duplicates": _share(len(sampled) - len(set(sampled)), len(sampled)),
         "tokens/sampled": int((origin == Origin.POLICY).sum()),
     }
 
@@ -178,12 +175,6 @@ def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | N
     if len(key):
         return (len(key) - len(np.unique(key))) / len(key)
     return None
-
-
-def _duplicates(rollouts: Sequence[Rollout]) -> float | None:
-    """The share of sampled completions whose text equals that of an earlier member of their group."""
-    written = [(r.group, r.text) for r in rollouts if r.stop is not StopReason.GIVEN]
-    return _share(len(written) - len(set(written)), len(written))
 
 
 def _explained(batch: Batch) -> dict[str, float | None]:

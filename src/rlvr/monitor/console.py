@@ -3,6 +3,8 @@
 Invariants:
 - Both say the same. Plain output has no control characters and no wrapping: for logs, pipes and notebooks.
 - Text from outside (prompts, completions, reasons, names) is cleaned and shown as `rich.text.Text`, never as markup.
+- The live view is drawn by a thread of its own, which only reads counters; lines are printed above it, and it is
+  removed at the end.
 - No method raises for its contents. When the stream itself is gone, the console is switched off and one warning is
   logged.
 """
@@ -21,13 +23,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from rich.console import Console as RichConsole
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
-from rlvr.monitor.console_text import clean, encodable
-from rlvr.monitor.lines import Cells, duration, number, step_cells
-from rlvr.monitor.live import Counts, LiveView
+from rlvr.monitor.console_text import Cells, clean, duration, encodable, number, step_cells
 from rlvr.monitor.samples import sample_blocks
 from rlvr.records import Batch
 
@@ -65,7 +75,9 @@ class Console:
         self._off = mode == "off"
         self._quiet = mode == "quiet"
         # `file` is looked up now and not as a default: pytest and notebooks replace sys.stdout after this import.
-        self._live = mode == "auto" and _is_terminal(file or sys.stdout)
+        stream = file or sys.stdout
+        # Colours that FORCE_COLOR asks for in a pipe are no terminal.
+        self._live = mode == "auto" and stream.isatty() and RichConsole(file=stream).is_interactive
         self._output = _output(file, self._live)
         self._view: LiveView | None = None
         self._rewards: deque[float] = deque(maxlen=_TREND)
@@ -222,11 +234,6 @@ class _Output(RichConsole):
         raise BrokenPipeError("the reader of the pipe has gone")
 
 
-def _is_terminal(file: TextIO) -> bool:
-    """Return True if a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
-    return file.isatty() and RichConsole(file=file).is_interactive
-
-
 def _output(file: TextIO | None, live: bool) -> _Output:
     if live:
         plain: dict[str, Any] = {}
@@ -245,3 +252,83 @@ def _aligned(cells: Cells) -> str:
     """The cells of a row, right-aligned under their titles; the last one has no width."""
     *aligned, last = cells.items()
     return "  ".join([*(text.rjust(max(len(title), _WIDTHS.get(title, 0))) for title, text in aligned), last[1]])
+
+
+Counts = Callable[[], Mapping[str, tuple[int, int]]]
+"""Progress inside a step: name -> (done, requested), both since the run began."""
+
+
+class LiveView:
+    """The view of one stage of `steps` steps, `done` of them before; `counts` is asked at each refresh."""
+
+    def __init__(self, output: RichConsole, stage: str, steps: int | None, done: int, counts: Counts) -> None:
+        self._steps = _stage_bar(output)
+        self._steps.add_task(stage, total=steps, completed=done)
+        self._within = Progress(
+            TextColumn("  {task.description}", markup=False), BarColumn(), MofNCompleteColumn(), console=output
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._counts = counts
+        self._before = dict(counts())
+        self._note: Text | None = None
+        # Four frames a second, as rich has it by default: each frame holds the console's lock, for which the loop's
+        # thread waits when it prints a line.
+        self._live = Live(console=output, get_renderable=self._view, transient=True, refresh_per_second=4)
+        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
+
+    def start(self) -> None:
+        """Show the view; log handlers that write to the terminal write above it from here on."""
+        # Live.start replaces sys.stdout and sys.stderr. A handler that holds the old stream would write into the bars,
+        # so each is moved to the stream that now stands under the same name.
+        before = {id(stream): name for name in ("stdout", "stderr") if (stream := getattr(sys, name)) is not None}
+        self._live.start()
+        for handler in [*logging.getLogger("rlvr").handlers, *logging.getLogger().handlers]:
+            if isinstance(handler, logging.StreamHandler) and (name := before.get(id(handler.stream))):
+                self._moved.append((handler, handler.setStream(getattr(sys, name))))
+
+    def stop(self) -> None:
+        """Remove the view, and give log handlers their streams back."""
+        while self._moved:
+            handler, stream = self._moved.pop()
+            if stream is not None:
+                handler.setStream(stream)
+        self._live.stop()
+
+    def step(self) -> None:
+        """Advance the stage's bar by one step."""
+        self._steps.advance(TaskID(0))
+        self.again()
+
+    def again(self) -> None:
+        """Start the bars of the work inside a step from zero."""
+        # Counters run on over the whole run; the bars show what was done since this point.
+        self._before = {name: (done, done) for name, (done, _) in self._counts().items()}
+
+    def note(self, text: Text) -> None:
+        """Keep a line in view until the next one."""
+        self._note = text
+
+    def _view(self) -> RenderableType:
+        for name, (done, requested) in self._counts().items():
+            before = self._before.get(name, (0, 0))[0]
+            if name not in self._bars:
+                self._bars[name] = self._within.add_task(name)
+            self._within.update(self._bars[name], completed=done - before, total=max(requested - before, 0))
+        shown: list[RenderableType] = [self._steps.get_renderable()]
+        if self._bars:
+            shown.append(self._within.get_renderable())
+        return Group(*shown, *([self._note] if self._note is not None else []))
+
+
+def _stage_bar(output: RichConsole) -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    # Steps may take many minutes each, and the time left is estimated over this window.
+    return Progress(*columns, console=output, speed_estimate_period=24 * 3600)

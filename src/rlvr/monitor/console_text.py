@@ -1,14 +1,18 @@
-"""Text that anyone may have written, made fit to show.
+"""Text that anyone may have written, made fit to show; a step's metrics as short cells of text, the same for the table
+on a terminal and the line in a log.
 
 Invariants:
 - What comes out holds no control character but newline, and no lone surrogate: it cannot move a cursor, colour a
   terminal, forge a line or fail to encode as UTF-8.
-- What is replaced is shown as its Python escape (`\\x1b`), so that nothing vanishes.
+- What is replaced is shown as its Python escape (`\x1b`), so that nothing vanishes.
+- A metric that is None or absent has no cell.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 # C0, C1 and DEL; line and paragraph separators; marks that turn the direction of writing; lone surrogates. Matches the
 # "\x1b" of "\x1b[31m" and "\u202e"; must not match "\n", "é" or an emoji, which are valid outside of these ranges.
@@ -42,3 +46,81 @@ def encodable(text: str, encoding: str) -> str:
     except UnicodeEncodeError:
         return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_GROUPS = ("all_correct", "mixed", "all_wrong")
+_PHASES = ("rollout", "verify", "score", "update", "publish", "unaccounted")
+
+Cells = dict[str, str]
+"""Title -> text."""
+
+
+def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
+    """Return the cells of a step's line; `rewards` are the mean rewards of the last steps, oldest first."""
+    get = metrics.get
+    cells: dict[str, str | None] = {"step": number(get("step"))}
+    if get("reward/mean") is None:
+        cells["loss"] = _if(get("loss/total"), number)
+    else:
+        spread = _if(get("reward/std"), lambda std: f" ±{std:.2f}") or ""
+        cells["reward"] = f"{get('reward/mean'):.3f}{spread}"
+        cells["trend"] = sparkline(rewards)
+    cells["length"] = _if(get("completion/length_mean"), lambda length: f"{length:.0f}")
+    groups = [_if(get(f"group/{kind}"), lambda share: f"{100 * share:.0f}") for kind in _GROUPS]
+    if None in groups:
+        cells["right/mixed/wrong"] = None
+    else:
+        cells["right/mixed/wrong"] = "/".join(map(str, groups)) + "%"
+    cells["kl"] = _if(get("kl/ref"), number)
+    cells["grad"] = _if(get("grad_norm"), number)
+    cells["tok/s"] = _if(get("time/tokens_per_second"), lambda rate: f"{rate:.0f}")
+    # The peak of a step is the largest peak of its phases; `_max` is already over ranks.
+    peaks = [size for phase in _PHASES if (size := get(f"memory/{phase}_max")) is not None]
+    cells["mem"] = f"{max(peaks):.1f}GiB" if peaks else None
+    cells["mfu"] = _if(get("mfu/update"), lambda share: f"{100 * share:.0f}%")
+    cells["time"] = _if(get("time/step"), lambda seconds: f"{seconds:.1f}s{_shares(metrics, seconds)}")
+    return {title: text for title, text in cells.items() if text is not None}
+
+
+def _if(value: Any, form: Callable[[Any], str]) -> str | None:
+    return None if value is None else form(value)
+
+
+def _shares(metrics: Mapping[str, Any], total: float) -> str:
+    """The phases that took at least 5 % of the step, in the order of the loop."""
+    shares = {name: (metrics.get(f"time/{name}") or 0.0) / total if total else 0.0 for name in _PHASES}
+    names = {"unaccounted": "other"}
+    return "".join(f" {names.get(n, n)} {100 * share:.0f}%" for n, share in shares.items() if share >= 0.05)
+
+
+def number(value: Any) -> str:
+    """Three significant digits for a float, the text of anything else; `-` for None."""
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    # Outside of this range `.3g` would switch to an exponent itself or fill the column with zeros.
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.1e}"
+    if abs(value) < 1000:
+        return f"{value:.3g}"
+    return f"{value:.0f}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One bar per value, the lowest and the highest of them as the ends of the scale."""
+    low = min(values, default=0.0)
+    high = max(values, default=0.0)
+    # Equal values have no scale: all are drawn as the lowest bar.
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `h:mm:ss` or `m:ss`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from rich.logging import RichHandler
 
@@ -51,8 +50,9 @@ def handlers_of_the_program() -> Iterator[logging.Handler]:
 def _on_screen(handler: logging.Handler) -> bool:
     if isinstance(handler, RichHandler):
         return True
-    return isinstance(handler, logging.StreamHandler) and _is_screen(handler.stream)
-
-
-def _is_screen(stream: Any) -> bool:
-    return stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    return isinstance(handler, logging.StreamHandler) and handler.stream in (
+        sys.stderr,
+        sys.stdout,
+        sys.__stderr__,
+        sys.__stdout__,
+    )

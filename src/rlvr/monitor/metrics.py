@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,6 @@ class Metric:
         return self.clocked or self.unit in ("seconds", "tokens/s", "GB/s", "GiB")
 
 
-_VERDICTS = {
-    "correct": "judged correct",
-    "wrong": "judged wrong",
-    "partial": "given a score between right and wrong",
-    "unparsable": "in which no answer was found; they score 0",
-    "timeout": "whose check ran out of time; they score 0 where the answer spent it, and are undecided otherwise",
-    "error": "whose check failed; undecided, unless the answer made it fail",
-}
 _PHASES = {
     "rollout": "generating completions",
     "verify": "waiting for verdicts",
@@ -51,181 +43,142 @@ _PHASES = {
     "publish": "handing the new weights to the engine",
 }
 
+# A row for each metric, as docs/metrics.md has it: key | unit | meaning | healthy. A fifth cell `clock` marks one that
+# depends on the speed of the machine although its unit does not show it; an indented line goes on with the row before.
+_BEFORE_MEMORY = """
+step | steps | The step, counted from 1 across all stages. | grows by 1
+run/stage | name | The stage that the step belongs to. | -
+run/epoch | epochs | Passes over the training tasks so far. | grows
+# Rewards and verdicts
+reward/mean | reward | Mean reward of the decided rollouts. | rises, then levels off
+reward/std | reward | Standard deviation of the reward over decided rollouts. | above 0
+reward/undecided | share | Share of rollouts without a reward; they are left out of the loss. | 0
+reward/raised | rollouts | Rollouts for which a reward function raised an exception. | 0
+advantage/mean | advantage | Mean advantage. | near 0
+advantage/std | advantage | Standard deviation of the advantage. | above 0; 0 teaches nothing
+verdict/correct | share | Share of rollouts judged correct. | -
+verdict/wrong | share | Share of rollouts judged wrong. | -
+verdict/partial | share | Share of rollouts given a score between right and wrong. | -
+verdict/unparsable | share | Share of rollouts in which no answer was found; they score 0. | -
+verdict/timeout | share | Share of rollouts whose check ran out of time; they score 0 where the answer spent it, and are
+    undecided otherwise. | -
+verdict/error | share | Share of rollouts whose check failed; undecided, unless the answer made it fail. | -
+verdict/raised | verdicts | Verdicts that are missing because the verifier raised an exception. | 0
+# Groups
+group/count | groups | Groups in the batch. | rollout.prompts_per_step
+group/all_correct | share | Share of groups in which every decided score is 1. | low: else too easy
+group/all_wrong | share | Share of groups in which every decided score is 0. | low: else too hard
+group/mixed | share | Share of groups with any other decided scores. | above 0.2
+group/undecided | share | Share of groups without a single decided score. | 0
+group/zero_variance | share | Share of groups whose decided rewards are all the same. | below 0.8
+# Completions and throughput
+completion/length_mean | tokens | Mean length of the completions. | no sudden jump
+completion/length_max | tokens | Longest completion. | below rollout.max_new_tokens
+completion/length_min | tokens | Shortest completion. | above a few tokens
+completion/truncated | share | Share of completions that were cut before they ended. | below 0.1
+completion/repetition | share | Share of sampled runs of 4 tokens that stood in their completion before. | low
+completion/duplicates | share | Share of completions that are copies of an earlier one of their group. | low
+tokens/sampled | tokens | Tokens that the policy sampled in this step. | -
+tokens/trained | tokens | Tokens that went through the backward pass, each counted once. | -
+time/tokens_per_second | tokens/s | Sampled tokens over the seconds of the whole step; null at the first step after a
+    resume. | steady
+time/tokens_per_second_per_device | tokens/s | time/tokens_per_second over the number of ranks; the devices of servers
+    are not counted. | steady
+time/sampling_tokens_per_second | tokens/s | Sampled tokens over the seconds in which the engine had a request, all
+    devices together; null as time/tokens_per_second. | steady
+time/update_tokens_per_second_per_device | tokens/s | Tokens of the update's passes with a gradient, prompts included,
+    over time/update and the number of ranks; a shared prefix counts once. | steady
+# The update; averages over the optimizer steps of this step
+loss/policy | loss | Policy-gradient loss. Its size says little: near 0 by construction. | near 0
+loss/total | loss | Sum of all loss components as differentiated. | finite
+grad_norm | norm | Norm of the gradient before clipping. | steady; spikes precede collapse
+update/steps | steps | Optimizer steps taken in this step; fewer than set where it had fewer groups, or where one was
+    skipped. | optim.updates_per_batch x epochs_per_batch
+lr | 1 | Learning rate of the last optimizer step. | as scheduled
+kl/ref | nats | KL divergence of the policy from the reference. | grows slowly from 0
+entropy | nats | Entropy of the next-token distribution: minus the mean log-prob of all tokens sampled in this step,
+    groups without an advantage included, under the weights that sampled. Where the policy does not sample (an sft
+    stage, recorded rollouts) or no such log-prob is known: entropy/trained. | falls slowly; near 0 is collapse
+entropy/trained | nats | Exact entropy at the tokens that have a gradient; null where none has. | often above entropy:
+    groups that agree are not in it
+ratio/mean | ratio | Probability ratio of current over proximal policy. | 1 on the first optimizer step
+ratio/max | ratio | Largest ratio of a token. | below 10
+ratio/clipped_low | share | Share of trained tokens clipped at the lower bound. | below 0.05
+ratio/clipped_high | share | Share of trained tokens clipped at the upper bound. | below 0.05
+tokens/kept | share | Mean factor that token selectors give the tokens of the policy loss. | as asked
+tokens/chosen | share | Share of tokens that the loss selected in the whole step. | small
+mismatch/mean | nats | Mean absolute difference of proximal and behaviour log-probs, of rollouts with a gradient and of
+    a sample of the others. | below 0.01
+mismatch/max | nats | Largest difference of a token. | below 1
+mismatch/share_over | share | Share of tokens whose difference is over the gate. | below 0.01
+mismatch/kl | nats | Estimate of KL(behaviour || proximal) per token. | below 0.01
+mismatch/effective | share | Effective sample size of the tokens, over their number. | above 0.9
+correction/weight | ratio | Mean weight that the correction gives a token. | near 1
+correction/touched | share | Share of tokens whose weight is cut or masked. | below 0.05
+skipped/nonfinite | share | Share of optimizer steps skipped for a NaN or infinite loss or gradient. | 0
+# Versions of the weights
+policy/version | version | Version of the weights after this step's update. | grows by 1
+policy/staleness_mean | versions | Mean age of the weights that sampled a token. | 0 if synchronous
+policy/staleness_max | versions | Age of the oldest weights that sampled a token. | 0 if synchronous
+rollout/ready | groups | Groups of later steps that were complete when this one was taken. | - | clock
+rollout/dropped | rollouts | Rollouts of groups that were replaced because they teach nothing. | -
+publish/bytes | bytes | What was sent to the engine; null where it shares the weights. | steady
+publish/seconds | seconds | Time that sending took, without the probe. | far below time/rollout
+publish/gb_per_second | GB/s | publish/bytes over publish/seconds. | steady
+# Devices
+mfu/update | share | Model FLOPs utilisation of the update: operations that its passes need, over time/update and what
+    the GPUs can do in bfloat16 (see below); null on a device that is not known. | 0.2 to 0.5 of a model that fills the
+    GPU | clock
+mfu/step | share | The same operations over time/step. | mfu/update times the update's share | clock
+gpu/idle | share | Share of the step in which this rank's GPU had no work, by phases (see below); null on a CPU. | below
+    0.1 | clock
+"""
+_AFTER_MEMORY = """
+# Times
+time/rollout | seconds | Time spent generating completions. | -
+time/verify | seconds | Time spent waiting for verdicts. | -
+time/score | seconds | Time spent computing rewards, selection and advantages. | -
+time/update | seconds | Time spent forward, backward and optimizer steps. | -
+time/publish | seconds | Time spent handing the new weights to the engine. | -
+time/step | seconds | Wall clock of the step, evaluation and checkpoint apart. | steady
+time/evaluate | seconds | Wall clock of the step's evaluation. | -
+time/engine_idle | seconds | Time in which the engine had no request. | near 0 when sampling ahead
+time/unaccounted | seconds | Wall clock of the step in none of the phases. | below 5 % of time/step
+"""
+_FAMILIES = """
+reward/* | reward | Mean of one reward column over the rollouts in which it is decided. | -
+explained/* | share | Share of the reward's variance within groups that goes with a term (squared correlation), of
+    several terms. | most with the verdict
+loss/* | loss | A further component of the loss, named by the component that adds it. | finite
+schedule/* | - | The value of a scalar that is scheduled or driven by a metric. | as scheduled
+eval/* | - | A result of an evaluation, at the steps that run one. | rises
+"""
+
+
+def _metrics(table: str) -> Iterator[Metric]:
+    rows = table.strip().replace("\n    ", " ").splitlines()
+    for row in rows:
+        if not row.startswith("#"):
+            name, unit, description, healthy, *clock = row.split(" | ")
+            yield Metric(name, unit, description, healthy, bool(clock))
+
+
 _ALL = [
-    Metric("step", "steps", "The step, counted from 1 across all stages.", "grows by 1"),
-    Metric("run/stage", "name", "The stage that the step belongs to.", "-"),
-    Metric("run/epoch", "epochs", "Passes over the training tasks so far.", "grows"),
-    # Rewards and verdicts
-    Metric("reward/mean", "reward", "Mean reward of the decided rollouts.", "rises, then levels off"),
-    Metric("reward/std", "reward", "Standard deviation of the reward over decided rollouts.", "above 0"),
-    Metric("reward/undecided", "share", "Share of rollouts without a reward; they are left out of the loss.", "0"),
-    Metric("reward/raised", "rollouts", "Rollouts for which a reward function raised an exception.", "0"),
-    Metric("advantage/mean", "advantage", "Mean advantage.", "near 0"),
-    Metric("advantage/std", "advantage", "Standard deviation of the advantage.", "above 0; 0 teaches nothing"),
-    *(Metric(f"verdict/{s}", "share", f"Share of rollouts {text}.", "-") for s, text in _VERDICTS.items()),
-    Metric("verdict/raised", "verdicts", "Verdicts that are missing because the verifier raised an exception.", "0"),
-    # Groups
-    Metric("group/count", "groups", "Groups in the batch.", "rollout.prompts_per_step"),
-    Metric("group/all_correct", "share", "Share of groups in which every decided score is 1.", "low: else too easy"),
-    Metric("group/all_wrong", "share", "Share of groups in which every decided score is 0.", "low: else too hard"),
-    Metric("group/mixed", "share", "Share of groups with any other decided scores.", "above 0.2"),
-    Metric("group/undecided", "share", "Share of groups without a single decided score.", "0"),
-    Metric("group/zero_variance", "share", "Share of groups whose decided rewards are all the same.", "below 0.8"),
-    # Completions and throughput
-    Metric("completion/length_mean", "tokens", "Mean length of the completions.", "no sudden jump"),
-    Metric("completion/length_max", "tokens", "Longest completion.", "below rollout.max_new_tokens"),
-    Metric("completion/length_min", "tokens", "Shortest completion.", "above a few tokens"),
-    Metric("completion/truncated", "share", "Share of completions that were cut before they ended.", "below 0.1"),
-    Metric(
-        "completion/repetition",
-        "share",
-        "Share of sampled runs of 4 tokens that stood in their completion before.",
-        "low",
-    ),
-    Metric(
-        "completion/duplicates",
-        "share",
-        "Share of completions that are copies of an earlier one of their group.",
-        "low",
-    ),
-    Metric("tokens/sampled", "tokens", "Tokens that the policy sampled in this step.", "-"),
-    Metric("tokens/trained", "tokens", "Tokens that went through the backward pass, each counted once.", "-"),
-    Metric(
-        "time/tokens_per_second",
-        "tokens/s",
-        "Sampled tokens over the seconds of the whole step; null at the first step after a resume.",
-        "steady",
-    ),
-    Metric(
-        "time/tokens_per_second_per_device",
-        "tokens/s",
-        "time/tokens_per_second over the number of ranks; the devices of servers are not counted.",
-        "steady",
-    ),
-    Metric(
-        "time/sampling_tokens_per_second",
-        "tokens/s",
-        "Sampled tokens over the seconds in which the engine had a request, all devices together; null as "
-        "time/tokens_per_second.",
-        "steady",
-    ),
-    Metric(
-        "time/update_tokens_per_second_per_device",
-        "tokens/s",
-        "Tokens of the update's passes with a gradient, prompts included, over time/update and the number of ranks; "
-        "a shared prefix counts once.",
-        "steady",
-    ),
-    # The update; averages over the optimizer steps of this step
-    Metric("loss/policy", "loss", "Policy-gradient loss. Its size says little: near 0 by construction.", "near 0"),
-    Metric("loss/total", "loss", "Sum of all loss components as differentiated.", "finite"),
-    Metric("grad_norm", "norm", "Norm of the gradient before clipping.", "steady; spikes precede collapse"),
-    Metric(
-        "update/steps",
-        "steps",
-        "Optimizer steps taken in this step; fewer than set where it had fewer groups, or where one was skipped.",
-        "optim.updates_per_batch x epochs_per_batch",
-    ),
-    Metric("lr", "1", "Learning rate of the last optimizer step.", "as scheduled"),
-    Metric("kl/ref", "nats", "KL divergence of the policy from the reference.", "grows slowly from 0"),
-    Metric(
-        "entropy",
-        "nats",
-        "Entropy of the next-token distribution: minus the mean log-prob of all tokens sampled in this step, groups "
-        "without an advantage included, under the weights that sampled. Where the policy does not sample (an sft "
-        "stage, recorded rollouts) or no such log-prob is known: entropy/trained.",
-        "falls slowly; near 0 is collapse",
-    ),
-    Metric(
-        "entropy/trained",
-        "nats",
-        "Exact entropy at the tokens that have a gradient; null where none has.",
-        "often above entropy: groups that agree are not in it",
-    ),
-    Metric(
-        "ratio/mean", "ratio", "Probability ratio of current over proximal policy.", "1 on the first optimizer step"
-    ),
-    Metric("ratio/max", "ratio", "Largest ratio of a token.", "below 10"),
-    Metric("ratio/clipped_low", "share", "Share of trained tokens clipped at the lower bound.", "below 0.05"),
-    Metric("ratio/clipped_high", "share", "Share of trained tokens clipped at the upper bound.", "below 0.05"),
-    Metric("tokens/kept", "share", "Mean factor that token selectors give the tokens of the policy loss.", "as asked"),
-    Metric("tokens/chosen", "share", "Share of tokens that the loss selected in the whole step.", "small"),
-    Metric(
-        "mismatch/mean",
-        "nats",
-        "Mean absolute difference of proximal and behaviour log-probs, of rollouts with a gradient and of a sample of "
-        "the others.",
-        "below 0.01",
-    ),
-    Metric("mismatch/max", "nats", "Largest difference of a token.", "below 1"),
-    Metric("mismatch/share_over", "share", "Share of tokens whose difference is over the gate.", "below 0.01"),
-    Metric("mismatch/kl", "nats", "Estimate of KL(behaviour || proximal) per token.", "below 0.01"),
-    Metric("mismatch/effective", "share", "Effective sample size of the tokens, over their number.", "above 0.9"),
-    Metric("correction/weight", "ratio", "Mean weight that the correction gives a token.", "near 1"),
-    Metric("correction/touched", "share", "Share of tokens whose weight is cut or masked.", "below 0.05"),
-    Metric(
-        "skipped/nonfinite", "share", "Share of optimizer steps skipped for a NaN or infinite loss or gradient.", "0"
-    ),
-    # Versions of the weights
-    Metric("policy/version", "version", "Version of the weights after this step's update.", "grows by 1"),
-    Metric("policy/staleness_mean", "versions", "Mean age of the weights that sampled a token.", "0 if synchronous"),
-    Metric("policy/staleness_max", "versions", "Age of the oldest weights that sampled a token.", "0 if synchronous"),
-    Metric("rollout/ready", "groups", "Groups of later steps that were complete when this one was taken.", "-", True),
-    Metric("rollout/dropped", "rollouts", "Rollouts of groups that were replaced because they teach nothing.", "-"),
-    Metric("publish/bytes", "bytes", "What was sent to the engine; null where it shares the weights.", "steady"),
-    Metric("publish/seconds", "seconds", "Time that sending took, without the probe.", "far below time/rollout"),
-    Metric("publish/gb_per_second", "GB/s", "publish/bytes over publish/seconds.", "steady"),
-    # Devices
-    Metric(
-        "mfu/update",
-        "share",
-        "Model FLOPs utilisation of the update: operations that its passes need, over time/update and what the GPUs "
-        "can do in bfloat16 (see below); null on a device that is not known.",
-        "0.2 to 0.5 of a model that fills the GPU",
-        True,
-    ),
-    Metric("mfu/step", "share", "The same operations over time/step.", "mfu/update times the update's share", True),
-    Metric(
-        "gpu/idle",
-        "share",
-        "Share of the step in which this rank's GPU had no work, by phases (see below); null on a CPU.",
-        "below 0.1",
-        True,
-    ),
+    *_metrics(_BEFORE_MEMORY),
     *(
         Metric(f"memory/{phase}{kind}{over}", "GiB", f"{what} while {text}, of {whose}; null on a CPU.", "steady")
         for phase, text in _PHASES.items()
         for kind, what in {"": "Peak of GPU memory in tensors", "_reserved": "Peak that torch's allocator held"}.items()
         for over, whose in {"": "the first rank", "_max": "the rank with the most"}.items()
     ),
-    # Times
-    *(Metric(f"time/{p}", "seconds", f"Time spent {text}.", "-") for p, text in _PHASES.items()),
-    Metric("time/step", "seconds", "Wall clock of the step, evaluation and checkpoint apart.", "steady"),
-    Metric("time/evaluate", "seconds", "Wall clock of the step's evaluation.", "-"),
-    Metric("time/engine_idle", "seconds", "Time in which the engine had no request.", "near 0 when sampling ahead"),
-    Metric("time/unaccounted", "seconds", "Wall clock of the step in none of the phases.", "below 5 % of time/step"),
+    *_metrics(_AFTER_MEMORY),
 ]
 
 # An insertion order that never changes: readers of metrics.jsonl as a table rely on the columns.
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 """Every key that a record always holds, in the order of the record."""
 
-FAMILIES: dict[str, Metric] = {
-    metric.name.removesuffix("*"): metric
-    for metric in (
-        Metric("reward/*", "reward", "Mean of one reward column over the rollouts in which it is decided.", "-"),
-        Metric(
-            "explained/*",
-            "share",
-            "Share of the reward's variance within groups that goes with a term (squared correlation), of several "
-            "terms.",
-            "most with the verdict",
-        ),
-        Metric("loss/*", "loss", "A further component of the loss, named by the component that adds it.", "finite"),
-        Metric("schedule/*", "-", "The value of a scalar that is scheduled or driven by a metric.", "as scheduled"),
-        Metric("eval/*", "-", "A result of an evaluation, at the steps that run one.", "rises"),
-    )
-}
+FAMILIES: dict[str, Metric] = {metric.name.removesuffix("*"): metric for metric in _metrics(_FAMILIES)}
 """Prefix -> a description of its members. A component may add members; they are in a record when computed."""
 
 

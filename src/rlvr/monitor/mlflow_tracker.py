@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.monitor.console_text import clean
-from rlvr.monitor.trackers import require
+from rlvr.monitor.trackers import require, table_of
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +74,12 @@ class MlflowTracker:
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
         id_file = folder / _RUN_ID
         if id_file.exists():
-            self._run = _same_run(self._client, uri, id_file.read_text())
-        else:
-            self._run = ""
-        if self._run:
-            return
+            run_id, _, store = id_file.read_text().partition(" ")
+            # The run that this folder had in this store, open again.
+            if store == uri:
+                self._client.update_run(run_id, status="RUNNING")
+                self._run = run_id
+                return
         experiment = self._client.get_experiment_by_name(self.experiment)
         if experiment is None:
             number = self._client.create_experiment(self.experiment, artifact_location=artifacts)
@@ -108,8 +108,7 @@ class MlflowTracker:
         """A table of sample rollouts, `rollouts/step-N.json` among the run's artifacts."""
         if not rows:
             return
-        columns = list(rows[0])
-        data = [[clean(row[c]) if isinstance(row.get(c), str) else row.get(c) for c in columns] for row in rows]
+        columns, data = table_of(rows)
         # The form of MLflow's own tables, which its pages show; `log_table` would read and write the file anew each
         # time.
         self._client.log_dict(self._run, {"columns": columns, "data": data}, f"rollouts/step-{step:06d}.json")
@@ -118,15 +117,6 @@ class MlflowTracker:
         """Mark the run as done."""
         if self._run:
             self._client.set_terminated(self._run)
-
-
-def _same_run(client: Any, uri: str, written: str) -> str:
-    """The id of the run that this folder had in the store `uri`, open again; empty where there is none."""
-    run, _, store = written.partition(" ")
-    if store != uri:
-        return ""
-    client.update_run(run, status="RUNNING")
-    return run
 
 
 def _key(name: str) -> str:

@@ -142,7 +142,7 @@ class RolloutLog:
         aside = path.with_name(f".{path.name}.partial")
         try:
             with naming(path), aside.open("wb") as file:
-                file.writelines(_line(row) for row in rows)
+                file.writelines(json_line(row) for row in rows)
             # Atomic on one file system: a reader sees the old file or the new one. Without fsync: after a power cut the
             # file may be lost, which costs a step's rollouts and no checkpoint.
             os.replace(aside, path)
@@ -252,8 +252,8 @@ def _of_tokens(batch: Batch) -> list[dict[str, np.ndarray]]:
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
-    """A row in JSON; NaN and infinities are null."""
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row in JSON, with a line break; NaN and infinities are null."""
     try:
         return orjson.dumps(row, default=_plain, option=_OPTIONS)
     except TypeError:  # half a surrogate pair, or an integer over 64 bits, which JSON itself can hold

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
 
 from rlvr.monitor.batch import prompt_text
-from rlvr.monitor.console_text import clean, shorten
-from rlvr.monitor.lines import number
-from rlvr.records import Batch, Group, Rollout
+from rlvr.monitor.console_text import clean, number, shorten
+from rlvr.records import Batch, Rollout
+
+T = TypeVar("T")
 
 Block = tuple[str, str]
 """(style, text), the style as rich names it."""
@@ -34,7 +37,7 @@ def sample_blocks(batch: Batch, completions: int = 4, characters: int = 400) -> 
     # A group with different verdicts shows what tells right from wrong; a uniform one shows one kind of answer only.
     group = next((g for g in groups if len({_status(r) for r in g.rollouts}) > 1), groups[0])
     task = group.rollouts[0].task
-    shown = _varied(group)[:completions]
+    shown = in_turns(group.rollouts, _status)[:completions]
     blocks = [
         ("bold", f"sample: task {clean(task.id)}"),
         ("", _indented(prompt_text(task.prompt), characters)),
@@ -54,14 +57,15 @@ def _status(rollout: Rollout) -> str:
     return "not verified"
 
 
-def _varied(group: Group) -> list[Rollout]:
-    """The group's rollouts, the first of each status, then the second of each, and so on."""
-    seen: Counter[str] = Counter()
-    ranked: list[tuple[int, int, Rollout]] = []
-    for place, rollout in enumerate(group.rollouts):
-        ranked.append((seen[_status(rollout)], place, rollout))
-        seen[_status(rollout)] += 1
-    return [rollout for _, _, rollout in sorted(ranked, key=lambda entry: entry[:2])]
+def in_turns(items: Iterable[T], kind: Callable[[T], Hashable]) -> list[T]:
+    """The items, the first of each kind, then the second of each, and so on."""
+    seen: Counter[Hashable] = Counter()
+    turns: list[tuple[int, T]] = []
+    for item in items:
+        turns.append((seen[kind(item)], item))
+        seen[kind(item)] += 1
+    # The sort is stable, so that items of one turn keep their order.
+    return [item for _, item in sorted(turns, key=lambda entry: entry[0])]
 
 
 def _heading(rollout: Rollout) -> str:

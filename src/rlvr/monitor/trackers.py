@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlvr.errors import ConfigError, DataError, TrainingError
+from rlvr.monitor.console_text import clean
 from rlvr.monitor.whole_file import folder_gone, write_whole
 
 
@@ -43,6 +44,12 @@ def require(package: str, extra: str) -> None:
     """ConfigError, which names the extra, where a tracker's package is not installed. Imports nothing."""
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise ConfigError(f'logging to {extra} needs the package {package}: pip install "rlvr[{extra}]"')
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """The columns of sample rollouts, which are the keys of the first row, and their values with texts cleaned."""
+    columns = list(rows[0])
+    return columns, [[clean(row[c]) if isinstance(row.get(c), str) else row.get(c) for c in columns] for row in rows]
 
 
 class MetricsFile:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from rlvr.monitor.console_text import clean
-from rlvr.monitor.trackers import require
+from rlvr.monitor.trackers import require, table_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +106,9 @@ class WandbTracker:
     def log_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log a table of sample rollouts, whose columns are the keys of the first row."""
         if self._run is not None:
-            self._run.log({"rollouts": _table(self._wandb, rows), "step": step})
+            columns, data = table_of(rows)
+            table = self._wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+            self._run.log({"rollouts": table, "step": step})
 
     def finish(self) -> None:
         """Finish the wandb run, which sends what is not sent yet."""
@@ -150,9 +151,3 @@ def _settings(wandb: Any, timeout: float) -> Any:
     # `finish_timeout` does not exist in older versions, and pydantic refuses unknown settings.
     known = wandb.Settings.model_fields
     return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
-
-
-def _table(wandb: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
-    columns = list(rows[0])
-    data = [[clean(row[c]) if isinstance(row.get(c), str) else row.get(c) for c in columns] for row in rows]
-    return wandb.Table(columns=columns, data=data, allow_mixed_types=True)

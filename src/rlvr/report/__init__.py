@@ -4,9 +4,7 @@
 |---|---|
 | folder | the data of a run folder, read leniently |
 | sampled_rollouts | the choice of recorded rollouts for the page, and counts of the others |
-| page_elements | the characters of a completion that each token wrote |
-| run_comparison | runs that belong together, and differences of their configurations |
-| page | the page itself |
+| page | the page itself, runs that belong together, and differences of their configurations |
 | static/ | its style and script |
 
 Invariants:

@@ -43,7 +43,9 @@ def read_run(path: str | Path) -> RunData:
         raise DataError(f"{path} is not a run folder: it holds none of {', '.join(PARTS)}")
     run = RunData(path.resolve().name, path)
     run.config = _config(run)
-    run.rows = _by_step(read_lines(path / "metrics.jsonl", run.notes))
+    by_step = {row["step"]: row for row in read_lines(path / "metrics.jsonl", run.notes) if _is_step(row.get("step"))}
+    # In order; of a step written twice, the last.
+    run.rows = [by_step[step] for step in sorted(by_step)]
     if not run.rows:
         run.notes.append("no finished step: metrics.jsonl is missing or empty")
     run.evaluations = [row for row in read_lines(path / "evaluations.jsonl", run.notes) if _is_step(row.get("step"))]
@@ -92,12 +94,6 @@ def _config(run: RunData) -> dict[str, Any]:
 
 def _is_step(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _by_step(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows in order of their steps; of a step written twice, the last."""
-    by_step = {row["step"]: row for row in rows if _is_step(row.get("step"))}
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def _findings(run: RunData) -> list[Finding]:

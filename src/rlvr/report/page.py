@@ -1,4 +1,5 @@
-"""The page: data of runs, packed, with the style and the script that show it."""
+"""The page: data of runs, packed, with the style and the script that show it; runs that belong to one experiment, and
+the differences between their configurations."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ import importlib.resources
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlvr.core.own_files import check_output
 from rlvr.errors import ConfigError
 from rlvr.monitor.metrics import FAMILIES, METRICS
+from rlvr.monitor.rollout_log import json_line
 from rlvr.monitor.whole_file import write_whole
 from rlvr.report.folder import RunData, read_run, reads
-from rlvr.report.run_comparison import differences, experiment_of, flat
 from rlvr.report.sampled_rollouts import BYTES, histogram, read_rollouts
 
 # With LARGEST and BYTES: a page of some megabytes that a browser opens in a second or two; --rollouts sets it.
@@ -98,20 +99,8 @@ def _packed(data: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
     """The data with the rollouts, whose prompts are kept once: gzip, then base64, which no text can break out of."""
     prompts: dict[str, int] = {}
     rows = [{**row, "prompt": prompts.setdefault(str(row["prompt"]), len(prompts))} for row in shown]
-    whole = _finite({**data, "rollouts": rows, "prompts": list(prompts)})
-    text = json.dumps(whole, separators=(",", ":"), default=str, allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6)).decode("ascii")
-
-
-def _finite(value: Any) -> Any:
-    """The value with None for NaN and infinities, which JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value
+    text = json_line({**data, "rollouts": rows, "prompts": list(prompts)})
+    return base64.b64encode(gzip.compress(text, 6)).decode("ascii")
 
 
 def _run(run: RunData) -> dict[str, Any]:
@@ -167,12 +156,6 @@ def _short(value: Any) -> Any:
     return None
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, default=str)
-
-
 def _stages(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Name and first step of each stage."""
     stages: list[list[Any]] = []
@@ -181,3 +164,50 @@ def _stages(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
         if not stages or stages[-1][0] != name:
             stages.append([name, row["step"]])
     return stages
+
+
+APART = ("run.name", "run.dir", "run.overwrite", "run.seed", "logging", "health", "checkpoint")
+"""Settings in which runs may differ and still be seeds of one experiment."""
+OWN = ("run.name", "run.dir", "run.overwrite")
+"""Settings whose difference is not worth a row."""
+
+
+def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a configuration by their dotted keys."""
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
+        for number, item in enumerate(tree):
+            yield from flat(item, f"{path}[{number}]")
+    else:
+        yield path, tree
+
+
+def _under(key: str, settings: Sequence[str]) -> bool:
+    # `run.seed` matches itself; `logging` matches `logging.rollouts` and `logging[0].x`, not `logging_level`.
+    return any(key == setting or key.startswith((f"{setting}.", f"{setting}[")) for setting in settings)
+
+
+def experiment_of(config: Mapping[str, Any]) -> str:
+    """A text that is the same for runs which differ in no more than their seed."""
+    kept = {key: value for key, value in flat(config) if not _under(key, APART)}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The keys that are not the same in all configurations, each with its values as texts ('' where it is not set)."""
+    leaves = [dict(flat(config)) for config in configs]
+    keys = dict.fromkeys(key for of_one in leaves for key in of_one)
+    rows = []
+    for key in keys:
+        values = [_text(of_one[key]) if key in of_one else "" for of_one in leaves]
+        if len(set(values)) > 1 and not _under(key, OWN):
+            rows.append({"key": key, "values": values})
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)

@@ -12,9 +12,8 @@ from rlvr.config import Config
 from rlvr.evaluation import TaskResult
 from rlvr.monitor.background_trackers import background_trackers
 from rlvr.monitor.batch import sample_rows
-from rlvr.monitor.console import Console
+from rlvr.monitor.console import Console, Counts
 from rlvr.monitor.health import Health
-from rlvr.monitor.live import Counts
 from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker

@@ -7,7 +7,7 @@ import os
 from rlvr.core.waits import Wait
 from rlvr.distributed import World
 from rlvr.distributed.checkpoint_writer import Writer
-from rlvr.monitor.lines import step_cells
+from rlvr.monitor.console_text import step_cells
 from rlvr.monitor.phases import Phases
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.run_folder import RunFolder

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr import registry
 from rlvr.core.seeding import seed_of
-from rlvr.evaluation.held_out import check_held_out
+from rlvr.evaluation.evaluation_loop import check_held_out
 from rlvr.rollout import Sampling
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig

@@ -5,83 +5,58 @@ verifiers.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOME = {
-    "BleuVerifier": "rlvr.verifiers.overlap",
-    "BoxesVerifier": "rlvr.verifiers.grounding.boxes",
-    "ChoiceVerifier": "rlvr.verifiers.choice",
-    "CodeVerifier": "rlvr.verifiers.code",
-    "CombineVerifier": "rlvr.verifiers.combine",
-    "CountdownVerifier": "rlvr.verifiers.puzzles.countdown",
-    "ExactVerifier": "rlvr.verifiers.answers",
-    "FormatVerifier": "rlvr.verifiers.format",
-    "FunctionVerifier": "rlvr.verifiers.base",
-    "InstructionsVerifier": "rlvr.verifiers.instructions",
-    "IntervalVerifier": "rlvr.verifiers.grounding.boxes",
-    "JsonSchemaVerifier": "rlvr.verifiers.json_schema",
-    "KnightsAndKnavesVerifier": "rlvr.verifiers.puzzles.knights_knaves",
-    "LabelVerifier": "rlvr.verifiers.label",
-    "MathVerifier": "rlvr.verifiers.math",
-    "Needs": "rlvr.verifiers.base",
-    "NumericVerifier": "rlvr.verifiers.text",
-    "PointVerifier": "rlvr.verifiers.grounding.boxes",
-    "RankingVerifier": "rlvr.verifiers.ranking",
-    "RatingVerifier": "rlvr.verifiers.label",
-    "ReasoningGymVerifier": "rlvr.verifiers.puzzles.gym",
-    "RegexVerifier": "rlvr.verifiers.text",
-    "RougeVerifier": "rlvr.verifiers.overlap",
-    "SudokuVerifier": "rlvr.verifiers.puzzles.sudoku",
-    "TokenF1Verifier": "rlvr.verifiers.text",
-    "ToolCallVerifier": "rlvr.verifiers.tool_calls",
-    "Verifier": "rlvr.verifiers.base",
-    "VerifierPool": "rlvr.verifiers.pool",
-    "as_verifier": "rlvr.verifiers.base",
-    "judged": "rlvr.verifiers.base",
-}
+from rlvr.core.moved import found_on_first_use
 
+_HOME, __getattr__ = found_on_first_use(
+    __name__,
+    {
+        "rlvr.verifiers.overlap": "BleuVerifier RougeVerifier",
+        "rlvr.verifiers.grounding.boxes": "BoxesVerifier IntervalVerifier PointVerifier",
+        "rlvr.verifiers.choice": "ChoiceVerifier",
+        "rlvr.verifiers.code": "CodeVerifier",
+        "rlvr.verifiers.combine": "CombineVerifier",
+        "rlvr.verifiers.puzzles.countdown": "CountdownVerifier",
+        "rlvr.verifiers.answers": "ExactVerifier",
+        "rlvr.verifiers.format": "FormatVerifier",
+        "rlvr.verifiers.base": "FunctionVerifier Needs Verifier as_verifier judged",
+        "rlvr.verifiers.instructions": "InstructionsVerifier",
+        "rlvr.verifiers.json_schema": "JsonSchemaVerifier",
+        "rlvr.verifiers.puzzles.knights_knaves": "KnightsAndKnavesVerifier",
+        "rlvr.verifiers.label": "LabelVerifier RatingVerifier",
+        "rlvr.verifiers.math": "MathVerifier",
+        "rlvr.verifiers.text": "NumericVerifier RegexVerifier TokenF1Verifier",
+        "rlvr.verifiers.ranking": "RankingVerifier",
+        "rlvr.verifiers.puzzles.gym": "ReasoningGymVerifier",
+        "rlvr.verifiers.puzzles.sudoku": "SudokuVerifier",
+        "rlvr.verifiers.tool_calls": "ToolCallVerifier",
+        "rlvr.verifiers.pool": "VerifierPool",
+    },
+)
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:
-    from rlvr.verifiers.answers import ExactVerifier as ExactVerifier
-    from rlvr.verifiers.base import FunctionVerifier as FunctionVerifier
-    from rlvr.verifiers.base import Needs as Needs
-    from rlvr.verifiers.base import Verifier as Verifier
-    from rlvr.verifiers.base import as_verifier as as_verifier
-    from rlvr.verifiers.base import judged as judged
-    from rlvr.verifiers.choice import ChoiceVerifier as ChoiceVerifier
-    from rlvr.verifiers.code import CodeVerifier as CodeVerifier
-    from rlvr.verifiers.combine import CombineVerifier as CombineVerifier
-    from rlvr.verifiers.format import FormatVerifier as FormatVerifier
-    from rlvr.verifiers.grounding.boxes import BoxesVerifier as BoxesVerifier
-    from rlvr.verifiers.grounding.boxes import IntervalVerifier as IntervalVerifier
-    from rlvr.verifiers.grounding.boxes import PointVerifier as PointVerifier
-    from rlvr.verifiers.instructions import InstructionsVerifier as InstructionsVerifier
-    from rlvr.verifiers.json_schema import JsonSchemaVerifier as JsonSchemaVerifier
-    from rlvr.verifiers.label import LabelVerifier as LabelVerifier
-    from rlvr.verifiers.label import RatingVerifier as RatingVerifier
-    from rlvr.verifiers.math import MathVerifier as MathVerifier
-    from rlvr.verifiers.overlap import BleuVerifier as BleuVerifier
-    from rlvr.verifiers.overlap import RougeVerifier as RougeVerifier
-    from rlvr.verifiers.pool import VerifierPool as VerifierPool
-    from rlvr.verifiers.puzzles.countdown import CountdownVerifier as CountdownVerifier
-    from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier as ReasoningGymVerifier
-    from rlvr.verifiers.puzzles.knights_knaves import KnightsAndKnavesVerifier as KnightsAndKnavesVerifier
-    from rlvr.verifiers.puzzles.sudoku import SudokuVerifier as SudokuVerifier
-    from rlvr.verifiers.ranking import RankingVerifier as RankingVerifier
-    from rlvr.verifiers.text import NumericVerifier as NumericVerifier
-    from rlvr.verifiers.text import RegexVerifier as RegexVerifier
-    from rlvr.verifiers.text import TokenF1Verifier as TokenF1Verifier
-    from rlvr.verifiers.tool_calls import ToolCallVerifier as ToolCallVerifier
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+    from rlvr.verifiers.answers import ExactVerifier
+    from rlvr.verifiers.base import FunctionVerifier, Needs, Verifier, as_verifier, judged
+    from rlvr.verifiers.choice import ChoiceVerifier
+    from rlvr.verifiers.code import CodeVerifier
+    from rlvr.verifiers.combine import CombineVerifier
+    from rlvr.verifiers.format import FormatVerifier
+    from rlvr.verifiers.grounding.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
+    from rlvr.verifiers.instructions import InstructionsVerifier
+    from rlvr.verifiers.json_schema import JsonSchemaVerifier
+    from rlvr.verifiers.label import LabelVerifier, RatingVerifier
+    from rlvr.verifiers.math import MathVerifier
+    from rlvr.verifiers.overlap import BleuVerifier, RougeVerifier
+    from rlvr.verifiers.pool import VerifierPool
+    from rlvr.verifiers.puzzles.countdown import CountdownVerifier
+    from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier
+    from rlvr.verifiers.puzzles.knights_knaves import KnightsAndKnavesVerifier
+    from rlvr.verifiers.puzzles.sudoku import SudokuVerifier
+    from rlvr.verifiers.ranking import RankingVerifier
+    from rlvr.verifiers.text import NumericVerifier, RegexVerifier, TokenF1Verifier
+    from rlvr.verifiers.tool_calls import ToolCallVerifier
 
 
 def __dir__() -> list[str]:

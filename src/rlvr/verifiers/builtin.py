@@ -1,5 +1,7 @@
 """The built-in verifiers: importing this module registers all of them."""
 
+# ruff: noqa: F401 - imported for what they register
+
 from rlvr.verifiers import (
     answers,
     choice,
@@ -17,24 +19,3 @@ from rlvr.verifiers import (
 )
 from rlvr.verifiers.grounding import boxes
 from rlvr.verifiers.puzzles import countdown, gym, knights_knaves, sudoku
-
-__all__ = [
-    "answers",
-    "boxes",
-    "choice",
-    "code",
-    "combine",
-    "countdown",
-    "format",
-    "gym",
-    "instructions",
-    "json_schema",
-    "knights_knaves",
-    "label",
-    "math",
-    "overlap",
-    "ranking",
-    "sudoku",
-    "text",
-    "tool_calls",
-]

@@ -51,7 +51,7 @@ class FormatVerifier(Verifier):
     tag."""
 
     def __post_init__(self) -> None:
-        pieces = self._pieces
+        pieces = _pieces(self.template)
         if not any(not _is_slot(piece) for piece in pieces):
             raise ConfigError(f"format: the template {self.template!r} has no tag")
         if any(_is_slot(one) and _is_slot(next_) for one, next_ in itertools.pairwise(pieces)):
@@ -83,12 +83,8 @@ class FormatVerifier(Verifier):
         return self.quick(task, completion)
 
     @property
-    def _pieces(self) -> tuple[str, ...]:
-        return _pieces(self.template)
-
-    @property
     def _tags(self) -> Counter[str]:
-        return Counter(piece for piece in self._pieces if not _is_slot(piece))
+        return Counter(piece for piece in _pieces(self.template) if not _is_slot(piece))
 
     def _tag_counts(self, text: str) -> Counter[str]:
         """Return the number of occurrences of each tag; a tag that is part of a longer one is counted where the longer
@@ -116,7 +112,7 @@ class FormatVerifier(Verifier):
         matches = _any_of(tuple(self._tags)).finditer(text)
         end = 0
         slot = ""
-        for piece in (*self._pieces, None):
+        for piece in (*_pieces(self.template), None):
             if piece is not None and _is_slot(piece):
                 slot = piece[1:-1]
                 continue

@@ -109,10 +109,7 @@ class JsonSchemaVerifier(Verifier):
         from referencing.exceptions import Unresolvable
 
         try:
-            if schema is None:
-                misfit = None
-            else:
-                misfit = _misfit(schema, self.formats, document)
+            misfit = _misfit(schema, self.formats, document)
         except Unresolvable as error:
             return Verdict.undecided(f"bad task: {_dead(error)}")
         except TimeoutError:
@@ -133,10 +130,7 @@ class JsonSchemaVerifier(Verifier):
         except DocumentError as error:
             return f"the answer: {error}"
         try:
-            if schema is None:
-                misfit = None
-            else:
-                misfit = _misfit(schema, self.formats, expected)
+            misfit = _misfit(schema, self.formats, expected)
         except TimeoutError:
             return "a pattern of the schema takes too long on the answer itself"
         if misfit:
@@ -196,9 +190,12 @@ def _as_json(answer: Any) -> Any:
 
 
 def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
-    """Return the place and the reason of the document's first violation of the (checked) schema, or None."""
+    """Return the place and the reason of the document's first violation of the (checked) schema, or None; None too
+    without a schema."""
     from referencing.exceptions import Unresolvable
 
+    if schema is None:
+        return None
     try:
         with references_followed_once(), warnings.catch_warnings():
             # Python warns of odd regular expressions that a document holds (format: regex)
@@ -249,10 +246,7 @@ def _cached_schema_problem(schema: str, formats: bool) -> str | None:
 
     loaded = json.loads(schema)
     validator = _validator(schema, formats)
-    if isinstance(loaded, dict):
-        draft = loaded.get("$schema")
-    else:
-        draft = None
+    draft = loaded.get("$schema") if isinstance(loaded, dict) else None
     if draft is not None and jsonschema.validators.validator_for(loaded, default=None) is None:
         return f"the schema names a draft that is not known: {draft!r}"
     try:
@@ -282,14 +276,9 @@ def _targets(validator: Any, schema: Any) -> Iterator[Any]:
     from jsonschema_specifications import REGISTRY
     from referencing.jsonschema import DRAFT202012, specification_with
 
-    if isinstance(schema, dict):
-        draft = schema.get("$schema")
-    else:
-        draft = None
-    if draft is None:
-        specification = DRAFT202012
-    else:
-        specification = specification_with(draft)
+    specification = DRAFT202012
+    if isinstance(schema, dict) and schema.get("$schema") is not None:
+        specification = specification_with(schema["$schema"])
     root = specification.create_resource(schema)
     waiting = [(root, REGISTRY.resolver_with_root(root))]
     seen: set[int] = set()

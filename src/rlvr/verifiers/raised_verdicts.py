@@ -159,8 +159,7 @@ class Raised:
                 count = f"{raised} of {total}"
             log.warning(
                 "%s failed on %s answers of a step, which are left out unless another part decides them (reported once "
-                "for each "
-                "kind):\n%s",
+                "for each kind):\n%s",
                 who,
                 count,
                 traceback,

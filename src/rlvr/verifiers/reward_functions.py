@@ -161,10 +161,8 @@ class VerlBatchScore(_VerlRewardFunction):
     ) -> list[float]:
         """The scores of a batch; ConfigError at the first call where the data cannot be read."""
         if extra_infos is None:
-            extras = [None] * len(solution_strs)
-        else:
-            extras = extra_infos
-        return self.scores(data_sources, solution_strs, ground_truths, extras)
+            extra_infos = [None] * len(solution_strs)
+        return self.scores(data_sources, solution_strs, ground_truths, extra_infos)
 
 
 def completion_text(completion: Any) -> str | None:

@@ -14,8 +14,8 @@ import pytest
 from rlvr.records import Task
 from rlvr.verifiers import judged
 from rlvr.verifiers.code import CodeVerifier, cases
+from rlvr.verifiers.code.cases import tried
 from rlvr.verifiers.code.compare import Comparison
-from rlvr.verifiers.code.credit import tried
 from rlvr.verifiers.code.layout_fields import LayoutError
 from rlvr.verifiers.code.layouts import read_layout
 from rlvr.verifiers.code.runner import Call, Ended, Job, Limits, Outcome

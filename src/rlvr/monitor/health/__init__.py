@@ -2,11 +2,9 @@
 
 | file | holds |
 |---|---|
-| series | what a monitor looks at |
-| monitors | the kinds of monitor |
+| monitors | the kinds of monitor, and the series of values that they look at |
 | catalogue | the monitors that every run has |
-| watch | runs them over the steps of a run |
-| voice | says and writes what they find |
+| watch | runs them over the steps of a run, says and writes what they find |
 
 Invariants:
 - A monitor is a pure function of the metrics that it declares: a run that goes on from a checkpoint, and a report made
@@ -15,9 +13,7 @@ Invariants:
 """
 
 from rlvr.monitor.health.catalogue import MONITORS
-from rlvr.monitor.health.monitors import Monitor
-from rlvr.monitor.health.series import Finding, Series
-from rlvr.monitor.health.voice import Health
-from rlvr.monitor.health.watch import MODES, Watch, checked_modes, findings_of
+from rlvr.monitor.health.monitors import Finding, Monitor, Series
+from rlvr.monitor.health.watch import MODES, Health, Watch, checked_modes, findings_of
 
 __all__ = ["MODES", "MONITORS", "Finding", "Health", "Monitor", "Series", "Watch", "checked_modes", "findings_of"]

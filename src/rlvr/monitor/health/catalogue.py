@@ -21,9 +21,8 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda share, reward: share >= 0.9,
         message="in {value:.0%} of the groups every answer is wrong, and such groups give no gradient",
         advice="read some rollouts: does the policy answer in the form that the verifier expects? Then easier tasks, "
-        "an sft "
-        "stage before this one, a larger rollout.group_size or max_new_tokens; `python -m rlvr.audit` checks the "
-        "verifier",
+        "an sft stage before this one, a larger rollout.group_size or max_new_tokens; `python -m rlvr.audit` checks "
+        "the verifier",
     ),
     Sustained(
         name="all_right",
@@ -33,8 +32,7 @@ _ALL: tuple[Monitor, ...] = (
         steps=10,
         message="in {value:.0%} of the groups every answer is right, and such groups give no gradient",
         advice="harder tasks, rollout.dynamic_sampling to replace such groups, or an end to the run; and audit the "
-        "verifier if this "
-        "comes as a surprise",
+        "verifier if this comes as a surprise",
     ),
     Sustained(
         name="no_spread",
@@ -57,9 +55,8 @@ _ALL: tuple[Monitor, ...] = (
         steps=3,
         message="the check of {value:.0%} of the completions failed: they are left out, or score 0 where the answer "
         "is to blame",
-        advice="the reasons below, or in rollouts/*.jsonl under `verdicts`; a service that is down, a gold answer "
-        "that cannot "
-        "be read, a verifier that raises",
+        advice="the reasons below, or in rollouts/*.jsonl under `verdicts`; a service that is down, a gold answer that "
+        "cannot be read, a verifier that raises",
         examples="error",
     ),
     Sustained(
@@ -68,12 +65,10 @@ _ALL: tuple[Monitor, ...] = (
         # Above the bound on errors: a policy under exploration writes some programs that do not end.
         bad=lambda share: share >= 0.1,
         steps=3,
-        message="the check of {value:.0%} of the completions ran out of time: they score 0, or are left out where "
-        "the answer is "
-        "not to blame",
-        advice="a higher verification.time_limit, more verification.workers; or the policy has found answers that "
-        "are costly "
-        "to check: look at the completions below",
+        message="the check of {value:.0%} of the completions ran out of time: they score 0, or are left out where the "
+        "answer is not to blame",
+        advice="a higher verification.time_limit, more verification.workers; or the policy has found answers that are "
+        "costly to check: look at the completions below",
         examples="timeout",
     ),
     Sustained(
@@ -85,8 +80,7 @@ _ALL: tuple[Monitor, ...] = (
         steps=3,
         message="{value:.0%} of the completions have no reward, though they were checked, and are left out",
         advice="the terms of `rewards` that return None or NaN, or raise (reward/raised counts that): the columns "
-        "`reward/NAME` "
-        "in rollouts/*.jsonl say which",
+        "`reward/NAME` in rollouts/*.jsonl say which",
     ),
     Sustained(
         name="unparsable",
@@ -94,9 +88,8 @@ _ALL: tuple[Monitor, ...] = (
         # Below a half, enough completions are judged that training itself teaches the form.
         bad=lambda share: share >= 0.5,
         message="no answer is found in {value:.0%} of the completions",
-        advice="say in the prompt (data.template) in which form the answer is wanted, show it in an sft stage, or "
-        "give the "
-        "verifier a laxer extraction; compare with the examples below",
+        advice="say in the prompt (data.template) in which form the answer is wanted, show it in an sft stage, or give "
+        "the verifier a laxer extraction; compare with the examples below",
         examples="unparsable",
     ),
     # What is written
@@ -124,9 +117,8 @@ _ALL: tuple[Monitor, ...] = (
         # another scale moves the bound with it.
         bad=lambda start, now, earned, earns: now > 2 * start > 0 and earns < earned + 0.02,
         message="completions have grown from {start:.0f} to {value:.0f} tokens, and earn no more for it",
-        advice="algorithm.preset=dr_grpo or loss.average=constant (a mean over each response favours long wrong "
-        "ones), the "
-        "soft_overlong or brevity reward",
+        advice="algorithm.preset=dr_grpo or loss.average=constant (a mean over each response favours long wrong ones), "
+        "the soft_overlong or brevity reward",
     ),
     Drift(
         name="length_collapse",
@@ -152,8 +144,7 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda share, right: share >= 0.8 and right < 0.5,
         message="{value:.0%} of the completions are copies of another of their group, though the tasks are not solved",
         advice="a higher rollout.temperature (and check that seeds differ, with an engine of your own), an entropy "
-        "bonus, a "
-        "higher clip_high",
+        "bonus, a higher clip_high",
     ),
     # The policy
     Drift(
@@ -236,10 +227,8 @@ _ALL: tuple[Monitor, ...] = (
         message="the reward rose from {before:.2f} to {now:.2f} while the held-out score fell from {top:.2f} to "
         "{value:.2f}",
         advice="read the best-paid rollouts: what is rewarded there? `python -m rlvr.audit --tricks` tries the "
-        "verifier. Or the "
-        "policy learns the training tasks by heart: more of them, fewer epochs; the checkpoint of the best step is "
-        "the one "
-        "to keep (checkpoint.best)",
+        "verifier. Or the policy learns the training tasks by heart: more of them, fewer epochs; the checkpoint of the "
+        "best step is the one to keep (checkpoint.best)",
     ),
     Dominating(
         name="term_dominates",
@@ -264,8 +253,7 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda start, now: now < 0.4 * start,
         message="{value:.0f} tokens/s, {start:.0f} when the stage began",
         advice="the times by phase say where it goes; longer completions, a verifier that waits, another process on "
-        "the "
-        "machine; logging.profile looks into a step",
+        "the machine; logging.profile looks into a step",
     ),
 )
 

@@ -1,21 +1,23 @@
 """Runs the monitors over the steps of a run, each stage by itself, and reports each cause once.
 
 Invariant: what it finds depends on the rows alone, so that it needs no place in a checkpoint: after a resume the rows
-of the steps before are gone through again without a report.
+of the steps before are gone through again without a report. Output goes to the console and to `health.jsonl` of the run
+folder.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from rlvr.errors import nearest
+from rlvr.monitor.console import Console
 from rlvr.monitor.console_text import clean, shorten
 from rlvr.monitor.health.catalogue import MONITORS
-from rlvr.monitor.health.monitors import Monitor
-from rlvr.monitor.health.series import Entry, Finding, Series
+from rlvr.monitor.health.monitors import Entry, Finding, Monitor, Series
+from rlvr.monitor.samples import in_turns
+from rlvr.monitor.trackers import MetricsFile
 from rlvr.records import Batch
 
 Mode = Literal["warn", "stop", "off"]
@@ -64,7 +66,9 @@ class Watch:
 
     def _step(self, row: Mapping[str, Any]) -> list[Finding]:
         if row.get("run/stage") != self._stage or not self._seen:
-            self._enter(row.get("run/stage"))
+            # A stage begins: other data, other lengths, all monitors afresh.
+            self._stage = row.get("run/stage")
+            self._open = [(m, Series(m.keep)) for m in MONITORS.values() if self._modes[m.name] != "off"]
         self._seen += 1
         findings: list[Finding] = []
         # A copy, since a monitor that has spoken is removed: each cause is reported once a stage.
@@ -80,11 +84,6 @@ class Watch:
                 mode = self._modes[monitor.name]
                 findings.append(Finding(int(row["step"]), monitor.name, trouble.since, message, monitor.advice, mode))
         return findings
-
-    def _enter(self, stage: Any) -> None:
-        """A stage begins: other data, other lengths, all monitors afresh."""
-        self._stage = stage
-        self._open = [(m, Series(m.keep)) for m in MONITORS.values() if self._modes[m.name] != "off"]
 
 
 def findings_of(rows: Iterable[Mapping[str, Any]], modes: Mapping[str, str] | None = None) -> list[Finding]:
@@ -102,18 +101,34 @@ def _examples(monitor: Monitor, batch: Batch | None) -> tuple[str, ...]:
     """Three completions of the step, of different tasks where there are such, each with the reason of its verdict."""
     if monitor.examples is None or batch is None:
         return ()
-    chosen: dict[tuple[str, int], str] = {}
-    seen: Counter[str] = Counter()
-    for rollout in batch.rollouts:
-        verdict = rollout.verdict
-        if verdict is not None and str(verdict.status) == monitor.examples:
-            text = " ".join(clean(shorten(rollout.text.strip(), 160)).split())
-            reason = " ".join(clean(shorten(verdict.reason, 400)).split())  # one line, however many it was written in
-            seen[rollout.task.id] += 1
-            chosen[rollout.task.id, seen[rollout.task.id]] = (
-                f"task {clean(rollout.task.id)}: {text or '(empty)'} -> {reason}"
-            )
-    # Sorted by how often the task was seen before: the first example of each task comes before the second of any. The
-    # sort is stable, so that examples of one turn keep the order of the batch.
-    by_turn = sorted(chosen.items(), key=lambda item: item[0][1])
-    return tuple(text for _, text in by_turn[:EXAMPLES])
+    fitting = [(r, r.verdict.reason) for r in batch.rollouts if r.verdict and str(r.verdict.status) == monitor.examples]
+    examples = []
+    for rollout, reason in in_turns(fitting, lambda one: one[0].task.id)[:EXAMPLES]:
+        # One line each, however many they were written in.
+        text = " ".join(clean(shorten(rollout.text.strip(), 160)).split())
+        why = " ".join(clean(shorten(reason, 400)).split())
+        examples.append(f"task {clean(rollout.task.id)}: {text or '(empty)'} -> {why}")
+    return tuple(examples)
+
+
+class Health:
+    """The monitors of a run, `modes` as the configuration writes them. `file` is None on ranks other than 0: these
+    report nothing."""
+
+    def __init__(self, modes: str | Mapping[str, str], console: Console, file: MetricsFile | None) -> None:
+        self._watch = Watch(checked_modes(modes))
+        self._console = console
+        self._file = file
+
+    def step(self, rows: Sequence[Mapping[str, Any]], batch: Batch) -> Finding | None:
+        """Report what the monitors find after the newest of `rows`; return the finding that ends the run, if any."""
+        findings = self._watch.look(rows, batch)
+        # Rank 0 alone has the file. Every rank runs the monitors on the same rows, so that all of them end together
+        # under `stop`.
+        if self._file is not None:
+            for finding in findings:
+                self._file.append(finding.to_json())
+                self._console.message(f"step {finding.step}, {finding}", "warning")
+                for example in finding.examples:
+                    self._console.message(f"    {example}")
+        return next((finding for finding in findings if finding.mode == "stop"), None)

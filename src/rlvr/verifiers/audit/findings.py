@@ -171,13 +171,13 @@ def doubts(case: FindingCase) -> Iterator[tuple[str, str]]:
         # Arbitrary; it only asks for a look.
         if answer is not None and golds and len(answer) > 20 + 3 * max(map(len, golds)):
             yield "correct, but far longer than the gold", f"{shorten(answer, 80)!r} for {shorten(golds[0], 80)!r}"
-        if answer is not None and _by_fallback(case.completion, answer):
+        # In no box, tag or phrase, and not the whole text either.
+        if (
+            answer is not None
+            and extract_answer(case.completion) is None
+            and extract_answer(case.completion, fallback="whole") != answer.strip()
+        ):
             yield "correct, but the answer is not marked: a fallback found it", f"{shorten(answer, 80)!r}"
-
-
-def _by_fallback(completion: str, answer: str) -> bool:
-    """Return True if the answer stands in no box, tag or phrase, and is not the whole text either."""
-    return extract_answer(completion) is None and extract_answer(completion, fallback="whole") != answer.strip()
 
 
 def plain(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlvr.monitor.console import Console
 from rlvr.monitor.console_text import shorten
 from rlvr.records import VerdictStatus
-from rlvr.verifiers.audit.findings import FindingCase, Findings
+from rlvr.verifiers.audit.findings import Findings
 from rlvr.verifiers.audit.trial import TrickOutcome, TrickTrial
 from rlvr.verifiers.audit.tricks import TRICKS
 
@@ -31,7 +31,8 @@ def show_findings(console: Console, findings: Findings) -> None:
     console.table("verdicts (undecided ones are counted under their status too)", columns, rows)
     _agreement(console, findings)
     if findings.slowest:
-        console.table("slowest", ["id", "seconds", "status", "completion"], [_slow(case) for case in findings.slowest])
+        slowest = [[c.id, c.verdict.seconds, c.verdict.status, _text(c.completion)] for c in findings.slowest]
+        console.table("slowest", ["id", "seconds", "status", "completion"], slowest)
     if findings.doubts:
         doubtful = [
             [
@@ -47,10 +48,6 @@ def show_findings(console: Console, findings: Findings) -> None:
         console.table(
             "doubtful, the first of each kind", ["what (rows)", "id", "status", "why", "completion"], doubtful
         )
-
-
-def _slow(case: FindingCase) -> list[object]:
-    return [case.id, case.verdict.seconds, case.verdict.status, _text(case.completion)]
 
 
 def _agreement(console: Console, findings: Findings) -> None:

@@ -7,14 +7,15 @@ not tried, never as honest.
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from rlvr.monitor.console_text import shorten
 from rlvr.records import Task, Verdict, VerdictStatus
-from rlvr.verifiers.audit.in_order import in_order
 from rlvr.verifiers.audit.targets import FORMS, Form, Target, form_of, gold_texts, wrong_answers
 from rlvr.verifiers.audit.tricks import TRICKS, Trick
 
@@ -208,3 +209,43 @@ def _slotted(completion: str, golds: Sequence[str]) -> tuple[Form, str | None]:
     """A completion as a form round the first of `golds` that it mentions."""
     forms = ((form_of(completion, gold), gold) for gold in golds)
     return next(((form, gold) for form, gold in forms if form), (Form("completion", completion), None))
+
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+MOST = 256
+"""Items under way at once: more than the pool has slots for verifiers that wait."""
+MOST_SIZE = 64_000_000
+"""Their size together (characters, say), unless one alone is larger."""
+
+
+async def in_order(
+    items: Iterable[T], work: Callable[[T], Awaitable[V]], size: Callable[[T], int]
+) -> AsyncIterator[tuple[T, V]]:
+    """(item, result of `work` on it) in the order of `items`, which are read as earlier ones leave.
+
+    When the iteration is given up, what is under way is cancelled.
+    """
+    waiting: deque[tuple[T, asyncio.Future[V]]] = deque()
+    held = 0
+    try:
+        for item in items:
+            waiting.append((item, asyncio.ensure_future(work(item))))
+            held += size(item)
+            # The first one is awaited also where it is done already, so that results leave as early as they can.
+            while len(waiting) >= MOST or held > MOST_SIZE or (waiting and waiting[0][1].done()):
+                first, future = waiting[0]
+                result = await future
+                waiting.popleft()
+                held -= size(first)
+                yield first, result
+            await asyncio.sleep(0)  # let what was just given start
+        while waiting:
+            first, future = waiting[0]
+            result = await future
+            waiting.popleft()
+            yield first, result
+    finally:
+        for _, future in waiting:
+            future.cancel()

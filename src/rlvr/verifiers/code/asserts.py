@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers.code.compare import short
-from rlvr.verifiers.code.values import Source
+from rlvr.verifiers.code.values import BUILTIN_METHODS, Source
 
 CallProgram = Callable[[str, Sequence[Any], dict[str, Any]], Awaitable[Any]]
 """`await call(name, args, kwargs)`: the return value of the program's function `name`, computed in the sandbox. In
@@ -200,7 +200,7 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
                     return None
                 inner = func
             # Names with an underscore give access to the interpreter's internals (`__class__`, `__globals__`).
-            case ast.Attribute(value=owner, attr=name) if name not in _METHODS and not name.startswith("_"):
+            case ast.Attribute(value=owner, attr=name) if name not in BUILTIN_METHODS and not name.startswith("_"):
                 inner = owner
             case _:
                 return None
@@ -381,8 +381,6 @@ _TYPES: dict[str, type] = {
 }
 
 _BUILTINS = frozenset(dir(builtins))
-_METHODS = frozenset(name for kind in (*_TYPES.values(), bytearray, range, object) for name in dir(kind))
-"""Names of the attributes of builtin types, which `_chain` excludes."""
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,

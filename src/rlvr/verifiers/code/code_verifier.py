@@ -17,9 +17,8 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Needs, Verifier
-from rlvr.verifiers.code.cases import Trial
+from rlvr.verifiers.code.cases import Credit, Trial, scored, tried
 from rlvr.verifiers.code.compare import Comparison
-from rlvr.verifiers.code.credit import Credit, scored, tried
 from rlvr.verifiers.code.extraction import NoProgramError, Which, find_program
 from rlvr.verifiers.code.layout_fields import LayoutError
 from rlvr.verifiers.code.layouts import Layout, read_layout

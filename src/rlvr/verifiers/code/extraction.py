@@ -27,29 +27,13 @@ from rlvr.verifiers.code.programs import has_function
 
 Which = Literal["last", "first", "only"]
 
-ALIASES = {
-    "python": "python",
-    "py": "python",
-    "pypy": "python",
-    "cpython": "python",
-    "c": "c",
-    "gcc": "c",
-    "cpp": "cpp",
-    "c++": "cpp",
-    "cc": "cpp",
-    "cxx": "cpp",
-    "g++": "cpp",
-    "gnu++": "cpp",
-    "javascript": "javascript",
-    "js": "javascript",
-    "node": "javascript",
-    "nodejs": "javascript",
-    "node.js": "javascript",
-    "ecmascript": "javascript",
-    "es": "javascript",
-    "mjs": "javascript",
-    "cjs": "javascript",
+_NAMES = {
+    "python": "python py pypy cpython",
+    "c": "c gcc",
+    "cpp": "cpp c++ cc cxx g++ gnu++",
+    "javascript": "javascript js node nodejs node.js ecmascript es mjs cjs",
 }
+ALIASES = {name: language for language, names in _NAMES.items() for name in names.split()}
 """Names of a language in a fence or a task, without its version, and the runner's name of it."""
 
 # Matches "```python", "  ~~~"; not "``" or a fence behind text. CommonMark 4.5, but with any indent, as in lists.
@@ -80,16 +64,13 @@ def language_of(name: str) -> str | None:
     """The language that a mark or a task names, with its version (`python3.11`, `c++17`, `cpp2a`) or the name of a file
     (`main.py`); None for one that is unknown."""
     name = name.casefold().strip()
+    version = next((match for match in _VERSION.finditer(name) if match.end() == len(name)), None)
+    without_version = name[: version.start()] if version else name
     # In this order, since `node.js` is a name itself while `main.js` is a file.
-    for candidate in (name, _without_version(name), name.rpartition(".")[2]):
+    for candidate in (name, without_version, name.rpartition(".")[2]):
         if candidate in ALIASES:
             return ALIASES[candidate]
     return None
-
-
-def _without_version(name: str) -> str:
-    version = next((match for match in _VERSION.finditer(name) if match.end() == len(name)), None)
-    return name[: version.start()] if version else name
 
 
 class NoProgramError(ValueError):

@@ -13,19 +13,12 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rlvr.verifiers.code.preludes import meanings
+from rlvr.verifiers.code.values import BUILTIN_METHODS
 
 MEANT = frozenset({*dir(builtins), "isclose"}) - {"__name__", "__doc__", "__file__"}
 """Names whose usual meaning the rewriting of an `assert` relies on: the builtins and `isclose`. Tests of a task whose
 code binds one of them are not rewritten."""
 
-
-BUILTIN_METHODS = frozenset(
-    name
-    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, bytearray, range)
-    for name in dir(kind)
-)
-"""Attributes of builtin values. An object that a program returns in place of a builtin value has none of them in a
-test: a call such as `f(x).count(3)` would show its argument, which may be the expected answer, to the program."""
 # Arbitrary: lines of code are shorter, and expected values of EvalPlus are longer.
 _LONG_LINE = 4096
 """Characters of an assignment of a literal above which it is treated as data and not parsed here."""
@@ -99,7 +92,7 @@ def program_names(tests: Sequence[Sequence[ast.stmt]], known: set[str], entry: s
     calls = [[name for name in called(body) if name not in known] for body in tests]
     own = [name for names in calls for name in names if name not in meanings()]
     # `isclose(mean(xs), 1.5)`: where all names are the library's, the innermost call is meant.
-    inner = next((names[-1] for names in calls if names), "")  # `isclose(mean(xs), 1.5)`
+    inner = next((names[-1] for names in calls if names), "")
     entry = entry or (own[0] if own else inner)
     return entry, frozenset({entry, *own} - known - {""})
 
@@ -158,12 +151,11 @@ def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | N
     tried = {inner for node in _nodes(body) if isinstance(node, ast.Try) for inner in ast.walk(node)}
     there = {*sys.stdlib_module_names, *packages}
     for node in _nodes(body):
+        modules = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        else:
-            modules = []
-        if isinstance(node, ast.ImportFrom):
-            modules += [node.module or "."]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or "."]
         wanted = next((module for module in modules if module.partition(".")[0] not in there), None)
         if wanted is not None and node not in tried:
             return wanted

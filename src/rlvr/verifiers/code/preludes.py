@@ -13,30 +13,12 @@ import functools
 import importlib
 import inspect
 
-STARRED = (
-    *(
-        "string",
-        "re",
-        "datetime",
-        "collections",
-        "heapq",
-        "bisect",
-        "copy",
-        "math",
-        "random",
-        "statistics",
-        "itertools",
-    ),
-    *(
-        "functools",
-        "operator",
-        "io",
-        "sys",
-        "json",
-        "builtins",
-        "typing",
-    ),  # `builtins` after what hides it: `pow`, `open`
-)
+# `builtins` after what hides it: `pow`, `open`.
+_STARRED_WORDS = """
+    string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json
+    builtins typing
+"""
+STARRED = tuple(_STARRED_WORDS.split())
 _NAMED = tuple(name for name in STARRED if name not in ("builtins", "typing"))
 
 IMPORTS = "\n".join(

@@ -47,6 +47,13 @@ them."""
 _MOST_AXES = 32
 _EMPTY_ROWS = 1000
 """Rows of an array that has no elements; others have as many elements at least as rows."""
+BUILTIN_METHODS = frozenset(
+    name
+    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, bytearray, range)
+    for name in dir(kind)
+)
+"""Attributes of builtin values. An object that a program returns in place of a builtin value has none of them in a
+test: a call such as `f(x).count(3)` would show its argument, which may be the expected answer, to the program."""
 _OWN_MODULE = "program"
 """Module name of a program's own classes, see `inside.program`; those of a test are defined elsewhere."""
 _TIMES: dict[type, tuple[str, ...]] = {

@@ -48,11 +48,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 _SENT = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, Iterator)
 """Types whose values are sent; an object of a subclass arrives as one of the type itself."""
-_BUILTIN_METHODS = frozenset(
-    name
-    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, bytearray, range)
-    for name in dir(kind)
-)
 
 
 class Kept:
@@ -130,7 +125,7 @@ class Held:
     def __getattr__(self, name: str) -> Any:
         # Python looks for dunders on the way (copy, pickle, iteration): asking the program for each would let it answer
         # for the protocol.
-        if name.startswith("__") or (name in _BUILTIN_METHODS and not self._whole):
+        if name.startswith("__") or (name in values.BUILTIN_METHODS and not self._whole):
             raise AttributeError(f"the test's process has no {name!r} of this object")
         return self._ask(f"#{self._number}?{name}", (), {})
 

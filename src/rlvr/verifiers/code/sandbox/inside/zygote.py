@@ -26,35 +26,10 @@ READY = b"R"
 LINKED_AT_ONCE = "LD_BIND_NOW"
 """The variable that has the dynamic linker find all functions when it loads a library, and not each at its first call,
 in every fork."""
-_WARM = (
-    *(
-        "math",
-        "cmath",
-        "heapq",
-        "itertools",
-        "functools",
-        "operator",
-        "bisect",
-        "collections",
-        "re",
-        "string",
-        "random",
-    ),
-    *(
-        "copy",
-        "typing",
-        "io",
-        "datetime",
-        "decimal",
-        "fractions",
-        "traceback",
-        "threading",
-        "dataclasses",
-        "statistics",
-    ),
-)
-
-
+_WARM_MODULES = """
+    math cmath heapq itertools functools operator bisect collections re string random copy typing io datetime decimal
+    fractions traceback threading dataclasses statistics
+"""
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that keep numpy's libraries from starting threads, which a fork would lose."""
 
@@ -84,7 +59,7 @@ def main() -> None:
         os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
         sys.path.append(setting.place)
     # Imported once here, every program has them without reading a file.
-    for name in _WARM:
+    for name in _WARM_MODULES.split():
         importlib.import_module(name)
     _have_packages(setting.packages)
     # The kernel drops signals to process 1 of a namespace unless it handles them, and Python's own handler of SIGINT
