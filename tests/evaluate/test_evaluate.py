@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlvr.distributed.checkpoint import Manifest
-from rlvr.evaluate import _run_folder, main
+from rlvr.evaluate import main
+from rlvr.evaluate.model_evaluation import _run_folder
 
 TASKS = [{"prompt": f"{k}+{k}=", "answer": str(k % 4), "id": f"t{k}", "level": 1 + k % 2} for k in range(6)]
 VERIFIER = """

@@ -16,12 +16,9 @@ from pathlib import Path
 
 from rlvr.config.renamed_keys import with_new_names
 from rlvr.diff.parting import Parting, compare_metrics
-from rlvr.diff.rollouts import compare_rollouts
-from rlvr.diff.tensors import compare_checkpoints
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.recording import recorded_config
-from rlvr.run.run_folder import differences
 
 KEYS = 6
 """Configuration keys that are named."""
@@ -46,6 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for run in (a, b):
         if not run.is_dir():
             raise DataError(f"there is no run folder {run}")
+    # Torch comes with them, which --help and a misspelt path do not need.
+    from rlvr.diff.rollouts import compare_rollouts
+    from rlvr.diff.tensors import compare_checkpoints
+    from rlvr.run.run_folder import differences
+
     notes: list[str] = []
     # In the order of cause and effect within a step: rollouts are sampled, metrics follow, a checkpoint is last.
     compare = (compare_rollouts, compare_metrics, compare_checkpoints)

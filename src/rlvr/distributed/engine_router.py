@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.core.process.replies import Replies
+from rlvr.core.process.pending_replies import Replies
 from rlvr.core.specs import SpecLike
 from rlvr.core.waits import Wait
 from rlvr.distributed.world import World, machine

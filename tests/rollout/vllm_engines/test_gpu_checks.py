@@ -13,7 +13,7 @@ from rlvr.config import Config
 from rlvr.distributed import World, gpu_checks
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
-from rlvr.evaluate import sampler
+from rlvr.evaluate.model_evaluation import sampler
 from rlvr.rollout.vllm import VLLMOptions, devices, installed
 from rlvr.rollout.vllm import embedded_engine as engine
 from rlvr.run import policy_training

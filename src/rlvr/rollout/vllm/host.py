@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.core.process import child_process
-from rlvr.core.process.replies import Replies
+from rlvr.core.process.pending_replies import Replies
 from rlvr.core.waits import finished
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout.vllm.requests import Answer
