@@ -1,12 +1,8 @@
 """What the tests of the vLLM engines share. Engines take seconds to start, so a module's tests share one."""
 
 import asyncio
-import contextlib
 import importlib.util
-import os
 import re
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,44 +47,6 @@ def truncated_logprobs(policy, request, completion):
         with np.errstate(divide="ignore"):
             result.append(np.log(probabilities[token] / probabilities[chosen].sum()) if token in chosen else -np.inf)
     return np.asarray(result)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def group_of(leader):
-    """The living processes of a process group."""
-    result = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.getpgid(int(entry.name)) == leader and alive(int(entry.name)):
-                    result.append(int(entry.name))
-            except OSError:
-                continue
-    return result
-
-
-def children():
-    """The living processes that this one started."""
-    result = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid() and alive(int(stat.parent.name)):
-                result.append(int(stat.parent.name))
-    return result
-
-
-def until(condition, seconds, what):
-    """Wait for a condition; fail, naming it, when it does not come true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.05)
 
 
 def check_constraint(policy, published):

@@ -15,9 +15,10 @@ import pytest
 import torch
 from engine_helpers import PATIENCE, small
 from real_shapes import CONFIGS, PARAMETERS, on_meta
-from vllm_helpers import needs_vllm, until
+from vllm_helpers import needs_vllm
 from without_cuda import without_cuda
 
+from process_helpers import until
 from rlvr.core.waits import Wait
 from rlvr.distributed import PlainBackend
 from rlvr.distributed.engine_router import NullEngine

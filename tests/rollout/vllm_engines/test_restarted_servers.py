@@ -12,9 +12,10 @@ import torch
 from engine_helpers import PATIENCE, small
 from safetensors.torch import load_file
 from test_gpu_engine import gpus, on_gpu  # noqa: F401
-from vllm_helpers import needs_vllm, until
+from vllm_helpers import needs_vllm
 from without_cuda import without_cuda
 
+from process_helpers import until
 from rlvr.core.waits import Wait
 from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, TrainingError

@@ -15,14 +15,13 @@ from vllm_helpers import (
     FAST,
     check_constraint,
     check_publishing_under_way,
-    children,
     needs_vllm,
     publish,
     tiny,
     truncated_logprobs,
-    until,
 )
 
+from process_helpers import children, until
 from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeoutError
 from rlvr.records import StopReason

@@ -9,8 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from vllm_helpers import alive, group_of, needs_vllm, until
+from vllm_helpers import needs_vllm
 
+from process_helpers import alive, group_of, until
 from rlvr.core.process import parent_death
 
 pytestmark = [needs_vllm, pytest.mark.alone]

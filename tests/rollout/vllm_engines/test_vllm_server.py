@@ -13,19 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_helpers import ask, ask_all, gap, shake, some_requests
-from vllm_helpers import (
-    FAST,
-    alive,
-    check_constraint,
-    check_publishing_under_way,
-    children,
-    group_of,
-    needs_vllm,
-    publish,
-    tiny,
-    until,
-)
+from vllm_helpers import FAST, check_constraint, check_publishing_under_way, needs_vllm, publish, tiny
 
+from process_helpers import alive, children, group_of, until
 from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeoutError
 from rlvr.records import StopReason

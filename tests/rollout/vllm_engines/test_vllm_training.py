@@ -14,8 +14,9 @@ import time
 import numpy as np
 import pytest
 from engine_helpers import LETTERS, ask, gap, recomputed, some_requests
-from vllm_helpers import FAST, TINY, check_publishing_under_way, needs_vllm, until
+from vllm_helpers import FAST, TINY, check_publishing_under_way, needs_vllm
 
+from process_helpers import until
 from rlvr import GRPOTrainer
 from rlvr.distributed import PlainBackend
 from rlvr.records import Origin, StopReason

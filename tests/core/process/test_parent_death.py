@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_helpers import alive, group_of, until
 
+from process_helpers import alive, group_of, until
 from rlvr.core.process import child_process, parent_death
 
 HOLDS_SEMAPHORES = """

@@ -1,0 +1,133 @@
+"""Processes started by exec: their environment, their end with the caller's wish or against theirs."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from process_helpers import alive, group_of, until
+from rlvr.core.process import child_process
+from rlvr.core.process.parent_death import members
+
+READS_UNTIL_THE_END = "import sys; sys.stdin.read()"
+IGNORES_ALL = """
+import signal, sys, time
+for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(name, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+STARTS_ANOTHER = """
+import subprocess, time
+subprocess.Popen(["sleep", "600"])
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def python(text, tmp_path):
+    with (tmp_path / "output").open("ab") as output:
+        return child_process.spawn([sys.executable, "-c", text], dict(os.environ), output)
+
+
+def stopped_by_signal(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_started_module_is_no_rank_and_has_what_it_is_given(tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("RANKING", "kept")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    (tmp_path / "prints_environment.py").write_text("import os, sys\nprint(sys.argv[1:], sorted(os.environ))\n")
+    process = child_process.start(
+        "prints_environment",
+        ["--an", "argument"],
+        {"PYTHONPATH": str(tmp_path), "OWN": "1"},
+        tmp_path,
+        tmp_path / "log",
+    )
+    assert process.wait(timeout=60) == 0
+    printed = child_process.tail(tmp_path / "log")
+    assert printed.startswith("['--an', 'argument']")
+    assert all(f"'{name}'" in printed for name in ("OWN", "RANKING", "CUDA_VISIBLE_DEVICES"))
+    assert not any(f"'{name}'" in printed for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+
+def test_a_module_that_fails_leaves_its_traceback_in_the_log(tmp_path):
+    (tmp_path / "fails_at_once.py").write_text("raise RuntimeError('on purpose')\n")
+    process = child_process.start("fails_at_once", [], {"PYTHONPATH": str(tmp_path)}, tmp_path, tmp_path / "log")
+    assert process.wait(timeout=60) == 1
+    assert child_process.tail(tmp_path / "log", 1) == "RuntimeError: on purpose"
+    assert child_process.tail(tmp_path / "no such log") == ""
+
+
+def test_a_process_gets_a_group_of_its_own_and_reads_nothing_of_the_terminal(tmp_path):
+    process = python(READS_UNTIL_THE_END, tmp_path)
+    assert os.getpgid(process.pid) == process.pid != os.getpgrp() or process.poll() is not None
+    assert process.wait(timeout=60) == 0  # standard input is empty
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_stop_kills_what_does_not_end_by_itself(tmp_path, stopped):
+    process = python(IGNORES_ALL, tmp_path)
+    until(lambda: "ready" in (tmp_path / "output").read_text(), 60, "the process to start")
+    if stopped:
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: stopped_by_signal(process.pid), 60, "the process to stop")
+    asyncio.run(child_process.stop(process, seconds=0.2))
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_stop_lets_the_loop_go_on(tmp_path):
+    process = python("import time; time.sleep(0.5)", tmp_path)
+    turns = 0
+
+    async def both():
+        nonlocal turns
+        stopping = asyncio.create_task(child_process.stop(process, seconds=60))
+        while not stopping.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    asyncio.run(both())
+    assert process.returncode == 0 and turns > 5
+
+
+def test_kill_ends_the_whole_group(tmp_path):
+    text = (
+        "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); print('ready', flush=True); time.sleep(600)"
+    )
+    process = python(text, tmp_path)
+    until(lambda: "ready" in (tmp_path / "output").read_text(), 60, "the process to start")
+    group = group_of(process.pid)
+    assert len(group) == 2 and sorted(members(process.pid)) == sorted(group)
+    child_process.kill(process)
+    until(lambda: not any(map(alive, group)), 60, "the group to be gone")
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_the_kernel_signals_a_process_whose_parent_dies(tmp_path):
+    # Three generations: we, a parent that is killed, its child that asked for the signal.
+    child = """
+import os, signal, sys, time
+from rlvr.core.process.parent_death import signal_on_parent_death
+signal_on_parent_death(int(sys.argv[1]), signal.SIGKILL)
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+    parent = f"""
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {child!r}, str(os.getpid())], start_new_session=True)
+time.sleep(600)
+"""
+    process = python(parent, tmp_path)
+    until(lambda: (tmp_path / "output").read_text().endswith("\n"), 60, "the grandchild to start")
+    grandchild = int((tmp_path / "output").read_text())
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    until(lambda: not alive(grandchild), 60, "the grandchild to end")
