@@ -129,7 +129,7 @@ class Prompts:
             # data.
             _, first = np.unique(keys[where], return_index=True)  # a prompt may be that of several tasks
             where = where[np.sort(first)]
-            self._blocks.append(self._encoded(keys[where], [tasks[i] for i in where]))
+            self._blocks.append(self._encoded(keys[where], [tasks[i] for i in where.tolist()]))
             lengths, _ = self._kept_lengths(keys)
         return lengths
 
