@@ -3,7 +3,7 @@ import pickle
 import time
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
@@ -170,6 +170,7 @@ def test_numeric_tolerance_percent_and_several_golds():
 
 
 @settings(deadline=None)
+@example(0.0, 5e-324, 0.0)
 @given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12), st.floats(0, 1e3))
 def test_numeric_is_symmetric_to_signs_and_says_what_the_definition_says(gold, said, tolerance):
     verifier = NumericVerifier(fallback="whole", absolute=tolerance, relative=0)

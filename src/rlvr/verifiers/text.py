@@ -179,13 +179,14 @@ def read_one_number(text: str) -> tuple[float, bool] | None:
     if before and (match["sign"] or "").endswith(" "):  # a dash between words, not a sign
         return None
     try:
-        # `int()` of a long exponent raises ValueError above 4,300 digits, and a large one OverflowError: both are no
-        # number.
-        value = float(match["number"].replace(",", "")) * 10.0 ** int(match["exponent"] or match["power"] or 0)
+        # `int()` of a long exponent raises ValueError above 4,300 digits: that is no number. One text, read once: a
+        # product with a power of ten would round twice, and 5e-324 to 0.
+        exponent = int(match["exponent"] or match["power"] or 0)
+        value = float(f"{match['number'].replace(',', '')}e{exponent}")
         value /= float((match["denominator"] or "1").replace(",", ""))
-    except (OverflowError, ZeroDivisionError, ValueError):
+    except (ZeroDivisionError, ValueError):
         return None
-    # float() of a text of 400 digits is infinite, without an error.
+    # float() of a text of 400 digits, or with a large exponent, is infinite, without an error.
     if value in (float("inf"), float("-inf")) or value != value:
         return None
     return (-value if (match["sign"] or "").startswith("-") else value), match["percent"] is not None

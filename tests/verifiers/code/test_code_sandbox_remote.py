@@ -1,6 +1,7 @@
 """The remote runner, against a stand-in on the loopback that speaks SandboxFusion's API and runs what it is sent."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -31,7 +32,9 @@ class StandIn(BaseHTTPRequestHandler):
         if mode == "cut":
             self.send_header("Content-Length", str(len(data) + 1))
         self.end_headers()
-        self.wfile.write(data)
+        # A client that gave up, or that refuses a long reply, has closed its end.
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(data)
 
     def ran(self, body):
         command = [sys.executable, "-I", "-c", body["code"]]
