@@ -33,7 +33,7 @@ installed=",$(sed -n 2p "$stamp" 2>/dev/null || true),"
 if [ "$(sed -n 1p "$stamp" 2>/dev/null || true)" = "$wanted" ] && [[ -z "$extras" || "$installed" == *",$extras,"* ]]; then
   exit 0
 fi
-echo "installing rlvr${extras:+ with extras $extras} into .venv (about a minute; torch is the largest part)"
+echo "installing rlvr${extras:+ with extras $extras} into .venv (torch is the largest part: 0.2 GB for CPUs, 3 GB with CUDA)"
 pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c "$constraints")
 "${pip[@]}" torch  # by itself and pinned, or a newer build would be taken with what else it brings
 "${pip[@]}" -e ".${extras:+[$extras]}"

@@ -146,8 +146,8 @@ def token_logprobs(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
 
 
 def group_advantage(rewards: torch.Tensor, epsilon: float = 1e-4) -> torch.Tensor:
-    """[G, GROUP_SIZE]: A = (r - mean(r)) / (std(r) + epsilon), with the mean and the standard deviation of each group
-    (Shao et al. 2024, section 4.1.2). The mean is the reward to be expected, for which PPO trains a second model."""
+    """[G, GROUP_SIZE]: A = (r - mean(r)) / std(r) in each group (Shao et al. 2024, section 4.1.2); epsilon avoids a
+    division by 0. The mean is the reward to be expected, for which PPO trains a second model."""
     return (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True, correction=0) + epsilon)
 
 

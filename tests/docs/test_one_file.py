@@ -187,7 +187,7 @@ def test_the_tasks_are_the_quickstarts(example):
 @pytest.mark.parametrize(
     "completion", ["7+5+0=12 #### 12", "#### 12", "#### 13", "12", "", "#### 12 #### 13", "#### 112", "#### 121"]
 )
-def test_the_reward_is_the_math_verifiers_score(example, completion):
+def test_the_reward_of_these_completions_is_the_math_verifiers_score(example, completion):
     verifier = registry.build("verifier", ComponentSpec("math"))
     verdict = verifier.verify(Task(id="a", prompt="7+5=?", answer="12"), completion)
     assert example.verify(example.Task("7+5=?", "12", ""), completion) == verdict.score
