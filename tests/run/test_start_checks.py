@@ -73,6 +73,16 @@ def test_a_trainer_whose_engine_is_refused_leaves_no_thread(make_trainer, monkey
     assert not [thread.name for thread in threading.enumerate() if thread not in before]
 
 
+def test_a_context_that_cuts_responses_is_said_at_the_start(make_trainer, capsys):
+    # Prompts of 3 tokens ("1+1") in a context of 64.
+    make_trainer({"rollout": {"max_new_tokens": 62}, "logging": {"console": "plain"}})
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "a context of 64 tokens leaves fewer than rollout.max_new_tokens=62 for responses to" in lines
+    assert "at most after 61 tokens: set it lower, or give the model a longer context (model.override_config)" in lines
+    make_trainer({"rollout": {"max_new_tokens": 60}, "logging": {"console": "plain"}}, "enough")
+    assert "leaves fewer" not in capsys.readouterr().out
+
+
 def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, capsys, make_policy):
     rollout = {"rollout": {"engine": short}}
     rows = [*task_rows(3), LONG]
