@@ -212,6 +212,12 @@ class LossComponent(Component):
         return False
 
     @declared
+    def degenerate_on_policy(self) -> bool:
+        """True where the loss is of the log-ratio to the proximal policy itself: in the first optimizer step of a batch
+        that is 0, and another loss (`reinforce`, say) is what trains. One such step per batch is refused."""
+        return False
+
+    @declared
     def shows_demonstrations(self) -> bool:
         """True where the tasks' demonstrations are put into the batch."""
         return False

@@ -60,6 +60,21 @@ def test_a_mapping_with_text_makes_a_chat_text_for_base_models(make_tokenizer):
     assert text(base, "1", {"text": "Q: {prompt}\nA:"}) == "Q: 1\nA:"
 
 
+def test_chat_makes_a_chat_of_text_and_leaves_a_chat(tokenizer):
+    assert text(tokenizer, "1", "chat") == "<u>1<end><a>"
+    assert text(tokenizer, CHAT, "chat") == text(tokenizer, CHAT)
+
+
+def test_the_begin_of_the_answer_stands_behind_the_opened_turn(make_tokenizer):
+    tokenizer = make_tokenizer(adds_bos=True, adds_eos=True)
+    assert text(tokenizer, "1", {"assistant": "So\n"}) == "<u>1<end><a>So\n"
+    assert text(tokenizer, CHAT, {"assistant": " a "}) == "<s>S<end><u>hi {x}<end><a> a "
+    assert text(tokenizer, "1", {"user": "Q {prompt}", "system": "S", "assistant": "A:"}) == "<s>S<end><u>Q 1<end><a>A:"
+    # A template of a thinking model rewrites messages of the assistant: the begin of an answer is none.
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ message.content }}", "{{ message.content | upper }}")
+    assert text(tokenizer, "q", {"assistant": "so"}) == "<u>Q<end><a>so"
+
+
 def test_options_reach_the_chat_template(tokenizer):
     assert text(tokenizer, CHAT[1:], {"options": {"style": "no"}}) == "[no]<u>hi {x}<end><a>"
 
@@ -72,6 +87,7 @@ def test_options_reach_the_chat_template(tokenizer):
         ({"user": "no slot"}, "template.user has no {prompt}"),
         ({"system": 3}, "template.system must be text"),
         ({"text": "{prompt}", "system": "S"}, "not both"),
+        ({"text": "{prompt}", "assistant": "S"}, "not both"),
         ({"options": "x"}, "template.options"),
     ],
 )
@@ -88,6 +104,8 @@ def test_what_cannot_be_rendered_names_the_task_and_the_mend(tokenizer, make_tok
         ([{"role": "user", "content": [{"type": "image"}]}], "Q {prompt}", True, ["list of parts"]),
         ([*CHAT, {"role": "assistant", "content": "a"}], {"text": "{prompt}"}, True, ["'assistant'"]),
         ("", None, True, ["no tokens"]),
+        ("q", "chat", False, ["no chat template", "data.template={text:"]),
+        ([*CHAT, {"role": "assistant", "content": "a"}], {"assistant": "b"}, True, ["drop it, or template.assistant"]),
     ]:
         with pytest.raises(DataError) as caught:
             render_prompt(Task("t7", prompt), tokenizer if with_chat else make_tokenizer(chat=False), template)

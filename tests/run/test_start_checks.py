@@ -73,6 +73,28 @@ def test_a_trainer_whose_engine_is_refused_leaves_no_thread(make_trainer, monkey
     assert not [thread.name for thread in threading.enumerate() if thread not in before]
 
 
+@pytest.mark.parametrize("loss", ["dro", "kl_cov", "pacs"])
+def test_a_loss_of_the_log_ratio_needs_a_second_step_or_older_rollouts(make_trainer, loss):
+    algorithm = {"loss": loss, "advantage": {"name": "group", "baseline": "none", "scale": "none"}}
+    with pytest.raises(ConfigError, match=f"the loss '{loss}' is of the log-ratio .*updates_per_batch to 2 or more"):
+        make_trainer({"algorithm": algorithm})
+    make_trainer({"algorithm": algorithm, "optim": {"updates_per_batch": 2}}, "updates")
+    make_trainer({"algorithm": algorithm, "optim": {"epochs_per_batch": 2}}, "epochs")
+    make_trainer({"algorithm": algorithm, "rollout": {"staleness": 1}}, "older")
+    with pytest.raises(ConfigError, match="is of the log-ratio"):
+        make_trainer({"algorithm": {**algorithm, "decoupled": True}, "rollout": {"staleness": 1}}, "decoupled")
+
+
+def test_a_context_that_cuts_responses_is_said_at_the_start(make_trainer, capsys):
+    # Prompts of 3 tokens ("1+1") in a context of 64.
+    make_trainer({"rollout": {"max_new_tokens": 62}, "logging": {"console": "plain"}})
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "a context of 64 tokens leaves fewer than rollout.max_new_tokens=62 for responses to" in lines
+    assert "at most after 61 tokens: set it lower, or give the model a longer context (model.override_config)" in lines
+    make_trainer({"rollout": {"max_new_tokens": 60}, "logging": {"console": "plain"}}, "enough")
+    assert "leaves fewer" not in capsys.readouterr().out
+
+
 def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, capsys, make_policy):
     rollout = {"rollout": {"engine": short}}
     rows = [*task_rows(3), LONG]

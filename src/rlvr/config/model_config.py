@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -81,6 +81,10 @@ class ModelConfig(Section):
     activation_offload: bool = False
     """Keep the layers' inputs, which is what `gradient_checkpointing` (needed for it) leaves, in host memory until the
     backward pass: less GPU memory for the time of two copies. Of no use on a CPU."""
+    override_config: dict[str, Any] = {}
+    """Values in place of those of the model's config.json, which engines and checkpoints get too, for example
+    `{max_position_embeddings: 32768, rope_parameters: {rope_theta: 1.0e6}}` to sample longer than the model was trained
+    for. Mappings are merged."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for sources that you trust."""
 
@@ -99,6 +103,8 @@ class ModelConfig(Section):
             raise ValueError(
                 "`quantization` is for the frozen weights of a model that is loaded: set `path` and an `adapter`"
             )
+        if self.override_config and self.path is None:
+            raise ValueError("`override_config` is for a model that is loaded: set `path`, or write it in `scratch`")
         if self.activation_offload and self.gradient_checkpointing is False:
             raise ValueError(
                 "`activation_offload` keeps what gradient checkpointing leaves: set `gradient_checkpointing: true`"

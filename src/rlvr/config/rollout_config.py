@@ -22,8 +22,9 @@ class DataConfig(Section):
     fields: dict[str, Any] | None = None
     """Our field -> the row's field, for layouts that are not recognised: `{prompt: question, answer: final}`."""
     template: str | dict[str, Any] | None = None
-    """Text with `{prompt}` put round each prompt, or `{system: ..., user: ...}` that makes chat messages of it
-    (`text` makes plain text of a chat, `options` go to the chat template)."""
+    """Text with `{prompt}` put round each prompt; or `chat`: a text prompt becomes the user message of a chat; or
+    `{system: ..., user: ..., assistant: ...}`, which makes chat messages of it (`assistant` is the begin of the answer,
+    `text` makes plain text of a chat, `options` go to the chat template)."""
     limit: int | None = Field(default=None, ge=1)
     """Number of training tasks to use, the first ones; null: all."""
     sampler: Annotated[ComponentSpec, OfKind("sampler")] = ComponentSpec("shuffle")

@@ -15,6 +15,8 @@ from rlvr.errors import DataError, nearest
 from rlvr.records import Messages, Task
 
 SLOT = "{prompt}"
+CHAT = "chat"
+"""The template that makes a chat of a text prompt and adds nothing."""
 
 TemplateSpec = str | Mapping[str, Any] | None
 
@@ -23,7 +25,8 @@ TemplateSpec = str | Mapping[str, Any] | None
 class Template:
     """The text round a prompt, as `data.template` writes it.
 
-    A string (inline, or the path of a file, whose last line break is dropped) is `wrap`; a mapping gives the others.
+    A string (inline, or the path of a file, whose last line break is dropped) is `wrap`; the word `chat` makes a text
+    prompt the user message of a chat, as it is; a mapping gives the others.
     """
 
     wrap: str | None = None
@@ -34,6 +37,9 @@ class Template:
     """The system message of the chat (in place of the row's own, if it has one); a text prompt becomes a chat."""
     text: str | None = None
     """Text with `{prompt}`; a chat's system and user messages become text, joined by blank lines: for base models."""
+    assistant: str | None = None
+    """The begin of the assistant's first turn, behind what the chat template opens it with: `<think>\\n`. A text prompt
+    becomes a chat. It is part of the prompt: no verifier sees it, and nothing of it trains."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for the tokenizer's chat template, for example `{enable_thinking: false}`."""
 
@@ -44,18 +50,22 @@ class Template:
             return spec
         if spec is None:
             return cls()
+        if spec == CHAT:
+            return cls(user=SLOT)
         if isinstance(spec, str):
             # A text with the slot is the template itself; without it, it can only be a path.
             return cls(wrap=_with_slot("template", spec if SLOT in spec else _read(spec)))
-        keys = ("user", "system", "text", "options")
+        keys = ("user", "system", "assistant", "text", "options")
         for key, value in spec.items():
             if key not in keys:
                 raise DataError(f"a template has no key {key!r}{nearest(key, keys)}")
             kind, wanted = (Mapping, "an object") if key == "options" else (str, "text")
             if value is not None and not isinstance(value, kind):
                 raise DataError(f"template.{key} must be {wanted}, not {value!r}")
-        if spec.get("text") is not None and (spec.get("user") is not None or spec.get("system") is not None):
-            raise DataError("a template makes text (`text`) or a chat (`user`, `system`), not both: drop one")
+        if spec.get("text") is not None and any(spec.get(key) is not None for key in ("user", "system", "assistant")):
+            raise DataError(
+                "a template makes text (`text`) or a chat (`user`, `system`, `assistant`), not both: drop one"
+            )
         for key in ("user", "text"):
             if spec.get(key) is not None:
                 _with_slot(f"template.{key}", spec[key])
@@ -66,7 +76,7 @@ class Template:
         if self.text is not None:
             return self.text.replace(SLOT, prompt if isinstance(prompt, str) else _joined(prompt))
         if isinstance(prompt, str):
-            if self.user is None and self.system is None:
+            if self.user is None and self.system is None and self.assistant is None:
                 if self.wrap is None:
                     return prompt
                 return self.wrap.replace(SLOT, prompt)
@@ -74,6 +84,8 @@ class Template:
         # `user` makes a chat of a text; on a chat both do the same.
         around = self.user if self.user is not None else self.wrap
         messages = prompt if around is None else _wrapped(prompt, around)
+        if self.assistant is not None and messages[-1]["role"] == "assistant":
+            raise DataError("the prompt has the begin of an answer already: drop it, or template.assistant")
         if self.system is None:
             return messages
         # A chat template takes one system message; the configured one goes before the row's.
@@ -104,7 +116,7 @@ def render_prompts(tasks: Sequence[Task], tokenizer: Any, template: TemplateSpec
         if kind == "text":
             encoded = _text_ids(alike, tokenizer)
         else:
-            encoded = _chat_ids(alike, [tasks[number] for number in where], tokenizer, around.options)
+            encoded = _chat_ids(alike, [tasks[number] for number in where], tokenizer, around)
         for number, prompt_ids in zip(where, encoded, strict=True):
             ids[number] = prompt_ids
     for task, prompt_ids in zip(tasks, ids, strict=True):
@@ -172,9 +184,7 @@ def _bare(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
 
 
-def _chat_ids(
-    chats: Sequence[Any], tasks: Sequence[Task], tokenizer: Any, options: Mapping[str, Any]
-) -> list[list[int]]:
+def _chat_ids(chats: Sequence[Any], tasks: Sequence[Task], tokenizer: Any, around: Template) -> list[list[int]]:
     """The token ids of chats that all continue their last message, or all do not."""
     import jinja2
 
@@ -187,11 +197,16 @@ def _chat_ids(
     # An assistant's message at the end is the begin of the answer: its turn is left open and no new one begun.
     how = {"add_generation_prompt": not continued, "continue_final_message": continued, "return_dict": False}
     try:
-        return list(tokenizer.apply_chat_template(list(chats), tokenize=True, **{**options, **how}))
+        if around.assistant is None:
+            return list(tokenizer.apply_chat_template(list(chats), tokenize=True, **{**around.options, **how}))
+        # Not as a message that is continued: templates of thinking models rewrite the text of messages. Tokenised with
+        # the rest, as a demonstration of the whole turn would be.
+        texts = tokenizer.apply_chat_template(list(chats), tokenize=False, **{**around.options, **how})
+        return _bare([text + around.assistant for text in texts], tokenizer)
     except (jinja2.TemplateError, ValueError, TypeError) as error:
         # Slow, but only for an error: the batch says nothing of which chat it was.
         if len(chats) > 1:  # one of them is at fault: alone it is named
-            alone = [_chat_ids([chat], [task], tokenizer, options) for chat, task in zip(chats, tasks, strict=True)]
+            alone = [_chat_ids([chat], [task], tokenizer, around) for chat, task in zip(chats, tasks, strict=True)]
             return [ids for (ids,) in alone]
         raise DataError(
             f"{tasks[0].named}: the chat template cannot render the prompt: {type(error).__name__}: {error}"

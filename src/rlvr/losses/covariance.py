@@ -125,6 +125,7 @@ class KLCovLoss(Loss):
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     chooses_by = frozenset({Need("logprobs")})
+    degenerate_on_policy = True
 
     def __post_init__(self) -> None:
         refuse_below("share", self.share, 0)

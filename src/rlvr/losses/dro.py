@@ -29,6 +29,7 @@ class QuadraticPenaltyLoss(Loss):
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    degenerate_on_policy = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         # [T]. The gradient of the value is (A - beta log rho) grad log pi: that of REINFORCE where the policy has not

@@ -21,6 +21,7 @@ from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.flops import attention_windows
 from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import dtype_of
+from rlvr.policy.override_config import override_config
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -112,7 +113,7 @@ def _without_storage(config: ModelConfig, model: Any) -> Any:
         with torch.device("cpu"):
             tokenizer = build_tokenizer(config.scratch)
         return build_model(config.scratch, tokenizer, 0, None)
-    described = _described(config)
+    described = override_config(_described(config), config.override_config)
     return AutoModelForCausalLM.from_config(described, dtype=torch.float32, trust_remote_code=config.trust_remote_code)
 
 

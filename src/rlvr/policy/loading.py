@@ -26,6 +26,7 @@ from rlvr.errors import ConfigError
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.foreign import foreign
 from rlvr.policy.model import Policy, training_modules
+from rlvr.policy.override_config import override_config
 from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -253,6 +254,11 @@ def _from_pretrained(
         if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
             raise ValueError("it has no tokenizer files")  # transformers then makes an empty tokenizer
         if (folder / "adapter_config.json").is_file():
+            if config.override_config:
+                raise ConfigError(
+                    f"model.override_config: {path} is an adapter, whose base comes with its own configuration: "
+                    "merge it first (python -m rlvr.merge)"
+                )
             from peft import AutoPeftModelForCausalLM
 
             adapted = AutoPeftModelForCausalLM.from_pretrained(
@@ -262,9 +268,10 @@ def _from_pretrained(
                 return adapted.merge_and_unload().requires_grad_(True), tokenizer
             return adapted, tokenizer
         wanted = {"dtype": dtype, "attn_implementation": config.attention, **_quantized(config)}
+        described = override_config(AutoConfig.from_pretrained(where, **more), config.override_config)
         if empty:
-            return _shape(where, wanted, more), tokenizer
-        model = AutoModelForCausalLM.from_pretrained(where, **wanted, **more)
+            return _shape(where, described, wanted, more), tokenizer
+        model = AutoModelForCausalLM.from_pretrained(where, config=described, **wanted, **more)
     # What from_pretrained raises for missing or torn files, unknown architectures, missing packages and shapes that
     # differ.
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
@@ -280,13 +287,11 @@ def _quantized(config: ModelConfig) -> dict[str, Any]:
     return {"quantization_config": quantizing(dtype_of(config)), "device_map": {"": device_of(config)}}
 
 
-def _shape(where: str, wanted: dict[str, Any], more: dict[str, Any]) -> PreTrainedModel:
+def _shape(where: str, described: Any, wanted: dict[str, Any], more: dict[str, Any]) -> PreTrainedModel:
     """The model in `where` without weights."""
     trust = more["trust_remote_code"]
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(where, **more), trust_remote_code=trust, **wanted
-        )
+        model = AutoModelForCausalLM.from_config(described, trust_remote_code=trust, **wanted)
     with contextlib.suppress(OSError):  # it has none of its own
         model.generation_config = GenerationConfig.from_pretrained(where, **more)
     return model

@@ -36,7 +36,7 @@ def open_stages(
     training: PolicyTraining,
     rollouts: RolloutRuntime,
     tasks: RunTasks,
-    report: Callable[[str], None],
+    report: Callable[..., None],
 ) -> Iterator[Stage]:
     """Open the stages of a run in order. DataError or ConfigError where tasks do not fit.
 
@@ -52,7 +52,7 @@ def _open_stage(
     training: PolicyTraining,
     rollouts: RolloutRuntime,
     tasks: RunTasks,
-    report: Callable[[str], None],
+    report: Callable[..., None],
 ) -> Stage:
     plan = resolved.plans[number]
     config = plan.config
@@ -81,6 +81,15 @@ def _open_stage(
     stage: Stage = make(plan, context, tasks.training(config), seed, **plan.options)
     if stage.left_out:
         report(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
+    if stage.cut_responses:
+        wanted = config.rollout.max_new_tokens
+        report(
+            f"stage {plan.name}: a context of {rollouts.context} tokens leaves fewer than "
+            f"rollout.max_new_tokens={wanted} for responses to {stage.cut_responses} of {len(stage.pool)} tasks, which "
+            f"end there, at most after {min(stage.longest_response, wanted)} tokens: set it lower, or give the model a "
+            "longer context (model.override_config)",
+            "warning",
+        )
     # Rank 0 alone verifies, so it alone needs what the check looks for, such as a sandbox.
     if stage.verifies and is_main:
         verification.check(stage.pool)

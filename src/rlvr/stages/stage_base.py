@@ -106,6 +106,9 @@ class Stage(Component):
             )
         self.longest_response = context.longest_sequence - int(lengths[fits].min())
         """Tokens that the context leaves for a response to the shortest prompt."""
+        wanted = self.config.rollout.max_new_tokens
+        self.cut_responses = int((lengths[fits] + wanted > context.longest_sequence).sum()) if self.samples else 0
+        """Number of tasks to whose prompt the context leaves fewer tokens than `rollout.max_new_tokens`."""
         self.pool = TaskPool(kept, self.config.checkpoint.accept_changed_data)
         # Of the tasks that fit only: a sampler numbers them, and skipping later would change its epochs.
         self.sampler: Sampler = registry.build("sampler", self.config.data.sampler).bind(

@@ -36,6 +36,7 @@ class RewardClassification(SequenceLoss):
     average: ClassVar[Average] = "sequences"
     smallest_group: ClassVar[int] = 2
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    degenerate_on_policy = True
 
     def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a reward outside [0, 1]."""

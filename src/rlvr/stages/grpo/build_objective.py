@@ -29,6 +29,7 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
     loss: Loss | SequenceLoss = registry.build("loss", algorithm.loss)
     name = algorithm.loss.name
     _check_loss(loss, name, plan.config.rollout.group_size)
+    _check_moves(loss, name, plan.config)
     of_responses = isinstance(loss, SequenceLoss)
     # A loss that reads behaviour log-probs weighs by them already; a second weight would count the ratio twice. A loss
     # of whole responses has no weight per token.
@@ -94,6 +95,21 @@ def _check_loss(loss: Loss | SequenceLoss, name: str, group_size: int) -> None:
             f"and average is {loss.average!r}: set average to constant, or leave constant out"
         )
     _check_group(loss, f"the loss {name!r}", group_size)
+
+
+def _check_moves(loss: Loss | SequenceLoss, name: str, config: Config) -> None:
+    """Refuse a loss of the log-ratio where that is always 0: the policy has not moved since it sampled the batch, and
+    moves once."""
+    steps = config.optim.updates_per_batch * config.optim.epochs_per_batch
+    # The proximal policy is that at the begin of the batch, or where `decoupled` is false the one that sampled, which
+    # may be older.
+    samples_ahead = config.rollout.staleness > 0 and not config.algorithm.decoupled
+    if loss.degenerate_on_policy and steps == 1 and not samples_ahead:
+        raise ConfigError(
+            f"the loss {name!r} is of the log-ratio to the policy that sampled, which is 0 in the first optimizer step "
+            "of a batch, and there is one (optim.updates_per_batch=1, epochs_per_batch=1): set optim.updates_per_batch "
+            "to 2 or more"
+        )
 
 
 def _check_group(loss: Loss | SequenceLoss, called: str, group_size: int) -> None:
