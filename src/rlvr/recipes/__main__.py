@@ -74,7 +74,9 @@ def _list(papers: Iterable[Paper], words: Sequence[str]) -> None:
 
 
 def _shown(paper: Paper) -> str:
-    words = {name: getattr(paper.recipe, name) for name in ("taken", "differs", "checked", "missing", "effect")}
+    words = {
+        name: getattr(paper.recipe, name) for name in ("source", "taken", "differs", "checked", "missing", "effect")
+    }
     lines = [paper.recipe.title, f"status: {paper.recipe.status}"]
     lines += [textwrap.fill(f"{name}: {text}", 110, subsequent_indent="  ") for name, text in words.items() if text]
     return "\n".join([*lines, "", _yaml(paper.tree)])

@@ -48,10 +48,13 @@ class Recipe(BaseModel):
     """faithful: the mechanism is all there; part: `missing` says what is not."""
     taken: str
     """The parts taken from the paper, each with its place in it."""
-    differs: str = "Model, data and sizes are chosen here; nothing else is known to differ."
-    """The differences from the paper."""
+    source: str = ""
+    """Where mechanism and numbers were read: repository, files and commit, or the paper or page; what could not be
+    read."""
+    differs: str
+    """The differences from that source, sizes and data included; `nothing` where each was compared."""
     checked: str = ""
-    """The formulas known from memory or guessed that were confirmed, and those that were not."""
+    """The formulas that were confirmed in the source, and those that were not."""
     missing: str = ""
     """The missing parts of a recipe in part."""
     effect: str

@@ -61,7 +61,8 @@ def papers_page() -> str:
         _table(("recipe", "missing"), [(p.slug, p.recipe.missing) for p in papers if p.recipe.missing]),
         "## What differs, and what was confirmed\n",
         _table(
-            ("recipe", "differs", "confirmed or not"), [(p.slug, p.recipe.differs, p.recipe.checked) for p in papers]
+            ("recipe", "source", "differs", "confirmed or not"),
+            [(p.slug, p.recipe.source, p.recipe.differs, p.recipe.checked) for p in papers],
         ),
         *(("## Feasible, but not implemented\n", _table(WITHIN, _rows(others["none"]))) if others["none"] else ()),
         "## Out of scope\n\nThese papers are not about post-training of language models. The last column has "
