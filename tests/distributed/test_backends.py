@@ -21,6 +21,8 @@ from rlvr import registry
 from rlvr.distributed import World
 from rlvr.policy.loading import load_policy
 
+pytestmark = pytest.mark.gate  # one fixture, of two ranks and a minute and a half, serves them all
+
 HERE = Path(__file__).parent
 ZERO = {stage: {"name": "deepspeed", "zero_stage": stage} for stage in (1, 2, 3)}
 OFFLOADED = {
@@ -156,7 +158,6 @@ def check_steps(got, want):
     assert got["moved"] == want["moved"]  # every parameter that trains, and no frozen one
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("name", STEPS)
 def test_gradients_and_weights_are_those_of_one_process(found, name):
     want = alone(STEPS[name])
@@ -311,7 +312,6 @@ def test_one_process_goes_on_with_what_two_saved(found, folders, kind):
         assert gap(left, right) < 1e-5
 
 
-@pytest.mark.gate
 def test_two_and_one_process_of_zero_go_on_with_each_other(found, folders, tmp_path_factory):
     settings = {
         "three": resuming(ZERO[3], folders / "saved zero3"),
