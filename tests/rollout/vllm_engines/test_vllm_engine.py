@@ -233,7 +233,7 @@ def test_cancelled_requests_end_and_others_go_on(policy, published):
     ended, completions = asyncio.run(main())
     assert any(isinstance(e, asyncio.CancelledError) for e in ended)
     assert [c.token_ids.tolist() for c in completions] == expected
-    assert not published._host._requests
+    assert not published._host._replies.waiting
 
 
 @pytest.mark.parametrize("length", [0, 96, 500])

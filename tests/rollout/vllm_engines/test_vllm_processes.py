@@ -70,8 +70,9 @@ def test_nothing_outlives_the_trainer(tmp_path, number, then):
     until(lambda: not list(tmp_path.glob(f"{parent_death.PREFIX}*")), 20, "the scratch folders to go")
 
 
+@pytest.mark.slow  # the cells of a notebook, below, have a running loop too
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", [pytest.param("vllm", marks=pytest.mark.slow), "vllm-server"])
+@pytest.mark.parametrize("name", ["vllm", "vllm-server"])
 def test_a_trainer_inside_a_running_event_loop(tmp_path, name):
     """As in a notebook; in a process of its own, because a test's loop is not one that is already running."""
     script = tmp_path / "notebook.py"
