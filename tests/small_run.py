@@ -29,6 +29,9 @@ TREE = {
     "logging": {"console": "off"},
 }
 
+LOG_RATIO_LOSSES = ("dro", "kl_cov", "pacs")
+"""Losses, and presets of the same names, that need two optimizer steps per batch: in the first their log-ratio is 0."""
+
 
 def task_rows(count: int = 6) -> list[dict]:
     return [{"id": f"t{n}", "prompt": f"{n}=?", "answer": str(n), "demonstration": f"{n}{n}"} for n in range(count)]
@@ -40,6 +43,11 @@ def overlaid(base, over):
         return copy.deepcopy(over)
     merged = {**base, **{key: overlaid(base.get(key), value) for key, value in over.items()}}
     return {key: value for key, value in merged.items() if value is not None}
+
+
+def second_step(name) -> dict:
+    """The settings that a loss or preset of this name needs beside the small run's to be accepted."""
+    return {"optim": {"updates_per_batch": 2}} if name in LOG_RATIO_LOSSES else {}
 
 
 def weights(trainer) -> dict:

@@ -18,7 +18,7 @@ from rlvr.errors import ConfigError, DataError, RlvrError
 from rlvr.evaluate import main as evaluate
 from rlvr.policy import given_policy
 from rlvr.run import rollout_runtime
-from small_run import task_rows
+from small_run import LOG_RATIO_LOSSES, task_rows
 
 SHORT = """
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def test_a_trainer_whose_engine_is_refused_leaves_no_thread(make_trainer, monkey
     assert not [thread.name for thread in threading.enumerate() if thread not in before]
 
 
-@pytest.mark.parametrize("loss", ["dro", "kl_cov", "pacs"])
+@pytest.mark.parametrize("loss", LOG_RATIO_LOSSES)
 def test_a_loss_of_the_log_ratio_needs_a_second_step_or_older_rollouts(make_trainer, loss):
     algorithm = {"loss": loss, "advantage": {"name": "group", "baseline": "none", "scale": "none"}}
     with pytest.raises(ConfigError, match=f"the loss '{loss}' is of the log-ratio .*updates_per_batch to 2 or more"):

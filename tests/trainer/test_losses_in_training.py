@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Snapshot
 from rlvr.records import Origin
 from rlvr.run import policy_training
-from small_run import changed, overlaid, task_rows, timeless, weights
+from small_run import changed, overlaid, second_step, task_rows, timeless, weights
 
 
 def algorithm(**options):
@@ -252,11 +252,12 @@ def test_two_terms_of_the_same_kind(make_trainer):
     ids=str,
 )
 def test_contradictions_are_refused_at_start(make_trainer, over, problem):
+    tree = algorithm(**over) | second_step(over.get("loss"))
     if problem is None:
-        make_trainer(algorithm(**over))
+        make_trainer(tree)
         return
     with pytest.raises(ConfigError, match=problem):
-        make_trainer(algorithm(**over))
+        make_trainer(tree)
 
 
 @pytest.mark.parametrize("over", [{"loss": "pacs"}, {"loss": "copg"}, {"auxiliary": ["dpo"]}], ids=str)

@@ -14,7 +14,7 @@ from rlvr import GRPOTrainer, Task, Verdict, Verifier, registry
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.records import VerdictStatus
 from rlvr.verifiers.audit.examples import EXAMPLES
-from small_run import changed, lines, overlaid, task_rows, timeless, weights
+from small_run import changed, lines, overlaid, second_step, task_rows, timeless, weights
 
 
 def train(trainer, steps=None):
@@ -219,6 +219,8 @@ def test_every_registered_piece_trains(make_trainer, pieces, kind, key, value):
         over = at(key, {"name": value, "path": str(first.folder.path)})
     if kind == "reward" and value[0]["name"] == "majority_vote":
         over["verifier"] = f"{pieces}:Odd"  # it says which answer it found
+    if kind in ("loss", "preset"):
+        over |= second_step(value)
     trainer = make_trainer(over)
     assert train(trainer, 2)
     assert_finite(trainer.metrics)
@@ -532,7 +534,7 @@ def test_it_learns_to_write_even_digits(make_trainer, preset):
         "checkpoint": {"every": 0},
         "logging": {"rollouts": 0},
     }
-    trainer = make_trainer(over)
+    trainer = make_trainer(over | second_step(preset))
     trainer.train()
     first, last = trainer.metrics[0]["reward/mean"], np.mean([row["reward/mean"] for row in trainer.metrics[-5:]])
     assert first < 0.6
