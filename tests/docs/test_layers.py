@@ -7,8 +7,7 @@ import graphlib
 import re
 
 import pytest
-
-import rlvr
+from public_names import public_names
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +82,6 @@ def every_import(source, modules) -> set[str]:
             assert node.level == 0, f"a relative import, which this test does not follow: {ast.unparse(node)}"
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                public = rlvr._HOME.get(alias.name) if node.module == "rlvr" else None
+                public = public_names().get(alias.name) if node.module == "rlvr" else None
                 result.add(name if name in modules else public or str(node.module))
     return {name for name in result if name.startswith("rlvr.")}

@@ -230,7 +230,6 @@ def test_math_is_imported_alone():
         "rlvr.core",
         "rlvr.core.calling",
         "rlvr.core.component",
-        "rlvr.core.moved",
         "rlvr.core.specs",
         "rlvr.errors",
         "rlvr.records",

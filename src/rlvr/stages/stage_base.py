@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,12 +48,6 @@ class StageContext:
     """True if the engine computes with the trainer's own weights."""
     is_main: bool = True
     """True if this is the rank that warns."""
-
-    def means(self, sampling: Sampling) -> RolloutContext:
-        """Return the context of a plan under this sampling, by the name of the version before."""
-        text = "Parts.means(sampling) is now Stage.rollout_context_at(step): the old name goes with the next version"
-        warnings.warn(text, FutureWarning, stacklevel=2)
-        return dataclasses.replace(self.rollout_context, sampling=sampling)
 
 
 class Stage(Component):
