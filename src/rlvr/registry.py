@@ -88,6 +88,9 @@ RECIPES: dict[str, dict[str, str]] = {
         "noise": "noisy_verifier_corrections.noise",
         "surprise": "rl_plus.surprise",
     },
+    "plan": {
+        "dars": "dars.dars",
+    },
     "reward": {
         "adaptive_length_target": "laser_002_343.adaptive_length_target",
         "by_condition": "autothink.autothink",
