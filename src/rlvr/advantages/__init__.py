@@ -15,21 +15,6 @@ from rlvr.advantages.pass_at_k import PassAtK
 from rlvr.advantages.spans import SpanAdvantage
 from rlvr.core.moved import renamed
 
-__all__ = [
-    "Clip",
-    "Entropy",
-    "GroupAdvantage",
-    "Length",
-    "OptimalTokenBaseline",
-    "Outliers",
-    "PassAtK",
-    "Signs",
-    "SpanAdvantage",
-    "Whiten",
-    "group_advantage",
-    "informative",
-]
-
 __getattr__ = renamed(
     __name__,
     {

@@ -18,48 +18,6 @@ from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.losses.vespo import GammaWeightedLoss
 
-__all__ = [
-    "DPO",
-    "IPO",
-    "KTO",
-    "Average",
-    "ChosenLikelihood",
-    "ClipCovLoss",
-    "ClippedPolicyLoss",
-    "Correction",
-    "Denominators",
-    "Divergence",
-    "EntropyBonus",
-    "GammaWeightedLoss",
-    "GeometricMeanLoss",
-    "KLCovLoss",
-    "KLPenalty",
-    "LikelihoodLoss",
-    "Loss",
-    "LossTerm",
-    "Mask",
-    "MaskNegatives",
-    "Objective",
-    "ObjectiveTerm",
-    "OutcomeClassifier",
-    "QuadraticPenaltyLoss",
-    "Reinforce",
-    "Reject",
-    "Renewal",
-    "SecondMomentLoss",
-    "SequenceBatch",
-    "SequenceLoss",
-    "TokenBatch",
-    "TokenSelector",
-    "TopEntropy",
-    "Truncate",
-    "WeightedLikelihood",
-    "absolute",
-    "k1",
-    "k2",
-    "k3",
-]
-
 __getattr__ = renamed(
     __name__,
     {

@@ -10,15 +10,3 @@ order of rollouts, ties are broken by draw and member; what is undecided is neve
 from rlvr.selection.balance import BalanceOutcomes, BalanceSources
 from rlvr.selection.groups import PassRateBand, SpreadFilter, decided, mixed_groups
 from rlvr.selection.member_selectors import BestWorst, MostVaried, Shortest
-
-__all__ = [
-    "BalanceOutcomes",
-    "BalanceSources",
-    "BestWorst",
-    "MostVaried",
-    "PassRateBand",
-    "Shortest",
-    "SpreadFilter",
-    "decided",
-    "mixed_groups",
-]
