@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.losses.averaged_loss import AveragedLoss
+from rlvr.losses.tokens import Denominators, LossTerm, TokenBatch
 from rlvr.registry import register
 
 
 @register("loss", "dro")
 @dataclass(frozen=True)
-class QuadraticPenaltyLoss(Loss):
+class QuadraticPenaltyLoss(AveragedLoss):
     """-(A log pi - beta / 2 (log pi - log pi_proximal)^2) per token.
 
     Direct reward optimisation (Richemond et al. 2024, arXiv 2405.19107) as Kimi k1.5 uses it, token by token as in
@@ -22,11 +22,6 @@ class QuadraticPenaltyLoss(Loss):
 
     beta: Scalar = 0.1
     """Weight of the penalty, at least 0."""
-    average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
-    length."""
-    constant: int | None = None
-    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     degenerate_on_policy = True

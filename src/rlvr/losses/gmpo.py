@@ -10,6 +10,7 @@ import torch
 from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar, refuse_below
+from rlvr.losses.clip import Surrogate
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.registry import register
 
@@ -53,10 +54,5 @@ class GeometricMeanLoss(Loss):
         value = tokens.mean_by_sequence(advantage)[tokens.sequence] * ratio
         # [T], for metrics: which tokens the clip acts on.
         plain = log_ratio.detach()
-        metrics = {
-            "ratio/mean": ratio.detach(),
-            "ratio/max": ratio.detach(),
-            "ratio/clipped_low": ((plain < -low) & (advantage < 0)).float(),
-            "ratio/clipped_high": ((plain > high) & (advantage > 0)).float(),
-        }
-        return LossTerm(-tokens.average(value, "sequences", over), metrics)
+        surrogate = Surrogate(value, (plain < -low) & (advantage < 0), (plain > high) & (advantage > 0))
+        return LossTerm(-tokens.average(value, "sequences", over), surrogate.metrics(ratio.detach()))

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
+from rlvr.losses.averaged_loss import AveragedLoss
+from rlvr.losses.tokens import Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.registry import register
 
 
 @register("loss", "m2po")
 @dataclass(frozen=True)
-class SecondMomentLoss(Loss):
+class SecondMomentLoss(AveragedLoss):
     """-M rho A, M 0 at the fewest tokens whose leaving makes the mean of (log rho)^2 over the step at most the bound.
 
     Second-Moment Trust Policy Optimization (Zheng et al. 2025, arXiv 2510.01161), with the mask as AReaL has it: tokens
@@ -25,11 +25,6 @@ class SecondMomentLoss(Loss):
 
     moment: Scalar = 0.04
     """Bound of the mean squared log-ratio, nats squared, above 0."""
-    average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
-    length."""
-    constant: int | None = None
-    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     chooses_by = frozenset({Need("logprobs"), Need("logprobs", PROXIMAL)})

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
+from rlvr.losses.averaged_loss import AveragedLoss
+from rlvr.losses.tokens import Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.registry import register
 
 # Both from get_gamma_weights of TRL 1.16 (trl/trainer/grpo_trainer.py), as are the clamps below.
@@ -22,7 +22,7 @@ MOST = 20.0
 
 @register("loss", "vespo")
 @dataclass(frozen=True)
-class GammaWeightedLoss(Loss):
+class GammaWeightedLoss(AveragedLoss):
     """-phi(w) A log pi, phi(w) = w^k exp(lambda (1 - w)) a constant, w the product of the response's ratios.
 
     VESPO, variational sequence-level soft policy optimization (Shen et al. 2026, arXiv 2602.10693; checked against TRL
@@ -38,11 +38,6 @@ class GammaWeightedLoss(Loss):
     """k where the advantage is negative."""
     decay_negative: Scalar = 2.0
     """lambda where the advantage is negative."""
-    average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
-    length."""
-    constant: int | None = None
-    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     zero_without_advantage = True
