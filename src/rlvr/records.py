@@ -100,15 +100,9 @@ class Task:
         return ", ".join(filter(None, [self.place, f"task {self.id!r}"]))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "prompt": self.prompt,
-            "answer": self.answer,
-            "demonstration": self.demonstration,
-            "verifier": self.verifier,
-            "info": dict(self.info),
-            "source": self.source,
-        }
+        row = vars(self) | {"info": dict(self.info)}
+        del row["place"]
+        return row
 
 
 LONGEST_REASON = 4096
@@ -180,10 +174,7 @@ class Verdict:
     def from_score(cls, score: float | bool | None, **more: Any) -> Verdict:
         """The verdict that a bare number means: 1 correct, 0 wrong, else partial; None and NaN are undecided errors."""
         if score is None or not math.isfinite(score):
-            if score is None:
-                reason = "no score was given"
-            else:
-                reason = f"the score is {score}"
+            reason = "no score was given" if score is None else f"the score is {score}"
             return cls(VerdictStatus.ERROR, None, **{"reason": reason, **more})
         score = float(score)
         # Scores may be negative or above 1: those are partial, too.
@@ -201,20 +192,14 @@ class Verdict:
         return cls.undecided(f"{what} {type(error).__name__}: {error}", traceback=user_traceback(error))
 
     def to_json(self) -> dict[str, Any]:
-        row: dict[str, Any] = {
+        row = vars(self) | {
             "status": str(self.status),
-            "score": self.score,
-            "reason": self.reason,
-            "answer": self.answer,
             "scores": dict(self.scores),
             "spans": [list(span) for span in self.spans],
             "seconds": round(self.seconds, 6),
+            "parts": dict(self.parts),
         }
-        if self.traceback:
-            row["traceback"] = self.traceback
-        if self.parts:
-            row["parts"] = dict(self.parts)
-        return row
+        return {name: value for name, value in row.items() if value or name not in ("traceback", "parts")}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Verdict:
@@ -301,24 +286,14 @@ class Rollout:
     def row(self) -> dict[str, Any]:
         """Everything needed to train on or score this rollout again, for an encoder that takes arrays (NaN:
         unknown)."""
-        return {
-            "id": self.id,
+        row = vars(self) | {
             "task": self.task.to_json(),
-            "group": self.group,
-            "member": self.member,
-            "token_ids": self.token_ids,
-            "origin": self.origin,
-            "behaviour_logprobs": self.behaviour_logprobs,
-            "policy_version": self.policy_version,
             "stop": str(self.stop),
-            "text": self.text,
-            "temperature": self.temperature,
-            "role": self.role,
             "segments": [[s.kind, s.start, s.end] for s in self.segments],
-            "char_ends": self.char_ends,
             "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
-            "timings": self.timings,
         }
+        del row["term_values"]
+        return row
 
     def to_json(self) -> dict[str, Any]:
         """`row` as JSON types (unknown log-probs are null)."""
