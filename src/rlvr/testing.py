@@ -161,9 +161,7 @@ def check_reward(component: ComponentLike, *, by_group: bool = True) -> None:
         _check_positions(term.function, batch, number, by_group, "rewards")
 
 
-def _check_positions(
-    values_of: Callable[[Batch], Sequence[Any]], batch: Batch, number: int, by_group: bool, noun: str
-) -> None:
+def _check_positions(values_of: Callable[[Batch], Any], batch: Batch, number: int, by_group: bool, noun: str) -> None:
     """The values follow the rollouts when they are shuffled, and with `by_group` they depend on no other group."""
     values = values_of(batch)
     order = np.random.default_rng(number).permutation(len(batch))
