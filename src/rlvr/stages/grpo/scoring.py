@@ -37,12 +37,14 @@ from rlvr.stages.grpo.reference_penalty import less_penalty
 
 
 class Reads:
-    """Inputs of some components beside the columns of the batch: statistics of the policy, and `Rollout.char_ends`."""
+    """Inputs of some components beside the columns of the batch: statistics of the policy, `Rollout.char_ends` and
+    log-probs of continuations. Asked for once and not at every step."""
 
     def __init__(self, components: Iterable[RewardTerm | AdvantageComponent]) -> None:
         components = list(components)
         self.needs: frozenset[Need] = frozenset().union(*(component.needs for component in components))
         self.characters = any(component.reads_characters for component in components)
+        self.continuations = any(isinstance(one, RewardTerm) and one.asks_continuations for one in components)
 
     def add(self, batch: Batch, policy: Policy, on: np.ndarray, scored: Iterable[Rollout], optim: OptimConfig) -> None:
         """Add the statistics at the sampled tokens of the rollouts that are `on`, bool [B], and the character ends of
@@ -64,6 +66,7 @@ class Scoring:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.terms = build_terms(config.rewards)
+        self._reads = Reads(term.function for term in walk(self.terms))
         self._lock = threading.Lock()
         """Held while rewards are computed: with dynamic sampling and staleness the draws of later steps are looked at
         on another thread while a step is scored, and reward functions need not be safe to call from two threads at
@@ -80,6 +83,7 @@ class Scoring:
         """Let the components take what they need from the run."""
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)
+        self._reads = Reads(term.function for term in walk(self.terms))
         self.selectors = [(name, self._bound(name, selector, setting)) for name, selector in self.selectors]
 
     @staticmethod
@@ -116,7 +120,8 @@ class Scoring:
         terms = at_step(self.terms, *when)
         if peek:
             terms = [term.each(_untouched) for term in terms]
-        terms = [term.each(lambda one: self._given(one, batch, policy)) for term in terms]
+        if self._reads.continuations:
+            terms = [term.each(lambda one: self._given(one, batch, policy)) for term in terms]
         with self._lock:
             return score(batch, terms)
 
@@ -137,8 +142,7 @@ class Scoring:
 
     def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
         everyone = np.ones(len(batch), dtype=bool)
-        reads = Reads(term.function for term in walk(self.terms))
-        reads.add(batch, policy, everyone, batch.rollouts, self.config.optim)
+        self._reads.add(batch, policy, everyone, batch.rollouts, self.config.optim)
 
     def select(self, batch: Batch, step: int, steps: int) -> Batch:
         """The rollouts of the batch that train. ConfigError names a selector that gives positions which are not
