@@ -155,16 +155,13 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.score is not None and not math.isfinite(self.score):
             raise ValueError(f"a verdict's score must be finite or None, not {self.score}")
-        for name in ("reason", "traceback"):
-            text = self.__dict__[name]
-            # Before `printable`, which goes through all of the text: a reason may be megabytes.
-            if isinstance(text, str) and len(text) > LONGEST_REASON:
-                text = cut(text)
-            if name == "reason" and isinstance(text, str):
-                # Cut again, since an escape such as `\x1b` is four characters in place of one.
-                text = cut(printable(text))
-            # The dataclass is frozen; this is its own constructor.
-            object.__setattr__(self, name, text)
+        # The dataclass is frozen; this is its own constructor.
+        if isinstance(self.reason, str):
+            # Cut before `printable`, which goes through all of the text, since a reason may be megabytes; and again,
+            # since an escape such as `\x1b` is four characters in place of one.
+            object.__setattr__(self, "reason", cut(printable(cut(self.reason))))
+        if isinstance(self.traceback, str):
+            object.__setattr__(self, "traceback", cut(self.traceback))
 
     @property
     def decided(self) -> bool:
@@ -262,6 +259,25 @@ class Rollout:
                 raise ValueError(
                     f"rollout {self.id}: {name} has {len(getattr(self, name))} entries for {length} tokens"
                 )
+
+    @classmethod
+    def given(cls, task: Task, prompt: Sequence[int], response: Sequence[int], **more: Any) -> Rollout:
+        """A rollout that nobody sampled: `response`, of origin DEMONSTRATION, after `prompt`."""
+        token_ids = np.asarray([*prompt, *response], dtype=np.int64)
+        origin = np.full(len(token_ids), Origin.DEMONSTRATION, dtype=np.int8)
+        origin[: len(prompt)] = Origin.PROMPT
+        # Unknown, so that a ratio to the behaviour policy is refused and not made up.
+        unknown = np.full(len(token_ids), np.nan, dtype=np.float32)
+        version = np.full(len(token_ids), -1, dtype=np.int32)
+        return cls(
+            task=task,
+            token_ids=token_ids,
+            origin=origin,
+            behaviour_logprobs=unknown,
+            policy_version=version,
+            stop=StopReason.GIVEN,
+            **more,
+        )
 
     def __len__(self) -> int:
         return len(self.token_ids)
