@@ -14,6 +14,7 @@ from rlvr.components import Selector
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
 from rlvr.registry import register
+from rlvr.selection.groups import decided_values, spread_of
 
 
 def ranked(batch: Batch, by: str) -> Iterator[np.ndarray]:
@@ -174,24 +175,16 @@ class BalanceSources(Selector):
             raise ValueError(f"most is {self.most}: it must be at least 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards = batch.column("reward")
         by_source: dict[str | None, list[tuple[float, str, np.ndarray]]] = {}
-        for group in batch.groups():
-            finite = rewards[group.index][np.isfinite(rewards[group.index])]
-            if len(finite) and finite.min() < finite.max():
-                spread = float(finite.std())
-            else:
-                spread = 0.0
+        for group, rewards in decided_values(batch, "reward"):
             # Negative, so that an ascending sort puts the largest deviation first.
-            by_source.setdefault(group.rollouts[0].task.source, []).append((-spread, group.key, group.index))
+            entry = (-spread_of(rewards), group.key, group.index)
+            by_source.setdefault(group.rollouts[0].task.source, []).append(entry)
         least = min(map(len, by_source.values()), default=0)
         keep = math.floor(self.most * least + ROUNDING)
-        return positions([index for groups in by_source.values() for *_, index in sorted(groups, key=_sort_key)[:keep]])
-
-
-def _sort_key(group: tuple[float, str, np.ndarray]) -> tuple[float, str]:
-    # Without the positions: a sort cannot compare arrays.
-    return group[:2]
+        # Sorted without the positions: a sort cannot compare arrays.
+        kept = [sorted(groups, key=lambda group: group[:2])[:keep] for groups in by_source.values()]
+        return positions([index for groups in kept for *_, index in groups])
 
 
 @register("selector", "balance_outcomes")
