@@ -161,8 +161,6 @@ def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first:
     """float64 [B]: the mean length of the group's right answers if asked and there are any, else of its decided
     members; else NaN."""
     groups = batch.group_index()
-    if not len(groups):
-        return np.zeros(0)
     everyone = pass_rates(np.where(np.isnan(of), np.nan, used), groups)
     right = pass_rates(np.where(of >= 1.0, used, np.nan), groups)
     if right_first:
@@ -208,21 +206,17 @@ class Brevity(OfRightAndWrong):
 
     @staticmethod
     def _sigmoid(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
-        spread = used.std()
-        if spread > 0:
-            # z-score of the length among the right answers; population standard deviation (divided by n).
-            z = (used - used.mean()) / spread
-        else:
-            z = np.zeros(len(used))
+        # z-score of the length among the right answers; population standard deviation (divided by n). Where all lengths
+        # are the same it is 0 / 1.
+        z = (used - used.mean()) / (used.std() or 1.0)
         # 1 - alpha sigmoid(z): longer than the mean costs more than alpha / 2, shorter less. |z| is at most sqrt(n -
         # 1), so exp does not overflow.
         return 1 - alpha / (1 + np.exp(-z))
 
     @staticmethod
     def _range(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
-        span = used.max() - used.min()
-        # The shortest right answer has 1 + alpha, the longest 1.
-        return 1 + (alpha * (used.max() - used) / span if span > 0 else np.zeros(len(used)))
+        # The shortest right answer has 1 + alpha, the longest 1; all have 1 where all lengths are the same.
+        return 1 + alpha * (used.max() - used) / ((used.max() - used.min()) or 1.0)
 
     @staticmethod
     def _kimi(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
