@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,14 +68,8 @@ class ObjectiveTerm:
 
     def at(self, step: int, steps: int) -> ObjectiveTerm:
         """Return the term with plain numbers for every scheduled scalar of its own, its loss and its selectors."""
-        term: ObjectiveTerm = at(self, step, steps)
-        loss = at(term.loss, step, steps)
-        keep = tuple(at(selector, step, steps) for selector in term.keep)
-        # Terms without a schedule stay the same object, so that most steps build nothing.
-        same = loss is term.loss and all(map(operator.is_, keep, term.keep))
-        if same:
-            return term
-        return dataclasses.replace(term, loss=loss, keep=keep)
+        keep = tuple(at(selector, step, steps) for selector in self.keep)
+        return dataclasses.replace(at(self, step, steps), loss=at(self.loss, step, steps), keep=keep)
 
 
 @dataclass(frozen=True)
@@ -203,7 +196,9 @@ class Averages:
         before, seen = self._pairs.get(name, (0.0, 0.0))
         if is_maximum(name):
             # A weight of 0 says that nothing was measured, and its value must not win.
-            total = _largest([x for x, w in ((before, seen), (total, weight)) if w > 0])
+            values = [x for x, w in ((before, seen), (total, weight)) if w > 0]
+            # numpy's maximum of a NaN is NaN.
+            total = float(np.max(values)) if values else 0.0
         else:
             total += before
         self._pairs[name] = (total, seen + weight)
@@ -228,12 +223,6 @@ class Averages:
 def is_maximum(name: str) -> bool:
     """Return True if values called `name` are combined by their maximum rather than their mean."""
     return name.endswith(("/max", "_max"))
-
-
-def _largest(values: list[float]) -> float:
-    if any(map(math.isnan, values)):
-        return math.nan
-    return max(values, default=0.0)
 
 
 @dataclass(frozen=True)

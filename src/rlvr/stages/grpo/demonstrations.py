@@ -8,6 +8,7 @@ import numpy as np
 
 from rlvr.data import render_demonstration
 from rlvr.records import Batch, Rollout, Task
+from rlvr.stages.grpo.appended import filler
 from rlvr.stages.stage_base import StageContext
 
 
@@ -37,11 +38,9 @@ def with_demonstrations(batch: Batch, context: StageContext) -> Batch:
         for group in batch.groups()
         if group.rollouts[0].task.demonstration
     ]
-    # Columns that are multiplied or summed get 0; NaN in the others (rewards) says undecided.
-    idle = ("advantage", "weight/policy", "penalty")
 
     def more(name: str, sizes: Sequence[int]) -> list[np.ndarray]:
-        return [np.full(size, 0.0 if name in idle else np.nan, dtype=np.float32) for size in sizes]
+        return [np.full(size, filler(name), dtype=np.float32) for size in sizes]
 
     return Batch(
         [*batch.rollouts, *shown],
