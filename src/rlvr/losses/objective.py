@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,8 +69,14 @@ class ObjectiveTerm:
 
     def at(self, step: int, steps: int) -> ObjectiveTerm:
         """Return the term with plain numbers for every scheduled scalar of its own, its loss and its selectors."""
-        keep = tuple(at(selector, step, steps) for selector in self.keep)
-        return dataclasses.replace(at(self, step, steps), loss=at(self.loss, step, steps), keep=keep)
+        term: ObjectiveTerm = at(self, step, steps)
+        loss = at(term.loss, step, steps)
+        keep = tuple(at(selector, step, steps) for selector in term.keep)
+        # Terms without a schedule stay the same object, so that most steps build nothing.
+        same = loss is term.loss and all(map(operator.is_, keep, term.keep))
+        if same:
+            return term
+        return dataclasses.replace(term, loss=loss, keep=keep)
 
 
 @dataclass(frozen=True)
