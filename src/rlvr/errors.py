@@ -131,10 +131,8 @@ def tell_launcher(message: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     # Set by torchrun for each rank; without it nobody would read the file.
     if path:
-        more = {
-            "py_callstack": message,
-            "timestamp": str(int(time.time())),
-        }  # the traceback's place: it is what is shown
+        # The message in the traceback's place: it is what is shown.
+        more = {"py_callstack": message, "timestamp": str(int(time.time()))}
         with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
             json.dump({"message": {"message": message, "extraInfo": more}}, file)
 

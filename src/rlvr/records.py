@@ -100,15 +100,9 @@ class Task:
         return ", ".join(filter(None, [self.place, f"task {self.id!r}"]))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "prompt": self.prompt,
-            "answer": self.answer,
-            "demonstration": self.demonstration,
-            "verifier": self.verifier,
-            "info": dict(self.info),
-            "source": self.source,
-        }
+        row = vars(self) | {"info": dict(self.info)}
+        del row["place"]
+        return row
 
 
 LONGEST_REASON = 4096
@@ -161,16 +155,13 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.score is not None and not math.isfinite(self.score):
             raise ValueError(f"a verdict's score must be finite or None, not {self.score}")
-        for name in ("reason", "traceback"):
-            text = self.__dict__[name]
-            # Before `printable`, which goes through all of the text: a reason may be megabytes.
-            if isinstance(text, str) and len(text) > LONGEST_REASON:
-                text = cut(text)
-            if name == "reason" and isinstance(text, str):
-                # Cut again, since an escape such as `\x1b` is four characters in place of one.
-                text = cut(printable(text))
-            # The dataclass is frozen; this is its own constructor.
-            object.__setattr__(self, name, text)
+        # The dataclass is frozen; this is its own constructor.
+        if isinstance(self.reason, str):
+            # Cut before `printable`, which goes through all of the text, since a reason may be megabytes; and again,
+            # since an escape such as `\x1b` is four characters in place of one.
+            object.__setattr__(self, "reason", cut(printable(cut(self.reason))))
+        if isinstance(self.traceback, str):
+            object.__setattr__(self, "traceback", cut(self.traceback))
 
     @property
     def decided(self) -> bool:
@@ -180,10 +171,7 @@ class Verdict:
     def from_score(cls, score: float | bool | None, **more: Any) -> Verdict:
         """The verdict that a bare number means: 1 correct, 0 wrong, else partial; None and NaN are undecided errors."""
         if score is None or not math.isfinite(score):
-            if score is None:
-                reason = "no score was given"
-            else:
-                reason = f"the score is {score}"
+            reason = "no score was given" if score is None else f"the score is {score}"
             return cls(VerdictStatus.ERROR, None, **{"reason": reason, **more})
         score = float(score)
         # Scores may be negative or above 1: those are partial, too.
@@ -201,20 +189,14 @@ class Verdict:
         return cls.undecided(f"{what} {type(error).__name__}: {error}", traceback=user_traceback(error))
 
     def to_json(self) -> dict[str, Any]:
-        row: dict[str, Any] = {
+        row = vars(self) | {
             "status": str(self.status),
-            "score": self.score,
-            "reason": self.reason,
-            "answer": self.answer,
             "scores": dict(self.scores),
             "spans": [list(span) for span in self.spans],
             "seconds": round(self.seconds, 6),
+            "parts": dict(self.parts),
         }
-        if self.traceback:
-            row["traceback"] = self.traceback
-        if self.parts:
-            row["parts"] = dict(self.parts)
-        return row
+        return {name: value for name, value in row.items() if value or name not in ("traceback", "parts")}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Verdict:
@@ -278,6 +260,25 @@ class Rollout:
                     f"rollout {self.id}: {name} has {len(getattr(self, name))} entries for {length} tokens"
                 )
 
+    @classmethod
+    def given(cls, task: Task, prompt: Sequence[int], response: Sequence[int], **more: Any) -> Rollout:
+        """A rollout that nobody sampled: `response`, of origin DEMONSTRATION, after `prompt`."""
+        token_ids = np.asarray([*prompt, *response], dtype=np.int64)
+        origin = np.full(len(token_ids), Origin.DEMONSTRATION, dtype=np.int8)
+        origin[: len(prompt)] = Origin.PROMPT
+        # Unknown, so that a ratio to the behaviour policy is refused and not made up.
+        unknown = np.full(len(token_ids), np.nan, dtype=np.float32)
+        version = np.full(len(token_ids), -1, dtype=np.int32)
+        return cls(
+            task=task,
+            token_ids=token_ids,
+            origin=origin,
+            behaviour_logprobs=unknown,
+            policy_version=version,
+            stop=StopReason.GIVEN,
+            **more,
+        )
+
     def __len__(self) -> int:
         return len(self.token_ids)
 
@@ -301,24 +302,14 @@ class Rollout:
     def row(self) -> dict[str, Any]:
         """Everything needed to train on or score this rollout again, for an encoder that takes arrays (NaN:
         unknown)."""
-        return {
-            "id": self.id,
+        row = vars(self) | {
             "task": self.task.to_json(),
-            "group": self.group,
-            "member": self.member,
-            "token_ids": self.token_ids,
-            "origin": self.origin,
-            "behaviour_logprobs": self.behaviour_logprobs,
-            "policy_version": self.policy_version,
             "stop": str(self.stop),
-            "text": self.text,
-            "temperature": self.temperature,
-            "role": self.role,
             "segments": [[s.kind, s.start, s.end] for s in self.segments],
-            "char_ends": self.char_ends,
             "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
-            "timings": self.timings,
         }
+        del row["term_values"]
+        return row
 
     def to_json(self) -> dict[str, Any]:
         """`row` as JSON types (unknown log-probs are null)."""

@@ -160,11 +160,7 @@ def _is_own(component: Any) -> bool:
 def _source(component: Any) -> tuple[str, str]:
     """The file that defines a component (its module if there is no file) and its qualified name."""
     module, name = _identity(component)
-    loaded = sys.modules.get(module)
-    if loaded is None:
-        file = None
-    else:
-        file = vars(loaded).get("__file__")
+    file = getattr(sys.modules.get(module), "__file__", None)
     return (module if file is None else str(Path(file).resolve())), name
 
 

@@ -123,16 +123,7 @@ def check_advantage(component: ComponentLike, *, by_group: bool = True, zero_whe
             assert np.isfinite(reward[i]) or not np.any(value), (
                 f"rollout {i} is undecided and gets {value}: it must get 0"
             )
-        order = np.random.default_rng(number).permutation(len(batch))
-        shuffled = _per_rollout(estimate(batch.select(order)), batch.select(order), "an advantage")
-        _same(shuffled, [values[i] for i in order], "shuffling the rollouts changes their advantages")
-        if by_group:
-            more = _joined(batch, make_batch([[5.0, -3.0, None], [0.0, 1.0]]))
-            _same(
-                _per_rollout(estimate(more), more, "an advantage")[: len(batch)],
-                values,
-                "groups that were added change the advantages of the others",
-            )
+        _check_positions(lambda b: _per_rollout(estimate(b), b, "an advantage"), batch, number, by_group, "advantages")
         if zero_when_equal:
             for group in batch.groups():
                 decided = reward[group.index][np.isfinite(reward[group.index])]
@@ -146,22 +137,15 @@ def check_modifier(component: ComponentLike, *, by_group: bool = True) -> None:
     """A modifier: finite, in the form that it was given or per token, and it follows the rollouts when they are
     shuffled."""
     modify = _built("modifier", component)
-    for number, batch in enumerate(made_up_batches()):
+
+    def modified(batch: Batch) -> list[np.ndarray]:
         # Any advantage will do; 0.3 makes it differ in sign and size from the reward.
         plain = np.where(np.isfinite(batch.column("reward")), batch.column("reward") - 0.3, 0.0)
-        values = _per_rollout(modify(batch, plain.copy()), batch, "a modified advantage")
-        assert all(np.isfinite(value).all() for value in values), "a modified advantage is not finite"
-        order = np.random.default_rng(number).permutation(len(batch))
-        shuffled = _per_rollout(modify(batch.select(order), plain[order].copy()), batch.select(order), "an advantage")
-        _same(shuffled, [values[i] for i in order], "shuffling the rollouts changes their advantages")
-        if by_group:
-            added = make_batch([[5.0, -3.0], [0.0, 1.0]])
-            more = modify(_joined(batch, added), np.concatenate([plain, [1.0, -1.0, 0.5, -0.5]]))
-            _same(
-                _per_rollout(more, _joined(batch, added), "an advantage")[: len(batch)],
-                values,
-                "groups that were added change the advantages of the others",
-            )
+        return _per_rollout(modify(batch, plain), batch, "a modified advantage")
+
+    for number, batch in enumerate(made_up_batches()):
+        assert all(np.isfinite(value).all() for value in modified(batch)), "a modified advantage is not finite"
+        _check_positions(modified, batch, number, by_group, "advantages")
 
 
 def check_reward(component: ComponentLike, *, by_group: bool = True) -> None:
@@ -174,11 +158,17 @@ def check_reward(component: ComponentLike, *, by_group: bool = True) -> None:
         values = np.asarray(term.function(batch), dtype=np.float64)
         assert values.shape == (len(batch),), f"{values.shape} for {len(batch)} rollouts: one number each is needed"
         assert not np.isinf(values).any(), "a reward is infinite"
-        order = np.random.default_rng(number).permutation(len(batch))
-        _same(list(term.function(batch.select(order))), values[order].tolist(), "shuffling changes the rewards")
-        if by_group:
-            more = _joined(batch, make_batch([[1.0, 0.0]]))
-            _same(list(term.function(more))[: len(batch)], values.tolist(), "groups that were added change the rewards")
+        _check_positions(term.function, batch, number, by_group, "rewards")
+
+
+def _check_positions(values_of: Callable[[Batch], Any], batch: Batch, number: int, by_group: bool, noun: str) -> None:
+    """The values follow the rollouts when they are shuffled, and with `by_group` they depend on no other group."""
+    values = values_of(batch)
+    order = np.random.default_rng(number).permutation(len(batch))
+    _same(values_of(batch.select(order)), [values[i] for i in order], f"shuffling the rollouts changes their {noun}")
+    if by_group:
+        more = _joined(batch, make_batch([[5.0, -3.0, None], [0.0, 1.0]]))
+        _same(values_of(more)[: len(batch)], values, f"groups that were added change the {noun} of the others")
 
 
 def check_selector(component: ComponentLike, *, by_group: bool = True) -> None:

@@ -282,7 +282,7 @@ ALLOWED = {
     ("losses/prepass.py", "_tokens"): WHOLE_STEP,
     ("losses/prepass.py", "_column"): WHOLE_STEP,
     ("losses/covariance.py", "choose"): WHOLE_STEP,
-    ("losses/m2po.py", "choose"): WHOLE_STEP,
+    ("losses/ratio_losses.py", "choose"): WHOLE_STEP,
     ("losses/preference.py", "extremes"): WHOLE_STEP,
     ("losses/preference.py", "sequence_losses"): WHOLE_STEP,
     ("losses/sequences.py", "group_sum"): WHOLE_STEP,

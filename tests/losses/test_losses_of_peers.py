@@ -160,13 +160,13 @@ def ours_for_verl(o):
             average=by, clip="soft", soft_positive=o["tau_pos"], soft_negative=o["tau_neg"]
         ),
         "cispo": lambda: ClippedPolicyLoss(low, high, by, clip="detach"),
-        "gpg": lambda: Reinforce(by),
+        "gpg": lambda: Reinforce(average=by),
         "clip_cov": lambda: ClipCovLoss(
-            more["clip_cov_ratio"], more["clip_cov_lb"], more["clip_cov_ub"], low, high, by
+            more["clip_cov_ratio"], more["clip_cov_lb"], more["clip_cov_ub"], low, high, average=by
         ),
-        "kl_cov": lambda: KLCovLoss(more["kl_cov_ratio"], more["ppo_kl_coef"], by),
+        "kl_cov": lambda: KLCovLoss(more["kl_cov_ratio"], more["ppo_kl_coef"], average=by),
         "geo_mean": lambda: GeometricMeanLoss(low, high),
-        "dro": lambda: QuadraticPenaltyLoss(more["dro_beta"], by),
+        "dro": lambda: QuadraticPenaltyLoss(more["dro_beta"], average=by),
     }[mode]()
 
 

@@ -163,16 +163,16 @@ def test_the_divergence_masks(by, average):
 @pytest.mark.parametrize("average", AVERAGES)
 def test_reinforce_and_dro_and_weighted_likelihood(average):
     case = Case(6)
-    check(Reinforce(average), case, lambda x: case.average(-case.advantage * x, average))
+    check(Reinforce(average=average), case, lambda x: case.average(-case.advantage * x, average))
 
     def dro(x):
         return case.average(-(case.advantage * x - 0.5 * 0.7 * (x - case.proximal) ** 2), average)
 
-    check(QuadraticPenaltyLoss(0.7, average), case, dro)
+    check(QuadraticPenaltyLoss(0.7, average=average), case, dro)
     weights = [min(math.exp(a / 0.5), 3.0) for a in case.advantage]
     assert 0 < sum(w == 3.0 for w in weights) < len(weights)
     check(
-        WeightedLikelihood(0.5, 3.0, average),
+        WeightedLikelihood(0.5, 3.0, average=average),
         case,
         lambda x: case.average(-np.asarray(weights) * x, average),
     )
@@ -348,7 +348,7 @@ NEUTRAL = {
     "a far bound is no bound": (ClippedPolicyLoss(bound=1e9), ClippedPolicyLoss(), None),
     "dro without penalty": (QuadraticPenaltyLoss(0.0), Reinforce(), None),
     "topr clipped at 1": (TaperedLoss(1.0, 1.0, 1.0, 1.0, "tokens"), Reinforce(), None),
-    "a flat vespo": (GammaWeightedLoss(0.0, 0.0001, 0.0, 0.0001, "tokens"), Reinforce(), None),
+    "a flat vespo": (GammaWeightedLoss(0.0, 0.0001, 0.0, 0.0001), Reinforce(), None),
 }
 
 

@@ -202,26 +202,16 @@ class GroupAdvantage(Advantage):
             return 2
         return 1
 
-    @property
-    def wants_baseline(self) -> str | None:
-        """Return the rollout that the plan must add to every draw: greedy or reference; None for no further rollout."""
-        if GIVEN.get(str(self.baseline)) == "baseline":
-            return str(self.baseline)
-        return None
-
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where the run does not give what the options want."""
-        plan_baseline = config.rollout.plan.options.get("baseline")
-        if self.wants_baseline and plan_baseline != self.baseline:
+        added = config.rollout.plan.options.get("baseline")
+        if self.baseline in ("greedy", "reference") and added != self.baseline:
             raise ConfigError(
                 f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: "
                 f"set rollout.plan to {{name: single_turn, baseline: {self.baseline}}}"
             )
-        if self.baseline == "reference":
-            bare = [task.id for task in tasks if task.demonstration is None]
-        else:
-            bare = []
-        if bare:
+        bare = [task.id for task in tasks if task.demonstration is None]
+        if self.baseline == "reference" and bare:
             raise ConfigError(
                 f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} "
                 f"of {len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"

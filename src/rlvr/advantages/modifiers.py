@@ -107,14 +107,11 @@ class Whiten(Modifier):
         if weights.sum() == 0:
             return np.zeros(len(values))
         spread = std(values, weights, self.unbiased)
-        mean = np.average(values, weights=weights)
-        if not self.shift:
-            if spread > 0:
-                return values / (spread + self.epsilon)
-            return values
+        mean = np.average(values, weights=weights) if self.shift else 0.0
         if spread > 0:
             return (values - mean) / (spread + self.epsilon)
-        return np.zeros(len(values))
+        # Exactly 0, which the rounded mean of equal numbers may not give.
+        return np.zeros(len(values)) if self.shift else values
 
 
 @register("modifier", "outliers")
@@ -171,7 +168,9 @@ class Length(Modifier):
         ratio = lengths / lengths[on].mean()
         # The inner `where` keeps 0 ** a negative power from being computed, which would warn.
         weights = np.where(ratio > 0, np.where(ratio > 0, ratio, 1.0) ** power, 0.0)
-        return times(advantage, weights)
+        if isinstance(advantage, list):
+            return [w * values for w, values in zip(weights, advantage, strict=True)]
+        return weights * advantage
 
 
 @register("modifier", "informative")
@@ -223,10 +222,3 @@ class Entropy(Modifier):
         # psi = min(alpha H, |A| / kappa) with alpha = scale and kappa = bound. [N]
         added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)
         return tokens.split(values + np.where(tokens.sampled & decided(batch)[tokens.rollout], added, 0.0))
-
-
-def times(advantage: AdvantageValues, weights: np.ndarray) -> AdvantageValues:
-    """Each response's advantage times its weight [B]."""
-    if isinstance(advantage, list):
-        return [w * values for w, values in zip(weights, advantage, strict=True)]
-    return weights * advantage

@@ -69,20 +69,18 @@ class SpanAdvantage(Advantage):
         groups = batch.group_index()
         tokens = FlatTokens.of(batch)
         rewards = np.where(on, batch.column("reward"), np.nan)
-        scored = [i for i, r in enumerate(batch.rollouts) if on[i] and (v := r.verdict) is not None and v.spans]
-        scored_steps = {i: s for i in scored if (s := _steps(batch.rollouts[i], self.kind)) is not None}
+        scored_steps = {i: s for i in np.flatnonzero(on) if (s := _steps(batch.rollouts[i], self.kind)) is not None}
         # [B]: steps of each response; one without scored spans is one step of reward 0.
         count = np.ones(len(batch), dtype=np.int64)
-        count[list(scored_steps)] = [len(s.scores) for s in scored_steps.values()]
+        count[list(scored_steps)] = [len(scores) for scores, _ in scored_steps.values()]
         first = np.cumsum(count) - count
         scores = np.zeros(int(count.sum()))
         # [N]: the step that each token leads to, numbered within its response.
         step = np.zeros(len(tokens.sampled), dtype=np.int64)
         ends = np.cumsum(tokens.sizes)
-        for i, steps in scored_steps.items():
-            scores[first[i] : first[i] + count[i]] = self._transformed(steps.scores)
-            start = ends[i] - tokens.sizes[i]
-            step[start : ends[i]] = steps.step
+        for i, (step_scores, step_of_token) in scored_steps.items():
+            scores[first[i] : first[i] + count[i]] = self._transformed(step_scores)
+            step[ends[i] - tokens.sizes[i] : ends[i]] = step_of_token
         owner = np.repeat(np.arange(len(batch)), count)
         if self.outcome == "last":
             # The last step of each response; NaN where undecided, which the next line makes of all of its steps.
@@ -113,49 +111,31 @@ class SpanAdvantage(Advantage):
         return group_advantage(values, groups, baseline, scale, self.epsilon)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """The steps of a response."""
-
-    scores: np.ndarray
-    """float64 [K], at least one"""
-    step: np.ndarray
-    """int64 [T], the step that each token leads to; K after the end of the last one"""
-
-
-def _steps(rollout: Rollout, kind: str | None) -> _Steps | None:
-    """The steps that are scored; None where no span is."""
+def _steps(rollout: Rollout, kind: str | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """The scores of the steps, float64 [K], at least one, and the step that each token leads to, int64 [T], K after the
+    end of the last one; None where no span is scored."""
     verdict = rollout.verdict
-    if verdict is None or not verdict.spans:
-        return None
-    spans = [s for s in verdict.spans if math.isfinite(s[2])]
+    spans = [s for s in verdict.spans if math.isfinite(s[2])] if verdict else []
     if not spans:
         return None
-    places = _last_tokens(rollout, [end for _, end, _ in spans])
+    lasts = _last_tokens(rollout, [end for _, end, _ in spans])
     scores = np.asarray([s[2] for s in spans])
-    if kind is not None:
-        return _by_segment(rollout, kind, places, scores)
-    order = np.argsort(places, kind="stable")
-    return _ending_at(rollout, places[order], scores[order])
-
-
-def _by_segment(rollout: Rollout, kind: str, places: np.ndarray, span_scores: np.ndarray) -> _Steps | None:
-    """Each segment of the kind is a step; a span belongs to the first one that does not end before the span does."""
-    # int64 [K]: the last token of each segment of the kind.
-    lasts = np.asarray(
-        sorted(s.end - 1 for s in rollout.segments if s.kind == kind and s.end > s.start), dtype=np.int64
-    )
-    if not len(lasts):
-        return None
-    scores = np.zeros(len(lasts))
-    # add.at, since several spans may belong to one segment; `scores[i] += x` would keep only the last. A span after the
-    # last segment goes to that.
-    np.add.at(scores, np.minimum(np.searchsorted(lasts, places), len(lasts) - 1), span_scores)
-    return _ending_at(rollout, lasts, scores)
-
-
-def _ending_at(rollout: Rollout, lasts: np.ndarray, scores: np.ndarray) -> _Steps:
-    return _Steps(scores, np.searchsorted(lasts, np.arange(len(rollout))))
+    if kind is None:
+        order = np.argsort(lasts, kind="stable")
+        lasts = lasts[order]
+        scores = scores[order]
+    else:
+        # Each segment of the kind is a step; a span belongs to the first one that does not end before the span does,
+        # and a span after the last segment to that.
+        # int64 [K]: the last token of each segment of the kind.
+        ends = sorted(s.end - 1 for s in rollout.segments if s.kind == kind and s.end > s.start)
+        if not ends:
+            return None
+        step = np.minimum(np.searchsorted(ends, lasts), len(ends) - 1)
+        lasts = np.asarray(ends, dtype=np.int64)
+        # Summed, since several spans may belong to one segment.
+        scores = np.bincount(step, scores, minlength=len(ends))
+    return scores, np.searchsorted(lasts, np.arange(len(rollout)))
 
 
 def _last_tokens(rollout: Rollout, ends: Sequence[int]) -> np.ndarray:

@@ -35,7 +35,7 @@ from rlvr.rollout import CollectionInterruptedError
 from rlvr.rollout.weights import weight_buckets
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import encoded_lengths
-from rlvr.stages.choosing import chooser
+from rlvr.stages.grpo.scoring import chooser
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 WRITTEN = "config.yaml"

@@ -2,4 +2,6 @@
 
 from rlvr.learner.learner import Learner
 
-__all__ = ["Learner"]
+__all__ = [
+    "Learner",
+]

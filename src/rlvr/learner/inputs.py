@@ -78,26 +78,6 @@ class Work:
         )
 
 
-@dataclass(frozen=True)
-class TrainedTokens:
-    """The tokens of a micro-batch that a component trains."""
-
-    places: np.ndarray
-    """int64 [N], among the micro-batch's T trained tokens"""
-    index: torch.Tensor | None
-    """The same on the device; None: all T."""
-
-    def of(self, values: torch.Tensor) -> torch.Tensor:
-        """[T, ...] -> [N, ...]. By places, not by a mask, whose count the host would have to wait for."""
-        if self.index is None:
-            return values
-        return values.index_select(0, self.index)
-
-    def of_any(self, values: torch.Tensor | None) -> torch.Tensor | None:
-        """The same of what a component may lack."""
-        return None if values is None else self.of(values)
-
-
 Statistics = dict[tuple[str, str], torch.Tensor]
 """(statistic, model) -> [T] at the trained tokens."""
 
@@ -186,30 +166,37 @@ class LossInputs:
     def token_batch(self, component: ObjectiveTerm, statistics: Statistics) -> TokenBatch | None:
         """The tokens that the component trains; None without any. TrainingError where a ratio needs an unknown
         log-prob."""
-        on = self.trained_by(component)
-        if len(on.places) == 0:
+        # int64 [N], among the micro-batch's T trained tokens: those that the component gives a weight.
+        places = np.flatnonzero(self.host["weight", component.weights])
+        if len(places) == 0:
             return None
+        # The same on the device; None: all T.
+        index = self.device.get(("places", component.weights))
+
+        def on(values: torch.Tensor) -> torch.Tensor:
+            # [T, ...] -> [N, ...]. By places, not by a mask, whose count the host would have to wait for.
+            return values if index is None else values.index_select(0, index)
+
         if component.corrected:
             correction = self.objective.correction
         else:
             correction = None
         # In host memory, where NaN can be looked for without waiting for the device.
-        self._refuse_unknown(component, on.places, corrected=correction is not None)
+        self._refuse_unknown(component, places, corrected=correction is not None)
         name = component.name
+        given = [what for what in ("kept", "factor", "chosen") if (what, name) in self.device]
         behaviour = self.device["logprobs", BEHAVIOUR]
         advantage = self.device.get(("advantage", "batch"))
         tokens = TokenBatch(
-            sequence=on.of(self.rows.row),
+            sequence=on(self.rows.row),
             sequences=len(self.rows.index),
-            weight=on.of(self.device["weight", component.weights]),
-            kept=on.of_any(self.device.get(("kept", name))),
-            factor=on.of_any(self.device.get(("factor", name))),
+            weight=on(self.device["weight", component.weights]),
             group_weight=self.of_rollouts("group_weight", component, like=behaviour),
-            advantage=on.of(torch.zeros_like(behaviour) if advantage is None else advantage),
-            proximal_logprobs=on.of(self._proximal("logprobs", statistics)),
-            behaviour_logprobs=on.of(behaviour),
-            statistics={key: on.of(values) for key, values in statistics.items()},
-            chosen=on.of_any(self.device.get(("chosen", name))),
+            advantage=on(torch.zeros_like(behaviour) if advantage is None else advantage),
+            proximal_logprobs=on(self._proximal("logprobs", statistics)),
+            behaviour_logprobs=on(behaviour),
+            statistics={key: on(values) for key, values in statistics.items()},
+            **{what: on(self.device[what, name]) for what in given},
         )
         if correction is None:
             return tokens
@@ -228,11 +215,6 @@ class LossInputs:
                 "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one "
                 "optimizer step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
             )
-
-    def trained_by(self, component: ObjectiveTerm) -> TrainedTokens:
-        """The tokens that the component gives a weight."""
-        weight = self.host["weight", component.weights]
-        return TrainedTokens(np.flatnonzero(weight), self.device.get(("places", component.weights)))
 
     def of_rollouts(self, what: str, component: ObjectiveTerm, like: torch.Tensor) -> torch.Tensor | None:
         """[S] in the type of `like`; None where the component has none."""

@@ -30,16 +30,7 @@ import numpy as np
 import torch
 
 from rlvr.config import OptimConfig
-from rlvr.core.needs import (
-    CURRENT,
-    ENTROPY,
-    LOGPROBS,
-    LOGPROBS_WITH_GRADIENT,
-    PROXIMAL,
-    REFERENCE,
-    Need,
-    Statistic,
-)
+from rlvr.core.needs import CURRENT, ENTROPY, LOGPROBS, LOGPROBS_WITH_GRADIENT, PROXIMAL, REFERENCE, Need, Statistic
 from rlvr.distributed import Backend, World
 from rlvr.learner.inputs import LossInputs, Work
 from rlvr.losses import Denominators, LossTerm, Objective, ObjectiveTerm, SequenceLoss, TokenBatch

@@ -4,18 +4,15 @@ from rlvr.components import Correction, Loss, SequenceLoss, TokenSelector
 from rlvr.losses.clip import ClippedPolicyLoss
 from rlvr.losses.correction import Mask, MaskNegatives, Reject, Truncate
 from rlvr.losses.covariance import ClipCovLoss, KLCovLoss
-from rlvr.losses.dro import QuadraticPenaltyLoss
-from rlvr.losses.gmpo import GeometricMeanLoss
 from rlvr.losses.kl import Divergence, KLPenalty, absolute, k1, k2, k3
 from rlvr.losses.likelihood_loss import ChosenLikelihood, LikelihoodLoss
-from rlvr.losses.m2po import SecondMomentLoss
 from rlvr.losses.objective import Objective, ObjectiveTerm, Renewal
 from rlvr.losses.preference import DPO, IPO, KTO, OutcomeClassifier
+from rlvr.losses.ratio_losses import GammaWeightedLoss, GeometricMeanLoss, QuadraticPenaltyLoss, SecondMomentLoss
 from rlvr.losses.reinforce import EntropyBonus, Reinforce, WeightedLikelihood
 from rlvr.losses.selectors import TopEntropy
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.losses.vespo import GammaWeightedLoss
 
 __all__ = [
     "DPO",

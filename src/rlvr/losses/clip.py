@@ -29,6 +29,11 @@ class Surrogate:
     low: torch.Tensor
     high: torch.Tensor
 
+    def metrics(self, ratio: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The ratios [T], detached, and where the bounds act."""
+        clipped = {"ratio/clipped_low": self.low.float(), "ratio/clipped_high": self.high.float()}
+        return {"ratio/mean": ratio, "ratio/max": ratio, **clipped}
+
 
 @register("loss", "clip")
 @dataclass(frozen=True)
@@ -102,13 +107,7 @@ class ClippedPolicyLoss(Loss):
         log_ratios = log_ratio(tokens, self.ratio, _number(self.bound))
         surrogate = self._surrogate(log_ratios, tokens)
         # [T], for metrics alone: the gradient goes through the surrogate.
-        ratio = log_ratios.detach().exp()
-        metrics = {
-            "ratio/mean": ratio,
-            "ratio/max": ratio,
-            "ratio/clipped_low": surrogate.low.float(),
-            "ratio/clipped_high": surrogate.high.float(),
-        }
+        metrics = surrogate.metrics(log_ratios.detach().exp())
         # The surrogate is maximised and the learner minimises.
         return LossTerm(-tokens.average(surrogate.value, self.average, over), metrics)
 

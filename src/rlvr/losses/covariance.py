@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
+from rlvr.losses.averaged_loss import AveragedLoss
 from rlvr.losses.clip import Surrogate, hard, unclipped
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
+from rlvr.losses.tokens import Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.registry import register
 
 
@@ -27,9 +27,17 @@ def covariances(tokens: TokenBatch) -> torch.Tensor:
     return (logprobs - logprobs.mean()) * (tokens.advantage - tokens.advantage.mean())
 
 
+def _share_of(share: float, total: int, candidates: int) -> int:
+    """The number of tokens that a share of `total` is, of so many candidates."""
+    if share == 0:
+        return 0
+    # At least one token, as in verl's compute_policy_loss_clip_cov and _kl_cov (verl/trainer/ppo/core_algos.py).
+    return min(candidates, max(1, int(share * total)))
+
+
 @register("loss", "clip_cov")
 @dataclass(frozen=True)
-class ClipCovLoss(Loss):
+class ClipCovLoss(AveragedLoss):
     """The clipped policy loss without the gradient of some tokens of high covariance.
 
     Chosen are `share` of the step's tokens (at least one), at random among those whose covariance is between the bounds
@@ -47,11 +55,6 @@ class ClipCovLoss(Loss):
     """As in `clip`."""
     clip_high: Scalar = 0.2
     """As in `clip`."""
-    average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
-    length."""
-    constant: int | None = None
-    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     chooses_by = frozenset({Need("logprobs"), Need("logprobs", PROXIMAL)})
@@ -71,12 +74,7 @@ class ClipCovLoss(Loss):
         # bool [T], over all tokens of the optimizer step.
         candidates = (covariance > float(self.least)) & (covariance < float(self.most))
         where = (candidates & ~(surrogate.low | surrogate.high)).nonzero()[:, 0]
-        share = float(self.share)
-        if share > 0:
-            # At least one token, as verl's compute_policy_loss_clip_cov has it (verl/trainer/ppo/core_algos.py).
-            count = min(len(where), max(1, int(share * total)))
-        else:
-            count = 0
+        count = _share_of(self.share, total, len(where))
         # Every rank draws for itself and has to draw the same tokens, so the seed is made of counts that all of them
         # have. 1,000,003 is prime and above the number of candidates of any usual step, so other counts give another
         # seed.
@@ -90,13 +88,7 @@ class ClipCovLoss(Loss):
         # bool [T]. A value of 0 has no gradient, and the token still counts in the denominators.
         held = tokens.chosen > 0
         ratio = (tokens.logprobs - tokens.proximal_logprobs).detach().exp()
-        metrics = {
-            "ratio/mean": ratio,
-            "ratio/max": ratio,
-            "ratio/clipped_low": surrogate.low.float(),
-            "ratio/clipped_high": surrogate.high.float(),
-            "tokens/chosen": tokens.chosen,
-        }
+        metrics = surrogate.metrics(ratio) | {"tokens/chosen": tokens.chosen}
         return LossTerm(-tokens.average(surrogate.value.masked_fill(held, 0.0), self.average, over), metrics)
 
     def _surrogate(self, tokens: TokenBatch) -> Surrogate:
@@ -107,7 +99,7 @@ class ClipCovLoss(Loss):
 
 @register("loss", "kl_cov")
 @dataclass(frozen=True)
-class KLCovLoss(Loss):
+class KLCovLoss(AveragedLoss):
     """-rho A, plus coef |log rho| at the `share` of the step's tokens with the highest covariance.
 
     There is no clip: the penalty alone holds the chosen tokens where they were.
@@ -117,11 +109,6 @@ class KLCovLoss(Loss):
     """Share of the step's tokens that are penalised, at least one; 0: none, which is `clip` with clip none."""
     coef: Scalar = 1.0
     """Weight of the penalty."""
-    average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
-    length."""
-    constant: int | None = None
-    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     chooses_by = frozenset({Need("logprobs")})
@@ -134,12 +121,7 @@ class KLCovLoss(Loss):
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is penalised, else 0, [T]."""
         covariance = covariances(tokens)
-        share = float(self.share)
-        if share > 0:
-            # At least one token, as in verl's compute_policy_loss_kl_cov.
-            count = min(len(covariance), max(1, int(share * len(covariance))))
-        else:
-            count = 0
+        count = _share_of(self.share, len(covariance), len(covariance))
         return torch.zeros_like(covariance).index_fill(0, covariance.topk(count).indices, 1.0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:

@@ -203,7 +203,9 @@ class Averages:
         before, seen = self._pairs.get(name, (0.0, 0.0))
         if is_maximum(name):
             # A weight of 0 says that nothing was measured, and its value must not win.
-            total = _largest([x for x, w in ((before, seen), (total, weight)) if w > 0])
+            values = [x for x, w in ((before, seen), (total, weight)) if w > 0]
+            # numpy's maximum of a NaN is NaN.
+            total = float(np.max(values)) if values else 0.0
         else:
             total += before
         self._pairs[name] = (total, seen + weight)
@@ -228,12 +230,6 @@ class Averages:
 def is_maximum(name: str) -> bool:
     """Return True if values called `name` are combined by their maximum rather than their mean."""
     return name.endswith(("/max", "_max"))
-
-
-def _largest(values: list[float]) -> float:
-    if any(map(math.isnan, values)):
-        return math.nan
-    return max(values, default=0.0)
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,19 @@ from dataclasses import dataclass
 from rlvr.components import Loss
 from rlvr.core.needs import Need
 from rlvr.core.schedules import Scalar, refuse_below
+from rlvr.losses.averaged_loss import AveragedLoss
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.registry import register
 
 
 @register("loss", "reinforce")
 @dataclass(frozen=True)
-class Reinforce(Loss):
+class Reinforce(AveragedLoss):
     """-A log pi (Williams 1992); the policy loss of GPG (Chu et al. 2025, arXiv 2504.02546).
 
     At ratio 1 it has the gradient of every clipped loss. On later optimizer steps of a batch nothing holds it near the
     policy that sampled.
     """
-
-    average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
-    length."""
-    constant: int | None = None
-    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True)})
     zero_without_advantage = True
@@ -36,7 +31,7 @@ class Reinforce(Loss):
 
 @register("loss", "weighted_likelihood")
 @dataclass(frozen=True)
-class WeightedLikelihood(Loss):
+class WeightedLikelihood(AveragedLoss):
     """-min(exp(A / temperature), most) log pi.
 
     Advantage-weighted regression (Peng et al. 2019, arXiv 1910.00177). It never pushes a response down, and needs no
@@ -47,11 +42,6 @@ class WeightedLikelihood(Loss):
     """The smaller, the more the best responses count; above 0."""
     most: Scalar = 20.0
     """Largest weight of a token, above 0."""
-    average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
-    length."""
-    constant: int | None = None
-    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True)})
 

@@ -20,8 +20,7 @@ from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.flops import attention_windows
 from rlvr.policy.foreign import foreign
-from rlvr.policy.loading import dtype_of
-from rlvr.policy.override_config import override_config
+from rlvr.policy.loading import dtype_of, override_config
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 

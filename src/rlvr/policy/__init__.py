@@ -1,8 +1,7 @@
 """The policy: loading and building models, adapters, micro-batches, statistics of a forward pass, optimisers."""
 
-from rlvr.policy.load_balancing import deal
-from rlvr.policy.loading import device_of, dtype_of, given_policy, load_policy, make_policy, tokenizer_of
-from rlvr.policy.microbatch import Cost, MicroBatch, check_packing, cut, micro_batches, rows_of
+from rlvr.policy.loading import given_policy, load_policy, make_policy
+from rlvr.policy.microbatch import Cost, MicroBatch, check_packing, micro_batches, rows_of
 from rlvr.policy.model import Policy
 from rlvr.policy.optimizers import adamw, sgd
 from rlvr.policy.snapshot import Snapshot
@@ -15,10 +14,6 @@ __all__ = [
     "Snapshot",
     "adamw",
     "check_packing",
-    "cut",
-    "deal",
-    "device_of",
-    "dtype_of",
     "forward",
     "given_policy",
     "load_policy",
@@ -26,5 +21,4 @@ __all__ = [
     "micro_batches",
     "rows_of",
     "sgd",
-    "tokenizer_of",
 ]

@@ -271,7 +271,12 @@ def _attend(
     **more: Any,
 ) -> tuple[torch.Tensor, Any]:
     """The attention function of a hooked model; shapes [1, heads, N, D] -> [1, N, heads, D] under spans."""
-    function = _function(base, module)
+    if base == "eager":
+        # Each model file has its own eager function (soft-caps and sinks are in it), which transformers does not
+        # register.
+        function = sys.modules[type(module).__module__].eager_attention_forward
+    else:
+        function = AttentionInterface()[base]
     if not isinstance(attention_mask, _RowMask):
         return function(module, query, key, value, attention_mask, **more)
     spans = attention_mask.spans
@@ -286,14 +291,6 @@ def _attend(
         outputs.append(block.attend(function, module, query, key, value, mask, **more))
     # [sum of R * queries, heads, D] -> [1, N, heads, D]: the outputs back in the order of the row, padding dropped.
     return torch.cat(outputs).index_select(0, spans.places)[None], None
-
-
-def _function(base: str, module: Any) -> Any:
-    if base == "eager":
-        # Each model file has its own eager function (soft-caps and sinks are in it), which transformers does not
-        # register.
-        return sys.modules[type(module).__module__].eager_attention_forward
-    return AttentionInterface()[base]
 
 
 def _additive(block: Block, seen: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:

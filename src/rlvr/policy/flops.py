@@ -23,39 +23,32 @@ from rlvr.policy.microbatch import ComputedPass
 from rlvr.policy.model import Policy
 from rlvr.policy.quantization import dense_shape
 
-# The first entry whose words are all in the name counts, so variants stand before the plain name.
-PEAKS: tuple[tuple[tuple[str, ...], float], ...] = (
-    (("GB200",), 2500e12),
-    (("B200",), 2250e12),
-    (("GH200",), 989e12),
-    (("H200", "NVL"), 835e12),
-    (("H200",), 989e12),
-    (("H100", "NVL"), 835e12),
-    (("H100", "PCIe"), 756e12),
-    (("H100",), 989e12),
-    (("H800", "PCIe"), 756e12),
-    (("H800",), 989e12),
-    (("H20",), 148e12),
-    (("A100",), 312e12),
-    (("A800",), 312e12),
-    (("L40S",), 362e12),
-    (("L40",), 181e12),
-    (("L20",), 119.5e12),
-    (("L4",), 121e12),
-    (("A40",), 149.7e12),
-    (("A30",), 165e12),
-    (("A10",), 125e12),
-    (("RTX", "4090"), 165.2e12),
-    (("RTX", "3090"), 71e12),
-    (("MI300X",), 1307.4e12),
-    (("MI325X",), 1307.4e12),
+# The first row with a name whose words are all in the device's name counts, so variants stand before the plain name.
+PEAKS: tuple[tuple[float, tuple[str, ...]], ...] = (
+    (2500e12, ("GB200",)),
+    (2250e12, ("B200",)),
+    (835e12, ("H200 NVL", "H100 NVL")),
+    (756e12, ("H100 PCIe", "H800 PCIe")),
+    (989e12, ("GH200", "H200", "H100", "H800")),
+    (148e12, ("H20",)),
+    (312e12, ("A100", "A800")),
+    (362e12, ("L40S",)),
+    (181e12, ("L40",)),
+    (119.5e12, ("L20",)),
+    (121e12, ("L4",)),
+    (149.7e12, ("A40",)),
+    (165e12, ("A30",)),
+    (125e12, ("A10",)),
+    (165.2e12, ("RTX 4090",)),
+    (71e12, ("RTX 3090",)),
+    (1307.4e12, ("MI300X", "MI325X")),
 )
-"""Words of a device's name -> FLOP/s of dense bfloat16 matrix products with sums in float32. From the vendors' data
-sheets, where the numbers with sparsity are twice these; as in torchtitan's tools/utils.py, prime-rl's trainer/perf.py
-and verl's utils/flops_counter.py, and for the RTX cards NVIDIA's white papers of the Ada and Ampere (GA102)
-architectures. H200 NVL: the H200 data sheet (1,671 with sparsity); L4 and A10: Lightning Fabric's
-utilities/throughput.py, after the Ada white paper and the A10 data sheet; A30: its product page (330 with sparsity);
-H800 PCIe: an H100 PCIe whose links between GPUs are slower."""
+"""(FLOP/s, words of the name of each device that has them). FLOP/s are of dense bfloat16 matrix products with sums in
+float32. From the vendors' data sheets, where the numbers with sparsity are twice these; as in torchtitan's
+tools/utils.py, prime-rl's trainer/perf.py and verl's utils/flops_counter.py, and for the RTX cards NVIDIA's white
+papers of the Ada and Ampere (GA102) architectures. H200 NVL: the H200 data sheet (1,671 with sparsity); L4 and A10:
+Lightning Fabric's utilities/throughput.py, after the Ada white paper and the A10 data sheet; A30: its product page (330
+with sparsity); H800 PCIe: an H100 PCIe whose links between GPUs are slower."""
 OTHER_DEVICES = frozenset({"Laptop", "MIG", "D", "Ti", "Max-Q"})
 """Words of a name that make it a slower or smaller device than the one that the other words name."""
 WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
@@ -67,7 +60,7 @@ def peak_flops(device_name: str) -> float | None:
     words = set(device_name.replace("-", " ").split())
     if words & OTHER_DEVICES:
         return None
-    return next((peak for needed, peak in PEAKS if words.issuperset(needed)), None)
+    return next((peak for peak, names in PEAKS for name in names if words.issuperset(name.split())), None)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""From the `model` section to a Policy: weights loaded or built, adapter put on, tokenizer beside it."""
+"""From the `model` section to a Policy: weights loaded or built, values of its config.json replaced
+(`model.override_config`), adapter put on, tokenizer beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr import registry
 from rlvr.config import ModelConfig
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, nearest
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.foreign import foreign
 from rlvr.policy.model import Policy, training_modules
-from rlvr.policy.override_config import override_config
 from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -318,3 +319,36 @@ def offload_activations(decoder: torch.nn.Module) -> None:
     decoder.register_forward_pre_hook(begin)
     # Also after an exception: saved-tensor hooks that stay open would copy everything that comes later.
     decoder.register_forward_hook(end, always_call=True)
+
+
+def override_config(config: Any, overrides: Mapping[str, Any], name: str = "model.override_config") -> Any:
+    """`config`, a transformers configuration, with the values of `overrides` in place of its own.
+
+    A mapping (`rope_parameters`) is merged into the one that is there. Of a model of several parts (text and vision)
+    the text part is changed. ConfigError names a key that the configuration lacks.
+    """
+    text = config.get_text_config()
+    for key, value in overrides.items():
+        setattr(text, key, _merged(_own(text, key, name), value, f"{name}.{key}"))
+    return config
+
+
+def _own(config: Any, key: str, name: str) -> Any:
+    values = config.to_dict()
+    if key in values:
+        return values[key]
+    # Where transformers before version 5 had it, and config.json files have it still.
+    if key in (values.get("rope_parameters") or {}):
+        raise ConfigError(
+            f"{name}.{key}: transformers keeps it in rope_parameters: write rope_parameters: {{{key}: ...}}"
+        )
+    raise ConfigError(f"{name}: a model of type {config.model_type!r} has no {key!r}{nearest(key, list(values))}")
+
+
+def _merged(own: Any, value: Any, name: str) -> Any:
+    if not isinstance(own, Mapping):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is a mapping: it cannot become {value!r}")
+    # A key that is new is right here: `factor` comes with another rope_type.
+    return {**own, **{key: _merged(own.get(key), inner, f"{name}.{key}") for key, inner in value.items()}}

@@ -8,7 +8,6 @@ gradient (N1).
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -134,8 +133,9 @@ class Tokens:
         positions: np.ndarray,
         source: np.ndarray,
         device: torch.device,
+        spans: Spans | None = None,
     ) -> MicroBatch:
-        """The micro-batch of these tokens with the given rows; `spans` are left out."""
+        """The micro-batch of these tokens with the given rows."""
         temperature = np.asarray([batch.rollouts[i].temperature for i in index], dtype=np.float32)
         targets = self.ids[self.flat]
         arrays = {
@@ -150,16 +150,12 @@ class Tokens:
         put = dict(zip(arrays, to_device(list(arrays.values()), device), strict=True))
         return MicroBatch(
             index=np.asarray(index),
-            input_ids=put["input_ids"],
-            position_ids=put["position_ids"],
-            row=put["row"],
-            source=put["source"],
-            targets=put["targets"],
-            temperature=put["temperature"],
             flat=self.flat,
             target_range=(int(targets.min()), int(targets.max())) if len(targets) else (0, 0),
             common_temperature=float(temperature[0]) if (temperature == temperature[:1]).all() else None,
             lengths=self.lengths,
+            spans=spans,
+            **put,
         )
 
 
@@ -293,10 +289,7 @@ def _common(ids: Sequence[np.ndarray]) -> int:
 class _Runs:
     """The division of R rollouts of a micro-batch into S runs of one row."""
 
-    length: np.ndarray
-    """int64 [S]"""
-    context: np.ndarray
-    """int64 [S], as in Spans"""
+    spans: Spans
     segments: list[tuple[int, int, int]]
     """(rollout, first token, past the last token) of each run"""
     prefix: np.ndarray
@@ -306,13 +299,8 @@ class _Runs:
     own_start: np.ndarray
     """int64 [R]: the place of the token after them"""
 
-    @property
-    def context_length(self) -> np.ndarray:
-        """int64 [S], 0 where there is none."""
-        return np.where(self.context >= 0, self.length[self.context], 0)
 
-
-def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs:
+def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray, device: torch.device) -> _Runs:
     """Runs of rollouts that come cluster by cluster. A rollout alone in its cluster is one run without a context."""
     count = np.bincount(cluster)
     prefix = np.where(count[cluster] > 1, prefix, 0)
@@ -341,7 +329,8 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
             context.append(shared if prefix[r] else -1)
             place += int(lengths[r] - prefix[r])
     length = np.asarray([end - first for _, first, end in segments], dtype=np.int64)
-    return _Runs(length, np.asarray(context, dtype=np.int64), segments, prefix, prefix_start, own_start)
+    spans = Spans(length, np.asarray(context, dtype=np.int64), device)
+    return _Runs(spans, segments, prefix, prefix_start, own_start)
 
 
 def packed_row(
@@ -355,8 +344,7 @@ def packed_row(
     """The rollouts at `index` as one row; the first `prefix` tokens are common to those of a cluster, which come
     together."""
     tokens = Tokens.of(batch, index, trained)
-    runs = _runs(tokens.lengths, prefix, cluster)
-    spans = Spans(runs.length, runs.context, device)
+    runs = _runs(tokens.lengths, prefix, cluster, device)
     ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.segments])
     row = tokens.row
     # int64 [T]: the place, in its rollout, of the token that predicts.
@@ -364,8 +352,7 @@ def packed_row(
     own = runs.own_start[row] + before - runs.prefix[row]
     # It may lie in the shared run: the prompt's last token predicts the first token of every response.
     source = np.where(before < runs.prefix[row], runs.prefix_start[row] + before, own)
-    rows = tokens.laid_out(batch, index, ids[None], spans.positions[None], source, device)
-    return dataclasses.replace(rows, spans=spans)
+    return tokens.laid_out(batch, index, ids[None], runs.spans.positions[None], source, device, runs.spans)
 
 
 def micro_batches(
@@ -397,13 +384,11 @@ def token_limit(optim: OptimConfig) -> int | None:
 
 def check_packing(policy: Policy, config: OptimConfig) -> None:
     """ConfigError where `config` demands packing or sharing and the model cannot: it says why."""
-    demanded = {
-        "packing": (config.packing, policy.packing.packs),
-        "share_prefix": (config.share_prefix, policy.packing.shares),
-    }
-    for key, (wanted, possible) in demanded.items():
+    packing = policy.packing
+    demanded = (("packing", config.packing, packing.packs), ("share_prefix", config.share_prefix, packing.shares))
+    for key, wanted, possible in demanded:
         if wanted is True and not possible:
-            raise ConfigError(f"optim.{key} is true, and this model cannot: {policy.packing.reason}; set it to auto")
+            raise ConfigError(f"optim.{key} is true, and this model cannot: {packing.reason}; set it to auto")
 
 
 @dataclass(frozen=True)
@@ -474,8 +459,8 @@ class _Layouts:
         parts = cut_shared(self.lengths, prefix, cluster, *self.limits)
         cost = 0.0
         for part in parts:
-            runs = _runs(self.lengths[part], prefix[part], cluster[part])
-            cost += self.estimate.packed(runs.length, runs.context_length)
+            spans = _runs(self.lengths[part], prefix[part], cluster[part], self.policy.device).spans
+            cost += self.estimate.packed(spans.length, spans.context_length)
 
         def rows(part: np.ndarray) -> MicroBatch:
             return packed_row(

@@ -127,7 +127,7 @@ class Policy:
         """
         decoder = self.causal_lm.base_model
         # use_cache=False: a cache of keys would be filled and never read.
-        with self._autocast(), attending(spans):
+        with self.autocast(), attending(spans):
             output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         return output.last_hidden_state
 
@@ -135,11 +135,12 @@ class Policy:
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, spans: Spans | None = None
     ) -> torch.Tensor:
         """The model's own float32 logits [R, L, V], for models whose head is not enough."""
-        with self._autocast(), attending(spans):
+        with self.autocast(), attending(spans):
             output = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         return output.logits.float()
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """Return the context in which a pass computes in `dtype`."""
         # Off in float32, which autocast on a CPU does not take.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
@@ -155,7 +156,7 @@ class Policy:
             "use_cache": True,
         }
         head_is_enough = self.head_is_enough
-        with self._autocast():
+        with self.autocast():
             if not head_is_enough:
                 return self.model(**inputs, logits_to_keep=1).logits[:, -1].float()
             # [R, H]: the head on the last column alone.
@@ -164,7 +165,7 @@ class Policy:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The LM head on hidden states [..., H] -> float32 logits [..., V], soft-cap and scale included."""
-        with self._autocast():
+        with self.autocast():
             logits = self.causal_lm.get_output_embeddings()(hidden)
         return self.logit_scaling.of_head(logits.float())
 
@@ -300,11 +301,6 @@ class Head:
     """Soft-cap, after the scale: cap x tanh(logits / cap)."""
 
     @property
-    def tokens(self) -> int:
-        """T"""
-        return self.inputs[0].shape[0]
-
-    @property
     def vocabulary(self) -> int:
         """V: the rows of the head, those beyond the tokenizer included. Of a partitioned head only while it is
         gathered."""
@@ -317,7 +313,7 @@ def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
     """The policy's head on hidden states [T, H]; None where it cannot be taken apart."""
     module = policy.causal_lm.get_output_embeddings()
     dtype = None if policy.dtype == torch.float32 else policy.dtype
-    with torch.autocast(policy.device.type, policy.dtype, enabled=policy.dtype != torch.float32):
+    with policy.autocast():
         if policy.has_adapter:
             terms = _lora(module, hidden, dtype)
         else:

@@ -21,7 +21,7 @@ from rlvr.core.needs import CURRENT, Need, Statistic
 from rlvr.policy.fused_head import fused_statistics
 from rlvr.policy.microbatch import MicroBatch, micro_batches
 from rlvr.policy.model import Head, Policy, head_of
-from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from rlvr.records import Batch, Origin, Rollout, Task
 
 CHUNK = 1 << 22
 """Logits at once where the head is called: 16 MiB in float32, of which a backward pass needs four."""
@@ -147,28 +147,15 @@ def continuation_logprobs(
     NaN where context and target do not fit into the policy's context.
     """
     fits = [n for n, (context, target) in enumerate(asked) if len(context) + len(target) <= policy.context]
-    batch = Batch([_given(n, *asked[n]) for n in fits])
+    task = Task(id="given", prompt="")
+    names = [f"given/{n}" for n in fits]
+    batch = Batch(
+        [Rollout.given(task, *asked[n], id=name, group=name, member=0) for n, name in zip(fits, names, strict=True)]
+    )
+    # bool [T_b] each: the tokens of the target.
     where = [r.origin == Origin.DEMONSTRATION for r in batch.rollouts]
     add_statistics(policy, batch, [Need("logprobs")], where, config)
     logprobs = [np.full(len(target), np.nan) for _, target in asked]
     for n, values, on in zip(fits, batch.token_columns[f"logprobs/{CURRENT}"], where, strict=True):
         logprobs[n] = values[on].astype(np.float64)
     return logprobs
-
-
-def _given(number: int, context: Sequence[int], target: Sequence[int]) -> Rollout:
-    ids = np.asarray([*context, *target], dtype=np.int64)
-    origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
-    # Only the target's tokens are read: `where` marks origin DEMONSTRATION.
-    origin[: len(context)] = Origin.PROMPT
-    return Rollout(
-        id=f"given/{number}",
-        task=Task(id="given", prompt=""),
-        group=f"given/{number}",
-        member=0,
-        token_ids=ids,
-        origin=origin,
-        behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
-        policy_version=np.full(len(ids), -1, dtype=np.int32),
-        stop=StopReason.GIVEN,
-    )

@@ -6,43 +6,30 @@
 |---|---|
 | terms | verdict and its named scores, length, constant, random |
 | composition | sum, product, gate, veto, tiers, bounded |
-| length_shape | soft_overlong, cosine_length |
-| length_group | brevity |
-| length_target | length_target |
-| repetition | repetition |
-| template | format |
+| length_terms | soft_overlong, cosine_length, length_target, brevity |
+| form | format, repetition |
 | votes | majority_vote |
-| certainty | self_certainty, entropy |
+| certainty | self_certainty, entropy, likelihood |
 | likelihood | answer_likelihood |
-| own_likelihood | likelihood |
 
 Terms of a single paper are beside its recipe, in rlvr.recipes.
 """
 
-from rlvr.rewards.certainty import MeanEntropy, SelfCertainty
+from rlvr.rewards.certainty import MeanEntropy, SelfCertainty, sampled_likelihood
 from rlvr.rewards.composition import Bounded, Gate, Product, Sum, Tiers, Veto
-from rlvr.rewards.length_group import Brevity
-from rlvr.rewards.length_shape import CosineLength, SoftOverlong
-from rlvr.rewards.length_target import LengthTarget
+from rlvr.rewards.form import Format, Repetition
+from rlvr.rewards.length_terms import Brevity, CosineLength, LengthTarget, SoftOverlong
 from rlvr.rewards.likelihood import AnswerLikelihood
-from rlvr.rewards.own_likelihood import sampled_likelihood
-from rlvr.rewards.repetition import Repetition
-from rlvr.rewards.template import Format
 from rlvr.rewards.terms import (
     RewardContext,
     Term,
-    TermSpec,
-    VerdictScore,
     at_step,
     bind,
     build_terms,
     call_plain,
     components_of,
-    constant,
-    length,
     paid,
     plain_functions,
-    random,
     score,
     walk,
 )
@@ -65,20 +52,15 @@ __all__ = [
     "SoftOverlong",
     "Sum",
     "Term",
-    "TermSpec",
     "Tiers",
-    "VerdictScore",
     "Veto",
     "at_step",
     "bind",
     "build_terms",
     "call_plain",
     "components_of",
-    "constant",
-    "length",
     "paid",
     "plain_functions",
-    "random",
     "sampled_likelihood",
     "score",
     "walk",

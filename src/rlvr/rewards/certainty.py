@@ -1,7 +1,8 @@
 """The policy's certainty of its own response, as a reward: no label is read.
 
-From one forward pass of the policy as it is before the update (`needs`). Undecided where the response has no token of
-the kind that is averaged.
+`self_certainty` and `entropy` are from one forward pass of the policy as it is before the update (`needs`), and
+undecided where the response has no token of the kind that is averaged; `likelihood` is under the policy that
+sampled.
 """
 
 from __future__ import annotations
@@ -74,3 +75,14 @@ def mean_of_finite(values: np.ndarray) -> float:
     if len(finite):
         return float(finite.mean(dtype=np.float64))
     return float("nan")
+
+
+@register("reward", "likelihood")
+def sampled_likelihood(batch: Batch, *, mean: bool = True) -> np.ndarray:
+    """The log-prob of the sampled tokens under the policy that sampled them, in nats: their mean, or with `mean: false`
+    their sum.
+
+    As `evaluation.scorer` it chooses the most likely of several responses. Undecided where a log-prob is unknown.
+    """
+    values = [r.behaviour_logprobs[r.sampled].astype(np.float64) for r in batch.rollouts]
+    return np.asarray([np.nan if not len(v) else v.mean() if mean else v.sum() for v in values], dtype=np.float64)

@@ -7,9 +7,10 @@ decide it already (a closed gate, a veto, a factor of 0).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import AfterValidator
 
 from rlvr.components import RewardTerm
 from rlvr.core.schedules import Scalar
@@ -18,17 +19,24 @@ from rlvr.registry import register
 from rlvr.rewards.terms import TermSpec
 
 
+def _some(terms: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not terms:
+        raise ValueError("it needs at least one term")
+    return terms
+
+
+Terms = Annotated[tuple[TermSpec, ...], AfterValidator(_some)]
+"""The type of an option that holds terms as written."""
+
+
 @register("reward", "sum")
 @dataclass(frozen=True)
 class Sum(RewardTerm):
     """The weighted sum of terms, for use inside another term (a gate, say)."""
 
-    terms: tuple[TermSpec, ...] = ("verdict",)
+    terms: Terms = ("verdict",)
     """The terms, each with an optional `weight`."""
     inner: ClassVar = ("terms",)
-
-    def __post_init__(self) -> None:
-        _some(self.terms)
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
         return np.sum(terms, axis=0)
@@ -39,12 +47,9 @@ class Sum(RewardTerm):
 class Product(RewardTerm):
     """The product of terms; 0 where a factor is 0, undecided ones or not."""
 
-    terms: tuple[TermSpec, ...] = ("verdict",)
+    terms: Terms = ("verdict",)
     """The factors."""
     inner: ClassVar = ("terms",)
-
-    def __post_init__(self) -> None:
-        _some(self.terms)
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
         # 0 x NaN is NaN in numpy, but a factor of 0 decides the product whatever the undecided factor would be.
@@ -89,7 +94,7 @@ class Veto(RewardTerm):
     undecided.
     """
 
-    vetoes: tuple[TermSpec, ...] = ("format",)
+    vetoes: Terms = ("format",)
     """The terms that may strike."""
     term: TermSpec = "verdict"
     """The term that is paid where no veto strikes."""
@@ -98,9 +103,6 @@ class Veto(RewardTerm):
     value: Scalar = -1.0
     """The value that is paid where a veto strikes."""
     inner: ClassVar = ("term", "vetoes")
-
-    def __post_init__(self) -> None:
-        _some(self.vetoes)
 
     def __call__(self, batch: Batch, term: np.ndarray, vetoes: list[np.ndarray]) -> np.ndarray:
         # NaN < x is False: an undecided veto never strikes.
@@ -119,12 +121,9 @@ class Tiers(RewardTerm):
     undecided or not.
     """
 
-    terms: tuple[TermSpec, ...] = ("verdict",)
+    terms: Terms = ("verdict",)
     """The terms, most important first, each in [0, 1]."""
     inner: ClassVar = ("terms",)
-
-    def __post_init__(self) -> None:
-        _some(self.terms)
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
         result = np.zeros(len(batch))
@@ -207,8 +206,3 @@ class Bounded(RewardTerm):
         if self.squash == "clip":
             return np.clip(values, self.low, self.high)
         return values
-
-
-def _some(terms: tuple[TermSpec, ...]) -> None:
-    if not terms:
-        raise ValueError("it needs at least one term")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.components import RewardTerm
-from rlvr.core.calling import ByColumns, ByName, by_signature, sampled_ids, score_of
+from rlvr.core.calling import ByColumns, by_signature, sampled_ids, score_of
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, user_traceback
 from rlvr.records import Batch, Rollout, Task, cut
 
@@ -45,24 +45,24 @@ class PerCompletion(RewardTerm):
         unscored = [rollout for rollout in batch.rollouts if self.name not in rollout.term_values]
         if isinstance(self.call, ByColumns):
             for group in Batch(unscored).groups():
-                self._score_group(self.call, group.rollouts)
+                self._score(group.rollouts)
         else:
             for rollout in unscored:
-                self._score_one(self.call, rollout)
+                self._score([rollout])
         return np.asarray([rollout.term_values[self.name] for rollout in batch.rollouts], dtype=np.float64)
 
-    def _score_one(self, call: ByName, rollout: Rollout) -> None:
-        self._score([rollout], lambda: [call(rollout.task, rollout.text, sampled_ids(rollout))])
+    def _called(self, rollouts: Sequence[Rollout]) -> Any:
+        task = rollouts[0].task
+        ids = [sampled_ids(rollout) for rollout in rollouts]
+        if isinstance(self.call, ByColumns):
+            return self.call(task, [rollout.text for rollout in rollouts], ids)
+        return [self.call(task, rollouts[0].text, ids[0])]
 
-    def _score_group(self, call: ByColumns, members: Sequence[Rollout]) -> None:
-        ids = [sampled_ids(rollout) for rollout in members]
-        self._score(members, lambda: call(members[0].task, [rollout.text for rollout in members], ids))
-
-    def _score(self, rollouts: Sequence[Rollout], values_of: Callable[[], Any]) -> None:
-        """Note the values of `rollouts`, NaN for all of them where `values_of` fails."""
+    def _score(self, rollouts: Sequence[Rollout]) -> None:
+        """Note the values of a rollout or of a group's, NaN for all of them where the function fails."""
         self.calls += len(rollouts)
         try:
-            values = values_of()
+            values = self._called(rollouts)
             # A text has a length too: "10" for two rollouts would be taken for two values.
             if isinstance(values, (str, bytes)) or len(values) != len(rollouts):
                 raise TypeError(f"{values!r} is not a list of {len(rollouts)} numbers")

@@ -34,12 +34,11 @@ from rlvr import registry
 from rlvr.components import RewardContext, RewardTerm
 from rlvr.config import RewardSpec
 from rlvr.core.calling import name_of
-from rlvr.core.component import adapted, called_as
+from rlvr.core.component import called_as
 from rlvr.core.schedules import Scalar, at, scalar_value
 from rlvr.core.seeding import seed_of
-from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, UserCodeError, nearest, user_traceback
-from rlvr.records import Batch, Task, Verdict, cut
+from rlvr.records import Batch, Task, cut
 from rlvr.registry import register
 from rlvr.rewards.per_completion import PerCompletion
 
@@ -72,6 +71,8 @@ class Term:
     """The sources of tasks that have the term; None: all."""
     inner: Mapping[str, Any] = field(default_factory=dict)
     """Option -> the term, or the list of terms, that it holds."""
+    written: tuple[str, Mapping[str, Any]] | None = field(default=None, compare=False, repr=False)
+    """The name and the options in the configuration; None of a function that was given in Python."""
     warned: set[str] = field(default_factory=set, compare=False, repr=False)
     """The reported failures of a term of weight 0, each once in a run: copies of the term share the set."""
 
@@ -126,31 +127,15 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
                 "name with `as`"
             )
     written: dict[str, Any] = {}
-    for spec in _specs(specs):
-        name = spec.column
-        component = (spec.name, spec.options)
+    for term in walk(terms):
         # The same term in two places (the verdict in a sum and in a gate) is one column; two different ones need two
-        # names.
-        if written.setdefault(name, component) != component:
+        # names. Functions and Terms from Python are not written.
+        if term.written is not None and written.setdefault(term.name, term.written) != term.written:
             raise ConfigError(
-                f"rewards: two different terms are called {name!r}, and their columns would have one name: give one "
-                "another name with `as`"
+                f"rewards: two different terms are called {term.name!r}, and their columns would have one name: give "
+                "one another name with `as`"
             )
     return terms
-
-
-def _specs(specs: Sequence[Any]) -> Iterator[RewardSpec]:
-    """The terms as written, with those inside them."""
-    for written in specs:
-        # Functions and Terms from Python have no options to look into.
-        if isinstance(written, (ComponentSpec, str, dict)):
-            spec = RewardSpec.parse(written)
-            yield spec
-            inside = _inner(registry.find("reward", spec.name))
-            held = [spec.options[option] for option in inside if spec.options.get(option) is not None]
-            yield from _specs(
-                [one for value in held for one in (value if isinstance(value, (list, tuple)) else [value])]
-            )
 
 
 def _term(written: Any, top: bool = True) -> Term:
@@ -171,15 +156,8 @@ def _term(written: Any, top: bool = True) -> Term:
                 inner[option] = [_term(one, False) for one in held]
             else:
                 inner[option] = _term(held, False)
-    return Term(name, _of_batch(component, name), spec.weight, spec.sources, inner)
-
-
-def _inner(function: Any) -> tuple[str, ...]:
-    """The options of a registered class that hold terms; none of a function."""
-    written = adapted("reward", function)
-    if inspect.isclass(written) and issubclass(written, RewardTerm):
-        return written.inner
-    return ()
+    written = (spec.name, spec.options)
+    return Term(name, _of_batch(component, name), spec.weight, spec.sources, inner, written)
 
 
 def _of_batch(function: Callable[..., Any], name: str) -> RewardTerm:
@@ -403,11 +381,10 @@ class VerdictScore(RewardTerm):
     def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray:
         """Return float64 [B]. ConfigError where no verdict has the score `part`."""
         verdicts = [r.verdict if self.verifier is None else r.verdicts.get(self.verifier) for r in batch.rollouts]
+        missing = np.nan if self.missing is None else self.missing
         if self.part is None:
-            if self.verifier is None or self.missing is None:
-                absent = np.nan
-            else:
-                absent = self.missing
+            # The task's own verdict is missing only where nothing was verified, which is undecided.
+            absent = np.nan if self.verifier is None else missing
             scores = [absent if v is None else np.nan if v.score is None else v.score for v in verdicts]
             return np.asarray(scores, dtype=np.float64)
         decided = [v for v in verdicts if v is not None and v.decided]
@@ -417,14 +394,8 @@ class VerdictScore(RewardTerm):
                 f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, names)}; set `missing` where "
                 "a verdict may be without it"
             )
-        missing = np.nan if self.missing is None else self.missing
-        return np.asarray([_part(verdict, self.part, missing) for verdict in verdicts], dtype=np.float64)
-
-
-def _part(verdict: Verdict | None, part: str, missing: float) -> float:
-    if verdict is None or not verdict.decided:
-        return np.nan
-    return verdict.scores.get(part, missing)
+        scores = [v.scores.get(self.part, missing) if v is not None and v.decided else np.nan for v in verdicts]
+        return np.asarray(scores, dtype=np.float64)
 
 
 def lengths(batch: Batch) -> np.ndarray:

@@ -18,12 +18,6 @@ from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout, Task
 from rlvr.registry import register
 
-Same = Callable[[Task, str, str], bool]
-
-
-def _same_text(task: Task, first: str, second: str) -> bool:
-    return first.strip() == second.strip()
-
 
 @register("reward", "majority_vote")
 @dataclass
@@ -40,7 +34,7 @@ class MajorityVote(RewardTerm):
     """Whose vote, and whether it is the winner or the share that pays."""
     at_least: float = 0.0
     """Groups whose winner has a smaller share of the voters are undecided: their label is not to be trusted."""
-    _same: Same = field(default=_same_text, init=False, repr=False)
+    _same: Callable[[Task, str, str], bool] = field(default=RewardContext.same_answer, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.at_least <= 1:
@@ -66,7 +60,7 @@ class MajorityVote(RewardTerm):
         return bound
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        answers = [_answer(r) for r in batch.rollouts]
+        answers = [None if r.verdict is None else r.verdict.answer for r in batch.rollouts]
         result = np.full(len(batch), np.nan)
         groups = list(batch.groups())
         polls = {id(g): self._poll(g.rollouts, [answers[i] for i in g.index]) for g in groups}
@@ -81,9 +75,10 @@ class MajorityVote(RewardTerm):
             else:
                 poll = polls[id(group)]
             for i in group.index:
-                if poll and batch.rollouts[i].verdict is not None and answers[i] is not None:
-                    result[i] = self._value(task, str(answers[i]), poll)
-                elif poll and _decided(batch.rollouts[i]):
+                verdict = batch.rollouts[i].verdict
+                if poll and verdict is not None and verdict.answer is not None:
+                    result[i] = self._value(task, str(verdict.answer), poll)
+                elif poll and verdict is not None and verdict.decided:
                     result[i] = 0.0
         return result
 
@@ -115,13 +110,3 @@ class MajorityVote(RewardTerm):
             # exact.
             return 1 / sum(s == most for _, s in poll)
         return 0.0
-
-
-def _answer(rollout: Rollout) -> str | None:
-    if rollout.verdict is None:
-        return None
-    return rollout.verdict.answer
-
-
-def _decided(rollout: Rollout) -> bool:
-    return rollout.verdict is not None and rollout.verdict.decided

@@ -19,7 +19,7 @@ from rlvr.run.reporting import Reporting
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import RunTasks
 from rlvr.run.train_state import TrainState
-from rlvr.stages.choosing import chooser
+from rlvr.stages.grpo.scoring import chooser
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 

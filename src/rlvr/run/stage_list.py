@@ -15,7 +15,7 @@ from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import RunTasks
 from rlvr.stages import Stage, StageContext
-from rlvr.stages.choosing import chooser
+from rlvr.stages.grpo.scoring import chooser
 
 
 class StageList(list[Stage]):

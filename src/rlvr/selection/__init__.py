@@ -7,9 +7,8 @@ and for one with a memory `observe(metrics)`, `state_dict` and `load_state_dict`
 order of rollouts, ties are broken by draw and member; what is undecided is never chosen for its reward.
 """
 
-from rlvr.selection.balance import BalanceOutcomes, BalanceSources
 from rlvr.selection.groups import PassRateBand, SpreadFilter, decided, mixed_groups
-from rlvr.selection.member_selectors import BestWorst, MostVaried, Shortest
+from rlvr.selection.member_selectors import BalanceOutcomes, BalanceSources, BestWorst, MostVaried, Shortest
 
 __all__ = [
     "BalanceOutcomes",

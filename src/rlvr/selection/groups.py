@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,21 @@ import numpy as np
 
 from rlvr.components import Selector
 from rlvr.core.schedules import Scalar
-from rlvr.records import Batch
+from rlvr.records import Batch, Group
 from rlvr.registry import register
+
+
+def decided_values(batch: Batch, column: str) -> Iterator[tuple[Group, np.ndarray]]:
+    """Each group with the values of its members in a column, without those that are unknown."""
+    values = batch.column(column)
+    for group in batch.groups():
+        of_group = values[group.index]
+        yield group, of_group[np.isfinite(of_group)]
+
+
+def spread_of(values: np.ndarray) -> float:
+    """The standard deviation of some numbers; exactly 0 of equal ones, whose rounded mean may differ from them."""
+    return float(values.std()) if len(values) and values.min() < values.max() else 0.0
 
 
 @register("selector", "mixed_groups")
@@ -21,10 +34,8 @@ def mixed_groups(batch: Batch) -> np.ndarray:
     Unlike skipping them in the backward pass, which changes nothing but time, this takes them out of the loss's
     denominator (DAPO, Yu et al. 2025, section 3.2, without its dynamic sampling).
     """
-    rewards = batch.column("reward")
     keep = np.zeros(len(batch), dtype=bool)
-    for group in batch.groups():
-        decided = rewards[group.index][np.isfinite(rewards[group.index])]
+    for group, decided in decided_values(batch, "reward"):
         # Compared, not by a standard deviation: that of equal numbers may be a rounding error above 0.
         keep[group.index] = len(decided) > 0 and decided.min() < decided.max()
     return np.flatnonzero(keep)
@@ -52,10 +63,8 @@ class PassRateBand(Selector):
     """The column that the mean is of: `reward`, or `reward/TERM`."""
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        values = batch.column(self.column)
         keep = np.zeros(len(batch), dtype=bool)
-        for group in batch.groups():
-            finite = values[group.index][np.isfinite(values[group.index])]
+        for group, finite in decided_values(batch, self.column):
             if len(finite):
                 keep[group.index] = float(self.low) <= finite.mean() <= float(self.high)
         return np.flatnonzero(keep)
@@ -82,16 +91,11 @@ class SpreadFilter(Selector):
             raise ValueError("share must be at least 0, and decay 0 to below 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards = batch.column("reward")
         keep = np.zeros(len(batch), dtype=bool)
         spreads = []
-        for group in batch.groups():
-            finite = rewards[group.index][np.isfinite(rewards[group.index])]
+        for group, finite in decided_values(batch, "reward"):
             if len(finite):
-                if finite.min() < finite.max():
-                    spread = float(finite.std())
-                else:
-                    spread = 0.0
+                spread = spread_of(finite)
                 spreads.append(spread)
                 # Without an average yet (first step) the bound is 0 and groups of equal rewards are dropped by `spread
                 # > 0`.

@@ -120,7 +120,14 @@ class Stage(Component):
 
     def rollout_context_at(self, step: int) -> RolloutContext:
         """Return the context of a plan in a step of the stage, counted from 0."""
-        return dataclasses.replace(self.context.rollout_context, sampling=sampling_of(self, step))
+        rollout = self.config.rollout
+        sampling = Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=scalar_value(rollout.temperature, step, self.steps),
+            stop=tuple(rollout.stop),
+            ignore_eos=rollout.ignore_eos,
+        )
+        return dataclasses.replace(self.context.rollout_context, sampling=sampling)
 
     @abstractmethod
     def collect(self, step: int) -> StepRollouts:
@@ -275,17 +282,6 @@ def _on_other_tasks(draws: Mapping[str, Any], pool: TaskPool) -> dict[str, Any]:
     if "sampler" not in draws:
         return moved
     return {**draws, "sampler": moved, "owed": [owed for owed in draws["owed"] if owed[1] in pool]}
-
-
-def sampling_of(stage: Stage, step: int) -> Sampling:
-    """The sampling of a training step."""
-    rollout = stage.config.rollout
-    return Sampling(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=scalar_value(rollout.temperature, step, stage.steps),
-        stop=tuple(rollout.stop),
-        ignore_eos=rollout.ignore_eos,
-    )
 
 
 def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:

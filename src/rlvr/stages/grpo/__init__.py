@@ -2,4 +2,6 @@
 
 from rlvr.stages.grpo.stage import GRPOStage
 
-__all__ = ["GRPOStage"]
+__all__ = [
+    "GRPOStage",
+]

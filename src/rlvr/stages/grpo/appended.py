@@ -31,28 +31,27 @@ def token_after(objective: Objective, policy: Policy) -> int | None:
     return None
 
 
+def filler(name: str) -> float:
+    """The value in the column `name` of tokens and rollouts that nobody sampled: 0 where it is multiplied or summed,
+    else NaN, which says that nothing is known of them."""
+    return 0.0 if name in ("advantage", "penalty") or name.startswith("weight/") else np.nan
+
+
 def with_token(batch: Batch, token: int, context: int) -> Batch:
     """The batch with `token` after each response that ended by itself and leaves room for it; its origin is HINT, and
     it has 0 in every token column of weights and advantages, NaN elsewhere."""
     # bool [B]. A truncated response did not come to the place where the token is asked for.
     on = [not r.stop.truncated and 0 < len(r) < context for r in batch.rollouts]
 
-    def more(name: str, values: np.ndarray, longer: bool) -> np.ndarray:
-        # 0 where the value is multiplied or summed; NaN says that nothing is known of the token.
-        if name in ("advantage", "penalty") or name.startswith("weight/"):
-            filler = 0.0
-        else:
-            filler = np.nan
-        if longer:
-            # In the column's own type: a Python float would make float64 of float32.
-            return np.append(values, values.dtype.type(filler))
-        return values
+    def more(name: str, values: np.ndarray) -> np.ndarray:
+        # In the column's own type: a Python float would make float64 of float32.
+        return np.append(values, values.dtype.type(filler(name)))
 
     return Batch(
         [_longer(r, token) if longer else r for r, longer in zip(batch.rollouts, on, strict=True)],
         batch.columns,
         {
-            name: [more(name, values, longer) for values, longer in zip(column, on, strict=True)]
+            name: [more(name, values) if longer else values for values, longer in zip(column, on, strict=True)]
             for name, column in batch.token_columns.items()
         },
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from rlvr import registry
-from rlvr.components import Correction, Loss, SequenceLoss
+from rlvr.components import AdvantageComponent, Correction, Loss, LossComponent, Selector, SequenceLoss
 from rlvr.config import AlgorithmConfig, ComponentSpec, Config, KLConfig
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.needs import BEHAVIOUR, Need
@@ -81,10 +81,7 @@ def build_penalty(algorithm: AlgorithmConfig) -> ReferencePenalty | None:
 
 def _divergence(kl: KLConfig) -> Divergence:
     """The estimator that the section asks for."""
-    if kl.gradient is None:
-        gradient = None
-    else:
-        gradient = registry.build("kl", kl.gradient)
+    gradient = None if kl.gradient is None else registry.build("kl", kl.gradient)
     return Divergence(registry.build("kl", kl.estimator), gradient, kl.bound)
 
 
@@ -94,7 +91,7 @@ def _check_loss(loss: Loss | SequenceLoss, name: str, group_size: int) -> None:
             f"algorithm.loss {name!r}: constant={loss.constant} is the length that the constant average divides by, "
             f"and average is {loss.average!r}: set average to constant, or leave constant out"
         )
-    _check_group(loss, f"the loss {name!r}", group_size)
+    check_group_size(group_size, loss, f"the loss {name!r}")
 
 
 def _check_moves(loss: Loss | SequenceLoss, name: str, config: Config) -> None:
@@ -112,12 +109,15 @@ def _check_moves(loss: Loss | SequenceLoss, name: str, config: Config) -> None:
         )
 
 
-def _check_group(loss: Loss | SequenceLoss, called: str, group_size: int) -> None:
-    smallest = loss.smallest_group
+def check_group_size(
+    group_size: int, component: AdvantageComponent | Selector | LossComponent, called: str, otherwise: str = ""
+) -> None:
+    """ConfigError where a component compares more members of a group than there are."""
+    smallest = component.smallest_group
     if group_size < smallest:
         raise ConfigError(
             f"rollout.group_size is {group_size}, and {called} compares the members of a group: set "
-            f"rollout.group_size to {smallest} or more"
+            f"rollout.group_size to {smallest} or more{otherwise}"
         )
 
 
@@ -159,7 +159,7 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTer
                 f"algorithm.auxiliary: {name!r} is the name of another term of the loss: rename the class"
             )
         loss: Loss | SequenceLoss = registry.build("auxiliary", spec)
-        _check_group(loss, f"the auxiliary loss {kind!r}", group_size)
+        check_group_size(group_size, loss, f"the auxiliary loss {kind!r}")
         in_reward = algorithm.kl is not None and algorithm.kl.coef != 0.0 and algorithm.kl.where == "reward"
         if isinstance(loss, SequenceLoss) and in_reward:
             raise ConfigError(

@@ -7,28 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvr.data import render_demonstration
-from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from rlvr.records import Batch, Rollout, Task
+from rlvr.stages.grpo.appended import filler
 from rlvr.stages.stage_base import StageContext
 
 
 def demonstration(task: Task, context: StageContext, group: str, member: int = 0) -> Rollout:
     """The task's demonstration after its prompt, as a rollout of a group."""
-    prompt = context.prompt(task)
-    shown = render_demonstration(task, context.policy.tokenizer)
-    ids = np.asarray([*prompt, *shown], dtype=np.int64)
-    origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
-    origin[: len(prompt)] = Origin.PROMPT
-    return Rollout(
+    return Rollout.given(
+        task,
+        context.prompt(task),
+        render_demonstration(task, context.policy.tokenizer),
         id=f"{group}/{member}" if member == 0 else f"{group}/demonstration",
-        task=task,
         group=group,
         member=member,
-        token_ids=ids,
-        origin=origin,
-        # Nobody sampled it: unknown, so that a ratio to the behaviour policy is refused and not made up.
-        behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
-        policy_version=np.full(len(ids), -1, dtype=np.int32),
-        stop=StopReason.GIVEN,
         text=task.demonstration or "",
         role="demonstrator",
     )
@@ -46,11 +38,9 @@ def with_demonstrations(batch: Batch, context: StageContext) -> Batch:
         for group in batch.groups()
         if group.rollouts[0].task.demonstration
     ]
-    # Columns that are multiplied or summed get 0; NaN in the others (rewards) says undecided.
-    idle = ("advantage", "weight/policy", "penalty")
 
     def more(name: str, sizes: Sequence[int]) -> list[np.ndarray]:
-        return [np.full(size, 0.0 if name in idle else np.nan, dtype=np.float32) for size in sizes]
+        return [np.full(size, filler(name), dtype=np.float32) for size in sizes]
 
     return Batch(
         [*batch.rollouts, *shown],

@@ -3,6 +3,8 @@ estimator and its modifiers that the configuration names, with the statistics th
 
 The contracts are `rlvr.components.RewardTerm`, `Selector`, `Advantage` and `Modifier`. Invariants: no component is
 known here by name; a look at rewards that does not train (`peek`) leaves no trace in the memory of a component.
+
+`chooser` evaluates a reward term without any stage of training, as the scorer of best-of-k evaluation.
 """
 
 from __future__ import annotations
@@ -11,15 +13,14 @@ import copy
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlvr import registry
 from rlvr.components import Advantage, AdvantageComponent, RewardTerm, Selector
-from rlvr.config import Config
+from rlvr.config import AlgorithmConfig, Config, OptimConfig
 from rlvr.core.component import called_as
 from rlvr.core.needs import Need
 from rlvr.core.schedules import ComponentList
@@ -31,20 +32,31 @@ from rlvr.records import Batch, Rollout, Task
 from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, call_plain, components_of, score, walk
 from rlvr.rollout.characters import char_ends
 from rlvr.selection.member_selectors import check_order
-from rlvr.stages.grpo.build_objective import build_penalty
+from rlvr.stages.grpo.build_objective import build_penalty, check_group_size
 from rlvr.stages.grpo.reference_penalty import less_penalty
 
 
-@dataclass(frozen=True)
 class Reads:
-    """Inputs of some components beside the columns of the batch, asked for once and not at every step."""
+    """Inputs of some components beside the columns of the batch: statistics of the policy, `Rollout.char_ends` and
+    log-probs of continuations. Asked for once and not at every step."""
 
-    needs: frozenset[Need]
-    """Statistics of the policy."""
-    characters: bool
-    """True where `Rollout.char_ends` is read."""
-    continuations: bool = False
-    """True where log-probs of continuations are read."""
+    def __init__(self, components: Iterable[RewardTerm | AdvantageComponent]) -> None:
+        components = list(components)
+        self.needs: frozenset[Need] = frozenset().union(*(component.needs for component in components))
+        self.characters = any(component.reads_characters for component in components)
+        self.continuations = any(isinstance(one, RewardTerm) and one.asks_continuations for one in components)
+
+    def add(self, batch: Batch, policy: Policy, on: np.ndarray, scored: Iterable[Rollout], optim: OptimConfig) -> None:
+        """Add the statistics at the sampled tokens of the rollouts that are `on`, bool [B], and the character ends of
+        the rollouts that are `scored` by characters."""
+        # A reward may have brought some of them for an advantage.
+        if needs := {need for need in self.needs if f"{need.statistic}/current" not in batch.token_columns}:
+            where = [r.sampled & is_on for r, is_on in zip(batch.rollouts, on, strict=True)]
+            add_statistics(policy, batch, needs, where, optim)
+        if self.characters:
+            for rollout in scored:
+                if rollout.char_ends is None:
+                    rollout.char_ends = char_ends(policy.tokenizer, rollout)
 
 
 class Scoring:
@@ -54,7 +66,7 @@ class Scoring:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.terms = build_terms(config.rewards)
-        self._reads = _reads_of(self.terms)
+        self._reads = Reads(term.function for term in walk(self.terms))
         self._lock = threading.Lock()
         """Held while rewards are computed: with dynamic sampling and staleness the draws of later steps are looked at
         on another thread while a step is scored, and reward functions need not be safe to call from two threads at
@@ -64,19 +76,15 @@ class Scoring:
         ]
         for name, selector in self.selectors:
             check_order(selector, name, config.algorithm.select_after)
-            smallest = selector.smallest_group
-            if config.rollout.group_size < smallest:
-                raise ConfigError(
-                    f"rollout.group_size is {config.rollout.group_size}, and the selector {name!r} compares the "
-                    f"members of a group: set rollout.group_size to {smallest} or more, or leave the selector out"
-                )
+            otherwise = ", or leave the selector out"
+            check_group_size(config.rollout.group_size, selector, f"the selector {name!r}", otherwise)
 
     def bind(self, tasks: Sequence[Task], setting: RewardContext) -> None:
         """Let the components take what they need from the run."""
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)
+        self._reads = Reads(term.function for term in walk(self.terms))
         self.selectors = [(name, self._bound(name, selector, setting)) for name, selector in self.selectors]
-        self._reads = _reads_of(self.terms)
 
     @staticmethod
     def _bound(name: str, selector: Selector, setting: RewardContext) -> Selector:
@@ -133,12 +141,8 @@ class Scoring:
         return dataclasses.replace(term, function=called_as(RewardTerm, function))
 
     def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
-        if self._reads.needs:
-            add_statistics(policy, batch, self._reads.needs, [r.sampled for r in batch.rollouts], self.config.optim)
-        if self._reads.characters:
-            for rollout in batch.rollouts:
-                if rollout.char_ends is None:
-                    rollout.char_ends = char_ends(policy.tokenizer, rollout)
+        everyone = np.ones(len(batch), dtype=bool)
+        self._reads.add(batch, policy, everyone, batch.rollouts, self.config.optim)
 
     def select(self, batch: Batch, step: int, steps: int) -> Batch:
         """The rollouts of the batch that train. ConfigError names a selector that gives positions which are not
@@ -162,15 +166,6 @@ class Scoring:
         return ComponentList([*components_of(self.terms), *self.selectors])
 
 
-def _reads_of(terms: Sequence[Term]) -> Reads:
-    functions = [term.function for term in walk(terms)]
-    return Reads(
-        frozenset().union(*(function.needs for function in functions)),
-        any(function.reads_characters for function in functions),
-        any(function.asks_continuations for function in functions),
-    )
-
-
 def _untouched(term: Term) -> Term:
     """The term with a copy of a function that has a memory: what the copy notes for it is lost."""
     if term.function.remembers:
@@ -191,17 +186,9 @@ class Advantages:
         self._named: list[tuple[str, AdvantageComponent]] = [(self.name, estimator)]
         self._named += [(spec.name, registry.build("modifier", spec)) for spec in algorithm.modifiers]
         self.components = ComponentList(self._named)
-        self._reads = Reads(
-            frozenset().union(*(component.needs for _, component in self._named)),
-            any(component.reads_characters for _, component in self._named),
-        )
-        smallest = estimator.smallest_group
-        if config.rollout.group_size < smallest:
-            raise ConfigError(
-                f"rollout.group_size is {config.rollout.group_size}, and the advantage {self.name!r} compares the "
-                f"members of a group: set rollout.group_size to {smallest} or more, or choose an advantage that needs "
-                "no group (group with baseline and scale none, say)"
-            )
+        self._reads = Reads(component for _, component in self._named)
+        otherwise = ", or choose an advantage that needs no group (group with baseline and scale none, say)"
+        check_group_size(config.rollout.group_size, estimator, f"the advantage {self.name!r}", otherwise)
         self._penalised = (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage"
         self.loss = algorithm.loss.name
         self._loss_per_response = registry.build("loss", algorithm.loss).per_response
@@ -236,7 +223,9 @@ class Advantages:
 
         ConfigError names a component whose result has another shape, or no number for a decided rollout.
         """
-        self._add_what_is_needed(batch, policy)
+        decided = np.isfinite(batch.column("reward"))
+        with_spans = (r for r in batch.rollouts if r.verdict is not None and r.verdict.spans)
+        self._reads.add(batch, policy, decided, with_spans, self.config.optim)
         # The penalty comes after the estimator, whose baseline is of rewards, and before modifiers, which may normalise
         # both.
         (name, estimator), *modifiers = self.components.at(step, steps)
@@ -251,17 +240,6 @@ class Advantages:
             batch.token_columns["advantage"] = values
         else:
             batch.columns["advantage"] = values
-
-    def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
-        # a reward may have brought some of them
-        if needs := {need for need in self._reads.needs if f"{need.statistic}/current" not in batch.token_columns}:
-            decided = np.isfinite(batch.column("reward"))
-            where = [r.sampled & on for r, on in zip(batch.rollouts, decided, strict=True)]
-            add_statistics(policy, batch, needs, where, self.config.optim)
-        if self._reads.characters:
-            for rollout in batch.rollouts:
-                if rollout.char_ends is None and rollout.verdict is not None and rollout.verdict.spans:
-                    rollout.char_ends = char_ends(policy.tokenizer, rollout)
 
     @staticmethod
     def _checked(values: Any, batch: Batch, component: str) -> np.ndarray | list[np.ndarray]:
@@ -283,3 +261,29 @@ class Advantages:
         if isinstance(values, list):
             return columns
         return columns[0]
+
+
+Scorer = Callable[[Sequence[Rollout]], np.ndarray]
+"""Rollouts -> one score each, NaN where it is undecided."""
+
+
+def chooser(config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> Scorer | None:
+    """The scorer that `config.evaluation.scorer` names, if it names one.
+
+    `apart` says that the policy's weights lie in parts on several ranks: ConfigError then for a term that needs a
+    forward pass, which only rank 0 would take.
+    """
+    scorer = config.evaluation.scorer
+    if scorer is None:
+        return None
+    # The default algorithm: selectors and modifiers of the run must not be built, or refused, for an evaluation.
+    alone = config.model_copy(update={"rewards": [scorer], "algorithm": AlgorithmConfig()})
+    scoring = Scoring(alone)
+    scoring.bind(tasks, RewardContext(alone, tasks))
+    if apart and any(term.function.needs_policy for term in walk(scoring.terms)):
+        raise ConfigError(
+            f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in "
+            "parts on the ranks: evaluate a checkpoint with python -m rlvr.evaluate, or choose another scorer"
+        )
+    # No history, and a peek: an evaluation leaves no trace in the memory of a reward.
+    return lambda rollouts: scoring.score(rollouts, policy, History(), (0, 1), peek=True).column("reward")

@@ -142,7 +142,10 @@ class GRPOStage(Stage):
             batch = everything.select(np.arange(trained))
         else:
             batch = everything
-        self._add_baseline(batch, compared)
+        if len(compared):
+            # The reward of the draw's baseline rollout; NaN where there is none.
+            of = dict(zip((r.group for r in compared.rollouts), compared.column("reward").tolist(), strict=True))
+            batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
         batch = self.scoring.select(batch, self._step, self.steps)
@@ -208,14 +211,6 @@ class GRPOStage(Stage):
     def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
         when = (self._step, self.steps)
         return self.scoring.score(rollouts, self.context.policy, self.context.history, when, peek, known)
-
-    def _add_baseline(self, batch: Batch, compared: Batch) -> None:
-        """The column `baseline`, the reward of the draw's baseline rollout, where there are such; NaN where there is
-        none."""
-        if len(compared):
-            rewards = compared.column("reward").tolist()
-            of = dict(zip((r.group for r in compared.rollouts), rewards, strict=True))
-            batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
 
     def _add_advantages(self, batch: Batch) -> None:
         if self.penalty is not None:
