@@ -5,10 +5,9 @@ The public names, imported on first use, so that `import rlvr` is fast and pulls
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-from rlvr.core.moved import MovedModules, found_on_first_use
+from rlvr.core.first_use import found_on_first_use
 
 __version__ = "0.1.0"
 
@@ -77,8 +76,6 @@ if TYPE_CHECKING:
         ToolCallVerifier,
         Verifier,
     )
-
-sys.meta_path.append(MovedModules())
 
 
 def __dir__() -> list[str]:

@@ -41,11 +41,10 @@ from rlvr.run.stage_list import StageList, open_stages
 from rlvr.run.step_recorder import StepRecorder
 from rlvr.run.stopping import RunStop, failing_together, stop_when_hopeless
 from rlvr.run.train_state import TrainState
-from rlvr.run.trainer_attributes import MovedTrainerAttributes
 from rlvr.stages import Stage
 
 
-class GRPOTrainer(MovedTrainerAttributes):
+class GRPOTrainer:
     """Trains a policy on tasks with a verifier.
 
         trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, MathVerifier(), {"run": {"steps": 100}})

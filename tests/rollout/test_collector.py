@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from engine_helpers import PATIENCE, DrawOf, alphabet_chain, chain, context_of, ids_of, recomputed, shake, small
 
-import rlvr.rollout
 from rlvr import registry
 from rlvr.core.seeding import seed_of
 from rlvr.errors import WaitTimeoutError
@@ -25,12 +24,10 @@ from rlvr.rollout import (
     HFEngine,
     HFEngineOptions,
     Request,
-    RolloutBuffer,
     Sampling,
     make_rollout,
     single_turn,
 )
-from rlvr.stages.stage_base import StageContext
 
 DEADLINE = 60.0
 
@@ -129,33 +126,6 @@ def test_a_context_counts_what_was_asked_for_and_what_failed(collector):
     assert activity.counts() == {"sampling": (10, 10), "verifying": (6, 6)}
     assert context.sampled_at > begun
     assert dataclasses.replace(context, group_size=1).sampled_at > context.sampled_at
-
-
-def test_a_plan_that_was_written_for_the_version_before_works_with_a_notice(collector):
-    with pytest.warns(FutureWarning, match=r"rlvr\.rollout\.Means is now rlvr\.rollout\.RolloutContext"):
-        from rlvr.rollout import Means
-    with pytest.warns(FutureWarning, match=r"rlvr\.rollout\.Supply is now rlvr\.rollout\.RolloutBuffer"):
-        from rlvr.rollout import Supply
-    assert Supply is RolloutBuffer
-    assert not hasattr(rlvr.rollout, "Supplies")
-
-    async def plan(draw, means: Means):
-        for member in range(means.group_size):
-            request = Request(means.prompt(draw.task), means.sampling, means.seed(draw.number, member, 0))
-            yield await means.verify(make_rollout(draw, member, request, await means.generate(request)))
-
-    with pytest.warns(FutureWarning, match=r"RolloutContext\.prompt is now RolloutContext\.encode"):
-        result = collector.collect(draws_of(2), plan, context_with(), DEADLINE)
-    expected = collector.collect(draws_of(2), single_turn, context_with(), DEADLINE)
-    assert [r.token_ids.tolist() for r in result] == [r.token_ids.tolist() for r in expected]
-
-
-def test_a_stage_that_was_written_for_the_version_before_gets_its_context_with_a_notice():
-    parts = StageContext(None, {}, None, None, None, context_with(), 64, True)
-    with pytest.warns(FutureWarning, match=r"Parts\.means\(sampling\) is now Stage\.rollout_context_at\(step\)"):
-        context = parts.means(Sampling(3))
-    assert context.sampling == Sampling(3)
-    assert context.engine is parts.rollout_context.engine
 
 
 def test_nothing_drawn_is_nothing_collected(collector):

@@ -230,7 +230,7 @@ def test_math_is_imported_alone():
         "rlvr.core",
         "rlvr.core.calling",
         "rlvr.core.component",
-        "rlvr.core.moved",
+        "rlvr.core.first_use",
         "rlvr.core.specs",
         "rlvr.errors",
         "rlvr.records",

@@ -13,7 +13,6 @@ from rlvr.advantages.modifiers import Clip, Entropy, Length, Outliers, Signs, Wh
 from rlvr.advantages.optimal_token import OptimalTokenBaseline
 from rlvr.advantages.pass_at_k import PassAtK
 from rlvr.advantages.spans import SpanAdvantage
-from rlvr.core.moved import renamed
 
 __all__ = [
     "Clip",
@@ -29,17 +28,3 @@ __all__ = [
     "group_advantage",
     "informative",
 ]
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "Blend": "rlvr.recipes.laser.laser.Blend",
-        "Conditional": "rlvr.recipes.canon.conditional.Conditional",
-        "Confidence": "rlvr.recipes.ucas.confidence.Confidence",
-        "Consistency": "rlvr.recipes.copo.consistency.Consistency",
-        "MixedValueAtRisk": "rlvr.recipes.riskpo.risk.MixedValueAtRisk",
-        "Noise": "rlvr.recipes.noisy_verifier_corrections.noise.Noise",
-        "PrefixTree": "rlvr.recipes.tempo.prefix_tree.PrefixTree",
-        "Surprise": "rlvr.recipes.rl_plus.surprise.Surprise",
-    },
-)

@@ -27,9 +27,6 @@ BASE_CLASS_NEEDED = frozenset({"sampler", "stage"})
 WITHOUT_MEMORY = frozenset({"loss", "auxiliary", "token_selector", "correction"})
 """Component kinds that do not receive the metrics of a step."""
 
-RENAMED = {"give_back": "roll_back", "shares": "sequence_losses"}
-"""Members of components that have another name now."""
-
 # Chosen between the two nearest cases that were tried: a slip at 0.86, a helper at 0.83. Higher, and slips pass in
 # silence; lower, and names that mean something else are refused.
 SIMILAR = 0.84
@@ -75,9 +72,6 @@ def refuse_misspelt(kind: str, component: Any) -> None:
             f"{kind} {written_name(component)}: nothing calls its member 'observe', since a {kind} is not shown the "
             "metrics of a step: leave it out, or begin its name with an underscore"
         )
-    for name, now in RENAMED.items():
-        if name in own and now in members:
-            raise ConfigError(f"{kind} {written_name(component)}: the member {name!r} is called {now!r} now: rename it")
     # What the component's own code reads has a reader: it is an option or a helper, however it is spelt.
     unread = own - _read_by_itself(component) - set(members)
     for name in sorted(unread):

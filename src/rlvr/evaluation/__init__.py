@@ -1,6 +1,5 @@
 """Evaluation: estimators, the run of one over held-out tasks, and statistics of its results."""
 
-from rlvr.core.moved import renamed
 from rlvr.evaluation.contamination import contamination
 from rlvr.evaluation.estimators import best_of_k, interquartile_mean, interval, majority_at_k, pass_at_k
 from rlvr.evaluation.evaluation_loop import Collect, Evaluation, SameAnswer, Scorer, evaluate
@@ -29,5 +28,3 @@ __all__ = [
     "values_of",
     "write_task_results",
 ]
-
-__getattr__ = renamed(__name__, {"Tally": "TaskResult", "write_tallies": "write_task_results"})

@@ -1,7 +1,6 @@
 """Losses: pure functions of the statistics that they declare; they never see logits, models or batches."""
 
 from rlvr.components import Correction, Loss, SequenceLoss, TokenSelector
-from rlvr.core.moved import renamed
 from rlvr.losses.clip import ClippedPolicyLoss
 from rlvr.losses.correction import Mask, MaskNegatives, Reject, Truncate
 from rlvr.losses.covariance import ClipCovLoss, KLCovLoss
@@ -59,17 +58,3 @@ __all__ = [
     "k2",
     "k3",
 ]
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "Component": "ObjectiveTerm",
-        "ContrastiveLoss": "rlvr.recipes.copg.copg.ContrastiveLoss",
-        "InverseSoftQ": "rlvr.recipes.scalable_irl.inverse_soft_q.InverseSoftQ",
-        "LastTokenReward": "rlvr.recipes.laser.last_token_loss.LastTokenReward",
-        "RandomPolicyValueLoss": "rlvr.recipes.rover.rover.RandomPolicyValueLoss",
-        "RewardClassification": "rlvr.recipes.pacs.pacs.RewardClassification",
-        "TaperedLoss": "rlvr.recipes.topr.topr.TaperedLoss",
-        "TrajectoryBalance": "rlvr.recipes.for_.trajectory_balance.TrajectoryBalance",
-    },
-)

@@ -1,6 +1,5 @@
 """The policy: loading and building models, adapters, micro-batches, statistics of a forward pass, optimisers."""
 
-from rlvr.core.moved import renamed
 from rlvr.policy.load_balancing import deal
 from rlvr.policy.loading import device_of, dtype_of, given_policy, load_policy, make_policy, tokenizer_of
 from rlvr.policy.microbatch import Cost, MicroBatch, check_packing, cut, micro_batches, rows_of
@@ -29,5 +28,3 @@ __all__ = [
     "sgd",
     "tokenizer_of",
 ]
-
-__getattr__ = renamed(__name__, {"learning_rate": "rlvr.stages.stage_base.learning_rate"})

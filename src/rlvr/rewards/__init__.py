@@ -19,7 +19,6 @@
 Terms of a single paper are beside its recipe, in rlvr.recipes.
 """
 
-from rlvr.core.moved import renamed
 from rlvr.rewards.certainty import MeanEntropy, SelfCertainty
 from rlvr.rewards.composition import Bounded, Gate, Product, Sum, Tiers, Veto
 from rlvr.rewards.length_group import Brevity
@@ -84,18 +83,3 @@ __all__ = [
     "score",
     "walk",
 ]
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "Setting": "RewardContext",
-        "AdaptiveLengthTarget": "rlvr.recipes.laser_002_343.adaptive_length_target.AdaptiveLengthTarget",
-        "ByCondition": "rlvr.recipes.autothink.autothink.ByCondition",
-        "ByPassRate": "rlvr.recipes.grpo_lambda.by_pass_rate.ByPassRate",
-        "LastTokenScore": "rlvr.recipes.laser.laser.LastTokenScore",
-        "NoThinking": "rlvr.recipes.autothink.autothink.NoThinking",
-        "PhaseEntropy": "rlvr.recipes.pear.phase_entropy.PhaseEntropy",
-        "RankOverlap": "rlvr.recipes.reasonrank.rank_overlap.RankOverlap",
-        "SelfAligned": "rlvr.recipes.sar.self_aligned.SelfAligned",
-    },
-)

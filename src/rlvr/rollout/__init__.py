@@ -1,6 +1,5 @@
 """Rollouts: engines that sample, plans that say what a group is made of, and the collector that runs them."""
 
-from rlvr.core.moved import renamed
 from rlvr.rollout.buffer import CollectionInterruptedError, Collector, RolloutBuffer, StepRollouts
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
@@ -50,15 +49,3 @@ __all__ = [
     "side_by_side",
     "single_turn",
 ]
-
-
-# Names of the version before; each warns when it is used and goes with the next version.
-__getattr__ = renamed(
-    __name__,
-    {
-        "Collected": "StepRollouts",
-        "Interrupted": "CollectionInterruptedError",
-        "Means": "RolloutContext",
-        "Supply": "RolloutBuffer",
-    },
-)

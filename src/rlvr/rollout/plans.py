@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import threading
 import time
-import warnings
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -164,12 +163,6 @@ class RolloutContext:
     def encode(self, task: Task) -> tuple[int, ...]:
         """The token ids of a task's prompt."""
         return self.prompts(task)
-
-    def prompt(self, task: Task) -> tuple[int, ...]:
-        """The old name of `encode`, which goes with the next version."""
-        text = "RolloutContext.prompt is now RolloutContext.encode: the old name goes with the next version"
-        warnings.warn(text, FutureWarning, stacklevel=2)
-        return self.encode(task)
 
     def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
         """The token ids that put a text, said by `role`, into the context after a turn of the policy's. `end` is the

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,22 +49,13 @@ class StageContext:
     is_main: bool = True
     """True if this is the rank that warns."""
 
-    def means(self, sampling: Sampling) -> RolloutContext:
-        """Return the context of a plan under this sampling, by the name of the version before."""
-        text = "Parts.means(sampling) is now Stage.rollout_context_at(step): the old name goes with the next version"
-        warnings.warn(text, FutureWarning, stacklevel=2)
-        return dataclasses.replace(self.rollout_context, sampling=sampling)
-
 
 class Stage(Component):
     """One stage, opened for a run."""
 
-    injected = ("plan", "context", "parts", "tasks", "seed")
+    injected = ("plan", "context", "tasks", "seed")
     """Parameters of the constructor that the trainer gives, in the order of `__init__`; the others are the kind's
-    options.
-
-    `parts` is the name of `context` in the version before.
-    """
+    options."""
     reference: Snapshot | None = None
     """The policy at the start of the stage, set by the trainer where `keeps_reference` asks for it."""
     samples = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlvr.core.moved import found_on_first_use
+from rlvr.core.first_use import found_on_first_use
 
 _HOME, __getattr__ = found_on_first_use(
     __name__,
