@@ -6,7 +6,6 @@ from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import (
     Activity,
     Draw,
-    Plan,
     RolloutContext,
     RolloutPlan,
     RolloutTokens,
@@ -30,7 +29,6 @@ __all__ = [
     "Engine",
     "HFEngine",
     "HFEngineOptions",
-    "Plan",
     "Published",
     "RecordedOptions",
     "Request",
