@@ -37,7 +37,7 @@ REPLACED = {
     "slopes",
     "teaches",
 }
-"""Names of the version before. The tables of moved names hold them as text."""
+"""Names of the version before."""
 
 OF_ANOTHER_KIND = {"verifiers/code/sandbox": {"Setting"}, "planner": {"slopes"}}
 """Folder -> names that mean something else there: the setting of a sandbox, the slopes of lines."""

@@ -7,7 +7,7 @@ import torch
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.policy import load_policy
 from rlvr.rollout.hf import _own_copy
-from rlvr.rollout.weights import named_weights
+from rlvr.rollout.weights import weight_buckets
 
 
 def small_update():
@@ -41,7 +41,7 @@ def test_what_is_sent_and_what_is_copied_is_the_float32_merge_rounded_once():
     base = {
         name: dict(policy.causal_lm.named_modules())[name.removesuffix(".weight")].base_layer.weight for name in merged
     }
-    sent = dict(named_weights(policy))
+    sent = dict(weight for bucket in weight_buckets(policy) for weight in bucket)
     copied = dict(_own_copy(policy).causal_lm.named_parameters())
     differing, moved = 0, []
     for name, exact in merged.items():

@@ -5,8 +5,9 @@ import pytest
 import torch
 from engine_helpers import ask, gap, shake, small, some_requests
 
-from rlvr.distributed import PlainBackend, buckets, named_weights
+from rlvr.distributed import PlainBackend
 from rlvr.rollout import HFEngine, HFEngineOptions
+from rlvr.rollout.weights import buckets, weight_buckets
 
 COPY = HFEngineOptions(copy_weights=True)
 KINDS = {
@@ -76,7 +77,7 @@ def test_weights_have_the_names_and_values_of_the_plain_model(kind):
     policy = small(**KINDS[kind])
     plain = small(**{**KINDS[kind], "adapter": None}).model
     shake(policy, 3)
-    sent = list(named_weights(policy))
+    sent = [weight for bucket in weight_buckets(policy) for weight in bucket]
     assert sorted(name for name, _ in sent) == sorted(plain.state_dict())
     assert "lm_head.weight" in dict(sent)
     assert all(not tensor.requires_grad for _, tensor in sent)

@@ -84,9 +84,29 @@ class ByName(_Function):
         return self._call(self._fields(task, completion, token_ids), task)
 
     def _fields(self, task: Task, completion: str, token_ids: Sequence[int] | None) -> dict[str, Any]:
+        if isinstance(task.prompt, list):
+            messages = task.prompt
+        else:
+            # A function that reads messages works with text prompts, too: a text stands for the turn of a user.
+            messages = [{"role": "user", "content": task.prompt}]
+        fields = {
+            # First, so that a column called `prompt` or `answer` cannot replace the field of the task.
+            **task.info,
+            "task": task,
+            "prompt": task.prompt,
+            "messages": messages,
+            "answer": task.answer,
+            "completion": completion,
+            "token_ids": token_ids,
+        }
         if self.has_verl_form:
-            return _known(task, completion, token_ids) | _verl_arguments(task, completion)
-        return _known(task, completion, token_ids)
+            fields |= {
+                "data_source": task.source,
+                "solution_str": completion,
+                "ground_truth": task.answer,
+                "extra_info": dict(task.info),
+            }
+        return fields
 
 
 class ByColumns(_Function):
@@ -129,33 +149,6 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         raise ConfigError(f"the signature of {name_of(function)!r} cannot be read: {error}") from error
 
 
-def _known(task: Task, completion: str, token_ids: Sequence[int] | None) -> dict[str, Any]:
-    if isinstance(task.prompt, list):
-        messages = task.prompt
-    else:
-        # A function that reads messages works with text prompts, too: a text stands for the turn of a user.
-        messages = [{"role": "user", "content": task.prompt}]
-    return {
-        # First, so that a column called `prompt` or `answer` cannot replace the field of the task.
-        **task.info,
-        "task": task,
-        "prompt": task.prompt,
-        "messages": messages,
-        "answer": task.answer,
-        "completion": completion,
-        "token_ids": token_ids,
-    }
-
-
-def _verl_arguments(task: Task, completion: str) -> dict[str, Any]:
-    return {
-        "data_source": task.source,
-        "solution_str": completion,
-        "ground_truth": task.answer,
-        "extra_info": dict(task.info),
-    }
-
-
 def score_of(result: Any) -> Any:
     """Return a function's result, or its `score` where the result is a mapping with one, as verl's functions may
     return."""
@@ -168,10 +161,7 @@ def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequenc
     """TRL's arguments: completions of a chat prompt are lists of one message, every column has one entry each."""
     chat = isinstance(task.prompt, list)
     count = len(completions)
-    if task.answer is None:
-        answers = {}
-    else:
-        answers = dict.fromkeys(ANSWER_NAMES, task.answer)
+    answers = {} if task.answer is None else dict.fromkeys(ANSWER_NAMES, task.answer)
     # `solution` or `ground_truth` in a task's info is that task's own column and goes before the answer under that
     # name; `answer` is always the answer of the task.
     fields = {**answers, **task.info} | {name: value for name, value in answers.items() if name == "answer"}

@@ -107,11 +107,7 @@ class FunctionComponent:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # A partial holds the function's options, and has its attributes and name only in `func`.
-        if isinstance(function, functools.partial):
-            written = function.func
-        else:
-            written = function
-        functools.update_wrapper(self, written)
+        functools.update_wrapper(self, function.func if isinstance(function, functools.partial) else function)
         self.__wrapped__ = function
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -140,16 +136,10 @@ def _with_contract(component: type, contract: type) -> type:
 
 def written_name(component: Any) -> str:
     """The name of a user's class or function in messages: `module.Name`, or `file.py:Name` where it is from a file."""
-    if isinstance(component, FunctionComponent):
-        named = component.__wrapped__
-    else:
-        named = component
+    named = component.__wrapped__ if isinstance(component, FunctionComponent) else component
     if isinstance(named, functools.partial):
         named = named.func
-    if inspect.isclass(named) or inspect.isroutine(named):
-        written = named
-    else:
-        written = type(named)
+    written = named if inspect.isclass(named) or inspect.isroutine(named) else type(named)
     module = written.__module__
     name = written.__qualname__
     if module.startswith(FILE_MODULE):

@@ -189,26 +189,17 @@ def refuse_below(name: str, scalar: AnyScalar | str | None, limit: float, above:
     # Before the run: a temperature that reaches 0 at step 900 is refused at step 0.
     least = least_value(scalar)
     if least < limit or (above and least == limit):
-        if isinstance(scalar, (int, float)):
-            reaches = f"is {least:g}"
-        else:
-            reaches = f"goes down to {least:g}"
-        raise ValueError(f"{name} {reaches}, and must be {'above' if above else 'at least'} {limit:g}")
+        reaches = "is" if isinstance(scalar, (int, float)) else "goes down to"
+        raise ValueError(f"{name} {reaches} {least:g}, and must be {'above' if above else 'at least'} {limit:g}")
 
 
 def refuse_above(name: str, scalar: AnyScalar, limit: float) -> None:
     """ValueError where a number, or a schedule or controller of it, may rise above `limit`."""
     most = most_value(scalar)
     if most > limit:
-        if isinstance(scalar, (int, float)):
-            reaches = f"is {most:g}"
-        else:
-            reaches = f"goes up to {most:g}"
-        if isinstance(scalar, Controller):
-            fix = " (set `maximum`)"
-        else:
-            fix = ""
-        raise ValueError(f"{name} {reaches}, and must be at most {limit:g}{fix}")
+        reaches = "is" if isinstance(scalar, (int, float)) else "goes up to"
+        fix = " (set `maximum`)" if isinstance(scalar, Controller) else ""
+        raise ValueError(f"{name} {reaches} {most:g}, and must be at most {limit:g}{fix}")
 
 
 def scalar_value(scalar: AnyScalar, step: int, steps: int) -> float:
@@ -223,34 +214,22 @@ def scalar_value(scalar: AnyScalar, step: int, steps: int) -> float:
 def at(component: Any, step: int, steps: int) -> Any:
     """`component` (a dataclass instance) with every scheduled or driven option as the float it is at `step` of
     `steps`."""
-    if not dataclasses.is_dataclass(component) or isinstance(component, type):
-        return component
-    moving = {
-        f.name: scalar_value(value, step, steps)
-        for f in dataclasses.fields(component)
-        if isinstance(value := getattr(component, f.name), (Schedule, StepSchedule, Controller))
-    }
-    if moving:
-        return dataclasses.replace(component, **moving)
-    return component
+    moving = {name: scalar_value(value, step, steps) for name, value in _moving(component).items()}
+    return dataclasses.replace(component, **moving) if moving else component
 
 
-def moving_options(component: Any, prefix: str, step: int, steps: int) -> dict[str, float]:
-    """The options of `component` that are no constants, as `prefix.option` -> the float that each is at `step` of
-    `steps`."""
+def _moving(component: Any) -> dict[str, Schedule | StepSchedule | Controller]:
+    """The options of a component that are no constants; none where it is no dataclass instance."""
     if not dataclasses.is_dataclass(component) or isinstance(component, type):
         return {}
     values = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
-    moving = {name: v for name, v in values.items() if isinstance(v, (Schedule, StepSchedule, Controller))}
-    return {f"{prefix}.{name}": scalar_value(v, step, steps) for name, v in moving.items()}
+    return {name: v for name, v in values.items() if isinstance(v, (Schedule, StepSchedule, Controller))}
 
 
 def controllers(*components: Any) -> Iterator[Controller]:
     """The controllers among the options of `components`, in a fixed order."""
     for component in components:
-        if dataclasses.is_dataclass(component) and not isinstance(component, type):
-            values = (getattr(component, f.name) for f in dataclasses.fields(component))
-            yield from (value for value in values if isinstance(value, Controller))
+        yield from (value for value in _moving(component).values() if isinstance(value, Controller))
 
 
 class AdaptiveComponent(Component):
@@ -298,10 +277,11 @@ class ComponentList:
 
     def scheduled(self, step: int, steps: int) -> dict[str, float]:
         """Return the options that are no constants, as `schedule/<name>.<option>` -> value at `step` of `steps`."""
-        moving: dict[str, float] = {}
-        for name, item in self._items:
-            moving |= moving_options(item, f"schedule/{name}", step, steps)
-        return moving
+        return {
+            f"schedule/{name}.{option}": scalar_value(value, step, steps)
+            for name, item in self._items
+            for option, value in _moving(item).items()
+        }
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let the components take in the metrics of a step that was trained."""

@@ -52,11 +52,9 @@ class Backend(Protocol):
     def zero(self) -> None:
         """Forget all gradients, those of passes that no step followed included: every trainable parameter's is zero
         then."""
-        ...
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of one micro-batch's share of the loss."""
-        ...
 
     def step(self, lr: float, max_norm: float) -> float:
         """Sum the gradients over ranks, clip them to `max_norm` and take a step; the norm before clipping, the same on
@@ -64,12 +62,10 @@ class Backend(Protocol):
 
         A norm that is not finite changes no weight and no optimizer state.
         """
-        ...
 
     def release(self) -> None:
         """Give back the device memory that only updates need: gradients, what torch's allocator keeps for later and,
         with `offload_during_rollout`, what only the optimizer reads. `zero` and `step` take it again."""
-        ...
 
     def named_weights(self) -> Iterator[Bucket]:
         """The weights as an engine needs them: Hugging Face names, adapters merged, a tied LM head included, in
@@ -77,12 +73,10 @@ class Backend(Protocol):
 
         To be gone through to the end on every rank.
         """
-        ...
 
     def saved_tensors(self) -> dict[str, torch.Tensor]:
         """This rank's share of what a checkpoint holds of the backend: `weights/PARAMETER` and
         `optimizer/KEY/PARAMETER`, whole tensors (of no dimension: counts), each from one rank."""
-        ...
 
     def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Take back what the ranks of any backend gave, however many they were; `saved` has all of it and may read
@@ -90,4 +84,3 @@ class Backend(Protocol):
 
         CheckpointError names what does not fit.
         """
-        ...

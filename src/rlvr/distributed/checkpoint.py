@@ -132,11 +132,8 @@ def read(path: Path) -> Saved:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, whole or torn."""
-    if folder.is_dir():
-        # "step-40" is a checkpoint; "step-40.partial", "step-best" and ".step-40.partial" are not
-        paths = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    else:
-        paths = []
+    # "step-40" is a checkpoint; "step-40.partial", "step-best" and ".step-40.partial" are not
+    paths = (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
     return sorted(paths, key=step_of)
 
 

@@ -246,12 +246,9 @@ class Writer:
         # A rename within a folder is atomic; the sync of the folder after it makes the rename itself last.
         checkpoint.replace(target, aside)
         _sync(self.folder)
-        keeps = self.config.best
-        if keeps is None:
-            scored = None
-        else:
-            scored = checkpoint.best(self.folder, keeps.metric, keeps.mode)
-        best = None if scored is None else scored[0]
+        best = None
+        if (keeps := self.config.best) and (scored := checkpoint.best(self.folder, keeps.metric, keeps.mode)):
+            best = scored[0]
         # Only now: until here the checkpoints before are the ones to resume from.
         checkpoint.remove_old(self.folder, target, self.config.keep, best, self.config.every)
         return target

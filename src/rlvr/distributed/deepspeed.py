@@ -115,16 +115,12 @@ class DeepSpeedBackend:
         else:
             self._tried = policy.head_is_enough, policy.packing  # on the plain model, before it is wrapped
             share_from_first(policy.model, self.world)
-            if policy.dtype == torch.bfloat16:
-                before = _unrounded(self.parameters)
-            else:
-                before = {}
+            # Copies, in host memory, of the weights that bfloat16 would change.
+            changed = changed_by(policy.dtype, self.parameters) if policy.dtype == torch.bfloat16 else []
+            before = {name: self.parameters[name].detach().to("cpu", copy=True) for name in changed}
         # dist_init_required=False: World has made the process group, with gloo for the CPU and a timeout.
         self.engine, *_ = deepspeed.initialize(
-            model=policy.model,
-            optimizer=base,
-            config=config,
-            dist_init_required=False,
+            model=policy.model, optimizer=base, config=config, dist_init_required=False
         )
         self.optimizer = self.engine.optimizer
         self.offload_during_rollout = options.offload_during_rollout
@@ -244,12 +240,8 @@ class DeepSpeedBackend:
         tensors: dict[str, torch.Tensor] = {}
         for name in self.parameters:
             for key, tensor in self.shards.of(name, keep=owner[name] == self.world.rank):
-                if key is None:
-                    full = f"{WEIGHTS}{name}"
-                else:
-                    full = f"{OPTIMIZER}{key}/{name}"
                 if tensor is not None:
-                    tensors[full] = tensor
+                    tensors[f"{WEIGHTS}{name}" if key is None else f"{OPTIMIZER}{key}/{name}"] = tensor
         return tensors
 
     def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -283,12 +275,6 @@ def _library() -> Any:
         False  # a CPU all-reduce that it would build with a compiler
     )
     return deepspeed
-
-
-def _unrounded(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    """Copies, in host memory, of the weights that bfloat16 would change."""
-    names = changed_by(torch.bfloat16, parameters)
-    return {name: parameters[name].detach().to("cpu", copy=True) for name in names}
 
 
 def _join_alone() -> None:

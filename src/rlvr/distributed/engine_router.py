@@ -71,10 +71,7 @@ def open_engine(
         return options.open(policy, in_flight)
     if options.per_rank:
         return EngineRouter(options.open(policy, in_flight), world, collector)
-    if world.is_main:
-        engine = options.open(policy, in_flight)
-    else:
-        engine = None
+    engine = options.open(policy, in_flight) if world.is_main else None
     # All ranks must leave out the same tasks, those that are too long for the engine of rank 0.
     context = world.broadcast(None if engine is None else engine.context, "the context of the engine")
     return NullEngine(context or 0) if engine is None else engine
@@ -182,10 +179,7 @@ class EngineRouter:
         port = self.world.broadcast(0, "the port of the sampling ranks")
         # By its name, which each machine resolves for itself: on rank 0's it may be a loopback address (127.0.1.1 on
         # Debian).
-        if machines[0] == machine():
-            host = LOOPBACK
-        else:
-            host = os.environ["MASTER_ADDR"]
+        host = LOOPBACK if machines[0] == machine() else os.environ["MASTER_ADDR"]
         try:
             self._connection = Client((host, port), authkey=key)
         except OSError as error:

@@ -11,7 +11,7 @@ from rlvr.core.device_memory import PeakMemory
 from rlvr.distributed.world import World
 from rlvr.monitor.phases import KNOWN, Phases
 from rlvr.policy.flops import UpdateFlops, peak_flops
-from rlvr.rollout.plans import IdleByPhase, IdleClock
+from rlvr.rollout.plans import IdleClock
 
 WORKING = ("update", "publish")
 """Phases in which the trainer's device works."""
@@ -37,7 +37,7 @@ class StepMeters:
     def __init__(self, device: torch.device, world: World, clock: IdleClock) -> None:
         self.world = world
         self.memory = PeakMemory(device)
-        self.engine_idle = IdleByPhase(clock)
+        self.engine_idle = clock
         self.phases = Phases(torch.profiler.record_function, (self.memory, self.engine_idle))
         self.on_gpu = device.type == "cuda"
         if self.on_gpu:
@@ -65,10 +65,7 @@ class StepMeters:
         times = self.phases.finish()
         seconds = times["time/step"]
         idle = self.engine_idle.seconds
-        if self.on_gpu:
-            unused = idle_share(times, idle, engine_apart)
-        else:
-            unused = None
+        unused = idle_share(times, idle, engine_apart) if self.on_gpu else None
         # Both are measured apart, by different clocks of the step; the bound keeps time/rollout from going below 0.
         waited = min(verifying, times["time/rollout"])
         times["time/rollout"] -= waited
@@ -77,10 +74,10 @@ class StepMeters:
         own = RankUse(computed.flops, computed.tokens, self.peak, self.memory.peaks())
         ranks = self.world.gather(own, "memory and operations of the step")
         # None in a step that started engines or compiled: a mean over steps would be of the start.
-        per_second = None if starting or not sampled else sampled / seconds
-        if starting or not sampled:
-            sampling = None
-        else:
+        per_second = None
+        sampling = None
+        if sampled and not starting:
+            per_second = sampled / seconds
             sampling = _per(sampled, seconds - engine_idle)
         return {
             **times,

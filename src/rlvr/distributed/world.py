@@ -190,10 +190,31 @@ class World:
                 # rank may still read that of the meeting before, but it has left the one before that to come here.
                 self._store.delete_key(self._place(self._meetings - 2, self.rank))
 
-    def naming(self, what: str) -> _Named:
-        """Inside, what torch raises when a rank is gone becomes a LostRankError that names it and `what`."""
+    @contextlib.contextmanager
+    def naming(self, what: str) -> Iterator[None]:
+        """Inside, what torch raises when a rank is gone becomes a LostRankError that names it, as far as it can be
+        known, and `what`."""
         self._at = what
-        return _Named(self, what)
+        try:
+            yield
+        except BaseException as error:
+            self.notice()
+            # gloo and NCCL raise RuntimeError (DistBackendError is a subclass) where a peer's connection is closed.
+            if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeoutError)):
+                raise LostRankError(f"{self._gone()} was lost while rank {self.rank} was at {what}: {error}") from error
+            raise
+
+    def _gone(self) -> str:
+        """The ranks that failed or give no sign of life within a few beats."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        try:
+            before = {rank: self.heard(rank) for rank in others}
+            # Three beats: one may just be on its way, and a busy machine delays another.
+            time.sleep(3 * HEARTBEAT_SECONDS)
+            gone = [rank for rank in others if self.failure(rank) or self.heard(rank) == before[rank]]
+        except Exception:
+            gone = [0]  # without the store, which rank 0 or its launcher keeps
+        return " and ".join(f"rank {rank}" for rank in gone) or "another rank"
 
     def notice(self) -> None:
         """The main thread knows that something is wrong with a rank, and ends by itself."""
@@ -329,39 +350,6 @@ class BarrierWait:
                     f"{self.world.rank} waited for {what}: its process was killed or stopped, or its machine is gone; "
                     "go on with --resume auto"
                 )
-
-
-class _Named:
-    """Turns what torch raises when a peer is gone into a LostRankError that names it, as far as it can be known."""
-
-    def __init__(self, world: World, what: str) -> None:
-        self.world = world
-        self.what = what
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            self.world.notice()
-        # gloo and NCCL raise RuntimeError (DistBackendError is a subclass) where a peer's connection is closed.
-        if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeoutError)):
-            raise LostRankError(
-                f"{self._who()} was lost while rank {self.world.rank} was at {self.what}: {error}"
-            ) from error
-
-    def _who(self) -> str:
-        """The ranks that failed or give no sign of life within a few beats."""
-        world = self.world
-        others = [rank for rank in range(world.size) if rank != world.rank]
-        try:
-            before = {rank: world.heard(rank) for rank in others}
-            # Three beats: one may just be on its way, and a busy machine delays another.
-            time.sleep(3 * HEARTBEAT_SECONDS)
-            gone = [rank for rank in others if world.failure(rank) or world.heard(rank) == before[rank]]
-        except Exception:
-            gone = [0]  # without the store, which rank 0 or its launcher keeps
-        return " and ".join(f"rank {rank}" for rank in gone) or "another rank"
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

@@ -102,35 +102,29 @@ class Shards:
         """A parameter's whole float32 weights (under None) and whole optimizer state by key, in host memory; None in
         their place where `keep` is false. Every rank has to go through them."""
         stretch = self.stretch(name)
-        if stretch:
-            own = self.offload.on_host(stretch.flat.detach())[stretch.place]
-        else:
-            own = None
-        yield None, self._whole(name, own, stretch, keep)
+        yield None, self._whole(name, None, stretch, keep)
         # The keys are the same for all parameters, so those of the first flat tensor that took a step serve. A rank
         # without an element of this parameter goes through them too: `_whole` and `_count` are collective.
         some: Mapping[str, Any] = next(
             (self.inner.state[flat] for flat in self.flats() if self.inner.state.get(flat)), {}
         )
         for key in sorted(some):
-            if stretch:
-                state = self.inner.state.get(stretch.flat, {})
-            else:
-                state = {}
+            state = self.inner.state.get(stretch.flat, {}) if stretch else {}
             if not torch.is_tensor(some[key]) or some[key].ndim == 0:
                 count = self._count(state.get(key))
                 yield key, count if keep else None
             else:
-                if stretch:
-                    own = self.offload.on_host(state[key])[stretch.place]
-                else:
-                    own = None
-                yield key, self._whole(name, own, stretch, keep)
+                yield key, self._whole(name, key, stretch, keep)
 
-    def _whole(self, name: str, part: torch.Tensor | None, stretch: Stretch | None, keep: bool) -> torch.Tensor | None:
+    def _whole(self, name: str, key: str | None, stretch: Stretch | None, keep: bool) -> torch.Tensor | None:
+        """The whole state `key` of a parameter (None: its weights), of which this rank has `stretch`."""
         parameter = self.parameters[name]
-        part = None if part is None else part.contiguous()
-        start = 0 if stretch is None else stretch.within.start
+        part = None
+        start = 0
+        if stretch is not None:
+            flat = stretch.flat.detach() if key is None else self.inner.state[stretch.flat][key]
+            part = self.offload.on_host(flat)[stretch.place].contiguous()
+            start = stretch.within.start
         whole = whole_on_host(whole_size(parameter), part, start, parameter.device, keep)
         if whole is None:
             return None

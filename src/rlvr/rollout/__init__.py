@@ -6,7 +6,6 @@ from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import (
     Activity,
     Draw,
-    Plan,
     RolloutContext,
     RolloutPlan,
     RolloutTokens,
@@ -30,7 +29,6 @@ __all__ = [
     "Engine",
     "HFEngine",
     "HFEngineOptions",
-    "Plan",
     "Published",
     "RecordedOptions",
     "Request",
@@ -49,6 +47,3 @@ __all__ = [
     "side_by_side",
     "single_turn",
 ]
-
-
-# Names of the version before; each warns when it is used and goes with the next version.

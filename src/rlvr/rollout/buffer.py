@@ -91,16 +91,13 @@ class CollectionProgress:
         """Complete groups whose rewards are being computed (dynamic sampling)."""
 
     def __str__(self) -> str:
-        if self.scoring:
-            scoring = f", the rewards of {self.scoring} being computed"
-        else:
-            scoring = ""
+        scoring = f", the rewards of {self.scoring} being computed" if self.scoring else ""
         return f"rollouts ({self.open} of {self.groups} groups open{scoring})"
 
     async def group(self, draw: Draw, plan: Plan, context: RolloutContext) -> list[Rollout]:
         """The rollouts of one draw."""
-        self.groups = self.groups + 1
-        self.open = self.open + 1
+        self.groups += 1
+        self.open += 1
         rollouts = [rollout async for rollout in plan(draw, context)]
         self.open -= 1
         return rollouts
@@ -273,10 +270,7 @@ class RolloutBuffer:
         self._taken = []
         # Each step begins the one `staleness` later; at the first call all of the window is begun. None is begun past
         # the last step of the stage, so that no sampling is thrown away at its end.
-        if self._prefetched:
-            begun = self._prefetched[-1].step + 1
-        else:
-            begun = step
+        begun = self._prefetched[-1].step + 1 if self._prefetched else step
         for number in range(begun, min(step + self.config.staleness, self.last - 1) + 1):
             self._prefetched.append(self._begin(number))
         batch = self._prefetched[0]
@@ -341,13 +335,13 @@ class RolloutBuffer:
 
     async def _sample(self, batch: _Batch) -> tuple[list[Group], list[Group]]:
         """(groups that train, groups that were dropped) of one step."""
-        dynamic_sampling = self.config.dynamic_sampling
         context = self.contexts(batch.step)
         wanted = self.config.prompts_per_step
-        if dynamic_sampling:
-            most, oversample = (wanted * dynamic_sampling.attempts, dynamic_sampling.oversample)
-        else:
-            most, oversample = (wanted, 1.0)
+        most = wanted
+        oversample = 1.0
+        if (dynamic_sampling := self.config.dynamic_sampling) is not None:
+            most = wanted * dynamic_sampling.attempts
+            oversample = dynamic_sampling.oversample
         kept: list[Group] = []
         dropped: list[Group] = []
         running: dict[asyncio.Task[tuple[list[Rollout], bool]], Draw] = {}
@@ -410,11 +404,9 @@ class RolloutBuffer:
             # samples the same tokens under the same weights.
             again = [self._requeued.popleft() for _ in range(min(count, len(self._requeued)))]
             if count > len(again):
-                fresh = self.sampler.next(count - len(again))
-            else:
-                fresh = []
-            batch.draws += [*again, *fresh]
-            return [*again, *fresh]
+                again += self.sampler.next(count - len(again))
+            batch.draws += again
+            return again
 
     def _take_surplus(self, batch: _Batch, count: int) -> list[Group]:
         """At most `count` of the groups that earlier steps left; one that would be too old is sampled again."""

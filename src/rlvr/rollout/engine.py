@@ -86,11 +86,10 @@ class Published:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the step."""
+        speed = 0.0
         if self.seconds:
             # Decimal gigabytes, as links and buses are rated.
             speed = self.bytes / 1e9 / self.seconds
-        else:
-            speed = 0.0
         return {"publish/bytes": self.bytes, "publish/seconds": self.seconds, "publish/gb_per_second": speed}
 
 
@@ -128,21 +127,17 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """The version of the weights that it serves."""
-        ...
 
     @property
     def shares_weights(self) -> bool:
         """Return True if it computes with the trainer's own tensors, so that publishing moves nothing."""
-        ...
 
     @property
     def context(self) -> int:
         """Longest sequence in tokens, prompt and response together, that it can sample; at most the policy's own."""
-        ...
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. Requests made together are batched; equal prompts are prefilled once."""
-        ...
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published | None:
         """Take new weights; `weights()` streams them in buckets and is not called when memory is shared: None then.
@@ -153,17 +148,13 @@ class Engine(Protocol):
         Called from another thread than `generate`. Requests are open only where the engine was opened with an
         `in_flight`: they finish on the old weights first (`finish`), or go on with the new ones (`continue`).
         """
-        ...
 
     def release(self) -> None:
         """The trainer is about to change its weights: the `weights` of the last publish are not called any more, and
         device memory that only sampling needs is given back until the next publish where no request is open."""
-        ...
 
     def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of the tensors that the engine holds otherwise than `weights`, as far as it can tell."""
-        ...
 
     def close(self) -> None:
         """Give back what the engine holds."""
-        ...

@@ -258,10 +258,7 @@ class HFEngine:
         # hidden by `seen`)
         positions = np.arange(host_ids.shape[1]) - unused[:, None]
         # No mask where no prompt is shorter: attention kernels are quicker without one.
-        if unused.any():
-            seen = torch.from_numpy(positions >= 0).to(device)
-        else:
-            seen = None
+        seen = torch.from_numpy(positions >= 0).to(device) if unused.any() else None
         cache = RowCache(self._layers)
         places = torch.from_numpy(positions.clip(0)).to(device)
         logits = self._decoder.next_logits(ids, seen, places, cache)
@@ -270,7 +267,8 @@ class HFEngine:
         # [R]: the prompt of each row. The cache and the logits of a prompt are repeated for each of its rows.
         source = np.repeat(np.arange(len(by_prompt)), [len(group) for group in by_prompt.values()])
         chosen = torch.from_numpy(source).to(device)
-        cache.select(chosen)
+        for layer in cache.layers:
+            layer.select(chosen)
         return Rows(rows, cache, unused[source], places[chosen, -1] + 1), logits[chosen]
 
     def _sampled(self, rows: Rows, logits: torch.Tensor) -> Rows | None:

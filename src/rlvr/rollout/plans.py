@@ -34,14 +34,16 @@ from rlvr.verifiers.pool import Verification
 
 
 class IdleClock:
-    """Counts open requests, from any thread: `with clock.request(): ...` around each request, `take()` for the seconds
-    since the last call in which none was open."""
+    """An engine's idle seconds, in which no request is open, by phase of a step. Requests are counted from any thread:
+    `with clock.request(): ...` around each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
         self._idle = 0.0
         self._since = time.perf_counter()
+        self.seconds: dict[str | None, float] = {}
+        """By phase; None: in none of them."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -52,7 +54,16 @@ class IdleClock:
         finally:
             self._change(-1)
 
-    def take(self) -> float:
+    def start(self) -> None:
+        """Begin a step."""
+        self.seconds.clear()
+        self._take()
+
+    def settle(self, phase: str | None) -> None:
+        """Give the idle seconds since the last call to a phase, or to none."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._take()
+
+    def _take(self) -> float:
         """Idle seconds since the last call."""
         self._change(0)
         with self._lock:
@@ -70,24 +81,6 @@ class IdleClock:
                 self._idle += now - self._since
             self._open += by
             self._since = now
-
-
-class IdleByPhase:
-    """An engine's idle seconds by phase of a step."""
-
-    def __init__(self, clock: IdleClock) -> None:
-        self._clock = clock
-        self.seconds: dict[str | None, float] = {}
-        """By phase; None: in none of them."""
-
-    def start(self) -> None:
-        """Begin a step."""
-        self.seconds.clear()
-        self._clock.take()
-
-    def settle(self, phase: str | None) -> None:
-        """Give the idle seconds since the last call to a phase, or to none."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._clock.take()
 
 
 class Activity:

@@ -152,21 +152,6 @@ class RowCache(Cache):
     def __init__(self, layers: int) -> None:
         super().__init__(layers=[GrowingLayer() for _ in range(layers)])
 
-    def take(self, other: RowCache) -> None:
-        """Add the rows of `other`."""
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.take(theirs)
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep `rows`, in this order (repeats allowed)."""
-        for layer in self.layers:
-            layer.select(rows)
-
-    def drop(self, to: torch.Tensor, source: torch.Tensor, rows: int, trim: int) -> None:
-        """Keep `rows` rows, after those at `source` were moved to the places `to`, without the first `trim` slots."""
-        for layer in self.layers:
-            layer.drop(to, source, rows, trim)
-
     @property
     def length(self) -> int:
         """Used slots."""
@@ -428,7 +413,8 @@ class Rows:
             setattr(self, name, values[:alive])
         trim = int(self.unused.min())  # slots on the left that no row uses any more
         self.unused = self.unused - trim
-        self.cache.drop(index[0], index[1], alive, trim)
+        for layer in self.cache.layers:
+            layer.drop(index[0], index[1], alive, trim)
         self._changed()
 
     def join(self, other: Rows) -> None:
@@ -437,7 +423,8 @@ class Rows:
         ahead = self.cache.length - other.cache.length
         self.unused = self.unused + max(0, -ahead)
         other.unused = other.unused + max(0, ahead)
-        self.cache.take(other.cache)
+        for mine, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
+            mine.take(theirs)
         for name in self._ON_HOST:
             setattr(self, name, _stacked(getattr(self, name), getattr(other, name)))
         for name in ("last", "position"):

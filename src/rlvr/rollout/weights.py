@@ -65,7 +65,7 @@ class WeightSource:
 
 
 def has_parts(policy: Policy) -> bool:
-    """Return True if ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights`
+    """Return True if ranks have parts of the weights (ZeRO-3), so that all of them have to go through `weight_buckets`
     together."""
     # `ds_id` is what DeepSpeed puts on parameters that ZeRO-3 has partitioned (runtime/zero/partition_parameters.py),
     # with `ds_numel`, `ds_shape` and `ds_tensor`; `numel` and `shape` are those of an empty tensor then.
@@ -141,13 +141,6 @@ def _merged(module: Any, parameter: torch.nn.Parameter) -> tuple[list[torch.nn.P
 
     # The parameter of the weight comes first: its shape is the weight's, and its identity groups tied names.
     return [parameter, *(p for p in module.parameters() if p is not parameter)], make
-
-
-def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight as `sources` names them, one at a time."""
-    # Size 0: a bucket holds one weight with its ties.
-    for bucket in weight_buckets(policy, size=0):
-        yield from bucket
 
 
 def described(policy: Policy, merged: bool = True) -> list[Description]:

@@ -4,9 +4,4 @@ from rlvr.stages.grpo import GRPOStage
 from rlvr.stages.sft import SFTStage
 from rlvr.stages.stage_base import Stage, StageContext
 
-__all__ = [
-    "GRPOStage",
-    "SFTStage",
-    "Stage",
-    "StageContext",
-]
+__all__ = ["GRPOStage", "SFTStage", "Stage", "StageContext"]

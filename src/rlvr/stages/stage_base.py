@@ -53,12 +53,9 @@ class StageContext:
 class Stage(Component):
     """One stage, opened for a run."""
 
-    injected = ("plan", "context", "parts", "tasks", "seed")
+    injected = ("plan", "context", "tasks", "seed")
     """Parameters of the constructor that the trainer gives, in the order of `__init__`; the others are the kind's
-    options.
-
-    `parts` is the name of `context` in the version before.
-    """
+    options."""
     reference: Snapshot | None = None
     """The policy at the start of the stage, set by the trainer where `keeps_reference` asks for it."""
     samples = True

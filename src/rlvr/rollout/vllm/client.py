@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -63,24 +63,16 @@ class Client:
 
     async def healthy(self, timeout: float) -> bool:
         """Return True if the health page answers: the server is up, which does not say that it computes."""
-        try:
-            await self.ask("GET", "/health", timeout)
-        except (ServerError, DataError):
-            return False
-        return True
+        return await _succeeds(self.ask("GET", "/health", timeout))
 
     async def responsive(self, timeout: float) -> bool:
         """Return True if the engine core answers, which it does between two steps, paused or not.
 
         The health page is the HTTP process's, which is well while the core hangs.
         """
-        try:
-            # A method of the workers, which reaches them through the engine core (POST /collective_rpc); with no keys
-            # it costs nothing.
-            await self._call("rlvr_model", timeout, {"keys": []})
-        except (ServerError, DataError):
-            return False
-        return True
+        # A method of the workers, which reaches them through the engine core (POST /collective_rpc); with no keys it
+        # costs nothing.
+        return await _succeeds(self._call("rlvr_model", timeout, {"keys": []}))
 
     async def generate(
         self,
@@ -182,6 +174,15 @@ class Client:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+
+async def _succeeds(request: Awaitable[Any]) -> bool:
+    """Return True if a request is answered, and False if it is refused or the server cannot be used."""
+    try:
+        await request
+    except (ServerError, DataError):
+        return False
+    return True
 
 
 def _text(content: bytes) -> str:

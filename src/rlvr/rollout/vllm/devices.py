@@ -95,10 +95,7 @@ def training(home: torch.device) -> list[int]:
     own = index_of(home)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # One rank for each GPU, by local rank (`World._join`), so the ranks of this machine use the indices 0 to ranks - 1.
-    if ranks > 1:
-        used = [own, *(index for index in range(ranks) if index != own)]
-    else:
-        used = [own]
+    used = [own, *(index for index in range(ranks) if ranks > 1 and index != own)]
     if missing := [index for index in used if index >= len(shown)]:
         raise ConfigError(
             f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(shown)} ({', '.join(shown)}): "

@@ -48,11 +48,9 @@ def check(device: torch.device) -> None:
     `device`."""
     version()
     if (device.type == "cpu") != for_cpu():
-        if device.type == "cpu":
-            here, other = ("a CPU", "a GPU")
-        else:
-            here, other = ("a GPU", "a CPU")
-        raise ConfigError(f"model.device is {here}, and the vLLM installed here is built for {other}: {INSTALL}")
+        wanted = "CPU" if device.type == "cpu" else "GPU"
+        built = "GPU" if device.type == "cpu" else "CPU"
+        raise ConfigError(f"model.device is a {wanted}, and the vLLM installed here is built for a {built}: {INSTALL}")
 
 
 def for_cpu() -> bool:

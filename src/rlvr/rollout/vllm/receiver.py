@@ -13,11 +13,7 @@ from typing import Any
 
 import torch
 from vllm.distributed import get_tensor_model_parallel_world_size
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -120,14 +116,9 @@ class WorkerExtension:
         plain_values = {name: held for name, held in mine.items() if held.element_size() > 1}
         checksums = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
         engine = self.weight_transfer_engine
-        if isinstance(engine, SharedMemoryEngine):
-            loaded = engine.loaded
-        else:
-            loaded = None
-        if loaded is None:
-            unreached = []
-        else:
-            unreached = sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
+        unreached: list[str] = []
+        if isinstance(engine, SharedMemoryEngine) and engine.loaded is not None:
+            unreached = sorted({name.replace(".base_layer.", ".") for name in mine} - engine.loaded)
         # Adapters have ways of their own, and scales are computed from the weights that arrived.
         sent = [name for name in unreached if ".lora_" not in name and not name.endswith("_scale")]
         return {"checksums": checksums, "unreached": sent}

@@ -103,10 +103,7 @@ def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
     # versions int32 [N], from spans (version, first, past the last); -1 where no span covers a token
     versions = np.full(len(ids), -1, dtype=np.int32)
     for version, first, end in answer.versions:
-        if answer.adapter is None:
-            versions[first:end] = int(version)
-        else:
-            versions[first:end] = answer.adapter
+        versions[first:end] = int(version) if answer.adapter is None else answer.adapter
     return Completion(
         token_ids=ids,
         logprobs=np.asarray(answer.logprobs, dtype=np.float32),

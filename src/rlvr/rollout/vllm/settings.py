@@ -71,9 +71,7 @@ class CommonSettings(EngineFactory):
         """The run's longest sequence as `max_model_len`; adapters merged into the weights where no rank can write one
         alone."""
         return dataclasses.replace(
-            self,
-            max_model_len=self.max_model_len or longest,
-            merge_adapter=self.merge_adapter or partitions,
+            self, max_model_len=self.max_model_len or longest, merge_adapter=self.merge_adapter or partitions
         )
 
     @property

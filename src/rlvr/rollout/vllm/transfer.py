@@ -35,11 +35,9 @@ class Transfer(Protocol):
 
     def send(self, weights: Weights, call: Call) -> Published:
         """Send everything, from start to finish of the update."""
-        ...
 
     def close(self) -> None:
         """Give back what the transfer holds."""
-        ...
 
 
 def checksum(tensor: torch.Tensor) -> str:
