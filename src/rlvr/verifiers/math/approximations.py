@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal, rational
+from rlvr.verifiers.math.expression import is_literal, rational
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.nodes import Apply, Bracket, Node, Number, Quantity
 from rlvr.verifiers.math.point_sampling import PointSampler
 
 

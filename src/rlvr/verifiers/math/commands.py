@@ -6,19 +6,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
-from rlvr.verifiers.math.expression import (
-    Apply,
-    Binder,
-    Bracket,
-    Listing,
-    Matrix,
-    Node,
-    Number,
-    Quantity,
-    Relation,
-    Symbol,
-)
 from rlvr.verifiers.math.math_tokens import Token, UnreadableError, tokenize
+from rlvr.verifiers.math.nodes import Apply, Binder, Bracket, Listing, Matrix, Node, Number, Quantity, Relation, Symbol
 from rlvr.verifiers.math.reader import MAX_DEPTH, Reader
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 

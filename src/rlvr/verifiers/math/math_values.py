@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
-from rlvr.verifiers.math.expression import (
+from rlvr.verifiers.math.expression import is_integer_literal, is_literal, symbols, walk
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.nodes import (
     Apply,
     Binder,
     Bracket,
@@ -24,12 +26,7 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
     Words,
-    is_integer_literal,
-    is_literal,
-    symbols,
-    walk,
 )
-from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.parameters import Parameters, Substitution
 from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler

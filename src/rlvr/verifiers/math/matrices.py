@@ -20,8 +20,9 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers.math.evaluation import NumericEvaluator, is_constant
-from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
+from rlvr.verifiers.math.expression import rebuild, rename, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import Fuel, UnknownValueError
+from rlvr.verifiers.math.nodes import Apply, Binder, Bracket, Node, Number, Symbol
 
 SIDE = 3
 """Rows of the matrices, and entries of the vectors, that letters stand for: a cross product needs three."""

@@ -11,23 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.expression import (
-    COMPARED,
-    FLIPPED,
-    INEQUALITIES,
-    Apply,
-    Bracket,
-    Builder,
-    Listing,
-    Node,
-    Number,
-    Relation,
-    Symbol,
-    is_literal,
-    symbols,
-    walk,
-)
+from rlvr.verifiers.math.expression import COMPARED, FLIPPED, INEQUALITIES, is_literal, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Listing, Node, Number, Relation, Symbol
 from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from rlvr.verifiers.math.approximations import is_rounded, is_rounding_pair
 from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
-from rlvr.verifiers.math.expression import (
-    INEQUALITIES,
+from rlvr.verifiers.math.expression import INEQUALITIES, is_integer_literal, rebuild, symbols, walk
+from rlvr.verifiers.math.nodes import (
     Apply,
     Binder,
     Bracket,
@@ -25,10 +25,6 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
     Words,
-    is_integer_literal,
-    rebuild,
-    symbols,
-    walk,
 )
 from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
