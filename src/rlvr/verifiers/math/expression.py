@@ -134,12 +134,8 @@ def is_literal(node: Node) -> bool:
     match node:
         case Number():
             return node.base == 0
-        case Apply("neg" | "percent" | "degree", (arg,)):
+        case Apply("neg" | "percent" | "degree", (arg,)) | Bracket(items=(arg,)) | Quantity(value=arg):
             return is_literal(arg)
-        case Bracket(items=(item,)):
-            return is_literal(item)
-        case Quantity():
-            return is_literal(node.value)
         case Apply("/", (top, bottom)):
             return is_literal(top) and is_literal(bottom)
         case Apply("mixed"):
@@ -157,9 +153,7 @@ def as_decimal(node: Node) -> Number | None:
             return node if node.places is not None else None
         case Apply("neg", (arg,)):
             inner = as_decimal(arg)
-            if inner is None:
-                return None
-            return replace(inner, value=-inner.value)
+            return None if inner is None else replace(inner, value=-inner.value)
         case Bracket("(" | "[", ")" | "]", (item,)):
             return as_decimal(item)
         case Apply("*", (Number(value, places=int(places)), Apply("^", (Number(), power)) as scale)) if (
@@ -178,10 +172,8 @@ def is_integer_literal(node: Node) -> bool:
     match node:
         case Number():
             return node.value.denominator == 1 and node.base == 0
-        case Apply("neg", (arg,)):
+        case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
             return is_integer_literal(arg)
-        case Bracket("(", ")", (item,)):
-            return is_integer_literal(item)
         case _:
             return False
 

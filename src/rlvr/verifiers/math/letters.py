@@ -113,10 +113,9 @@ def _is_worked_out(sides: list[Node]) -> bool:
 
 def _is_algebra(value: Node) -> bool:
     """Return True if a value has variables, or arithmetic between its quantities."""
-    if isinstance(value, Quantity):
-        return _is_algebra(value.value)
-    if isinstance(value, Apply) and value.head == "neg":
-        return _is_algebra(value.args[0])
+    match value:
+        case Quantity(inner) | Apply("neg", (inner,)):
+            return _is_algebra(inner)
     return bool(symbols(value)) or any(isinstance(below, Quantity) for below in walk(value))
 
 

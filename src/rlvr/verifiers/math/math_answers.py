@@ -317,18 +317,12 @@ def _is_set_like(node: Node) -> bool:
         match below:
             case Relation(operators) if set(operators) & INEQUALITIES:
                 return True
-            case (
-                Symbol("Reals" | "Reals +" | "Reals -" | "Reals *" | "emptyset")
-                | Builder()
-                | Apply("cup" | "cap" | "minus")
-            ):
+            case Symbol("Reals" | "Reals +" | "Reals -" | "Reals *" | "emptyset" | "infinity"):
                 return True
-            case Bracket("[" | "]" | "(" as opening, closing, (_, _)) if (opening, closing) not in (
-                ("(", ")"),
-                ("[", "]"),
-            ):
+            case Builder() | Apply("cup" | "cap" | "minus"):
                 return True
-            case Symbol("infinity"):
+            # A half-open interval, or an open one as `]1, 2[`; `(1, 2)` and `[1, 2]` may be a tuple and a list.
+            case Bracket("[" | "]" | "(" as opening, closing, (_, _)) if opening + closing not in ("()", "[]"):
                 return True
     return False
 

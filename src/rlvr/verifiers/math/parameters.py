@@ -165,9 +165,7 @@ def _factors(node: Node) -> tuple[Node, ...]:
     match node:
         case Apply("*", args):
             return tuple(factor for arg in args for factor in _factors(arg))
-        case Apply("/", (top, _)):
-            return _factors(top)
-        case Apply("neg", (arg,)) | Bracket("(" | "[", ")" | "]", (arg,)):
+        case Apply("/", (arg, _)) | Apply("neg", (arg,)) | Bracket("(" | "[", ")" | "]", (arg,)):
             return _factors(arg)
     return (node,)
 

@@ -111,12 +111,10 @@ SCALES = {
 # Matches `or 3`, `more than`, `times`; not `apples`, `cm`.
 _MEANINGFUL = re.compile(
     r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong"
-    r"|incorrect|approximately|about|minus|plus"
-    r"|times|divided|over|squared|cubed|more|less|than|at|least|most|up|between|half|halves|thirds?|fourths?"
-    r"|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?"
-    r"|tenths?|hundredths?|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?"
-    r"|tripled?|until|till|nearly|almost"
-    r"|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
+    r"|incorrect|approximately|about|minus|plus|times|divided|over|squared|cubed|more|less|than|at|least|most|up"
+    r"|between|half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?"
+    r"|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?|tripled?|until|till|nearly"
+    r"|almost|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
     re.IGNORECASE,
 )
 # Matches `cm^2`, `degrees C`, `/`; not `5`.
@@ -139,14 +137,11 @@ _COUNTERS = frozenset(
 # Matches `is extraneous`, `in base`, `rejected`; not `apples`.
 _SAYS_MORE = re.compile(
     r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?"
-    r"|holds?|satisf(?:y|ies)"
-    r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor"
-    r"|both|after|before|below"
-    r"|above|under|extraneous|invalid|false|true|impossible|base|correct|right|it|its|they|them|he|she|we|you|me|us"
-    r"|what|why|how|who|whose"
-    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens"
-    r"|first|third|fourth|fifth"
-    r"|here|there|then|again|also|already|still|yet|just|even|\w{2,}ed|\w{3,}ly)\b",
+    r"|holds?|satisf(?:y|ies)|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too"
+    r"|very|only|never|nor|both|after|before|below|above|under|extraneous|invalid|false|true|impossible|base|correct"
+    r"|right|it|its|they|them|he|she|we|you|me|us|what|why|how|who|whose|zero|one|two|three|four|five|six|seven|eight"
+    r"|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens|first|third|fourth|fifth|here|there|then|again"
+    r"|also|already|still|yet|just|even|\w{2,}ed|\w{3,}ly)\b",
     re.IGNORECASE,
 )
 """Verbs, prepositions, participles, judgements, pronouns, number words, adverbs: no phrase that has one only names what
