@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.math.expression import Number, is_literal, symbols
+from rlvr.verifiers.math.expression import is_literal, symbols
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.latex import spelling
 from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
 from rlvr.verifiers.math.math_answers import Judge
 from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.matrices import alike
+from rlvr.verifiers.math.nodes import Number
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.rules import MathComparison, Rules
 

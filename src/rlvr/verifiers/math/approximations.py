@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal, rational
+from rlvr.verifiers.math.expression import is_literal, rational
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.nodes import Apply, Bracket, Node, Number, Quantity
 from rlvr.verifiers.math.point_sampling import PointSampler
 
 
@@ -52,19 +53,13 @@ def _last_place(node: Node) -> Fraction | None:
             if places is None and value.denominator != 1:
                 return None
             return Fraction(10) ** -(places or 0)
-        case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
+        case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)) | Quantity(value=arg):
             return _last_place(arg)
-        case Quantity():
-            return _last_place(node.value)
-        case Apply("percent", (arg,)):
+        case Apply("percent" | "degree" as mark, (arg,)):
             place = _last_place(arg)
-            return None if place is None else place / 100
-        case Apply("degree", (arg,)):
-            place = _last_place(arg)
-            # pi / 180
-            if place is None:
-                return None
-            return place * Fraction(0.017453292519943295)
+            # A degree is pi / 180.
+            size = Fraction(1, 100) if mark == "percent" else Fraction(0.017453292519943295)
+            return None if place is None else place * size
         case Apply("*", (Number() as mantissa, Apply("^", (Number(), exponent)))) if is_literal(node):
             place = _last_place(mantissa)
             power = rational(exponent)

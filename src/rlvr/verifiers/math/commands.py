@@ -6,19 +6,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
-from rlvr.verifiers.math.expression import (
-    Apply,
-    Binder,
-    Bracket,
-    Listing,
-    Matrix,
-    Node,
-    Number,
-    Quantity,
-    Relation,
-    Symbol,
-)
 from rlvr.verifiers.math.math_tokens import Token, UnreadableError, tokenize
+from rlvr.verifiers.math.nodes import Apply, Binder, Bracket, Listing, Matrix, Node, Number, Quantity, Relation, Symbol
 from rlvr.verifiers.math.reader import MAX_DEPTH, Reader
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
@@ -64,8 +53,7 @@ class Commands(Reader):
             return self._root()
         listed = name in ("max", "min", "gcd", "lcm") and self.accept("open", "{")
         args = self._listed("}") if listed else self._arguments()
-        inverse = exponent == Apply("neg", (Number(Fraction(1)),)) and f"a{name}" in FUNCTIONS.values()
-        if inverse:
+        if exponent == Apply("neg", (Number(Fraction(1)),)) and f"a{name}" in FUNCTIONS.values():
             name = f"a{name}"
             exponent = None
         node: Node = Apply(name, args if index is None else (*args, index))
@@ -224,10 +212,7 @@ class Commands(Reader):
             order = self.next().text
             if braced:
                 self.accept("close", "group")
-        if self.peek().text == "group":
-            body = None
-        else:
-            body = self.expression(SUM)
+        body = None if self.peek().text == "group" else self.expression(SUM)
         if (
             not (
                 self.accept("close", "group")
@@ -385,18 +370,17 @@ class Commands(Reader):
         ):
             self.at += 1 if self.peek().text == "circ" else 3
             return self._degrees(left)
-        if self.peek().text in ("prime", "'") and isinstance(left, Symbol):
-            self.next()
-            return self._call_or(Symbol(left.name + "'"))
-        # `f^{\prime\prime}`.
-        if self.peek().text == "group" and self.peek(1).text in ("prime", "'") and isinstance(left, Symbol):
-            self.next()
-            primes = ""
+        # `f^\prime`, `f^{\prime\prime}`.
+        braced = self.peek().text == "group"
+        if self.peek(int(braced)).text in ("prime", "'") and isinstance(left, Symbol):
+            self.at += int(braced)
+            name = left.name
             while self.peek().text in ("prime", "'"):
                 self.next()
-                primes += "'"
-            self.expect("close", "group")
-            return self._call_or(Symbol(left.name + primes))
+                name += "'"
+            if braced:
+                self.expect("close", "group")
+            return self._call_or(Symbol(name))
         # `A^\top` always; `M^T` only of a matrix as written, since of a letter it may be a power.
         if self.peek().text == "top" or (self.peek().text in ("T", "bold T") and isinstance(left, (Matrix, Bracket))):
             self.next()

@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rlvr.verifiers.math.expression import Bracket, Builder, Node, Quantity, Relation, Symbol, symbols
+from rlvr.verifiers.math.expression import symbols
+from rlvr.verifiers.math.nodes import Bracket, Builder, Node, Quantity, Relation, Symbol
 
 NUMBER_SETS = frozenset({"Integers", "Naturals", "Rationals", "Complexes", "Reals"})
 

@@ -16,19 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.expression import (
-    Apply,
-    Binder,
-    Bracket,
-    Matrix,
-    Node,
-    Number,
-    Quantity,
-    Symbol,
-    binds,
-    symbols,
-)
+from rlvr.verifiers.math.expression import binds, symbols
 from rlvr.verifiers.math.guarded_arithmetic import GuardedArithmetic, UnknownValueError, Value
+from rlvr.verifiers.math.nodes import Apply, Binder, Bracket, Matrix, Node, Number, Quantity, Symbol
 
 MAX_TERMS = 60
 """Terms of a sum or product that is computed."""

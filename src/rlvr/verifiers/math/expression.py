@@ -1,4 +1,4 @@
-"""The tree that the parser builds and the comparison reads: a few kinds of immutable nodes.
+"""Functions of trees: their children, symbols, depth, copies with changes, and the numbers that they write.
 
 Invariant: a tree from the parser has at most `parser.MAX_DEPTH` levels and as many nodes as its text has tokens, so
 that every function here may recurse.
@@ -7,105 +7,22 @@ that every function here may recurse.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
-from typing import TypeAlias
 
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A literal, exactly as written; `base` is set for a literal with a base (`101_2`), `places` counts the decimals of
-    one written with a point, None for others."""
-
-    value: Fraction
-    base: int = 0
-    places: int | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A name: a letter with its subscript and primes, a Greek letter, a constant (`pi`, `e`, `i`, `infinity`)."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Text that is not mathematics."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """An operation: `+` and `*` (any number of arguments), `neg / ^ root log abs binom degree ...`, `call f` for an
-    unknown f."""
-
-    head: str
-    args: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Binder:
-    """An unevaluated operator: `int sum prod lim diff`, over `variable`, with its limits and its body."""
-
-    kind: str
-    variable: str
-    lower: Node | None
-    upper: Node | None
-    body: Node
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A chain `side operator side operator side`, with operators `= != < > <= >= ~ in ...`."""
-
-    operators: tuple[str, ...]
-    sides: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """The content of brackets: a tuple, an interval, a set, or one grouped expression."""
-
-    opening: str
-    closing: str
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Rows of entries."""
-
-    rows: tuple[tuple[Node, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Items without brackets, separated by `,`, `;`, `and` or `or`."""
-
-    separator: str
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """A value with the unit, or the prose, that follows it."""
-
-    value: Node
-    unit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Builder:
-    r"""A set by condition, `\{x \in A \mid conditions\}`; also an answer with a side condition
-    (`k\pi, k \in \mathbb Z`)."""
-
-    subject: Node
-    conditions: tuple[Node, ...]
-
-
-Node: TypeAlias = Number | Symbol | Words | Apply | Binder | Relation | Bracket | Matrix | Listing | Quantity | Builder
+from rlvr.verifiers.math.nodes import (
+    Apply,
+    Binder,
+    Bracket,
+    Builder,
+    Listing,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+)
 
 CONSTANTS = frozenset(
     {"pi", "e", "i", "infinity", "Reals", "Integers", "Naturals", "Rationals", "Complexes", "emptyset"}
@@ -217,12 +134,8 @@ def is_literal(node: Node) -> bool:
     match node:
         case Number():
             return node.base == 0
-        case Apply("neg" | "percent" | "degree", (arg,)):
+        case Apply("neg" | "percent" | "degree", (arg,)) | Bracket(items=(arg,)) | Quantity(value=arg):
             return is_literal(arg)
-        case Bracket(items=(item,)):
-            return is_literal(item)
-        case Quantity():
-            return is_literal(node.value)
         case Apply("/", (top, bottom)):
             return is_literal(top) and is_literal(bottom)
         case Apply("mixed"):
@@ -240,9 +153,7 @@ def as_decimal(node: Node) -> Number | None:
             return node if node.places is not None else None
         case Apply("neg", (arg,)):
             inner = as_decimal(arg)
-            if inner is None:
-                return None
-            return replace(inner, value=-inner.value)
+            return None if inner is None else replace(inner, value=-inner.value)
         case Bracket("(" | "[", ")" | "]", (item,)):
             return as_decimal(item)
         case Apply("*", (Number(value, places=int(places)), Apply("^", (Number(), power)) as scale)) if (
@@ -261,10 +172,8 @@ def is_integer_literal(node: Node) -> bool:
     match node:
         case Number():
             return node.value.denominator == 1 and node.base == 0
-        case Apply("neg", (arg,)):
+        case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
             return is_integer_literal(arg)
-        case Bracket("(", ")", (item,)):
-            return is_integer_literal(item)
         case _:
             return False
 

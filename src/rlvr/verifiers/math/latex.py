@@ -26,20 +26,10 @@ _COMMAND = re.compile(
     r"|\\(?:quad|qquad|thinspace|displaystyle|dfrac|tfrac|cfrac|lvert|rvert|degree|neq|le|ge)(?![A-Za-z])"
 )
 _REPLACEMENTS = {
-    "\\\\": "\\\\",
-    "\\!": "",
-    "{,}": ",",
-    "\\dfrac": "\\frac",
-    "\\tfrac": "\\frac",
-    "\\cfrac": "\\frac",
-    "\\lvert": "|",
-    "\\rvert": "|",
-    "\\degree": "^\\circ",
-    "\\neq": "\\ne",
-    "\\le": "\\leq",
-    "\\ge": "\\geq",
+    "\\\\": "\\\\", "\\!": "", "{,}": ",", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac",
+    "\\lvert": "|", "\\rvert": "|", "\\degree": "^\\circ", "\\neq": "\\ne", "\\le": "\\leq", "\\ge": "\\geq",
     **dict.fromkeys(["$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\left.", "\\right."], ""),
-}
+}  # fmt: skip
 # Matches `1{,}000`, `1{ , }000`; not `f{,}g`. TeX sets no space after `{,}`, so it is used as a thousands separator.
 _BRACED_COMMA = re.compile(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)")
 # Matches `\text{5}`, `{5}`, `\boxed{5}`; not `\frac{1}{2}`.
@@ -80,9 +70,7 @@ _MICRO = re.compile(
 )
 _PREFIX = {"": "", "k": "kilo", "M": "mega", "m": "milli"}
 _SYMBOLS = {
-    **dict.fromkeys("−–—‐‑﹣", "-"),
-    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
-    **dict.fromkeys("’′", "'"),
+    **dict.fromkeys("−–—‐‑﹣", "-"), **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""), **dict.fromkeys("’′", "'"),
     "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "٫": ".", "٬": ",", "、": ",", "÷": "/", "⁄": "/", "∕": "/",
     "°": "^\\circ ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt ", "±": "\\pm ", "≤": "\\leq ", "≥": "\\geq ",
     "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "θ": "\\theta ",

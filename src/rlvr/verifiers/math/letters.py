@@ -12,9 +12,10 @@ import functools
 import re
 
 from rlvr.verifiers import math_in_text
-from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Quantity, Relation, symbols, walk
+from rlvr.verifiers.math.expression import symbols, walk
 from rlvr.verifiers.math.latex import balanced, clean
 from rlvr.verifiers.math.math_tokens import LONGEST_SYMBOL, UnreadableError
+from rlvr.verifiers.math.nodes import Apply, Bracket, Listing, Node, Quantity, Relation
 from rlvr.verifiers.math.parser import parse
 from rlvr.verifiers.math.statements import is_label
 from rlvr.verifiers.math.units import dimension, singular
@@ -112,10 +113,9 @@ def _is_worked_out(sides: list[Node]) -> bool:
 
 def _is_algebra(value: Node) -> bool:
     """Return True if a value has variables, or arithmetic between its quantities."""
-    if isinstance(value, Quantity):
-        return _is_algebra(value.value)
-    if isinstance(value, Apply) and value.head == "neg":
-        return _is_algebra(value.args[0])
+    match value:
+        case Quantity(inner) | Apply("neg", (inner,)):
+            return _is_algebra(inner)
     return bool(symbols(value)) or any(isinstance(below, Quantity) for below in walk(value))
 
 

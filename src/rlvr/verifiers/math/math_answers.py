@@ -12,25 +12,9 @@ from dataclasses import replace
 
 from rlvr.verifiers.math.declarations import disagree
 from rlvr.verifiers.math.definitions import arguments_of, function_of, with_variables_of
-from rlvr.verifiers.math.expression import (
-    FLIPPED,
-    INEQUALITIES,
-    Apply,
-    Bracket,
-    Builder,
-    Node,
-    Number,
-    Relation,
-    Symbol,
-    Words,
-    children,
-    difference,
-    rename,
-    replaced,
-    symbols,
-    walk,
-)
+from rlvr.verifiers.math.expression import FLIPPED, INEQUALITIES, children, difference, rename, replaced, symbols, walk
 from rlvr.verifiers.math.math_values import Values, all_of, head_of
+from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Node, Number, Relation, Symbol, Words
 from rlvr.verifiers.math.parameters import Parameters, Substitution
 from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
@@ -333,18 +317,12 @@ def _is_set_like(node: Node) -> bool:
         match below:
             case Relation(operators) if set(operators) & INEQUALITIES:
                 return True
-            case (
-                Symbol("Reals" | "Reals +" | "Reals -" | "Reals *" | "emptyset")
-                | Builder()
-                | Apply("cup" | "cap" | "minus")
-            ):
+            case Symbol("Reals" | "Reals +" | "Reals -" | "Reals *" | "emptyset" | "infinity"):
                 return True
-            case Bracket("[" | "]" | "(" as opening, closing, (_, _)) if (opening, closing) not in (
-                ("(", ")"),
-                ("[", "]"),
-            ):
+            case Builder() | Apply("cup" | "cap" | "minus"):
                 return True
-            case Symbol("infinity"):
+            # A half-open interval, or an open one as `]1, 2[`; `(1, 2)` and `[1, 2]` may be a tuple and a list.
+            case Bracket("[" | "]" | "(" as opening, closing, (_, _)) if opening + closing not in ("()", "[]"):
                 return True
     return False
 

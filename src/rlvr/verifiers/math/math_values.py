@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
-from rlvr.verifiers.math.expression import (
+from rlvr.verifiers.math.expression import is_integer_literal, is_literal, symbols, walk
+from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.nodes import (
     Apply,
     Binder,
     Bracket,
@@ -24,12 +26,7 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
     Words,
-    is_integer_literal,
-    is_literal,
-    symbols,
-    walk,
 )
-from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.parameters import Parameters, Substitution
 from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
@@ -62,10 +59,7 @@ class Values(ABC):
         return self.entries(StatementEntry(plain(gold)), StatementEntry(plain(answer)))
 
     def as_one(
-        self,
-        gold: Sequence[Node],
-        answer: Sequence[Node],
-        compare: Callable[[Substitution], bool | None],
+        self, gold: Sequence[Node], answer: Sequence[Node], compare: Callable[[Substitution], bool | None]
     ) -> bool | None:
         """Return the result of `compare` with the letters of the answer as written, or with one substitution of its
         parameters for all these values, see parameters.py."""
@@ -175,8 +169,6 @@ class Values(ABC):
         # `2` for `2 \pmod 3`.
         if heads[0] == "pmod" and isinstance(gold, Apply):
             return self.same(gold.args[0], answer)  # the modulus, like a unit, may be left out; it may not be added
-        if heads == (":", ":"):
-            return False
         # `1/2` for `1:2`.
         if ":" in heads and "/" in heads:
             return self.sampler.equal(gold, answer)

@@ -58,8 +58,7 @@ _WORDS = re.compile(r"(?=[A-Za-z' ]*[A-Za-z]{3})(?!.*\b(?:and|or)\b)[A-Za-z]+(?:
 # Matches `infinity`, `theta`, `all reals`; not `blue`.
 _MATHEMATICAL = re.compile(
     r"inf(?:inity|ty)?|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|sin|cos|tan|log|exp|sqrt|none"
-    r"|empty(?: set)?|undefined"
-    r"|all reals?(?: numbers)?|abcd?|xyz|pqr|rst|uvw",
+    r"|empty(?: set)?|undefined|all reals?(?: numbers)?|abcd?|xyz|pqr|rst|uvw",
     re.IGNORECASE,
 )
 """Words that are mathematics too, or a product of letters: they are compared as such."""
@@ -467,6 +466,5 @@ def _final(raw: str) -> str:
     if unclosed:
         return raw[unclosed.end() :]
     phrase = answers.after_phrase(raw)
-    return (
-        phrase if phrase and balanced(phrase) else raw
-    )  # a phrase inside `\\text{}` is a label: it takes no brace along
+    # A phrase inside `\text{}` is a label: it takes no brace along.
+    return phrase if phrase and balanced(phrase) else raw

@@ -20,8 +20,9 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers.math.evaluation import NumericEvaluator, is_constant
-from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
+from rlvr.verifiers.math.expression import rebuild, rename, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import Fuel, UnknownValueError
+from rlvr.verifiers.math.nodes import Apply, Binder, Bracket, Node, Number, Symbol
 
 SIDE = 3
 """Rows of the matrices, and entries of the vectors, that letters stand for: a cross product needs three."""
@@ -117,10 +118,8 @@ def _side_by_side(node: Node) -> bool:
     if not (isinstance(node, Apply) and node.head == "*"):
         return False
     bases = [arg.args[0] if isinstance(arg, Apply) and arg.head == "^" else arg for arg in node.args]
-    letters = [
-        base.name.removeprefix(_BOLD) for base in bases if isinstance(base, Symbol) and base.name.startswith(_BOLD)
-    ]
-    return sum(map(_is_capital, letters)) > 1
+    names = [base.name for base in bases if isinstance(base, Symbol)]
+    return sum(name.startswith(_BOLD) and _is_capital(name.removeprefix(_BOLD)) for name in names) > 1
 
 
 def alike(gold: Node, answer: Node) -> tuple[Node, Node]:
@@ -352,12 +351,10 @@ class _Evaluator(NumericEvaluator):
         return functools.reduce(self._product, factors)
 
     def _product(self, one: Any, other: Any) -> Any:
-        if not isinstance(other, _Array):
-            if isinstance(one, _Array):
-                return self.scaled(one, other)
-            return self.multiply(one, other)
         if not isinstance(one, _Array):
-            return self.scaled(other, one)
+            return self.scaled(other, one) if isinstance(other, _Array) else self.multiply(one, other)
+        if not isinstance(other, _Array):
+            return self.scaled(one, other)
         if one.shape == other.shape == (SIDE, 1):  # the scalar product
             one = _transposed(one)
         if one.shape[1] != other.shape[0]:

@@ -69,9 +69,8 @@ _SHORT_UNITS = re.compile(
 )
 """Units that may stand directly after a number, and that a variable's name is not."""
 _NOT_UNITS = re.compile(
-    r"[ijexyzn]|or|and|not|no|maybe|perhaps|possibly|either|then|but|else|pi|sqrt|root|sin|cos|tan|cot|sec|csc|log"
-    r"|exp|theta|alpha|beta|phi"
-    r"|mod|inf|infinity|plus|minus|times|over|squared|cubed|half|halves|quarters?|factorial"
+    r"[ijexyzn]|or|and|not|no|maybe|perhaps|possibly|either|then|but|else|pi|sqrt|root|sin|cos|tan|cot|sec|csc|log|exp"
+    r"|theta|alpha|beta|phi|mod|inf|infinity|plus|minus|times|over|squared|cubed|half|halves|quarters?|factorial"
     r"|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?|millionths?",
     re.IGNORECASE,
 )
@@ -115,9 +114,8 @@ class PlainNumber:
             return (self.value,)
         if self.scale != _PERCENT or other.scale != _ONE:
             return (self.value * self.scale,)
-        return {
-            "either": (self.value, self.value / 100), "number": (self.value,), "fraction": (self.value / 100,)
-        }[percent]  # fmt: skip
+        fraction = self.value / 100
+        return {"either": (self.value, fraction), "number": (self.value,), "fraction": (fraction,)}[percent]
 
     def _near(self, answer: PlainNumber, gold: Fraction, value: Fraction, tolerance: float) -> bool:
         if gold == value:
@@ -290,9 +288,7 @@ def _read_power(match: re.Match[str]) -> Fraction | None:
     if len(exponent) > 6 or abs(int(exponent)) > MAX_DIGITS:
         return None
     value = _decimal(mantissa)
-    if value is None:
-        return None
-    return value * Fraction(10) ** int(exponent)
+    return None if value is None else value * Fraction(10) ** int(exponent)
 
 
 def _places(match: re.Match[str]) -> int | None:

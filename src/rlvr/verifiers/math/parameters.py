@@ -23,22 +23,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import Declared
-from rlvr.verifiers.math.expression import (
-    Apply,
-    Bracket,
-    Listing,
-    Matrix,
-    Node,
-    Number,
-    Quantity,
-    Relation,
-    Symbol,
-    children,
-    replaced,
-    symbols,
-    walk,
-)
+from rlvr.verifiers.math.expression import children, replaced, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.nodes import Apply, Bracket, Listing, Matrix, Node, Number, Quantity, Relation, Symbol
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.points import coordinates
 
@@ -178,9 +165,7 @@ def _factors(node: Node) -> tuple[Node, ...]:
     match node:
         case Apply("*", args):
             return tuple(factor for arg in args for factor in _factors(arg))
-        case Apply("/", (top, _)):
-            return _factors(top)
-        case Apply("neg", (arg,)) | Bracket("(" | "[", ")" | "]", (arg,)):
+        case Apply("/", (arg, _)) | Apply("neg", (arg,)) | Bracket("(" | "[", ")" | "]", (arg,)):
             return _factors(arg)
     return (node,)
 

@@ -12,21 +12,10 @@ import re
 from fractions import Fraction
 
 from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM, Commands
-from rlvr.verifiers.math.expression import (
-    Apply,
-    Bracket,
-    Builder,
-    Listing,
-    Node,
-    Number,
-    Quantity,
-    Relation,
-    Symbol,
-    Words,
-    depth,
-)
+from rlvr.verifiers.math.expression import depth
 from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError, tokenize
 from rlvr.verifiers.math.matrices import is_vector, settled
+from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Listing, Node, Number, Quantity, Relation, Symbol, Words
 from rlvr.verifiers.math.reader import MAX_DEPTH
 from rlvr.verifiers.math.units import conversion, dimension
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
@@ -43,33 +32,15 @@ MAX_BARS = 12
 _SETS = 20
 _SIGN = 45
 _INFIX = {
-    "cup": _SETS,
-    "cap": _SETS,
-    "minus": _SETS,
-    "vee": 8,
-    "wedge": 8,
-    "+": SUM,
-    "-": SUM,
-    "pm": SUM,
-    "mp": SUM,
-    "*": PRODUCT,
-    "times": PRODUCT,
-    "/": PRODUCT,
-    ":": 15,
-}
+    "cup": _SETS, "cap": _SETS, "minus": _SETS, "vee": 8, "wedge": 8, "+": SUM, "-": SUM, "pm": SUM, "mp": SUM,
+    "*": PRODUCT, "times": PRODUCT, "/": PRODUCT, ":": 15,
+}  # fmt: skip
 _CONNECTIVES = {"vee": "or", "wedge": "and"}
 """Signs between relations -> the words that they stand for; between anything else they are operations."""
 _VECTOR_PRODUCTS = {"times": "cross", "*": "dot"}
 _CLOSERS = {
-    "(": ")]",
-    "[": "])[",
-    "{": "}",
-    "<": ">",
-    "floor": "floor",
-    "ceil": "ceil",
-    "group": "group",
-    "bars": "bars",
-}
+    "(": ")]", "[": "])[", "{": "}", "<": ">", "floor": "floor", "ceil": "ceil", "group": "group", "bars": "bars",
+}  # fmt: skip
 # Matches `for any integer`, `where integers`, `for every integer`; not `for real`, `integer`.
 _INTEGERS = re.compile(r"(?:for|where|with) (?:(?:any|every|all|each|some) )?integers?(?: values of)?", re.IGNORECASE)
 """Words before the letters that they declare to be integers."""

@@ -7,19 +7,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.expression import (
-    Apply,
-    Bracket,
-    Builder,
-    Matrix,
-    Node,
-    Number,
-    Quantity,
-    Symbol,
-    Words,
-    children,
-    is_literal,
-)
+from rlvr.verifiers.math.expression import children, is_literal
+from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Matrix, Node, Number, Quantity, Symbol, Words
 from rlvr.verifiers.math.units import SCALES, changes_meaning
 
 # A product has one sum for each entry; larger matrices are not worked out.
@@ -128,21 +117,13 @@ def _matrix(node: Apply) -> Node:
         left = matrices[0]
         columns = tuple(zip(*matrices[1], strict=True))
         if len(left[0]) == len(matrices[1]) <= MAX_SIDE:
-            return Matrix(
-                tuple(
-                    tuple(
-                        Apply("+", tuple(Apply("*", pair) for pair in zip(row, column, strict=True)))
-                        for column in columns
-                    )
-                    for row in left
-                )
-            )
+            return Matrix(tuple(tuple(_dot(row, column) for column in columns) for row in left))
     # A sum of matrices of one shape.
     if node.head == "+" and len(matrices) == len(rows) and len({(len(one), len(one[0])) for one in matrices}) == 1:
-        return Matrix(
-            tuple(
-                tuple(Apply("+", entries) for entries in zip(*stacked, strict=True))
-                for stacked in zip(*matrices, strict=True)
-            )
-        )
+        sums = (zip(*stacked, strict=True) for stacked in zip(*matrices, strict=True))
+        return Matrix(tuple(tuple(Apply("+", entries) for entries in row) for row in sums))
     return node
+
+
+def _dot(row: tuple[Node, ...], column: tuple[Node, ...]) -> Node:
+    return Apply("+", tuple(Apply("*", pair) for pair in zip(row, column, strict=True)))

@@ -18,7 +18,7 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, rational, symbols, walk
+from rlvr.verifiers.math.expression import rational, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import (
     MAX_BITS,
     Complex,
@@ -27,6 +27,7 @@ from rlvr.verifiers.math.guarded_arithmetic import (
     UnknownValueError,
     exact_root,
 )
+from rlvr.verifiers.math.nodes import Apply, Bracket, Node, Number, Symbol
 
 Point = dict[str, Coordinate]
 Valued = Callable[[Node, Point], Any]

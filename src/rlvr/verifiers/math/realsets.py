@@ -11,23 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.expression import (
-    COMPARED,
-    FLIPPED,
-    INEQUALITIES,
-    Apply,
-    Bracket,
-    Builder,
-    Listing,
-    Node,
-    Number,
-    Relation,
-    Symbol,
-    is_literal,
-    symbols,
-    walk,
-)
+from rlvr.verifiers.math.expression import COMPARED, FLIPPED, INEQUALITIES, is_literal, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
+from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Listing, Node, Number, Relation, Symbol
 from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 
@@ -123,21 +109,15 @@ class RealSets:
                 return self._interval(low, opening == "[", high, closing == "]")
             case Bracket("(", ")", (inner,)):
                 return self.read(inner)
-            case Apply("cup" | "vee", parts):
+            case Apply("cup" | "vee", parts) | Listing("or", parts):
                 return self._union([self.read(part) for part in parts])
-            case Apply("cap" | "wedge", parts):
+            case Apply("cap" | "wedge", parts) | Listing("and", parts):
                 return self._intersection([self.read(part) for part in parts])
-            case Apply("minus", (whole, part)):
-                return self._intersection([self.read(whole), self._complement(self.read(part))])
             # `\mathbb{R} - \{0\}` is written with a minus sign.
-            case Apply("+", (Symbol("Reals") as whole, Apply("neg", (part,)))):
+            case Apply("minus", (whole, part)) | Apply("+", (Symbol("Reals") as whole, Apply("neg", (part,)))):
                 return self._intersection([self.read(whole), self._complement(self.read(part))])
             case Relation():
                 return self._relation(node)
-            case Listing("or", parts):
-                return self._union([self.read(part) for part in parts])
-            case Listing("and", parts):
-                return self._intersection([self.read(part) for part in parts])
             case Listing(",", parts):
                 sets = [self.read(part) for part in parts]
                 # `x > 2, x < 5` is an intersection; `x < 2, x > 5` has an empty one and is meant as a union.

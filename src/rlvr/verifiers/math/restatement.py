@@ -14,27 +14,12 @@ import functools
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.expression import (
-    COMPARED,
-    FLIPPED,
-    Apply,
-    Bracket,
-    Builder,
-    Listing,
-    Node,
-    Number,
-    Quantity,
-    Relation,
-    Symbol,
-    children,
-    difference,
-    is_literal,
-    symbols,
-)
+from rlvr.verifiers.math.expression import COMPARED, FLIPPED, children, difference, is_literal, rebuild, symbols
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.latex import clean, spelling
 from rlvr.verifiers.math.letters import MAX_FORMULAS, PROMPT_LENGTH, formulas, read, read_formula
 from rlvr.verifiers.math.math_tokens import UnreadableError
+from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Listing, Node, Number, Quantity, Relation, Symbol
 from rlvr.verifiers.math.numeric import read_number
 from rlvr.verifiers.math.plain_form import RefusedError
 from rlvr.verifiers.math.point_sampling import PointSampler
@@ -109,9 +94,7 @@ def _stated(node: Node) -> list[tuple[Node, ...]]:
 def _bare(value: Node) -> Node:
     """A value without its unit, percent or degree sign."""
     match value:
-        case Quantity(inner):
-            return _bare(inner)
-        case Apply("percent" | "degree", (inner,)):
+        case Quantity(inner) | Apply("percent" | "degree", (inner,)):
             return _bare(inner)
     return value
 
@@ -232,17 +215,15 @@ def _canonical(node: Node) -> Node:
             if None in parts:
                 return Apply("/", (above, Number(whole)))
             return _canonical(Apply("+", tuple(part for part in parts if part is not None)))
-        case Apply(head, args):
-            return Apply(head, tuple(_canonical(arg) for arg in args))
+        case Apply():
+            return rebuild(node, _canonical)
         case Relation((operator,), (left, right)):
             sides = (_canonical(left), _canonical(right))
             if operator in (">", ">="):
                 return Relation((FLIPPED[operator],), sides[::-1])
             return Relation((operator,), _sorted(sides) if operator in ("=", "!=") else sides)
-        case Bracket(opening, closing, items):
-            return Bracket(opening, closing, tuple(_canonical(item) for item in items))
-        case Listing(separator, items):
-            return Listing(separator, tuple(_canonical(item) for item in items))
+        case Bracket() | Listing():
+            return rebuild(node, _canonical)
     return node
 
 
@@ -256,10 +237,7 @@ def _with_one_constant(terms: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def _divided(term: Node, divisor: Fraction) -> Node | None:
     """A canonical term over a number, or None where its coefficient is no multiple of that."""
-    if isinstance(term, Apply) and term.head == "*":
-        factors = term.args
-    else:
-        factors = (term,)
+    factors = _flattened("*", (term,))
     for at, factor in enumerate(factors):
         if isinstance(factor, Number) and not factor.base and factor.value % divisor == 0:
             return _product((*factors[:at], Number(factor.value / divisor), *factors[at + 1 :]))

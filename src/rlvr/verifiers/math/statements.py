@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from rlvr.verifiers.math.approximations import is_rounded, is_rounding_pair
 from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
-from rlvr.verifiers.math.expression import (
-    INEQUALITIES,
+from rlvr.verifiers.math.expression import INEQUALITIES, is_integer_literal, rebuild, symbols, walk
+from rlvr.verifiers.math.nodes import (
     Apply,
     Binder,
     Bracket,
@@ -25,10 +25,6 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
     Words,
-    is_integer_literal,
-    rebuild,
-    symbols,
-    walk,
 )
 from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler
@@ -252,9 +248,7 @@ def _members(node: Node) -> tuple[Node, ...] | None:
     """The members of a finite set that are no sets themselves: a set of sets is one value."""
     if isinstance(node, Bracket) and node.opening == "{" and node.items and not isinstance(node.items[0], Builder):
         # `\{\{1\}, \{2\}\}` is one answer, not two.
-        if any(map(is_set, node.items)):
-            return None
-        return node.items
+        return None if any(map(is_set, node.items)) else node.items
     if isinstance(node, Apply) and node.head == "cup":
         parts = [_members(part) for part in node.args]
         if all(part is not None for part in parts):
@@ -267,11 +261,9 @@ def read_entry(node: Node, sampler: PointSampler) -> StatementEntry:
     node = plain(node)
     if not isinstance(node, Relation):
         return StatementEntry(node)
-    # `x \in \{1, 2\}`.
-    if node.operators == ("in",) and (is_label(node.sides[0]) or isinstance(node.sides[0], Bracket)):
-        return StatementEntry(plain(node.sides[1]), node.sides[0])
-    # `n \equiv 2 \pmod 3`.
-    if node.operators == ("equiv",) and is_label(node.sides[0]):
+    # `x \in \{1, 2\}`, `n \equiv 2 \pmod 3`.
+    is_tuple_in = node.operators == ("in",) and isinstance(node.sides[0], Bracket)
+    if is_tuple_in or (node.operators in (("in",), ("equiv",)) and is_label(node.sides[0])):
         return StatementEntry(plain(node.sides[1]), node.sides[0])
     if not set(node.operators) <= {"=", "~", "to"} or node.operators[0] == "to":
         return StatementEntry(node)

@@ -11,56 +11,31 @@ from fractions import Fraction
 
 from rlvr.verifiers.math.counted import ADJECTIVES, NOUNS
 
-_BASE: dict[str, dict[str, int | str]] = {
-    "length": {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": 1, "km": 1000, "inch": "127/5000", "in": "127/5000",
-               "ft": "381/1250", "foot": "381/1250", "feet": "381/1250", "yd": "1143/1250", "yard": "1143/1250",
-               "mi": "201168/125", "mile": "201168/125", "米": 1, "厘米": "1/100", "毫米": "1/1000", "千米": 1000,
-               "公里": 1000,
-               "мм": "1/1000", "см": "1/100", "дм": "1/10", "м": 1, "км": 1000, "метр": 1, "метра": 1, "метров": 1,
-               "センチメートル": "1/100", "センチ": "1/100", "メートル": 1, "キロメートル": 1000,
-               "센티미터": "1/100", "미터": 1, "킬로미터": 1000},
-    "time": {"ms": "1/1000", "second": 1, "sec": 1, "s": 1, "minute": 60, "min": 60, "hour": 3600, "hr": 3600,
-    "h": 3600, "day": 86400,
-             "week": 604800, "秒": 1, "分钟": 60, "小时": 3600, "天": 86400,
-             **dict.fromkeys(["с", "сек", "секунда", "секунды", "секунд", "초"], 1), **dict.fromkeys(["мин", "минута",
-             "минуты", "минут"], 60),
-             **dict.fromkeys(["ч", "час", "часа", "часов", "時間", "시간"], 3600)},
-    "years": {"month": 1, "year": 12, "yr": 12, "decade": 120, "century": 1200, "centurie": 1200, "年": 12},
-    "mass": {"mg": "1/1000000", "g": "1/1000", "kg": 1, "tonne": 1000, "oz": "45359237/1600000000",
-             "ounce": "45359237/1600000000", "lb": "45359237/100000000", "pound": "45359237/100000000",
-             "克": "1/1000", "千克": 1, "公斤": 1, "吨": 1000, "мг": "1/1000000", "г": "1/1000", "кг": 1,
-             **dict.fromkeys(["グラム", "그램"], "1/1000"), **dict.fromkeys(["キログラム", "キロ", "킬로그램"], 1)},
-    "volume": {"ml": "1/1000", "l": 1, "gallon": "473176473/125000000", "quart": "473176473/500000000",
-               "pint": "473176473/1000000000", "升": 1, "毫升": "1/1000", "л": 1, "мл": "1/1000", "リットル": 1,
-               "立方米": 1000, "立方厘米": "1/1000"},
-    "area": {"acre": "316160658/78125", "hectare": 10000, "га": 10000, "平方米": 1, "平方厘米": "1/10000",
-             "平方千米": 10**6},
-    "force": {"Н": 1, "кН": 1000, "牛": 1, "牛顿": 1}, "power": {"Вт": 1, "кВт": 1000, "瓦": 1}, "pressure": {"Па": 1,
-    "кПа": 1000},
-    "voltage": {"В": 1, "伏": 1, "伏特": 1}, "resistance": {"Ом": 1, "欧姆": 1},
-    "energy": {"cal": "523/125", "kcal": 4184, "Дж": 1, "кДж": 1000, "焦耳": 1},
-    "angle": {"degree": 1, "deg": 1}, "arc": {"radian": 1, "rad": 1},
-    "unit length": {"unit": 1},
-    "money": {"dollar": 1, "cent": "1/100", "usd": 1}, "euro": {"euro": 1, "eur": 1, "€": 1}, "yen": {"yen": 1},
-    "rupee": {"rupee": 1, "rs": 1, "₹": 1}, "yuan": {"yuan": 1, "元": 1},
-    "temperature C": {"degrees C": 1}, "temperature F": {"degrees F": 1},
-    "morning": {"am": 1, "a.m": 1}, "afternoon": {"pm": 1, "p.m": 1},
+_BASE = {
+    "length": "1/1000 mm 毫米 мм; 1/100 cm 厘米 см センチメートル センチ 센티미터; 1/10 dm дм; "
+        "1 m 米 м метр метра метров メートル 미터; 1000 km 千米 公里 км キロメートル 킬로미터; 127/5000 inch in; "
+        "381/1250 ft foot feet; 1143/1250 yd yard; 201168/125 mi mile",
+    "time": "1/1000 ms; 1 second sec s 秒 с сек секунда секунды секунд 초; "
+        "60 minute min 分钟 мин минута минуты минут; 3600 hour hr h 小时 ч час часа часов 時間 시간; "
+        "86400 day 天; 604800 week",
+    "years": "1 month; 12 year yr 年; 120 decade; 1200 century centurie",
+    "mass": "1/1000000 mg мг; 1/1000 g 克 г グラム 그램; 1 kg 千克 公斤 кг キログラム キロ 킬로그램; 1000 tonne 吨; "
+        "45359237/1600000000 oz ounce; 45359237/100000000 lb pound",
+    "volume": "1/1000 ml 毫升 мл 立方厘米; 1 l 升 л リットル; 473176473/125000000 gallon; 473176473/500000000 quart; "
+        "473176473/1000000000 pint; 1000 立方米",
+    "area": "316160658/78125 acre; 10000 hectare га; 1 平方米; 1/10000 平方厘米; 1000000 平方千米",
+    "force": "1 Н 牛 牛顿; 1000 кН", "power": "1 Вт 瓦; 1000 кВт", "pressure": "1 Па; 1000 кПа",
+    "voltage": "1 В 伏 伏特", "resistance": "1 Ом 欧姆", "energy": "523/125 cal; 4184 kcal; 1 Дж 焦耳; 1000 кДж",
+    "angle": "1 degree deg", "arc": "1 radian rad", "unit length": "1 unit", "money": "1 dollar usd; 1/100 cent",
+    "euro": "1 euro eur €", "yen": "1 yen", "rupee": "1 rupee rs ₹", "yuan": "1 yuan 元", "morning": "1 am a.m",
+    "afternoon": "1 pm p.m",
 }  # fmt: skip
+"""Quantity -> sizes, each with the words of the unit of that size."""
 _PREFIXES: dict[str, tuple[str, int | str]] = {
-    "tera": ("T", 10**12),
-    "giga": ("G", 10**9),
-    "mega": ("M", 10**6),
-    "kilo": ("k", 10**3),
-    "hecto": ("h", 100),
-    "deca": ("da", 10),
-    "": ("", 1),
-    "deci": ("d", "1/10"),
-    "centi": ("c", "1/100"),
-    "milli": ("m", "1/1000"),
-    "micro": ("u", "1/1000000"),
-    "nano": ("n", "1/1000000000"),
-    "pico": ("p", "1/1000000000000"),
-}
+    "tera": ("T", 10**12), "giga": ("G", 10**9), "mega": ("M", 10**6), "kilo": ("k", 10**3), "hecto": ("h", 100),
+    "deca": ("da", 10), "": ("", 1), "deci": ("d", "1/10"), "centi": ("c", "1/100"), "milli": ("m", "1/1000"),
+    "micro": ("u", "1/1000000"), "nano": ("n", "1/1000000000"), "pico": ("p", "1/1000000000000"),
+}  # fmt: skip
 """The word -> its symbol, and what it multiplies by."""
 _METRIC: dict[str, tuple[str, dict[str, int | str]]] = {
     "length": ("m", {"meter": 1, "metre": 1}), "time": ("s", {"second": 1}), "mass": ("", {"gram": "1/1000"}),
@@ -74,21 +49,16 @@ _METRIC: dict[str, tuple[str, dict[str, int | str]]] = {
 """Quantity -> the symbols of its units, which take the prefixes as symbols (`nm`), and their words, which take them as
 words (`nanometer`), with their sizes."""
 _DERIVED = {
-    "frequency": {"time": -1},
-    "volume": {"length": 3},
-    "area": {"length": 2},
-    "force": {"mass": 1, "length": 1, "time": -2},
-    "energy": {"mass": 1, "length": 2, "time": -2},
-    "work": {"mass": 1, "length": 2, "time": -2},
-    "power": {"mass": 1, "length": 2, "time": -3},
-    "pressure": {"mass": 1, "length": -1, "time": -2},
-    "charge": {"current": 1, "time": 1},
+    "frequency": {"time": -1}, "volume": {"length": 3}, "area": {"length": 2},
+    "force": {"mass": 1, "length": 1, "time": -2}, "energy": {"mass": 1, "length": 2, "time": -2},
+    "work": {"mass": 1, "length": 2, "time": -2}, "power": {"mass": 1, "length": 2, "time": -3},
+    "pressure": {"mass": 1, "length": -1, "time": -2}, "charge": {"current": 1, "time": 1},
     "voltage": {"mass": 1, "length": 2, "time": -3, "current": -1},
     "resistance": {"mass": 1, "length": 2, "time": -3, "current": -2},
     "capacitance": {"mass": -1, "length": -2, "time": 4, "current": 2},
     "inductance": {"mass": 1, "length": 2, "time": -2, "current": -2},
     "flux density": {"mass": 1, "time": -2, "current": -1},
-}
+}  # fmt: skip
 """Quantity -> the powers of the base quantities that it is made of. Source: BIPM, The International System of Units,
 9th edition, table 4."""
 _SIZES = {"volume": Fraction(1, 1000), "work": Fraction(3600)}
@@ -100,13 +70,9 @@ _UNITS = {
     for prefix, factor in _PREFIXES.values()
 } | {"g": ("mass", Fraction(1, 1000))}
 _AMBIGUOUS = {
-    "capacitance": ("F", "farad"),
-    "charge": ("C", "coulomb"),
-    "inductance": ("H", "henry"),
-    "flux density": ("T", "tesla"),
-    "temperature F": ("F", "degrees F"),
-    "temperature C": ("C", "degrees C"),
-}
+    "capacitance": ("F", "farad"), "charge": ("C", "coulomb"), "inductance": ("H", "henry"),
+    "flux density": ("T", "tesla"), "temperature F": ("F", "degrees F"), "temperature C": ("C", "degrees C"),
+}  # fmt: skip
 """Quantity -> a letter and the word of its unit; without a prefix the letter is one only beside a unit of the
 quantity."""
 _PREFIXED = ("capacitance", "charge", "inductance", "flux density")
@@ -122,37 +88,33 @@ _UNITS |= {
     for name, size in names.items()
     for prefix, (_, factor) in _PREFIXES.items()
 }
-_UNITS |= {name: (dimension, Fraction(factor)) for dimension, names in _BASE.items() for name, factor in names.items()}
-_ALIASES = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "sq": "square", "cc": "cm^3",
-"celsius": "C", "Celsius": "C",
-            "fahrenheit": "F", "Fahrenheit": "F"}  # fmt: skip
+for _quantity, _sizes in _BASE.items():
+    for _size, *_words in map(str.split, _sizes.split(";")):
+        _UNITS |= dict.fromkeys(_words, (_quantity, Fraction(_size)))
+_UNITS |= {f"degrees {scale}": (f"temperature {scale}", Fraction(1)) for scale in "CF"}
+_ALIASES = {
+    "mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "sq": "square", "cc": "cm^3", "celsius": "C",
+    "Celsius": "C", "fahrenheit": "F", "Fahrenheit": "F",
+}  # fmt: skip
 SCALES = {
-    "percent": Fraction(1, 100), "percentage": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12),
-    "hundred": Fraction(100),
-    "thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
-    **dict.fromkeys(["процент", "процента", "процентов"], Fraction(1, 100)),
-    **dict.fromkeys(["тыс", "тысяч", "тысяча", "тысячи"], Fraction(10**3)),
-    **dict.fromkeys(["миллион", "миллиона", "миллионов"], Fraction(10**6)),
-    **dict.fromkeys(["миллиард", "миллиарда", "миллиардов"], Fraction(10**9)),
-    "млн": Fraction(10**6), "млрд": Fraction(10**9), "трлн": Fraction(10**12),
-    **dict.fromkeys(["триллион", "триллиона", "триллионов"], Fraction(10**12)),
-    **dict.fromkeys(["ألف", "آلاف", "الف", "هزار"], Fraction(10**3)), **dict.fromkeys(["مليون", "ملايين", "میلیون"],
-    Fraction(10**6)),
-    **dict.fromkeys(["مليار", "میلیارد"], Fraction(10**9)), **dict.fromkeys(["हज़ार", "हजार"], Fraction(10**3)),
-    "लाख": Fraction(10**5),
-    **dict.fromkeys(["करोड़", "करोड़"], Fraction(10**7)),
-    "十": Fraction(10), **dict.fromkeys("百백", Fraction(100)), **dict.fromkeys("千천", Fraction(10**3)),
-    **dict.fromkeys("万萬만", Fraction(10**4)), **dict.fromkeys("亿億억", Fraction(10**8)), "兆": Fraction(10**12),
+    word: Fraction(size)
+    for size, words in {
+        "1/100": "percent percentage pct процент процента процентов", "12": "dozen", "100": "hundred 百 백",
+        "1e3": "thousand тыс тысяч тысяча тысячи ألف آلاف الف هزار हज़ार हजार 千 천",
+        "1e6": "million миллион миллиона миллионов млн مليون ملايين میلیون",
+        "1e9": "billion миллиард миллиарда миллиардов млрд مليار میلیارد",
+        "1e12": "trillion трлн триллион триллиона триллионов 兆", "1e5": "लाख", "1e7": "करोड़", "10": "十",
+        "1e4": "万 萬 만", "1e8": "亿 億 억",
+    }.items()
+    for word in words.split()
 }  # fmt: skip
 # Matches `or 3`, `more than`, `times`; not `apples`, `cm`.
 _MEANINGFUL = re.compile(
     r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong"
-    r"|incorrect|approximately|about|minus|plus"
-    r"|times|divided|over|squared|cubed|more|less|than|at|least|most|up|between|half|halves|thirds?|fourths?"
-    r"|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?"
-    r"|tenths?|hundredths?|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?"
-    r"|tripled?|until|till|nearly|almost"
-    r"|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
+    r"|incorrect|approximately|about|minus|plus|times|divided|over|squared|cubed|more|less|than|at|least|most|up"
+    r"|between|half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?"
+    r"|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?|tripled?|until|till|nearly"
+    r"|almost|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
     re.IGNORECASE,
 )
 # Matches `cm^2`, `degrees C`, `/`; not `5`.
@@ -163,31 +125,23 @@ _FILLING = re.compile(
     re.IGNORECASE,
 )
 """Words beside a unit that say nothing of it, and what it is a measure of (`3 liters of milk`)."""
-_COUNTER_WORDS = (
-    "个 個 只 隻 本 人 名 位 张 張 条 條 件 次 种 種 倍 岁 歳 才 枚 匹 台 辆 輛 棵 朵 头 頭 双 雙 对 對 组 組 块 塊 "
-    "片 根 支 颗 粒 页 頁 题 題 道 "
-    "円 圆 块钱 人民币 日 月 周 分 点 時間 時 度 平方米 平方厘米 平方千米 立方米 "
-    "立方厘米 通り つ 回 グラム キロ キログラム メートル センチ "
-    "センチメートル キロメートル リットル 개 명 원 살 마리 권 장 회 번 가지 시간 "
-    "분 초 일 년 미터 센티미터 킬로미터 그램 킬로그램 "
-    "см м км кг г мм л мл руб рубль рубля рублей час часа часов минута минуты минут секунда секунды секунд день дня "
-    "дней "
-    "год года лет метр метра метров градус градуса градусов штук шт раз раза человек человека"
+_COUNTERS = frozenset(
+    """
+    个 個 只 隻 本 人 名 位 张 張 条 條 件 次 种 種 倍 岁 歳 才 枚 匹 台 辆 輛 棵 朵 头 頭 双 雙 对 對 组 組 块 塊 片
+    根 支 颗 粒 页 頁 题 題 道 円 圆 块钱 人民币 日 月 周 分 点 時 度 通り つ 回 개 명 원 살 마리 권 장 회 번 가지 분
+    일 년 руб рубль рубля рублей день дня дней год года лет градус градуса градусов штук шт раз раза человек человека
+    """.split()  # noqa: SIM905
 )
-_COUNTERS = frozenset(_COUNTER_WORDS.split())
 """Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`,
 `2以上`)."""
 # Matches `is extraneous`, `in base`, `rejected`; not `apples`.
 _SAYS_MORE = re.compile(
     r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?"
-    r"|holds?|satisf(?:y|ies)"
-    r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor"
-    r"|both|after|before|below"
-    r"|above|under|extraneous|invalid|false|true|impossible|base|correct|right|it|its|they|them|he|she|we|you|me|us"
-    r"|what|why|how|who|whose"
-    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens"
-    r"|first|third|fourth|fifth"
-    r"|here|there|then|again|also|already|still|yet|just|even|\w{2,}ed|\w{3,}ly)\b",
+    r"|holds?|satisf(?:y|ies)|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too"
+    r"|very|only|never|nor|both|after|before|below|above|under|extraneous|invalid|false|true|impossible|base|correct"
+    r"|right|it|its|they|them|he|she|we|you|me|us|what|why|how|who|whose|zero|one|two|three|four|five|six|seven|eight"
+    r"|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens|first|third|fourth|fifth|here|there|then|again"
+    r"|also|already|still|yet|just|even|\w{2,}ed|\w{3,}ly)\b",
     re.IGNORECASE,
 )
 """Verbs, prepositions, participles, judgements, pronouns, number words, adverbs: no phrase that has one only names what
