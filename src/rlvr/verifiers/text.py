@@ -59,9 +59,7 @@ class RegexVerifier(AnswerVerifier):
     """
 
     methods: tuple[Method, ...] = ()
-    """Places to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
     max_length: int = 100_000
-    """Characters of an answer; a longer one is unparsable."""
     pattern: str = ""
     """The pattern of every task, in the syntax of Python's `re`; empty: each task brings its own."""
     match: Literal["full", "search"] = "full"
@@ -123,8 +121,6 @@ class NumericVerifier(AnswerVerifier):
     """
 
     fallback: Fallback = "none"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
-    the reasoning."""
     absolute: float = 0.0
     """Absolute error allowed."""
     relative: float = 1e-6
