@@ -459,12 +459,7 @@ class ExactVerifier(AnswerVerifier):
     """
 
     methods: tuple[Method, ...] = ()
-    """Places to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
-    fallback: Fallback = "whole"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
-    the reasoning."""
     max_length: int = 100_000
-    """Characters of an answer; a longer one is unparsable."""
     casefold: bool = False
     """Ignore case."""
     ignore_space: bool = False

@@ -168,7 +168,7 @@ def weighted(verdicts: Mapping[str, Verdict], weights: Mapping[str, float]) -> D
     """The sum of weight x score over the parts that weigh something; undecided where one of them is."""
     counted = {label: verdict for label, verdict in verdicts.items() if weights[label]}
     # math.fsum is exact up to one rounding: the order of the parts does not change the score.
-    total = math.fsum(weights[label] * _score(verdict) for label, verdict in counted.items())
+    total = math.fsum(weights[label] * verdict.score for label, verdict in counted.items() if verdict.score is not None)
     return _decided(counted, total, math.fsum(weight for weight in weights.values() if weight > 0))
 
 
@@ -228,12 +228,6 @@ def _traceback(verdicts: Mapping[str, Verdict]) -> str:
     """The first traceback of parts, under the name of its part; nothing where none raised."""
     raised = (f"part {label!r}:\n{verdict.traceback}" for label, verdict in verdicts.items() if verdict.traceback)
     return next(raised, "")
-
-
-def _score(verdict: Verdict) -> float:
-    if verdict.score is None:
-        return math.nan
-    return verdict.score
 
 
 def _part(written: Any) -> tuple[str, Verifier, float | None]:

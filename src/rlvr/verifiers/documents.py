@@ -9,18 +9,26 @@ Invariants: the only error is DocumentError, which says why in words; time is li
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Where = Literal["whole", "fenced", "either"]
+TextMatch = Literal["exact", "bfcl"]
 
 MAX_LENGTH = 100_000
 # json.loads and the comparisons here recurse once for each level, far below the limit of 1,000 frames.
 MAX_DEPTH = 64
 
+# Matches `-3`, `2.5`, `1e5`; not `1_000`, `0x1`, `nan`. The bounded digits keep `float` cheap.
+_NUMBER = re.compile(r"[+-]?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?")
+# `standardize_string` of BFCL (`bfcl_eval/eval_checker/ast_eval/ast_checker.py`), which also lowers the case and makes
+# quotes alike.
+_BFCL_IGNORED = re.compile(r"[ ,./\-_*^]")
 # Matches '```json', '```'; not '`json`'. CommonMark 4.5: at most three spaces, three or more backticks, none of them in
 # the info string.
 _FENCE = re.compile(r" {0,3}(`{3,})[ \t]*([^`\s]*)[^`]*")
@@ -115,7 +123,8 @@ def read_json(text: str, max_length: int = MAX_LENGTH, max_depth: int = MAX_DEPT
     """The value of a JSON document (RFC 8259), strictly."""
     if len(text) > max_length:
         raise DocumentError(f"the document has {len(text)} characters, over the limit of {max_length}")
-    if _depth(text, max_depth) > max_depth:
+    steps = ((token[0] in "[{") - (token[0] in "]}") for token in _JSON_TOKEN.finditer(text))
+    if any(depth > max_depth for depth in itertools.accumulate(steps)):
         raise DocumentError(f"the document is nested more than {max_depth} deep")
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
@@ -123,19 +132,6 @@ def read_json(text: str, max_length: int = MAX_LENGTH, max_depth: int = MAX_DEPT
         raise
     except (ValueError, RecursionError) as error:  # RecursionError: a max_depth beyond what Python can read
         raise DocumentError(f"not JSON: {error}") from None
-
-
-def _depth(text: str, limit: int) -> int:
-    depth = deepest = 0
-    for token in _JSON_TOKEN.finditer(text):
-        if token[0] in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-            if deepest > limit:
-                break
-        elif token[0] in "]}":
-            depth -= 1
-    return deepest
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -158,17 +154,48 @@ def _finite(number: str) -> float:
     return value
 
 
-def same_json(first: Any, second: Any) -> bool:
-    """Return True if two JSON values are equal: 1 is 1.0, but true is not 1 and "1" is not 1. Values are at most
-    MAX_DEPTH deep."""
-    if isinstance(first, bool) or isinstance(second, bool):
-        return first is second
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(same_json(value, second[key]) for key, value in first.items())
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(same_json, first, second))
-    numbers = isinstance(first, (int, float)) and isinstance(second, (int, float))
-    return (numbers or type(first) is type(second)) and first == second
+@dataclass(frozen=True)
+class JsonEquality:
+    """The rule by which two JSON values are the same. By default 1 is 1.0, but true is never 1, nor is "1"."""
+
+    int_is_float: bool = True
+    number_is_text: bool = False
+    text: TextMatch = "exact"
+
+    def same(self, found: Any, wanted: Any) -> bool:
+        """Return True if two JSON values, at most MAX_DEPTH deep, are the same, item by item."""
+        # First, since `True == 1` in Python.
+        if isinstance(found, bool) or isinstance(wanted, bool):
+            return found is wanted
+        if isinstance(found, dict) and isinstance(wanted, dict):
+            return found.keys() == wanted.keys() and all(self.same(found[key], wanted[key]) for key in wanted)
+        if isinstance(found, list) and isinstance(wanted, list):
+            return len(found) == len(wanted) and all(map(self.same, found, wanted))
+        if isinstance(found, str) and isinstance(wanted, str):
+            return self._spelling(found) == self._spelling(wanted)
+        if self.number_is_text and isinstance(found, str) != isinstance(wanted, str):
+            found = _as_number(found)
+            wanted = _as_number(wanted)
+            return found is not None and found == wanted
+        numbers = isinstance(found, (int, float)) and isinstance(wanted, (int, float))
+        return ((numbers and self.int_is_float) or type(found) is type(wanted)) and bool(found == wanted)
+
+    def _spelling(self, text: str) -> str:
+        if self.text == "exact":
+            return text
+        return _BFCL_IGNORED.sub("", text).lower().replace("'", '"')
+
+
+def _as_number(value: Any) -> float | None:
+    if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
+        return None
+    try:
+        return float(value)
+    except (TypeError, OverflowError):  # no number, or an int beyond every float
+        return None
+
+
+same_json = JsonEquality().same
 
 
 def matched_fields(found: Any, expected: Any) -> float:

@@ -100,8 +100,6 @@ class JsonSchemaVerifier(Verifier):
             return reading
         text, document = reading
         schema, problem = self._schema(task)
-        if problem is None and schema is not None:
-            problem = _schema_problem(schema, self.formats)
         if problem is None and self.compare != "none" and task.answer is None:
             problem = "there is no answer to compare with"
         if problem:
@@ -121,10 +119,8 @@ class JsonSchemaVerifier(Verifier):
 
     def check_task(self, task: Task) -> str | None:
         schema, problem = self._schema(task)
-        if problem or (schema is not None and (problem := _schema_problem(schema, self.formats))):
+        if problem or self.compare == "none":
             return problem
-        if self.compare == "none":
-            return None
         try:
             expected = _as_json(task.answer)
         except DocumentError as error:
@@ -154,14 +150,15 @@ class JsonSchemaVerifier(Verifier):
             return Verdict(VerdictStatus.UNPARSABLE, 0.0, reason=str(error)[:_SHOWN])
 
     def _schema(self, task: Task) -> tuple[Any, str | None]:
-        """The task's schema, and what is wrong with how it is given."""
+        """The task's schema, and what is wrong with it."""
         schema = task.info.get("schema", self.schema)
         if schema is None and self.compare == "none":
             return None, "there is no schema: give info['schema'] or the option schema"
         try:
-            return (read_json(schema) if isinstance(schema, str) else schema), None
+            schema = read_json(schema) if isinstance(schema, str) else schema
         except DocumentError as error:
             return None, f"info['schema']: {error}"
+        return schema, None if schema is None else _schema_problem(schema, self.formats)
 
     def _compared(self, answer: Any, document: Any, text: str) -> Verdict:
         if self.compare == "none":

@@ -20,7 +20,6 @@ class OverlapVerifier(AnswerVerifier):
     """The common part of ROUGE and BLEU."""
 
     methods: tuple[Method, ...] = ()
-    """Places to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
     max_length: int = 10_000
     """Characters of an answer, and of a gold; a longer answer is unparsable."""
     threshold: float | None = None

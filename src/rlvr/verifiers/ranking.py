@@ -45,7 +45,6 @@ class RankingVerifier(AnswerVerifier):
     threshold: float | None = None
     """From this score on an answer is correct, below it is wrong; null: the score itself."""
     max_length: int = 20_000
-    """Characters of an answer; a longer one is unparsable."""
 
     def __post_init__(self) -> None:
         check_threshold("ranking", self.threshold)

@@ -40,8 +40,7 @@ _WORDS = re.compile(r"[^0-9+*/=^<>\\{}_()\[\]|\u00b1]*")
 # Matches `at least`, `3 dozen`, `half of`; not `apples`, `mostly`.
 _CHANGES = re.compile(
     r"\b(?:not|or|maybe|perhaps|either|between|than|least|most|below|above|under|over|plus|minus|times|half|squared"
-    r"|cubed|"
-    r"dozen|(?:hundred|thousand|million|billion|trillion|lakh|crore|tenth|hundredth|thousandth)s?"
+    r"|cubed|dozen|(?:hundred|thousand|million|billion|trillion|lakh|crore|tenth|hundredth|thousandth)s?"
     "|(?:\u0442\u044b\u0441\u044f\u0447|\u043c\u0438\u043b\u043b\u0438\u043e\u043d"
     "|\u043c\u0438\u043b\u043b\u0438\u0430\u0440\u0434)\\w*|\u0442\u044b\u0441)\\b"
     "|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ubc31\ucc9c\ub9cc\uc5b5\uc870]",
@@ -59,9 +58,7 @@ class RegexVerifier(AnswerVerifier):
     """
 
     methods: tuple[Method, ...] = ()
-    """Places to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
     max_length: int = 100_000
-    """Characters of an answer; a longer one is unparsable."""
     pattern: str = ""
     """The pattern of every task, in the syntax of Python's `re`; empty: each task brings its own."""
     match: Literal["full", "search"] = "full"
@@ -85,18 +82,12 @@ class RegexVerifier(AnswerVerifier):
         return self._problem(pattern)
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        compiled = re.compile(self._pattern(task), self._flags)
-        if self.match == "full":
-            matched = compiled.fullmatch(answer)
-        else:
-            matched = compiled.search(answer)
-        return Verdict.from_score(matched is not None, answer=answer)
+        return Verdict.from_score(self._matches(self._pattern(task), answer), answer=answer)
 
-    @property
-    def _flags(self) -> re.RegexFlag:
-        if self.ignore_case:
-            return re.IGNORECASE
-        return re.NOFLAG
+    def _matches(self, pattern: str, text: str) -> bool:
+        compiled = re.compile(pattern, re.IGNORECASE if self.ignore_case else re.NOFLAG)
+        matched = compiled.fullmatch(text) if self.match == "full" else compiled.search(text)
+        return matched is not None
 
     def _pattern(self, task: Task) -> str:
         pattern: str = self.pattern or task.info.get("pattern") or task.answer
@@ -104,11 +95,11 @@ class RegexVerifier(AnswerVerifier):
 
     def _problem(self, pattern: str) -> str | None:
         try:
-            compiled = re.compile(pattern, self._flags)
+            matches_nothing = self._matches(pattern, "")
         except (re.error, RecursionError, OverflowError) as error:
             return f"the pattern {pattern!r} is no regular expression: {error}"
         # A pattern that matches nothing at all pays any completion, also an empty one.
-        if compiled.fullmatch("") if self.match == "full" else compiled.search(""):
+        if matches_nothing:
             return f"the pattern {pattern!r} matches the empty answer"
         return None
 
@@ -123,8 +114,6 @@ class NumericVerifier(AnswerVerifier):
     """
 
     fallback: Fallback = "none"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
-    the reasoning."""
     absolute: float = 0.0
     """Absolute error allowed."""
     relative: float = 1e-6

@@ -60,6 +60,8 @@ def test_agreement_counts_every_case_once():
         for expected in (True, False, None):
             findings.add(case(status, score, expected=expected, name=f"{status} {expected}"))
     result = findings.agreement
-    assert (result.true_accepts, result.true_rejects, result.undecided, result.total) == (1, 2, 2, 8)
-    assert result.false_accepts == ["correct False"] and result.false_accept_count == 1
-    assert result.false_rejects == ["wrong True", "partial True"] and result.false_reject_count == 2
+    accepts, rejects = (True, True), (False, False)
+    counts = (result.counts[accepts], result.counts[rejects], result.undecided)
+    assert counts == (1, 2, 2) and result.counts.total() + result.undecided == 8
+    assert result.ids[True, False] == ["correct False"] and result.counts[True, False] == 1
+    assert result.ids[False, True] == ["wrong True", "partial True"] and result.counts[False, True] == 2

@@ -115,11 +115,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         _example(
             "End with the words `Any questions?` what you write about the sea: 12 words or more, with the word ocean.",
             completion="The ocean is wide, and its tides come and go every day. Any questions?",
-            instruction_id_list=[
-                "keywords:existence",
-                "length_constraints:number_words",
-                "startend:end_checker",
-            ],
+            instruction_id_list=["keywords:existence", "length_constraints:number_words", "startend:end_checker"],
             kwargs=[
                 {"keywords": ["ocean"]},
                 {"relation": "at least", "num_words": 12},

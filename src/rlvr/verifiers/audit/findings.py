@@ -49,42 +49,24 @@ class FindingCase:
 class Agreement:
     """Verdicts against the `expected` column. Accepted is `correct`; a partial or zero score is a rejection."""
 
-    true_accepts: int = 0
-    true_rejects: int = 0
+    counts: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    """(accepted, expected) -> rows."""
+    ids: dict[tuple[bool, bool], list[str]] = field(default_factory=dict)
+    """The same -> the ids of the first `MOST_IDS` rows."""
     undecided: int = 0
-    false_accepts: list[str] = field(default_factory=list)
-    """Ids; at most `MOST_IDS` of each are kept."""
-    false_rejects: list[str] = field(default_factory=list)
-    false_accept_count: int = 0
-    false_reject_count: int = 0
 
     MOST_IDS = 1000
 
-    @property
-    def total(self) -> int:
-        return (
-            self.true_accepts + self.true_rejects + self.undecided + self.false_accept_count + self.false_reject_count
-        )
-
     def add(self, case: FindingCase) -> None:
-        accepted = case.verdict.status is VerdictStatus.CORRECT
-        match case.verdict.score, accepted, case.expected:
-            case _, _, None:
-                return
-            case None, _, _:
-                self.undecided += 1
-            case _, True, True:
-                self.true_accepts += 1
-            case _, False, False:
-                self.true_rejects += 1
-            case _, True, False:
-                self.false_accept_count += 1
-                if len(self.false_accepts) < self.MOST_IDS:
-                    self.false_accepts += [case.id]
-            case _:
-                self.false_reject_count += 1
-                if len(self.false_rejects) < self.MOST_IDS:
-                    self.false_rejects += [case.id]
+        if case.expected is None:
+            return
+        if case.verdict.score is None:
+            self.undecided += 1
+            return
+        outcome = (case.verdict.status is VerdictStatus.CORRECT, case.expected)
+        self.counts[outcome] += 1
+        if self.counts[outcome] <= self.MOST_IDS:
+            self.ids.setdefault(outcome, []).append(case.id)
 
 
 @dataclass

@@ -35,15 +35,9 @@ def show_findings(console: Console, findings: Findings) -> None:
         console.table("slowest", ["id", "seconds", "status", "completion"], slowest)
     if findings.doubts:
         doubtful = [
-            [
-                f"{kind} ({findings.doubts[kind]})",
-                case.id,
-                case.verdict.status,
-                shorten(why, _TEXT),
-                _text(case.completion),
-            ]
+            [f"{kind} ({findings.doubts[kind]})", c.id, c.verdict.status, shorten(why, _TEXT), _text(c.completion)]
             for kind, kept in findings.doubtful.items()
-            for case, why in kept
+            for c, why in kept
         ]
         console.table(
             "doubtful, the first of each kind", ["what (rows)", "id", "status", "why", "completion"], doubtful
@@ -51,25 +45,24 @@ def show_findings(console: Console, findings: Findings) -> None:
 
 
 def _agreement(console: Console, findings: Findings) -> None:
-    agreement = findings.agreement
-    if not agreement.total:
+    counts = findings.agreement.counts
+    undecided = findings.agreement.undecided
+    decided = counts.total()
+    if not decided + undecided:
         return
     rows: list[Sequence[object]] = [
-        ["accepted", agreement.true_accepts, agreement.false_accept_count],
-        ["rejected", agreement.false_reject_count, agreement.true_rejects],
+        ["accepted", counts[True, True], counts[True, False]],
+        ["rejected", counts[False, True], counts[False, False]],
     ]
     console.table("agreement with `expected`", ["", "expected true", "expected false"], rows)
-    decided = agreement.total - agreement.undecided
-    right = agreement.true_accepts + agreement.true_rejects
+    share = ""
     if decided:
+        right = counts[True, True] + counts[False, False]
         share = f", {right} of {decided} decided ones agree ({right / decided:.1%})"
-    else:
-        share = ""
-    console.message(f"{agreement.total} rows have an expectation, {agreement.undecided} of them undecided{share}")
-    for what, count, ids in (
-        ("false accepts", agreement.false_accept_count, agreement.false_accepts),
-        ("false rejects", agreement.false_reject_count, agreement.false_rejects),
-    ):
+    console.message(f"{decided + undecided} rows have an expectation, {undecided} of them undecided{share}")
+    for what, outcome in (("false accepts", (True, False)), ("false rejects", (False, True))):
+        count = counts[outcome]
+        ids = findings.agreement.ids.get(outcome, [])
         more = f" and {count - _IDS} more" if count > _IDS else ""
         console.message(f"{what}: {count}" + (f" ({', '.join(ids[:_IDS])}{more})" if ids else ""))
 
@@ -109,9 +102,9 @@ def show_trial(console: Console, trial: TrickTrial) -> None:
         [a.trick.name, a.outcome, a.task.id, a.verdict.score, shorten(a.verdict.reason, _TEXT), _text(a.completion)]
         for a in trial.failures[:_FAILURES]
     ]
-    title = f"{len(trial.failures)} failed attempts" + (
-        f", the first {_FAILURES}" if len(trial.failures) > _FAILURES else ""
-    )
+    title = f"{len(trial.failures)} failed attempts"
+    if len(trial.failures) > _FAILURES:
+        title += f", the first {_FAILURES}"
     console.table(title, ["trick", "outcome", "task", "score", "reason", "completion"], failures)
 
 

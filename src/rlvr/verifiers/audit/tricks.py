@@ -71,11 +71,7 @@ def _restated(target: Target) -> list[str]:
     number = target.number
     if number is None or number.denominator != 1:
         return []
-    return [
-        target.form(rf"{number - 17} + 17"),
-        target.form(rf"\int_0^1 {number} \, dx"),
-        target.form(f"{number - 1}+1"),
-    ]
+    return [target.form(text) for text in (f"{number - 17} + 17", rf"\int_0^1 {number} \, dx", f"{number - 1}+1")]
 
 
 def _in_reasoning(target: Target, closing: str) -> list[str]:
@@ -180,9 +176,7 @@ def _approximated(target: Target) -> list[str]:
 def _without_letter(target: Target) -> list[str]:
     # `49 a^2 - 49 b^2` without its last letter: a reader that strips units might take `b^2` for one.
     shorter = re.sub(r"(?<=\d) [a-zA-Z](?:\^\d)?\Z", "", str(target.gold))
-    if shorter != target.gold:
-        return [target.form(shorter)]
-    return []
+    return _stated(target, [shorter])
 
 
 _FLIPPED = {"=": "=", "<": ">", ">": "<"}
@@ -194,11 +188,8 @@ def _rearranged(target: Target) -> list[str]:
     if relation is None:
         return []
     left, sign, right = (part.strip() for part in relation.groups())
-    return [
-        target.form(f"{left} {sign} {right}"),
-        target.form(f"{right} {_FLIPPED[sign]} {left}"),
-        target.form(f"{left} - {right} {sign} 0"),
-    ]
+    texts = (f"{left} {sign} {right}", f"{right} {_FLIPPED[sign]} {left}", f"{left} - {right} {sign} 0")
+    return [target.form(text) for text in texts]
 
 
 _FORMULA = re.compile(r"\$([^$]+)\$")
@@ -220,14 +211,7 @@ def _restated_in_words(target: Target) -> list[str]:
     return [target.form(text) for text in texts]
 
 
-_UNITS = {
-    "m": ("s", "kg", "km"),
-    "km": ("h", "m"),
-    "s": ("m", "h"),
-    "kg": ("m", "g"),
-    "h": ("s", "km"),
-    "cm": ("m", "s"),
-}
+_UNITS = {"m": "s kg km", "km": "h m", "s": "m h", "kg": "m g", "h": "s km", "cm": "m s"}
 
 
 def _other_unit(target: Target) -> list[str]:
@@ -236,7 +220,7 @@ def _other_unit(target: Target) -> list[str]:
     if match is None or match[3] not in _UNITS:
         return []
     number, before, unit, after = match.groups()
-    return [target.form(f"{number}{before}{other}{after}") for other in _UNITS[unit]]
+    return [target.form(f"{number}{before}{other}{after}") for other in _UNITS[unit].split()]
 
 
 def _scaled(target: Target) -> list[str]:
@@ -298,10 +282,8 @@ def _forbidden(target: Target) -> list[str]:
 
 
 def _taken_back(target: Target) -> list[str]:
-    return [
-        target.form(f"{target.gold}. No wait, {target.wrong[0]}"),
-        target.form(f"{target.gold}. No, {target.wrong[0]}."),
-    ]
+    texts = (f"{target.gold}. No wait, {target.wrong[0]}", f"{target.gold}. No, {target.wrong[0]}.")
+    return [target.form(text) for text in texts]
 
 
 def _second_document(target: Target) -> list[str]:
@@ -326,10 +308,7 @@ def _denied(target: Target) -> list[str]:
 
 
 def _echo(target: Target) -> list[str]:
-    if target.prompt.strip() and target.prompt.strip() != (target.gold or "").strip():
-        echoes = [target.prompt]
-    else:
-        echoes = []
+    echoes = _other(target, [target.prompt] if target.prompt.strip() else [])
     if target.gold is not None:
         choices = ", ".join([target.wrong[0], target.gold, target.wrong[1]])
         # The options with the right one among them, as a prompt may list them: copying it is no choice.

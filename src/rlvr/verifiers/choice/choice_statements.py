@@ -34,8 +34,7 @@ PLACE = re.compile(f"{MARK}(\\d+){MARK}")
 # Matches `not B`, `can't be B`, `some people say`; not `B is right`, `nothing`.
 _DENIAL = re.compile(
     r"\b(?:not|no|never|neither|nor|none|except|instead|rather|unlike|wrong|incorrect|false|untrue|invalid|mistaken"
-    r"|impossible"
-    r"|unlikely|hardly|cannot|doubt(?:s|ed|ful)?|disagree|disproved?|reject(?:s|ed)?|exclud(?:e[sd]?|ing)"
+    r"|impossible|unlikely|hardly|cannot|doubt(?:s|ed|ful)?|disagree|disproved?|reject(?:s|ed)?|exclud(?:e[sd]?|ing)"
     r"|dismiss(?:ed)?"
     r"|discard(?:ed)?|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|fails?|(?:any|every)thing but|all but|far from|worse"
     r"|less (?:likely|plausible|probable|suitable|appropriate|accurate|convincing)"

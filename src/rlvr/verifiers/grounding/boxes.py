@@ -46,7 +46,6 @@ class BoxesVerifier(AnswerVerifier):
     """Unit of the gold's numbers. Where one of the two is pixels and the other is not, `info["width"]` and
     `info["height"]` are needed."""
     max_length: int = 20_000
-    """Characters of an answer; a longer one is unparsable."""
 
     def __post_init__(self) -> None:
         check_threshold("boxes", self.threshold)

@@ -71,9 +71,9 @@ class CountdownVerifier(AnswerVerifier):
             return wrong(f"it claims to be {claimed.value}", answer)
         if expression.value == target:
             return Verdict(VerdictStatus.CORRECT, 1.0, answer=answer)
-        return Verdict.from_score(
-            self.wrong_value_score, answer=answer, reason=f"its value is {_short(expression.value)}"
-        )
+        size = max(abs(expression.value.numerator), expression.value.denominator)
+        reason = f"its value is {expression.value if size < 10**12 else 'far off'}"
+        return Verdict.from_score(self.wrong_value_score, answer=answer, reason=reason)
 
     def same_answer(self, first: str, second: str) -> bool:
         """Return True if two expressions have the same value."""
@@ -116,9 +116,3 @@ def _number(value: Any) -> Fraction | None:
 
 def _listed(numbers: Counter[int]) -> str:
     return ", ".join(str(number) for number in sorted(numbers.elements()))
-
-
-def _short(value: Fraction) -> str:
-    if max(abs(value.numerator), value.denominator) < 10**12:
-        return str(value)
-    return "far off"

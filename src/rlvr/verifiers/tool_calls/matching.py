@@ -10,68 +10,14 @@ the pairing is the best one.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from rlvr.verifiers.documents import JsonEquality
 from rlvr.verifiers.tool_calls.pairing import align, assign
 from rlvr.verifiers.tool_calls.reading import ToolCall
-
-TextMatch = Literal["exact", "bfcl"]
-
-# Matches `-3`, `2.5`, `1e5`; not `1_000`, `0x1`, `nan`. The bounded digits keep `float` cheap.
-_NUMBER = re.compile(r"[+-]?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?")
-# `standardize_string` of BFCL (`bfcl_eval/eval_checker/ast_eval/ast_checker.py`), which also lowers the case and makes
-# quotes alike.
-_BFCL_IGNORED = re.compile(r"[ ,./\-_*^]")
-
-
-@dataclass(frozen=True)
-class Equality:
-    """The rule by which two argument values are the same. True and 1 never are."""
-
-    int_is_float: bool = True
-    number_is_text: bool = False
-    text: TextMatch = "exact"
-
-    def same(self, found: Any, wanted: Any) -> bool:
-        """Return True if two JSON values are the same, item by item."""
-        # First, since `True == 1` in Python.
-        if isinstance(found, bool) or isinstance(wanted, bool):
-            return found is wanted
-        if isinstance(found, dict) and isinstance(wanted, dict):
-            return found.keys() == wanted.keys() and all(self.same(found[key], wanted[key]) for key in wanted)
-        if isinstance(found, list) and isinstance(wanted, list):
-            return len(found) == len(wanted) and all(map(self.same, found, wanted))
-        if isinstance(found, str) and isinstance(wanted, str):
-            return self._spelling(found) == self._spelling(wanted)
-        if self.number_is_text and isinstance(found, str) != isinstance(wanted, str):
-            found = _as_number(found)
-            wanted = _as_number(wanted)
-            return found is not None and found == wanted
-        numbers = isinstance(found, (int, float)) and isinstance(wanted, (int, float))
-        return ((numbers and self.int_is_float) or type(found) is type(wanted)) and bool(found == wanted)
-
-    def _spelling(self, text: str) -> str:
-        if self.text == "exact":
-            return text
-        return _BFCL_IGNORED.sub("", text).lower().replace("'", '"')
-
-
-def _as_number(value: Any) -> float | None:
-    if isinstance(value, str):
-        if _NUMBER.fullmatch(value.strip()):
-            return float(value)
-        return None
-    try:
-        if isinstance(value, (int, float)):
-            return float(value)
-        return None
-    # An int beyond every float.
-    except OverflowError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -85,11 +31,11 @@ class Argument:
     optional: bool = False
     nested: bool = False
 
-    def accepts(self, found: Any, equality: Equality) -> bool:
+    def accepts(self, found: Any, equality: JsonEquality) -> bool:
         return any(_acceptable(found, value, equality, self.nested) for value in self.values)
 
 
-def _acceptable(found: Any, wanted: Any, equality: Equality, nested: bool) -> bool:
+def _acceptable(found: Any, wanted: Any, equality: JsonEquality, nested: bool) -> bool:
     if nested and isinstance(wanted, dict):
         # An entry that the gold does not name is too much.
         if not isinstance(found, dict) or not found.keys() <= wanted.keys():
@@ -115,20 +61,8 @@ class Wanted:
     defaults: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A wanted call beside a call of the same name: shares of parameter names, and number of values that agree."""
-
-    names: float
-    values: int
-
-    @property
-    def score(self) -> float:
-        return self.names + self.values
-
-
-def compare(wanted: Wanted, call: ToolCall, equality: Equality) -> Pair:
-    """`names`: Jaccard index of the parameter names, in [0, 1]; `values`: how many arguments are as wanted.
+def compare(wanted: Wanted, call: ToolCall, equality: JsonEquality) -> tuple[float, int]:
+    """A wanted call beside a call of the same name: (Jaccard index of the parameter names, number of values as wanted).
 
     An optional argument that is left out counts as given right; an argument that only repeats its default is not
     counted.
@@ -146,7 +80,7 @@ def compare(wanted: Wanted, call: ToolCall, equality: Equality) -> Pair:
     right = sum(
         argument.accepts(counted[key], equality) for key, argument in wanted.arguments.items() if key in counted
     )
-    return Pair(len(keys & wanted.arguments.keys()) / len(union) if union else 1.0, right + len(omitted))
+    return len(keys & wanted.arguments.keys()) / len(union) if union else 1.0, right + len(omitted)
 
 
 @dataclass(frozen=True)
@@ -166,7 +100,7 @@ class Match:
 def match_calls(
     wanted: Sequence[Wanted],
     calls: Sequence[ToolCall],
-    equality: Equality,
+    equality: JsonEquality,
     ordered: bool = False,
     extra_calls_cost: bool = True,
 ) -> Match:
@@ -183,15 +117,15 @@ def match_calls(
     # Rows are wanted calls, columns the calls that were made; None where the names differ, which cannot be paired with
     # a gain.
     table = [[compare(w, c, equality) if w.name == c.name else None for c in calls] for w in wanted]
-    scores = [[pair.score if pair else 0.0 for pair in row] for row in table]
+    scores = [[sum(pair) if pair else 0.0 for pair in row] for row in table]
     pairs = [table[i][j] for i, j in (align if ordered else assign)(scores)]
     wanted_names = [w.name for w in wanted]
     called_names = [c.name for c in calls]
     # The Jaccard index of the two multisets.
     shared = Counter(wanted_names) & Counter(called_names)
     names = shared.total() / (Counter(wanted_names) | Counter(called_names)).total()
-    parameters = sum(pair.names for pair in pairs if pair)
-    values = sum(pair.values for pair in pairs if pair)
+    parameters = sum(pair[0] for pair in pairs if pair)
+    values = sum(pair[1] for pair in pairs if pair)
     parameter_count = sum(len(w.arguments) for w in wanted)
     if extra_calls_cost:
         # Not below 1: too few calls are charged already, by what they lack.

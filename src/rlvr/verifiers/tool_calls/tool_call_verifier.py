@@ -14,8 +14,8 @@ from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import after_reasoning
 from rlvr.verifiers.base import Needs, Verifier
-from rlvr.verifiers.documents import MAX_LENGTH, DocumentError, read_json
-from rlvr.verifiers.tool_calls.matching import Argument, Equality, Match, TextMatch, Wanted, match_calls
+from rlvr.verifiers.documents import MAX_LENGTH, DocumentError, JsonEquality, TextMatch, read_json
+from rlvr.verifiers.tool_calls.matching import Argument, Match, Wanted, match_calls
 from rlvr.verifiers.tool_calls.reading import (
     MAX_CALLS,
     CallError,
@@ -84,7 +84,7 @@ class ToolCallVerifier(Verifier):
             reading = read_calls(text, self.format, tools)
         except (CallError, DocumentError) as error:
             return self._unparsable(str(error)[:200])
-        equality = Equality(self.int_is_float, self.number_is_text, self.text)
+        equality = JsonEquality(self.int_is_float, self.number_is_text, self.text)
         match = match_calls(wanted, reading.calls, equality, self.ordered, self.extra_calls_cost)
         # ToolRL's format reward: one `<think>` block at the start, then nothing but the calls, or prose where no call
         # is made.
@@ -158,7 +158,7 @@ class ToolCallVerifier(Verifier):
         return [as_call(item) for item in answer]
 
     def _wanted_call(self, call: ToolCall, defaults: Mapping[str, Any]) -> Wanted:
-        equality = Equality(self.int_is_float, self.number_is_text, self.text)
+        equality = JsonEquality(self.int_is_float, self.number_is_text, self.text)
         arguments: dict[str, Argument] = {}
         for key, value in call.arguments.items():
             if self.acceptable_values:
