@@ -194,10 +194,7 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
     # From the outermost step inwards: `f(3)(4).x`, `f(3)(4)`, `f(3)`.
     while not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)):
         match inner:
-            case ast.Call(func=ast.Call() | ast.Attribute() as func):
-                arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
-                if not all(keyword.arg for keyword in inner.keywords) or None in map(_literal, arguments):
-                    return None
+            case ast.Call(func=ast.Call() | ast.Attribute() as func) as outer if _takes_literals(outer):
                 inner = func
             # Names with an underscore give access to the interpreter's internals (`__class__`, `__globals__`).
             case ast.Attribute(value=owner, attr=name) if name not in BUILTIN_METHODS and not name.startswith("_"):
@@ -205,10 +202,8 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
             case _:
                 return None
         steps += 1
-    arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
-    plain = all(keyword.arg for keyword in inner.keywords) and None not in map(_literal, arguments)
     # Without a step it is a call of the program alone, which `_program_call` handles with more kinds of arguments.
-    if not steps or inner.func.id not in functions or not plain:
+    if not steps or inner.func.id not in functions or not _takes_literals(inner):
         return None
     text = ast.unparse(node)
 
@@ -216,6 +211,11 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
         return await call(text, [], {})
 
     return value
+
+
+def _takes_literals(call: ast.Call) -> bool:
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return all(keyword.arg for keyword in call.keywords) and None not in map(_literal, arguments)
 
 
 def _arguments(node: ast.Call, functions: Collection[str], to_program: bool = False) -> list[Expression]:
@@ -357,22 +357,14 @@ _MAX_COLLISIONS = 64
 _MAX_DIGITS = 1000
 
 _PLAIN: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "abs": (abs, ()),
-    "all": (all, ()),
-    "any": (any, ()),
-    "bool": (bool, ()),
+    **{function.__name__: (function, ()) for function in (abs, all, any, bool, len, list, max, min, tuple)},
     "frozenset": (_set_of(frozenset), ()),
     "isclose": (math.isclose, ("rel_tol", "abs_tol")),
-    "len": (len, ()),
-    "list": (list, ()),
     "math.isclose": (math.isclose, ("rel_tol", "abs_tol")),
-    "max": (max, ()),
-    "min": (min, ()),
     "round": (_round, ("ndigits",)),
     "set": (_set_of(set), ()),
     "sorted": (sorted, ("reverse",)),
     "sum": (_sum, ()),
-    "tuple": (tuple, ()),
 }
 """Functions that are computed here -> (the function, the keyword arguments that a test may pass to it)."""
 

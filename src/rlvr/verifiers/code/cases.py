@@ -45,7 +45,11 @@ class Result:
     passed: float | None
     reason: str = ""
     ended: Ended = Ended.DONE
-    seconds: float = 0.0
+
+    @property
+    def is_failure(self) -> bool:
+        """Return True if the case is decided and did not pass in full."""
+        return self.passed is not None and self.passed < 1
 
 
 @dataclass
@@ -144,9 +148,8 @@ class StdioCase(Case):
         if outcome.ended is not Ended.DONE:
             return failed(outcome)
         expected = self.expected.encode()
-        if (
-            outcome.stdout.rstrip() == expected.rstrip()
-        ):  # as most right answers are; costs next to nothing, however large
+        # As most right answers are; costs next to nothing, however large.
+        if outcome.stdout.rstrip() == expected.rstrip():
             return Result(1.0)
         # Larger texts go to a judge in a sandbox, so that this loop does not stand still.
         if len(outcome.stdout) + len(expected) > DECODED_SIZE:
@@ -368,7 +371,7 @@ async def tried(cases: Sequence[Case], trial: Trial, credit: Credit) -> list[Res
         group = cases[len(results) : len(results) + size]
         results += await asyncio.gather(*(case.judge(trial) for case in group))
         # The first failure decides `all` and `first_failure`; `share` needs every case.
-        if credit != "share" and any(result.passed is not None and result.passed < 1 for result in results):
+        if credit != "share" and any(result.is_failure for result in results):
             break
         # 1, 2, 4, 8: a program that fails its first case, as most do early in training, costs one run.
         size = min(2 * size, AT_ONCE)
@@ -384,20 +387,18 @@ def scored(cases: Sequence[Case], results: Sequence[Result], credit: Credit, pro
     """
     total = sum(case.weight for case in cases)
     counted: list[tuple[Case, Result]] = list(zip(cases, results, strict=False))
-    bad = next((pair for pair in counted if pair[1].passed is not None and pair[1].passed < 1), None)
-    open_cases = [result for _, result in counted if result.passed is None]
+    bad = next((at for at, result in enumerate(results) if result.is_failure), None)
     # Cases after the first failure do not count, whether they ran or not: how many ran depends on the growing groups.
     if credit == "first_failure" and bad is not None:
-        before = counted[: next(i for i, pair in enumerate(counted) if pair is bad) + 1]
-        open_cases = [result for _, result in before if result.passed is None]
-        counted = before
+        counted = counted[: bad + 1]
+    open_cases = [result for _, result in counted if result.passed is None]
     # With `all`, one failed case makes the score 0 whatever the undecided ones would have been.
     if open_cases and not (credit == "all" and bad is not None):
         return Verdict.undecided(open_cases[0].reason, answer=program)
     share = sum(case.weight * (result.passed or 0.0) for case, result in counted) / total
     if bad is None:
         return Verdict.from_score(1.0, answer=program, scores={"passed": 1.0})
-    case, result = bad
+    case, result = counted[bad]
     score = 0.0 if credit == "all" else share
     reason = f"{case.place} of {len(cases)}: {result.reason}"[:500]
     return Verdict(_status(score, result), score, reason, program, {"passed": share} if credit == "share" else {})

@@ -98,9 +98,8 @@ def find_program(
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     if text is None:
         raise NoProgramError("the reasoning never ended")
-    program = _chosen(text, language, which, wanted).removeprefix(
-        "\ufeff"
-    )  # the mark of a file's encoding is none of its text
+    # The mark of a file's encoding is none of its text.
+    program = _chosen(text, language, which, wanted).removeprefix("\ufeff")
     if not program.strip():
         raise NoProgramError("there is no program")
     if len(program) > max_length:
@@ -155,9 +154,7 @@ def _with_earlier(chosen: str, programs: list[str], wanted: str) -> str:
             parts.append(earlier)
             own |= definitions
             used |= set(_WORD.findall(earlier))
-    if len(parts) > 1:
-        return "\n".join(reversed(parts))
-    return chosen
+    return "\n".join(reversed(parts))
 
 
 def _defined(program: str, where: re.Pattern[str]) -> set[str]:
@@ -237,10 +234,7 @@ def _closes(fence: _Fence, opened: _Fence) -> bool:
 
 
 def _block(opened: _Fence, lines: list[str]) -> CodeBlock:
-    if opened.indent:
-        # A block within a list is indented as a whole.
-        body = [line.removeprefix(opened.indent) for line in lines]
-    else:
-        body = lines
+    # A block within a list is indented as a whole.
+    body = [line.removeprefix(opened.indent) for line in lines]
     mark = _MARK.match(opened.info)
     return CodeBlock(mark[1].casefold() if mark else "", "".join(body))

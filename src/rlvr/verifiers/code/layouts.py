@@ -349,17 +349,10 @@ def _lacks(info: Mapping[str, Any], language: str, packages: Sequence[str]) -> s
     names = ("setup", "test", "checker", "property", *(("prelude",) if language == "python" else ()))
     texts = [(name, info[name]) for name in names if isinstance(info.get(name), str)]
     if info["kind"] == "asserts":
-        tests = info.get("tests")
-    else:
-        tests = None
-    texts += [(f"tests[{number}]", test.strip()) for number, test in enumerate(tests or ())]
+        texts += [(f"tests[{number}]", test.strip()) for number, test in enumerate(info["tests"])]
     for place, text in texts:
         # Parsing an EvalPlus test takes a second; most have no import.
-        if "import" in text:
-            module = missing_module(statements(text), packages)
-        else:
-            module = None
-        if module is not None:
+        if "import" in text and (module := missing_module(statements(text), packages)) is not None:
             if module.partition(".")[0] in PACKAGES:
                 remedy = "add packages: [numpy]"
             else:

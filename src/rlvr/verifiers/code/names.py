@@ -57,14 +57,14 @@ def bound(body: str | Sequence[ast.stmt]) -> set[str]:
     names: set[str] = set()
     for node in _nodes(body):
         match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                names.add(name)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
                 names.add(name)
             case ast.alias(name=name, asname=other):
                 # `import os.path` binds `os`.
                 names.add((other or name).partition(".")[0])
-            case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
                 names.add(name)
     return names
 
@@ -72,12 +72,8 @@ def bound(body: str | Sequence[ast.stmt]) -> set[str]:
 def called(body: Sequence[ast.stmt]) -> list[str]:
     """Functions that are called by name and are neither bound in `body` nor Python's own, in order."""
     own = bound(body)
-    names = []
-    for node in _nodes(body):
-        match node:
-            case ast.Call(func=ast.Name(id=name)) if name not in own and not hasattr(builtins, name):
-                names.append(name)
-    return list(dict.fromkeys(names))
+    calls = [node.func.id for node in _nodes(body) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    return [name for name in dict.fromkeys(calls) if name not in own and not hasattr(builtins, name)]
 
 
 def uses(body: Sequence[ast.stmt], names: Collection[str]) -> bool:

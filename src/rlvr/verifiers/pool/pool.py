@@ -57,11 +57,7 @@ class VerifierPool:
     """
 
     def __init__(
-        self,
-        workers: int = 64,
-        time_limit: float | None = None,
-        memory_mb: int = 2048,
-        concurrent: int = 64,
+        self, workers: int = 64, time_limit: float | None = None, memory_mb: int = 2048, concurrent: int = 64
     ) -> None:
         if workers < 1 or concurrent < 1:
             raise ValueError(f"a pool needs at least 1 worker and 1 slot, not {workers} and {concurrent}")
@@ -81,9 +77,8 @@ class VerifierPool:
         self._thread_slots = asyncio.Semaphore(workers)
         self._async_slots = asyncio.Semaphore(concurrent)
         self._loop = LoopThread("verifier-pool")
-        self._coroutines = LoopThread(
-            "verifier-async"
-        )  # apart, so that a coroutine that blocks its loop stops no deadline
+        # Apart, so that a coroutine that blocks its loop stops no deadline.
+        self._coroutines = LoopThread("verifier-async")
         atexit.register(self.close)
 
     async def verify(
@@ -158,9 +153,8 @@ class VerifierPool:
 
     def close(self) -> None:
         """End all processes and threads; verifications under way end undecided. Closing twice is fine."""
-        if (
-            self._closed or self._owner != os.getpid()
-        ):  # a fork of the program has neither our threads nor our processes
+        # A fork of the program has neither our threads nor our processes.
+        if self._closed or self._owner != os.getpid():
             return
         self._closed = True
         # Otherwise `atexit` would keep the pool, and all that it holds, until the end of the program.
@@ -197,7 +191,7 @@ class VerifierPool:
 
     async def _run(self, verifier: Verifier, job: VerifierJob) -> list[Verdict]:
         """The verdicts on one job, wherever its verifier runs."""
-        limit = self._limit(verifier)
+        limit = verifier.time_limit if self.time_limit is None else self.time_limit
         try:
             # It holds no slot itself: its parts take theirs, and could wait for ever for one that it kept.
             if (compose := verifier.compose) is not None:
@@ -245,11 +239,6 @@ class VerifierPool:
             f"{display_name(verifier)} {problem}; it runs on a thread of this process, where it cannot be killed"
         )
         return None
-
-    def _limit(self, verifier: Verifier) -> float:
-        if self.time_limit is None:
-            return verifier.time_limit
-        return self.time_limit
 
     def _slots(self, verifier: Verifier) -> asyncio.Semaphore:
         # A plain function may do anything, and mostly calls a service.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code.runner import Runner
@@ -62,21 +62,13 @@ def problem_of(tier: Tier) -> str | None:
     lacking = missing(tier)
     if lacking is not None:
         return lacking
-    results: list[str | None] = []
-
-    def tried() -> None:
-        try:
-            results.append(asyncio.run(weakness(tier)))
-        # The self-test itself may fail in ways of the host; whatever it is, the tier is not opened.
-        except Exception as error:  # whatever goes wrong, the tier is not to be trusted
-            results.append(f"the self-test failed: {type(error).__name__}: {error}")
-
-    thread = threading.Thread(target=tried, name="rlvr-sandbox-self-test")  # the caller may have a loop of its own
-    thread.start()
-    thread.join()
-    if results:
-        return results[0]
-    return "the self-test was cut off"
+    try:
+        # In a thread, since the caller may have a loop of its own.
+        with ThreadPoolExecutor(1, "rlvr-sandbox-self-test") as thread:
+            return thread.submit(lambda: asyncio.run(weakness(tier))).result()
+    # The self-test itself may fail in ways of the host; whatever it is, the tier is not to be trusted.
+    except Exception as error:
+        return f"the self-test failed: {type(error).__name__}: {error}"
 
 
 @functools.cache

@@ -179,10 +179,9 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
         seconds = float(took)
     else:
         seconds = 0.0
+    typed = b""
     if marker:
         out, _, typed = out.partition(b"\n" + marker.encode())
-    else:
-        out, _, typed = (out, b"", b"")
     most = job.limits.output_bytes
     if status == "TimeLimitExceeded":
         return Outcome(
@@ -195,27 +194,21 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
         return Outcome(Ended.OUTPUT, out[:most], err[:most], None, f"it wrote more than {most} bytes", seconds)
     if code != 0:
         last = (err.decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:1000]
-        crashed = isinstance(code, int) and code < 0
-        if crashed:
+        ended = Ended.RAISED
+        if isinstance(code, int) and code < 0:
             ended = Ended.CRASHED
-        else:
-            if last.startswith("MemoryError"):
-                ended = Ended.MEMORY
-            else:
-                ended = Ended.RAISED
+        elif last.startswith("MemoryError"):
+            ended = Ended.MEMORY
         return Outcome(ended, out, err, None, last, seconds)
     if not marker:
         return Outcome(Ended.DONE, out, err, None, "", seconds)
     try:
         claim = bytes.fromhex(typed.split(b"\n", 1)[0].decode())
-        if claim:
-            value, size = values.measured(claim, DECODED_SIZE)
-        else:
-            value, size = (None, 0)
+        if not claim:
+            return Outcome(Ended.RAISED, out, err, None, "it ended without an answer", seconds)
+        value, size = values.measured(claim, DECODED_SIZE)
     except ValueError as error:
         return Outcome(Ended.RAISED, out, err, None, f"it ended without an answer ({error})", seconds)
-    if not claim:
-        return Outcome(Ended.RAISED, out, err, None, "it ended without an answer", seconds)
     return Outcome(Ended.DONE, out, err, value, "", seconds, claim, size)
 
 

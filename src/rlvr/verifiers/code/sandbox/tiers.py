@@ -112,6 +112,7 @@ def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]
     # of other runs, of which 64 are reckoned with.
     beside = 1 if tier.namespaces else 64
     user = NOBODY if root else None
+    nobody = ("--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY))
     folder = _writable(prefix)
     setting = Setting(
         *(user, tier.namespaces, tier.landlock, tier.seccomp, folder, ("/",), _socket_bytes()),
@@ -128,7 +129,7 @@ def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]
         *("--unshare-cgroup-try", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
         # As root the zygote becomes nobody itself and gives both capabilities up; else bubblewrap makes a user
         # namespace and maps nobody.
-        *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else _nobody()),
+        *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else nobody),
         # /proc of the new process namespace. --size bounds the next tmpfs; without it half of the host's memory could
         # be filled.
         *("--proc", "/proc", "--size", str(SANDBOX_MB * 2**20), "--perms", "1777", "--tmpfs", folder),
@@ -185,10 +186,6 @@ def _socket_bytes() -> int:
         return int(Path("/proc/sys/net/core/wmem_default").read_text())
     except (OSError, ValueError):
         return Setting.socket_bytes
-
-
-def _nobody() -> Sequence[str]:
-    return "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)
 
 
 def _folders_to(path: str) -> list[str]:

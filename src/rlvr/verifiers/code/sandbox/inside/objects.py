@@ -77,17 +77,11 @@ class Kept:
     def resolved(self, value: Any, function: Callable[[str], Any]) -> Any:
         """An argument with the objects themselves in place of their numbers, at every depth; `function` reads the text
         of one."""
-        kind = type(value)
-        if kind is values.Source:
-            text = value.text
-            if text.startswith("#"):
-                return self._objects[int(text[1:])]
-            return function(text)
-        if kind in (list, tuple, set, frozenset):
-            return kind([self.resolved(one, function) for one in value])
-        if kind is dict:
-            return {self.resolved(key, function): self.resolved(one, function) for key, one in value.items()}
-        return value
+        if type(value) is not values.Source:
+            return _with_members(value, lambda one: self.resolved(one, function))
+        if value.text.startswith("#"):
+            return self._objects[int(value.text[1:])]
+        return function(value.text)
 
     def report(self, value: Any) -> bytes | None:
         """The report of an object that stays here; None for a value that is sent."""
@@ -248,13 +242,18 @@ class Proxies:
 
     def referenced(self, value: Any) -> Any:
         """An argument with numbers in place of objects, at every depth."""
-        kind = type(value)
         if not self._any_held:
             return value
         if isinstance(value, (Held, HeldFunction)):
             return values.Source(f"#{value._number}")
-        if kind in (list, tuple, set, frozenset):
-            return kind([self.referenced(one) for one in value])
-        if kind is dict:
-            return {self.referenced(key): self.referenced(one) for key, one in value.items()}
-        return value
+        return _with_members(value, self.referenced)
+
+
+def _with_members(value: Any, replaced: Callable[[Any], Any]) -> Any:
+    """A container of a builtin type with other members; any other value as it is."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return kind([replaced(one) for one in value])
+    if kind is dict:
+        return {replaced(key): replaced(one) for key, one in value.items()}
+    return value

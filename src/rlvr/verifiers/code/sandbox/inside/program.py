@@ -384,9 +384,8 @@ def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
 
 def _test(what: dict[str, Any], source: str) -> None:
     """Run a test, in which the candidate's name stands for a way to ask the trainer."""
-    sealed = functools.cache(
-        functools.partial(sealing.seal, _FILE)
-    )  # with the first answer, the candidate's values are here
+    # With the first answer, the candidate's values are here.
+    sealed = functools.cache(functools.partial(sealing.seal, _FILE))
 
     def ask(path: str, args: Any, kwargs: Any, in_place: bool) -> Any:
         if ended:
@@ -480,8 +479,4 @@ def _report(error: BaseException) -> None:
         return
 
 
-_KINDS: dict[str, Callable[[dict[str, Any], str], None]] = {
-    "script": _script,
-    "serve": _serve,
-    "test": _test,
-}
+_KINDS: dict[str, Callable[[dict[str, Any], str], None]] = {"script": _script, "serve": _serve, "test": _test}

@@ -118,9 +118,8 @@ def _run(job: int, channel: int, setting: Setting, order: Order, stdin: bytes) -
     # Not `subprocess`: the program runs in this warmed interpreter.
     pid = os.fork()
     if pid == 0:
-        os.write(
-            job, STARTED
-        )  # from here and not from the supervisor, which the program might end before it has said so
+        # From here and not from the supervisor, which the program might end before it has said so.
+        os.write(job, STARTED)
         os.close(job)
         run_program(channel, [stdin_fd, *(write for _, write in ends)], proc, setting, order)
     start = time.monotonic()
