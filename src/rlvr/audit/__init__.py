@@ -271,10 +271,9 @@ async def score(
         # After each group, so that an interrupt loses no verdict that was reached.
         sink.flush()
     if not readable:
+        problem = "it is empty"
         if findings.rows:
             problem = findings.slowest[0].verdict.reason
-        else:
-            problem = "it is empty"
         raise DataError(f"{path} holds no row that can be read: {problem}")
 
 

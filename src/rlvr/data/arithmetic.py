@@ -23,11 +23,7 @@ EVAL_SHARE = 0.1
 
 @register("source", "arithmetic")
 def arithmetic(
-    *,
-    count: int,
-    split: Literal["train", "eval"] = "train",
-    digits: list[int] | None = None,
-    seed: int = 0,
+    *, count: int, split: Literal["train", "eval"] = "train", digits: list[int] | None = None, seed: int = 0
 ) -> Iterator[Task]:
     """`count` different additions of two numbers of equal length, one of `digits` (2 and 3), of one side of the split.
 

@@ -284,9 +284,8 @@ def _missing(name: str, row: Row, place: str, why: str = "") -> DataError:
     hint = nearest(name, row)
     hint = hint if "did you mean" in hint else ""
     has = ", ".join(row) or "nothing"
-    if why:
-        fix = ""
-    else:
+    fix = ""
+    if not why:
         fix = "; write it, or map it: fields: {" + name + ": COLUMN}"
     return DataError(f"{place}: there is no field {name!r}{why} (the row has {has}){hint}{fix}")
 

@@ -103,10 +103,9 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
         return _data_set(_DataSet(spec, split, fields=fields))
     # Before Mapping, which a DatasetDict is, too.
     if isinstance(spec, _hub_types()):
+        chosen: Any = spec
         if isinstance(spec, Mapping):
-            chosen: Any = spec[_known_split(spec, split)]
-        else:
-            chosen = spec
+            chosen = spec[_known_split(spec, split)]
         return _filled("the data set", _adapted(_indexed("dataset", chosen), fields, None))
     if isinstance(spec, Mapping):
         return _open_mapping(spec, split, fields)
@@ -198,9 +197,8 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
 
 
 def _no_file(path: str) -> DataError:
-    if path.endswith(SUFFIXES):
-        named = ""
-    else:
+    named = ""
+    if not path.endswith(SUFFIXES):
         named = f", it is no registered source{nearest(path, registry.names('source'))}"
     return DataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
 

@@ -105,9 +105,8 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
         for name, value in result["results"].items():
             if not name.endswith(" interval") and value is not None:
                 low_high = result["results"].get(f"{name} interval")
-                if low_high is None:
-                    span = ""
-                else:
+                span = ""
+                if low_high is not None:
                     span = f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
                 print(f"{name:>16}  {value:.4g}{span}", file=sys.stderr)
     return 0

@@ -90,11 +90,10 @@ def over_runs(runs: Sequence[Sequence[TaskResult]], ks: Sequence[int]) -> dict[s
     A task counts for a result where all runs have it. DataError where the runs have no task in common.
     """
     by_id = [{task_result.id: task_result for task_result in of_run} for of_run in runs]
+    common = []
     if by_id:
         # A run may have been evaluated on fewer tasks (`evaluation.limit`): all count the same ones.
         common = [name for name in by_id[0] if all(name in of_run for of_run in by_id)]
-    else:
-        common = []
     if not common:
         raise DataError("the runs have no task in common: they can only be put together on the same tasks")
     values = [values_of([of_run[name] for name in common], ks) for of_run in by_id]

@@ -201,10 +201,9 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
 
     def centred_by_group(values: np.ndarray) -> np.ndarray:
         kept = values[finite]
+        centred: np.ndarray = kept
         if len(kept):
-            centred: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group]
-        else:
-            centred = kept
+            centred = kept - (np.bincount(group, weights=kept) / size)[group]
         # Centring a constant column leaves rounding errors in proportion to its values. Without setting them to 0, a
         # constant term could correlate with a constant reward.
         return np.where(np.abs(centred) > SAME * (1 + np.abs(kept)), centred, 0.0)

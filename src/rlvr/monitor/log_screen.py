@@ -28,10 +28,9 @@ class ConsoleHandler(logging.Handler):
         """Show one record."""
         # A program that shows warnings itself would otherwise show each of them twice.
         if not any(handler.level <= record.levelno and _on_screen(handler) for handler in handlers_of_the_program()):
+            level: Level = "error"
             if record.levelno < logging.ERROR:
-                level: Level = "warning"
-            else:
-                level = "error"
+                level = "warning"
             self._console.message(self.format(record), level)
 
 

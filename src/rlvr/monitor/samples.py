@@ -74,10 +74,9 @@ def _heading(rollout: Rollout) -> str:
         score = rollout.verdict.score
         parts.append("undecided" if score is None else f"score {number(score)}")
     parts.append(f"{rollout.completion_length} tokens{', cut' if rollout.stop.truncated else ''}")
+    reason = ""
     if rollout.verdict:
         reason = f": {' '.join(clean(shorten(rollout.verdict.reason, 200)).split())}"
-    else:
-        reason = ""
     return ", ".join(parts) + (reason if reason != ": " else "")
 
 

@@ -87,13 +87,7 @@ def utilization(options: CommonSettings) -> float:
 
 
 def engine_memory(
-    options: Any,
-    shape: Shape,
-    config: Config,
-    devices: Devices,
-    ranks: int,
-    sampled: bool,
-    evaluated: Sampled | None,
+    options: Any, shape: Shape, config: Config, devices: Devices, ranks: int, sampled: bool, evaluated: Sampled | None
 ) -> EngineMemory:
     """Memory that the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`:
     what its evaluations do."""
@@ -151,12 +145,11 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
     """Keys and values of a sequence of `length` tokens in vLLM's cache. A layer with a sliding window keeps those in
     the window and of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
     each = shape.keys_and_values / shape.layers
+    kept = length
     if shape.windowed:
         # The window less the token itself, the tokens of batches under way, and one block more, since a window may
         # begin inside of one.
         kept = min(length, shape.window - 1 + in_flight + BLOCK)
-    else:
-        kept = length
     return each * ((shape.layers - shape.windowed) * length + shape.windowed * kept)
 
 
@@ -169,16 +162,14 @@ def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Dev
     tokens, _ = batch_limits(options, devices)
     # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM
     # head (model_executor/layers/quantization/online); scales are less than a hundredth
-    if options.quantization is None:
-        saved = 0
-    else:
+    saved = 0
+    if options.quantization is not None:
         # fp8: one byte for each weight of a linear layer in the place of `width`.
         saved = (width - 1) * shape.linear
+    cached = 1.0
     if options.kv_cache_dtype.startswith("fp8"):
         # shape.keys_and_values is counted in the type computed in; in fp8 each number is one byte.
         cached = 1 / width
-    else:
-        cached = 1.0
     return {
         "weights": (width * shape.parameters - saved) / split,
         "keys and values of one sequence": cached * cached_bytes(shape, length, IN_FLIGHT * tokens) / split,

@@ -258,10 +258,9 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     optims = [stage.config.optim for stage in stages]
     if any(optim.micro_batch_tokens != "auto" for optim in optims):
         automatic = {"micro_batch_tokens": "auto", "micro_batch_size": None}
+        sized = ""
         if any(optim.micro_batch_size is not None for optim in optims):
             sized = " optim.micro_batch_size=null"
-        else:
-            sized = ""
         yield _setting(f"optim.micro_batch_tokens=auto{sized}", "optim", **automatic)
     if config.model.gradient_checkpointing is False:
         yield _setting("model.gradient_checkpointing=true", "model", gradient_checkpointing=True)
@@ -274,10 +273,9 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
         yield _setting("model.activation_offload=true model.gradient_checkpointing=true", "model", **offloaded)
     if backend == "plain" and config.optim.optimizer.name == "adamw":
         yield _setting("optim.optimizer=adamw_8bit", "optim", optimizer=ComponentSpec("adamw_8bit"))
+    stage = 0
     if backend == "deepspeed":
         stage = backend_options.get("zero_stage", 0)
-    else:
-        stage = 0
     if backend in ("plain", "deepspeed") and ranks > 1 and stage < 3:
         yield _sharded(range(max(2, stage + 1), 4))
     if on_gpu and backend in ("plain", "deepspeed") and not moves:
@@ -359,10 +357,7 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
         if here and planner.ranks is None:  # ranks that are started already leave none of theirs to a server
             yield Change(here, _server, _with_server)
         yield Change(
-            (1, 2, 4, 8),
-            _server,
-            _with_server,
-            lambda devices, split: replace(devices, count=devices.count + split),
+            (1, 2, 4, 8), _server, _with_server, lambda devices, split: replace(devices, count=devices.count + split)
         )
     if isinstance(options, CommonSettings) and planner.devices.on_gpu:
         yield Change(

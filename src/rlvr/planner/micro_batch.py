@@ -119,10 +119,9 @@ class _Work:
 
     def _layers(self, line: Line) -> StageContext:
         # autocast's copies, or gradients of weights that are not yet added to those of the step
+        fixed = "temporary gradients"
         if self.way.casts:
             fixed = "weights in bfloat16"
-        else:
-            fixed = "temporary gradients"
         return {fixed: line.fixed, "activations": line.per_token * self.tokens + self.beside}
 
     def forward(self, copies: float) -> StageContext:

@@ -194,10 +194,9 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     else:
         beside = engine.awake | engine.always
     # With staleness the engine samples while the trainer updates and scores.
+    overlapping = {}
     if work.config.rollout.staleness:
         overlapping = engine.sampling
-    else:
-        overlapping = {}
     by_phase: dict[str, StageContext] = {
         START: program | trainer.at(START) | engine.demanded,
         UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
@@ -254,13 +253,7 @@ class Passes:
     def _micro_batch(self, tokens: float, trained: float, prefix: int) -> StageContext:
         _, length = lengths(self.shape, self.config)
         return micro_batch_bytes(
-            self.shape,
-            self.config.model,
-            tokens,
-            trained,
-            length,
-            prefix=prefix,
-            deepspeed=self.trainer.stage > 0,
+            self.shape, self.config.model, tokens, trained, length, prefix=prefix, deepspeed=self.trainer.stage > 0
         )
 
     def apart(self) -> tuple[float, float, int]:

@@ -191,10 +191,9 @@ def with_tokens(stage: dict[str, Any], tokens: Any) -> dict[str, Any]:
     if not isinstance(optim, dict):
         return stage
     if optim.get("micro_batch_tokens") == "auto":
+        stage_tokens = tokens
         if optim.get("micro_batch_size") is not None:
             stage_tokens = None
-        else:
-            stage_tokens = tokens
         return {**stage, "optim": {**optim, "micro_batch_tokens": stage_tokens}}
     if optim.get("micro_batch_size") is not None and "micro_batch_tokens" not in optim:
         return {**stage, "optim": {**optim, "micro_batch_tokens": None}}

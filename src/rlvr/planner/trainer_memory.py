@@ -177,10 +177,9 @@ class TrainerMemory:
         they are written. Any phase may come after the first checkpoint, or during one."""
         if self.on_gpu:
             return 0.0
+        reference = 0
         if self.reference:
             reference = (4 if self.follows else self.width) * self.shape.trained
-        else:
-            reference = 0
         merged = 4 * self.shape.parameters if self.merges else 0
         # 4 P of float32 weights and s P of optimizer state, of which each rank writes its part: with AdamW 12 P / N.
         return ((4 + self.state) * self.shape.trained + reference) / self.ranks + merged
@@ -205,10 +204,9 @@ class TrainerMemory:
         # one is filled while the other is reduced (stage_1_and_2.py, setup_buckets); bf16_optimizer.py has no such
         # buffers
         in_bf16_optimizer = self.stage == 1 and self.bfloat16 and self.offload == "none"
+        second = 0
         if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer:
             second = bucket
-        else:
-            second = 0
         return always + self.width * (max(bucket, largest) + second)
 
     def pass_weights(self, phase: str) -> StageContext:
@@ -221,10 +219,9 @@ class TrainerMemory:
         largest = max(self._zero()["stage3_max_live_parameters"], self.shape.largest_module)
         whole = min(largest, self.shape.parameters)
         # the LM head is whole from the start of a backward pass to its end, beside what the layers have
+        head = 0
         if phase == UPDATE:
             head = self.shape.vocabulary * self.shape.hidden
-        else:
-            head = 0
         return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
 
     def published(self) -> StageContext:
@@ -238,10 +235,9 @@ def trainer_memory(
 ) -> TrainerMemory:
     """The settings of the stage of `config`, on each of `ranks` ranks."""
     backend = registry.build("backend", config.distributed.backend_spec)
+    zero = None
     if isinstance(backend, DeepSpeedOptions):
         zero = backend
-    else:
-        zero = None
     follows = config.algorithm.kl is not None and config.algorithm.kl.renew_every is not None
     return TrainerMemory(
         shape=shape,

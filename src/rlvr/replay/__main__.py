@@ -43,10 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         # Round the file: a full disk is noticed by a write or by the close, and neither names it.
         stack.enter_context(naming(options.output or ""))
+        sink = None
         if options.output:
             sink = stack.enter_context(_sink(options.output, Path(options.run)))
-        else:
-            sink = None
         asyncio.run(_replay(replay, Examples(options.examples), sink))
     return 0
 
@@ -104,10 +103,9 @@ async def _replay(replay: Replay, chosen: Examples, sink: IO[str] | None) -> Non
         if sink is not None:
             lines = (json.dumps(row_of(rescored, place)) + "\n" for place in range(len(rescored.before)))
             sink.writelines(lines)
+    what = "rewarded again, verdicts as recorded"
     if replay.verifies:
         what = "verified and rewarded again"
-    else:
-        what = "rewarded again, verdicts as recorded"
     table(console, f"{replay.run}: {what} (shares of rollouts and of groups)", rows)
     examples(console, chosen)
     for note in dict.fromkeys(replay.notes):
@@ -157,10 +155,9 @@ def row(label: Any, change: ScoreChange) -> list[Any]:
     groups = max(1, change.groups)
     shares = [count / rollouts if count else 0 for count in change.flips.tolist()]
     same = [count / groups for count in change.same.tolist()]
+    opposed = None
     if change.compared:
         opposed = change.opposed / change.compared
-    else:
-        opposed = None
     return [label, change.rollouts, *change.mean_rewards, *shares, *same, change.correlation, opposed]
 
 
@@ -197,13 +194,11 @@ def examples(console: Console, found: Examples) -> None:
 def _verdict(verdict: Verdict | None) -> str:
     if verdict is None:
         return "no verdict"
-    if verdict.score is None:
-        score = "undecided"
-    else:
+    score = "undecided"
+    if verdict.score is not None:
         score = f"{verdict.score:.4g}"
-    if verdict.answer is None:
-        answer = ""
-    else:
+    answer = ""
+    if verdict.answer is not None:
         answer = f", answer {_cut(verdict.answer)!r}"
     return f"{verdict.status}, {score}{answer}" + (f": {_cut(verdict.reason)}" if verdict.reason else "")
 

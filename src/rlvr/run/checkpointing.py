@@ -199,10 +199,9 @@ class Checkpointer:
         steps = [checkpoint.step_of(path) for path in saved if checkpoint.is_sealed(path)]
         if steps:
             return f"Steps 1 to {max(steps)} are saved: correct it and go on with --resume auto"
+        done = "Nothing was trained"
         if self.state.step:
             done = "No step was saved"
-        else:
-            done = "Nothing was trained"
         return f"{done}: correct it and start again"
 
     def close(self, wait: bool) -> None:

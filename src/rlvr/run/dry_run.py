@@ -92,10 +92,9 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
         made = f"{rows} demonstrations"
     # `limit` is what the context leaves after the stage's shortest prompt, and so a bound for all responses.
     new = min(limit, rollout.max_new_tokens)
+    tokens = ""
     if sampled:
         tokens = f", at most {new} new tokens each ({rows * new} in all)"
-    else:
-        tokens = ""
     if sampled and new < rollout.max_new_tokens:
         tokens += (
             f": the context leaves no more of rollout.max_new_tokens={rollout.max_new_tokens} after the shortest prompt"

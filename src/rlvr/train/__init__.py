@@ -175,9 +175,8 @@ def _summary(trainer: Any) -> None:
         "      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class"
     )
     last = trainer.metrics[-1] if trainer.metrics else {}
-    if last.get("reward/mean") is None:
-        reward = ""
-    else:
+    reward = ""
+    if last.get("reward/mean") is not None:
         reward = f", reward {last['reward/mean']:.3f}"
     trainer.reporting.console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
 
@@ -214,8 +213,7 @@ def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     # Later rows replace earlier ones: the last evaluation of each stage remains.
     last = {row["stage"]: row for row in evaluations if row["step"] > 0}
+    first = []
     if evaluations[0]["step"] == 0:
         first = [{**evaluations[0], "label": "start"}]
-    else:
-        first = []
     return first + [{**row, "label": f"after {stage} (step {row['step']})"} for stage, row in last.items()]

@@ -159,10 +159,9 @@ class PartingMonitor(Monitor):
         # Standard error of the difference of two shares p, q of n tasks each, taken as independent:
         # sqrt((p (1 - p) + q (1 - q)) / n). Three of them and not two, since the best of many evaluations is above its
         # expectation. Scores outside of [0, 1] are no shares, and only the fixed bound of 0.03 holds for them.
+        chance = 0.0
         if 0 <= score <= top <= 1:
             chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks)
-        else:
-            chance = 0.0
         before = self._reward(entries, best)
         now = self._reward(entries, len(entries) - 1)
         # 0.02 of reward: as in `length_drift`, less than that is noise.
