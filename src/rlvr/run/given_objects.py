@@ -84,7 +84,7 @@ class GivenObjects:
                 tree["data"][split] = self._data_as_written(split, spec)
                 self._for_all_stages(tree, "data", split)
         # Any text may be the name of a component. One that is not costs an import more, which does no harm.
-        named = {*_strings(tree), *self._verifiers}
+        named = {*texts_of(tree), *self._verifiers}
         tree["imports"] = list(dict.fromkeys([*tree["imports"], *_registering(named)]))
         return tree
 
@@ -140,11 +140,12 @@ def kept_in_folder(config: Config, split: str, argument: Any) -> bool:
     # A path, a hub name or a mapping can be written into config.yaml as it is; a list or a Dataset cannot.
     if argument is not None:
         return not _is_plain(argument, (str, dict))
-    if split == "train":
-        spec = config.data.train
-    else:
-        spec = config.data.eval
-    return bool(spec == _spec_in_folder(config, split))
+    return bool(written_data(config, split) == _spec_in_folder(config, split))
+
+
+def written_data(config: Config, split: str) -> Any:
+    """The data set of a split as the configuration writes it."""
+    return config.data.train if split == "train" else config.data.eval
 
 
 def _spec_in_folder(config: Config, split: str) -> dict[str, Any]:
@@ -304,16 +305,13 @@ def _registering(named: set[str]) -> Iterator[str]:
             yield importable(module_name) or f"<the {kind} {name!r}, which a notebook or a prompt registered>"
 
 
-def _strings(tree: Any) -> Iterator[str]:
+def texts_of(tree: Any) -> Iterator[str]:
     """Every text among the values of a tree."""
     if isinstance(tree, str):
         yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _strings(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _strings(value)
+    elif isinstance(tree, (dict, list)):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from texts_of(value)
 
 
 def _model_path(model: Any) -> str:
