@@ -321,11 +321,9 @@ def to_cpu(model: torch.nn.Module) -> None:
                     continue
                 if id(tensor) not in made:
                     new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                    is_weight = tensors is module._parameters
-                    if is_weight:
-                        made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad)
-                    else:
-                        made[id(tensor)] = new
+                    if tensors is module._parameters:
+                        new = torch.nn.Parameter(new, tensor.requires_grad)
+                    made[id(tensor)] = new
                 tensors[name] = made[id(tensor)]
 
 

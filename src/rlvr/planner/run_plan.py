@@ -17,13 +17,12 @@ from rlvr.distributed import World
 from rlvr.errors import ConfigError
 from rlvr.planner.fixes import fixes
 from rlvr.planner.plan import Phase, Plan
-from rlvr.planner.planned_devices import Devices, own_devices
-from rlvr.planner.planner import UNDESCRIBED, Planner, substituted, with_tokens
+from rlvr.planner.planned_devices import GIB, Devices, own_devices
+from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
 from rlvr.policy.loading import device_of
 from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.vllm import installed
 
-GIB = 1 << 30
 CHECKPOINTING = "model.gradient_checkpointing"
 TOKENS = "optim.micro_batch_tokens"
 # The same number as ENOUGH_TOKENS of the planner: a micro-batch of this size keeps a GPU busy.
@@ -243,20 +242,11 @@ def automatic_keys(config: Config) -> list[str]:
 
 def with_saved(config: Config, saved: Mapping[str, Any]) -> Config:
     """`config` with what the configuration `saved` of a checkpoint has in place of each `auto`."""
-    model = config.model
-    if model.gradient_checkpointing == "auto":
-        kept = saved["model"].get("gradient_checkpointing", "auto")
-        model = model.model_copy(update={"gradient_checkpointing": kept})
-    optim = config.optim
-    if optim.micro_batch_tokens == "auto":
-        optim = optim.model_copy(update={"micro_batch_tokens": _saved_tokens(saved["optim"])})
     # a configuration of other stages is refused later, by the names of its keys
     before = itertools.chain(saved.get("stages", []), itertools.repeat({}))
-    stages = [
-        with_tokens(stage, _saved_tokens(merge(saved["optim"], _section(own, "optim"))))
-        for stage, own in zip(config.stages, before, strict=False)
-    ]
-    return config.model_copy(update={"model": model, "optim": optim, "stages": stages})
+    of_stages = (_saved_tokens(merge(saved["optim"], _section(own, "optim"))) for own in before)
+    kept = saved["model"].get("gradient_checkpointing", "auto")
+    return substituted(config, kept, _saved_tokens(saved["optim"]), of_stages)
 
 
 def put_values(values: Config, config: Config, stages: Sequence[StagePlan]) -> None:
