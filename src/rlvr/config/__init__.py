@@ -33,35 +33,6 @@ from rlvr.config.updating import DistributedConfig, OptimConfig
 from rlvr.core.specs import ComponentSpec
 from rlvr.monitor.health.watch import Mode, checked_modes
 
-__all__ = [
-    "AlgorithmConfig",
-    "AuxiliarySpec",
-    "BestConfig",
-    "CheckpointConfig",
-    "ComponentSpec",
-    "Config",
-    "DataConfig",
-    "DistributedConfig",
-    "DynamicSamplingConfig",
-    "EvaluationConfig",
-    "KLConfig",
-    "KLScaleConfig",
-    "LoggingConfig",
-    "LoraConfig",
-    "MlflowConfig",
-    "ModelConfig",
-    "OfKind",
-    "OptimConfig",
-    "RewardSpec",
-    "RolloutConfig",
-    "RunConfig",
-    "ScratchConfig",
-    "Section",
-    "TensorBoardConfig",
-    "VerificationConfig",
-    "WandbConfig",
-]
-
 
 def _known_monitors(written: str | dict[str, str]) -> str | dict[str, str]:
     # Called for its error alone: the value stays as it was written.

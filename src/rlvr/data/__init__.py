@@ -14,24 +14,3 @@ from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle, TaskPool
 from rlvr.data.sources import load_tasks
 from rlvr.data.splits import in_split
 from rlvr.data.templates import Template, render_demonstration, render_prompt
-
-__all__ = [
-    "Draw",
-    "History",
-    "Prompts",
-    "Sampler",
-    "Sequential",
-    "Shuffle",
-    "TaskHistory",
-    "TaskPool",
-    "Template",
-    "arithmetic",
-    "functions",
-    "in_split",
-    "load_tasks",
-    "preferences",
-    "products",
-    "render_demonstration",
-    "render_prompt",
-    "to_task",
-]

@@ -52,23 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rlvr.replay", description="Score recorded rollouts again.")
-    parser.add_argument("run", metavar="RUN", help="a run folder with recorded rollouts")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run folder with recorded rollouts")
+    add(
         "--rescore",
         nargs="+",
         default=[],
         metavar="key=value",
         help="verifier=..., rewards=..., laid over the run's own",
     )
-    parser.add_argument(
-        "--steps", default=":", metavar="A:B", help="steps A to B; either may be left out (default: all)"
-    )
-    parser.add_argument(
-        "--examples", type=int, default=6, metavar="N", help="changed rollouts that are shown (default 6)"
-    )
-    parser.add_argument(
-        "--output", metavar="FILE.jsonl", help="every rollout before and after; an earlier output there is replaced"
-    )
+    add("--steps", default=":", metavar="A:B", help="steps A to B; either may be left out (default: all)")
+    add("--examples", type=int, default=6, metavar="N", help="changed rollouts that are shown (default 6)")
+    add("--output", metavar="FILE.jsonl", help="every rollout before and after; an earlier output there is replaced")
     return parser
 
 

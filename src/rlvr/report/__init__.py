@@ -16,5 +16,3 @@ Invariants:
 """
 
 from rlvr.report.page import write_report
-
-__all__ = ["write_report"]

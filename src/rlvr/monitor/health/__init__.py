@@ -15,5 +15,3 @@ Invariants:
 from rlvr.monitor.health.catalogue import MONITORS
 from rlvr.monitor.health.monitors import Finding, Monitor, Series
 from rlvr.monitor.health.watch import MODES, Health, Watch, checked_modes, findings_of
-
-__all__ = ["MODES", "MONITORS", "Finding", "Health", "Monitor", "Series", "Watch", "checked_modes", "findings_of"]
