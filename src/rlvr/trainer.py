@@ -99,8 +99,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         try:
             rollouts.open(resolved, training, self.tasks, verifier)
             for number in range(len(resolved.plans)):
-                report = reporting.console.message
-                self.stages.append(open_stage(number, resolved, training, rollouts, self.tasks, report))
+                self.stages.append(open_stage(number, resolved, training, rollouts, self.tasks, reporting))
             folder.given = self.tasks.given_objects(self.config, model, verifier)
             self.enter(0)
         except BaseException as error:  # Ctrl-C too: the engine and the threads are running by now

@@ -4,7 +4,6 @@ folder."""
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,13 +41,8 @@ class Reporting:
         else:
             self.trackers = []
         self.health = Health(config.health, self.console, folder.health if is_main else None)
-        if how.rollouts_gb is None:
-            limit = math.inf
-        else:
-            # Gigabytes of 10^9 bytes, as disks are sold.
-            limit = how.rollouts_gb * 1e9
         # 0 steps between files means none: the other ranks write no rollouts.
-        self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, limit)
+        self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, how.rollouts_bytes)
         self.profiler = StepProfiler(folder.path, how.profile)
 
     def start(self, config: Config, lines: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from rlvr.core.seeding import seed_of
 from rlvr.evaluation.evaluation_loop import check_held_out
 from rlvr.rollout import Sampling
 from rlvr.run.policy_training import PolicyTraining
+from rlvr.run.reporting import Reporting
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import RunTasks, encoded_lengths
@@ -37,10 +38,10 @@ def open_stage(
     training: PolicyTraining,
     rollouts: RolloutRuntime,
     tasks: RunTasks,
-    report: Callable[..., None],
+    reporting: Reporting,
 ) -> Stage:
-    """Open a stage of a run. DataError or ConfigError where its tasks do not fit; `report` is told of tasks that are
-    left out."""
+    """Open a stage of a run. DataError or ConfigError where its tasks do not fit; a message of tasks that are left
+    out goes to the console."""
     plan = resolved.plans[number]
     config = plan.config
     is_main = rollouts.world.is_main
@@ -67,10 +68,10 @@ def open_stage(
     seed = seed_of(config.run.seed, number, "sampler")
     stage: Stage = make(plan, context, tasks.training(config), seed, **plan.options)
     if stage.left_out:
-        report(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
+        reporting.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
     if stage.cut_responses:
         wanted = config.rollout.max_new_tokens
-        report(
+        reporting.console.message(
             f"stage {plan.name}: a context of {rollouts.context} tokens leaves fewer than "
             f"rollout.max_new_tokens={wanted} for responses to {stage.cut_responses} of {len(stage.pool)} tasks, which "
             f"end there, at most after {min(stage.longest_response, wanted)} tokens: set it lower, or give the model a "
