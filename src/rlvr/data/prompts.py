@@ -7,6 +7,7 @@ stages and evaluations use it; memory is 4 bytes a token and 28 bytes a prompt.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -158,9 +159,7 @@ class Prompts:
         done = 0
         used = 0
 
-        def render(batch: Sequence[Task], tokenizer: Any) -> list[list[int]]:
-            return render_prompts(batch, tokenizer, self._template)
-
+        render = functools.partial(render_prompts, template=self._template)
         for encoded in self._in_batches(tasks, render, "prompts"):
             counts = [len(prompt) for prompt in encoded]
             lengths[done : done + len(counts)] = counts

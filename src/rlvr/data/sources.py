@@ -105,7 +105,9 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
     if isinstance(spec, _hub_types()):
         chosen: Any = spec
         if isinstance(spec, Mapping):
-            chosen = spec[_known_split(spec, split)]
+            if split not in spec:
+                raise DataError(f"the data set has no split {split!r}{nearest(split, spec)}")
+            chosen = spec[split]
         return _filled("the data set", _adapted(_indexed("dataset", chosen), fields, None))
     if isinstance(spec, Mapping):
         return _open_mapping(spec, split, fields)
@@ -214,12 +216,6 @@ def _hub_rows(name: str, config: str | None, split: str, revision: str | None) -
             f"it cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     return _indexed(f"{name}:{split}", rows)
-
-
-def _known_split(splits: Mapping[str, Any], split: str) -> str:
-    if split not in splits:
-        raise DataError(f"the data set has no split {split!r}{nearest(split, splits)}")
-    return split
 
 
 def _hub_types() -> tuple[type, ...]:

@@ -102,13 +102,16 @@ def over_runs(runs: Sequence[Sequence[TaskResult]], ks: Sequence[int]) -> dict[s
         matrix = np.stack([of_run[name] for of_run in values])  # [R, T]
         matrix = matrix[:, ~np.isnan(matrix).any(axis=0)]
         if matrix.size:
-            results[name] = {
-                "mean": float(matrix.mean()),
-                "interval": interval(matrix),
-                # Over all R x T values, as in rliable, and not the mean of each run's.
-                "iqm": float(interquartile_mean(matrix.reshape(-1))),
-                "iqm interval": interval(matrix, interquartile_mean),
-                "runs": [float(of_run) for of_run in matrix.mean(axis=1)],
-                "tasks": matrix.shape[1],
-            }
+            results[name] = means(matrix) | {"runs": matrix.mean(axis=1).tolist(), "tasks": matrix.shape[1]}
     return results
+
+
+def means(values: np.ndarray) -> dict[str, Any]:
+    """Mean and interquartile mean of the values of runs [R], or of runs and tasks [R, T], with their intervals."""
+    return {
+        "mean": float(values.mean()),
+        "interval": interval(values),
+        # Over all R x T values, as in rliable, and not the mean of each run's.
+        "iqm": float(interquartile_mean(values.reshape(-1))),
+        "iqm interval": interval(values, interquartile_mean),
+    }

@@ -72,9 +72,8 @@ def _share(count: int, total: int) -> float | None:
 
 def _verdicts(batch: Batch) -> dict[str, float | None]:
     statuses = [verdict.status for r in batch.rollouts if (verdict := r.verdict)]
-    if not statuses:
-        return {f"verdict/{status}": None for status in VerdictStatus}
-    return {f"verdict/{status}": statuses.count(status) / len(batch) for status in VerdictStatus}
+    total = len(batch) if statuses else 0
+    return {f"verdict/{status}": _share(statuses.count(status), total) for status in VerdictStatus}
 
 
 def _groups(batch: Batch) -> dict[str, float | None]:

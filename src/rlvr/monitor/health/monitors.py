@@ -175,13 +175,10 @@ class PartingMonitor(Monitor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dominating(Monitor):
-    """A term other than the verdict explains nearly all of the reward's differences within groups, over ten steps,
-    while there are other terms (`explained/*`)."""
+class Dominating(Sustained):
+    """A term other than the verdict explains nearly all of the reward's differences within groups, over some steps,
+    while there are other terms (`explained/*`). `bad` gets what `entry` gives."""
 
-    # A squared correlation: 0.95 leaves 5 % of the variance within groups to everything else.
-    share: float = 0.95
-    steps: int = 10
     named: tuple[str, ...] = ("verdict",)
     """Terms that may dominate."""
 
@@ -193,15 +190,6 @@ class Dominating(Monitor):
         if others:
             return (max(others), max((decided.get(name, 0.0) for name in self.named), default=0.0))
         return None
-
-    def look(self, series: Series) -> Trouble | None:
-        """Return the trouble where it held at each of the newest steps."""
-        entries = series.last(self.steps)
-        # The second condition: shares of correlated terms do not add up to 1. A term that agrees with the verdict
-        # explains as much as the verdict does, and that is harmless.
-        if len(entries) < self.steps or any(e.values[0] < self.share or e.values[1] > 0.5 for e in entries):
-            return None
-        return Trouble(entries[0].step, {"value": sum(e.values[0] for e in entries) / len(entries)})
 
 
 # Ten, since the median of fewer follows single batches. More would let a drift at the start of a stage become the base.
