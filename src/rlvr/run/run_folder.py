@@ -93,9 +93,9 @@ class _LogFile(logging.FileHandler):
 class RunFolder:
     """The folder of one run."""
 
-    def __init__(self, config: Config, path: Path | None = None) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
-        self.path = path or config.folder
+        self.path = config.folder
         self.given = GivenObjects(config)
         """The objects that the run was given, which its config.yaml names."""
         self.metrics = MetricsFile(self.path / "metrics.jsonl")
