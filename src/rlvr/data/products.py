@@ -13,13 +13,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from rlvr.core.seeding import seed_of
-from rlvr.data.splits import in_split
+from rlvr.data.splits import EVAL_SHARE, in_split
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
-
-# As in `arithmetic`.
-EVAL_SHARE = 0.1
 
 Turn = Literal["call", "answer", "guess"]
 

@@ -181,11 +181,10 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
         source = path.resolve().name
     elif path.is_file():
         rows = read_rows(path)
+        source = path.stem
         # `gsm8k/train.jsonl` is of the source `gsm8k`, not `train`.
-        if path.stem in SPLITS:
+        if source in SPLITS:
             source = path.resolve().parent.name
-        else:
-            source = path.stem
     elif hub := _HUB_NAME.fullmatch(spec.path):
         # `data/train.jsonl` has the form of a hub name, and is a file that is missing: the network is not asked.
         if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):

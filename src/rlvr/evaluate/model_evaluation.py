@@ -118,9 +118,8 @@ def _config(options: argparse.Namespace) -> Config:
         source = _of_run(folder, options.verifier)
     base = load_config(source, options.overrides)
     settings: dict[str, Any] = {"at_start": False, "at_end": False}
-    if options.samples is not None:
-        samples = options.samples
-    else:
+    samples = options.samples
+    if samples is None:
         # 8 is a choice, for a model that no run's configuration gives a number for.
         samples = base.evaluation.samples or 8
     if samples < 0:

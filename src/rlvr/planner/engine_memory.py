@@ -109,17 +109,15 @@ def engine_memory(
 def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
     """Tokens and sequences that vLLM computes in one step at most: as set, or as its own server chooses for the device
     (vLLM 0.32, EngineArgs.get_batch_defaults)."""
+    # vLLM's defaults on a CPU for one rank.
+    tokens = 2048
+    sequences = 128
     if devices.on_gpu:
         large = devices.memory >= LARGE_GPU
+        tokens = 8192 if large else 2048
+        sequences = 1024 if large else 256
         if devices.memory >= HUGE_GPU:
             tokens = 16384
-        else:
-            tokens = 8192 if large else 2048
-        sequences = 1024 if large else 256
-    else:
-        # vLLM's defaults on a CPU for one rank.
-        tokens = 2048
-        sequences = 128
     tokens = int(options.engine_args.get("max_num_batched_tokens", options.max_num_batched_tokens) or tokens)
     sequences = int(options.engine_args.get("max_num_seqs", options.max_num_seqs) or sequences)
     return tokens, min(sequences, tokens)

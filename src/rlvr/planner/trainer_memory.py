@@ -236,9 +236,7 @@ def trainer_memory(
 ) -> TrainerMemory:
     """The settings of the stage of `config`, on each of `ranks` ranks."""
     backend = registry.build("backend", config.distributed.backend_spec)
-    zero = None
-    if isinstance(backend, DeepSpeedOptions):
-        zero = backend
+    zero = backend if isinstance(backend, DeepSpeedOptions) else None
     follows = config.algorithm.kl is not None and config.algorithm.kl.renew_every is not None
     return TrainerMemory(
         shape=shape,

@@ -41,10 +41,7 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     """
     runs = [read_run(folder) for folder in folders]
     _name_apart(runs)
-    if output is not None:
-        path = Path(output)
-    else:
-        path = runs[0].path / "report.html"
+    path = runs[0].path / "report.html" if output is None else Path(output)
     check_output(path, lambda head: "<title>rlvr report</title>" in head, "a report")
     page = render(runs, rollouts)
     try:

@@ -74,9 +74,8 @@ class Drift(Monitor):
         numbers = [middle(series.first), middle(now)]
         for place in range(1, len(self.reads)):
             if self.versus_others:
-                numbers += [middle(series.first, place), middle(now, place)]
-            else:
-                numbers += [middle(now, place)]
+                numbers.append(middle(series.first, place))
+            numbers.append(middle(now, place))
         if not self.bad(*numbers):
             return None
         return Trouble(now[0].step, {"start": numbers[0], "value": numbers[1]})
