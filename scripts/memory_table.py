@@ -79,7 +79,7 @@ def cell(model: str, count: int, response: int, planners: dict[int, Planner]) ->
         stages = planner.stages(Config(**tree))
         for tried, share in _shares(planner, stages):
             resolved = planner.resolved(tried)
-            if planner.fits(resolved, planner.margin):
+            if planner.fits(resolved):
                 return f"{label}{share}: {_micro_batches(planner, resolved)}"
     return "-"
 
@@ -123,10 +123,8 @@ def memory_table() -> str:
 @functools.cache
 def rows(model: str) -> list[str]:
     """The rows of a model, one for each length of responses."""
-    planners = {count: Planner(Devices(count, GPU)) for count in COUNTS}
     shapes: dict[str, Any] = {}
-    for planner in planners.values():
-        planner.share_shapes(shapes)
+    planners = {count: Planner(Devices(count, GPU), shapes=shapes) for count in COUNTS}
     lines = []
     for response in RESPONSES:
         cells = [cell(model, count, response, planners) for count in COUNTS]

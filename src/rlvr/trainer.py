@@ -37,7 +37,7 @@ from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.run_status import status
 from rlvr.run.run_tasks import RunTasks
-from rlvr.run.stage_list import StageList, open_stages
+from rlvr.run.stage_list import StageList, open_stage
 from rlvr.run.step_recorder import StepRecorder
 from rlvr.run.stopping import RunStop, failing_together, stop_when_hopeless
 from rlvr.run.train_state import TrainState
@@ -97,7 +97,8 @@ class GRPOTrainer:
         self.batch: Batch | None = None
         try:
             rollouts.open(resolved, training, self.tasks, verifier)
-            self.stages.extend(open_stages(resolved, training, rollouts, self.tasks, reporting.console.message))
+            for number in range(len(resolved.plans)):
+                self.stages.append(open_stage(number, resolved, training, rollouts, self.tasks, reporting))
             folder.given = self.tasks.given_objects(self.config, model, verifier)
             self.enter(0)
         except BaseException as error:  # Ctrl-C too: the engine and the threads are running by now

@@ -75,13 +75,6 @@ def test_memory_and_state_are_small():
     assert len(json.dumps(history.state_dict())) / count < 50
 
 
-def test_a_state_with_a_list_for_each_task_is_read():
-    history = History()
-    history.load_state_dict({"tasks": {"a": [4, 3, 1.5, 0.5, 1.0, "text"], "b": [2, 0, 0.0, None, None, None]}})
-    assert history["a"] == TaskHistory(4, 3, 1.5, 0.5, 1.0, None)
-    assert history["b"] == TaskHistory(2)
-
-
 def test_answers_that_do_not_match_the_scores_are_refused():
     with pytest.raises(ValueError, match="task t: 2 scores but 1 answers"):
         History().record("t", [1, 0], ["a"])

@@ -61,7 +61,7 @@ def test_with_less_memory_micro_batches_are_smaller_and_then_activations_are_rec
     planner = Planner(Devices(1, memory * GIB / 32, on_gpu=False), 1)
     for more, fits in ((0, True), (512, False)):
         one = substituted(config, False, result[memory][1] + more)
-        assert planner.fits(planner.stages(one), planner.margin) == fits
+        assert planner.fits(planner.stages(one)) == fits
 
 
 @pytest.mark.gate

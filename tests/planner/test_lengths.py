@@ -32,8 +32,7 @@ SHAPES: dict[str, Shape] = {}
 
 def planned(devices: Devices | None = None, eval_tasks=None, **changes) -> Plan:
     tree = RUN | changes
-    planner = Planner(devices or Devices(1, 80 * GIB), eval_tasks=eval_tasks)
-    planner.share_shapes(SHAPES)
+    planner = Planner(devices or Devices(1, 80 * GIB), eval_tasks=eval_tasks, shapes=SHAPES)
     (plan,) = planner.plans(planner.resolved(planner.stages(Config(**tree))))
     return plan
 
@@ -157,8 +156,7 @@ def test_more_tokens_are_trained_where_a_group_computes_its_prompt_once(optim, a
         "rollout": {**RUN["rollout"], "max_new_tokens": 1000},
         "optim": optim,
     }
-    planner = Planner(Devices(1, 80 * GIB))
-    planner.share_shapes(SHAPES)
+    planner = Planner(Devices(1, 80 * GIB), shapes=SHAPES)
     (stage,) = planner.stages(Config(**tree))
     passes = Passes(planner.shape(stage.config.model), stage.config, planner.devices, 1, True, trainer=None)
     assert passes.apart() == (*apart, 0)

@@ -30,6 +30,7 @@ from typing import IO, Any
 
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.core.tree import as_tree, merge
+from rlvr.data.files import numbered_lines
 from rlvr.data.row_adapters import to_task
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
@@ -71,23 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rlvr.audit", description="Check a verifier on given completions.")
-    parser.add_argument(
-        "--verifier", required=True, metavar="NAME", help="a registered name, FILE.py:Class or FILE.py:function"
-    )
-    parser.add_argument("options", nargs="*", metavar="key=value", help="options of the verifier, values in YAML")
-    parser.add_argument("--input", metavar="FILE.jsonl", help="rows with a completion and its task")
-    parser.add_argument(
-        "--output", metavar="FILE.jsonl", help="where the verdicts go; earlier verdicts there are replaced"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--verifier", required=True, metavar="NAME", help="a registered name, FILE.py:Class or FILE.py:function")
+    add("options", nargs="*", metavar="key=value", help="options of the verifier, values in YAML")
+    add("--input", metavar="FILE.jsonl", help="rows with a completion and its task")
+    add("--output", metavar="FILE.jsonl", help="where the verdicts go; earlier verdicts there are replaced")
+    add(
         "--workers",
         type=int,
         default=32,
         metavar="N",
         help="worker processes (default 32; at most one per core for verifiers that compute)",
     )
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="in place of the verifier's own limit")
-    parser.add_argument("--tricks", action="store_true", help="try the built-in tricks on the verifier")
+    add("--time-limit", type=float, metavar="SECONDS", help="in place of the verifier's own limit")
+    add("--tricks", action="store_true", help="try the built-in tricks on the verifier")
     return parser
 
 
@@ -180,13 +178,8 @@ class AuditRow:
 
 def read_rows(path: Path) -> Iterator[AuditRow]:
     """The rows of a file of JSON lines, read as they are asked for; blank lines are passed over."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1:
-                # The byte order mark that Windows editors write.
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                yield _row(line, number)
+    for number, line in numbered_lines(path):
+        yield _row(line, number)
 
 
 def _row(line: bytes, number: int) -> AuditRow:
@@ -271,10 +264,9 @@ async def score(
         # After each group, so that an interrupt loses no verdict that was reached.
         sink.flush()
     if not readable:
+        problem = "it is empty"
         if findings.rows:
             problem = findings.slowest[0].verdict.reason
-        else:
-            problem = "it is empty"
         raise DataError(f"{path} holds no row that can be read: {problem}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date
 from typing import Annotated, Any, Literal, Self
 
@@ -219,3 +220,9 @@ class LoggingConfig(Section):
     profile: list[int] = []
     """Steps whose time is looked into: `profile/step-N.json` of the run folder is a trace by torch's profiler (for
     Perfetto or chrome://tracing), `profile/step-N.txt` says what took longest. Such a step is slower."""
+
+    @property
+    def rollouts_bytes(self) -> float:
+        """`rollouts_gb` in bytes, infinite where all are kept."""
+        # Gigabytes of 10^9 bytes, as disks are sold.
+        return math.inf if self.rollouts_gb is None else self.rollouts_gb * 1e9

@@ -118,11 +118,10 @@ def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
         # `steps` is what the schedules go over, and stays whole where the cap cuts the stage short: `allowed` is then
         # less, and a run that goes on with a larger cap continues the same schedule.
         plan.steps = remaining if plan.steps is None else plan.steps
-        if remaining is None:
-            plan.allowed = plan.steps or 0
-        else:
-            plan.allowed = min(plan.steps or 0, remaining)
-        remaining = None if remaining is None else remaining - plan.allowed
+        plan.allowed = plan.steps or 0
+        if remaining is not None:
+            plan.allowed = min(plan.allowed, remaining)
+            remaining -= plan.allowed
         plan.before = before
-        before = before + plan.allowed
+        before += plan.allowed
     return plans

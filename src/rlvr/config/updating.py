@@ -90,10 +90,9 @@ class DistributedConfig(Section):
     @property
     def backend_spec(self) -> ComponentSpec:
         """The backend with its options: those of this section, and over them those written with the backend."""
+        own: dict[str, Any] = {}
         if self.offload_during_rollout:
-            own: dict[str, Any] = {"offload_during_rollout": True}
-        else:
-            own = {}
+            own = {"offload_during_rollout": True}
         if self.backend.name == "deepspeed":
             # ZeRO 2 sends as many bytes as plain data parallelism, ZeRO 3 half as many again (Rajbhandari et al. 2020).
             own |= {"zero_stage": self.zero_stage or 2, "offload": self.offload, "deepspeed": self.deepspeed}

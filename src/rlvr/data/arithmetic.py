@@ -12,22 +12,15 @@ from collections.abc import Iterator
 from typing import Literal
 
 from rlvr.core.seeding import seed_of
-from rlvr.data.splits import in_split
+from rlvr.data.splits import EVAL_SHARE, in_split
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
 
-# A choice; of all questions, whatever the number of tasks.
-EVAL_SHARE = 0.1
-
 
 @register("source", "arithmetic")
 def arithmetic(
-    *,
-    count: int,
-    split: Literal["train", "eval"] = "train",
-    digits: list[int] | None = None,
-    seed: int = 0,
+    *, count: int, split: Literal["train", "eval"] = "train", digits: list[int] | None = None, seed: int = 0
 ) -> Iterator[Task]:
     """`count` different additions of two numbers of equal length, one of `digits` (2 and 3), of one side of the split.
 

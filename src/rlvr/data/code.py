@@ -231,11 +231,10 @@ def _apps(row: Row) -> Row:
 def _quantity(written: Any, units: Mapping[str, float]) -> float | None:
     """A limit of TACO in our unit: `2.0 seconds`, `256.0 megabytes`; None where it is not known or written
     otherwise."""
+    match = None
     if isinstance(written, str):
         # Matches `2.0 seconds`, `256 megabytes`, `1000ms`; not `2.0 - 3.0 seconds`, which is taken for no limit.
         match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold())
-    else:
-        match = None
     if match is None or match[2] not in units:
         return None
     # 0 means that no limit is known.
@@ -279,10 +278,9 @@ def _livecodebench(row: Row) -> Row:
 def _verl(row: Row) -> Row | None:
     # Not every row of verl's layout is a programming task: then it is left to `row_adapters`.
     graded = row["reward_model"]
+    info = None
     if isinstance(graded, Mapping):
         info = tests_of(graded.get("ground_truth"))
-    else:
-        info = None
     if info is None:
         return None
     extra = dict(row.pop("extra_info", None) or {})
@@ -386,10 +384,9 @@ def _asked(question: str, info: Mapping[str, Any], starter: str | None = None) -
     """The question, and in which form the answer is wanted."""
     if info["kind"] == "stdio":
         return f"{question.strip()}\n\n{_ASK}"
+    started = ""
     if starter and starter.strip():
         started = f" Go on from:\n```python\n{starter.rstrip()}\n```"
-    else:
-        started = ""
     return f"{question.strip()}\n\nWrite the Python function `{info['name']}`. {_ASK_FUNCTION}{started}"
 
 

@@ -17,6 +17,9 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 SPLITS = ("train", "test", "validation", "valid", "dev", "eval")
 """File names that say a split and nothing else."""
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""As Windows' editors write it at the begin of a file."""
+
 Placed = tuple[str, Any]
 """(place, row)"""
 
@@ -28,7 +31,8 @@ def read_rows(path: Path) -> Iterator[Placed]:
     if path.suffix == ".json" and _starts_with_bracket(path):
         return _json_array(path)
     if path.suffix in (".json", ".jsonl"):
-        return _json_lines(path)
+        places = ((f"{path}, line {number}", line) for number, line in numbered_lines(path))
+        return ((place, _parse(line, place)) for place, line in places)
     raise DataError(f"{path}: tasks are read from {', '.join(SUFFIXES)} files, not {path.suffix or 'this kind'!r}")
 
 
@@ -51,24 +55,24 @@ def split_files(folder: Path, split: str) -> list[Path]:
 
 def _starts_with_bracket(path: Path) -> bool:
     with path.open("rb") as file:
-        # A byte-order mark, as Windows' editors write it, and white space may stand before the bracket.
-        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+        # A byte-order mark and white space may stand before the bracket.
+        return file.read(4096).removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] == b"["
 
 
-def _json_lines(path: Path) -> Iterator[Placed]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their numbers, from 1; blank lines are left out, and so is a byte-order mark."""
     # As bytes: each line is decoded by itself, so that a line that is not UTF-8 is named.
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
+                line = line.removeprefix(_BYTE_ORDER_MARK)
             # Blank lines, such as one at the end, are no rows, but count as lines.
             if line.strip():
-                place = f"{path}, line {number}"
-                yield place, _parse(line, place)
+                yield number, line
 
 
 def _json_array(path: Path) -> Iterator[Placed]:
-    rows = _parse(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), str(path), whole=True)
+    rows = _parse(path.read_bytes().removeprefix(_BYTE_ORDER_MARK), str(path), whole=True)
     for number, row in enumerate(rows):
         yield f"{path}[{number}]", row
 

@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from typing import Literal
 
 from rlvr.core.seeding import seed_of
-from rlvr.data.splits import in_split
+from rlvr.data.splits import EVAL_SHARE, in_split
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
 
-# A choice. It is a share of all questions, so that the number of tasks does not move the border.
-EVAL_SHARE = 0.1
 # From 2 on, since x+0, x-0 and x*1 are one function; to 99 by choice.
 NUMBERS = range(2, 100)
 """A function's number."""

@@ -14,6 +14,10 @@ from typing import Any
 
 from rlvr.records import BASELINE, Rollout
 
+# q: int64, d: float64. Arrays, since a million objects of Python take some 300 MB.
+_COLUMNS = {"attempts": "q", "decided": "q", "total": "d", "last_pass_rate": "d", "best_score": "d"}
+"""Columns of numbers, with a row for each attempted task, and their types."""
+
 
 @dataclass(frozen=True)
 class TaskHistory:
@@ -49,13 +53,7 @@ class History:
 
     def _clear(self) -> None:
         self._rows: dict[str, int] = {}
-        # By row. Arrays, since a million objects of Python take some 300 MB.
-        # q: int64, d: float64.
-        self._attempts = array("q")
-        self._decided = array("q")
-        self._total = array("d")
-        self._last_pass_rate = array("d")
-        self._best_score = array("d")
+        self._columns: dict[str, array[Any]] = {name: array(kind) for name, kind in _COLUMNS.items()}
         self._answers: dict[str, str] = {}
 
     def keep_answers(self, characters: int) -> None:
@@ -66,15 +64,10 @@ class History:
         row = self._rows.get(task_id)
         if row is None:
             return TaskHistory()
-        decided = self._decided[row]
-        return TaskHistory(
-            attempts=self._attempts[row],
-            decided=decided,
-            total=self._total[row],
-            last_pass_rate=self._last_pass_rate[row] if decided else None,
-            best_score=self._best_score[row] if decided else None,
-            best_answer=self._answers.get(task_id),
-        )
+        values: dict[str, Any] = {name: column[row] for name, column in self._columns.items()}
+        if not values["decided"]:
+            values |= {"last_pass_rate": None, "best_score": None}
+        return TaskHistory(**values, best_answer=self._answers.get(task_id))
 
     def __len__(self) -> int:
         """Return the number of tasks that were attempted."""
@@ -88,31 +81,30 @@ class History:
         if answers is not None and len(answers) != len(scores):
             raise ValueError(f"task {task_id}: {len(scores)} scores but {len(answers)} answers")
         row = self._row(task_id)
-        self._attempts[row] += len(scores)
+        columns = self._columns
+        columns["attempts"][row] += len(scores)
         decided = [(float(s), i) for i, s in enumerate(scores) if s is not None and math.isfinite(s)]
         if not decided:
             return
         best, index = max(decided, key=lambda scored: scored[0])  # of equals the first
         # Strictly better, so that the first of equal answers stays. Before the first decided score the column holds
         # 0.0, which means nothing.
-        if not self._decided[row] or best > self._best_score[row]:
-            self._best_score[row] = best
+        if not columns["decided"][row] or best > columns["best_score"][row]:
+            columns["best_score"][row] = best
             # The old answer does not belong to the new score, also where answers are not kept any more.
             self._answers.pop(task_id, None)
             if answers is not None and self.answer_limit:
                 self._answers[task_id] = answers[index][: self.answer_limit]
         total = sum(score for score, _ in decided)
-        self._decided[row] += len(decided)
-        self._total[row] += total
-        self._last_pass_rate[row] = total / len(decided)
+        columns["decided"][row] += len(decided)
+        columns["total"][row] += total
+        columns["last_pass_rate"][row] = total / len(decided)
 
     def _row(self, task_id: str) -> int:
         """The row of a task, which is made when it is first attempted."""
         if task_id not in self._rows:
-            self._attempts.append(0)
-            self._decided.append(0)
-            for values in (self._total, self._last_pass_rate, self._best_score):
-                values.append(0.0)
+            for column in self._columns.values():
+                column.append(0)
             self._rows[task_id] = len(self._rows)  # last: plans look rows up from another thread
         return self._rows[task_id]
 
@@ -131,37 +123,12 @@ class History:
         """JSON types: a column of numbers each, in the order of `tasks`."""
         return {
             "tasks": list(self._rows),
-            "attempts": self._attempts.tolist(),
-            "decided": self._decided.tolist(),
-            "total": self._total.tolist(),
-            "last_pass_rate": self._last_pass_rate.tolist(),
-            "best_score": self._best_score.tolist(),
+            **{name: column.tolist() for name, column in self._columns.items()},
             "answers": dict(self._answers),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._clear()
-        # The form of earlier versions.
-        if isinstance(state["tasks"], dict):
-            state = _columns(state["tasks"])
         self._rows = {task_id: row for row, task_id in enumerate(state["tasks"])}
-        self._attempts = array("q", state["attempts"])
-        self._decided = array("q", state["decided"])
-        self._total = array("d", state["total"])
-        self._last_pass_rate = array("d", state["last_pass_rate"])
-        self._best_score = array("d", state["best_score"])
+        self._columns = {name: array(kind, state[name]) for name, kind in _COLUMNS.items()}
         self._answers = dict(state["answers"])
-
-
-def _columns(tasks: dict[str, list[Any]]) -> dict[str, Any]:
-    """The state of a checkpoint that has the values of `TaskHistory` for each task, as earlier ones do, in columns."""
-    rows = [TaskHistory(*values) for values in tasks.values()]
-    return {
-        "tasks": list(tasks),
-        "attempts": [row.attempts for row in rows],
-        "decided": [row.decided for row in rows],
-        "total": [row.total for row in rows],
-        "last_pass_rate": [row.last_pass_rate or 0.0 for row in rows],
-        "best_score": [row.best_score or 0.0 for row in rows],
-        "answers": {},  # kept again from the next group on that is better, where a component reads them
-    }

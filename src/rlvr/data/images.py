@@ -46,28 +46,17 @@ def refuse_images(columns: Mapping[str, Any], prompt: Any, place: str) -> None:
                 f"{place}: {_unsupported(kind)}, and the column {name!r} has one; where the prompts do not need it, "
                 "leave the column out: data.fields={info: [the columns to keep]}"
             )
-    # Messages are looked at below, one by one.
     if isinstance(prompt, str):
         _refuse_mark(prompt, "prompt", place)
-    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
-        messages = prompt
-    else:
-        messages = ()
-    for number, message in enumerate(messages):
-        if isinstance(message, Mapping):
-            content = message.get("content")
-        else:
-            content = None
+        return
+    for number, message in enumerate(prompt if isinstance(prompt, Sequence) else ()):
+        content = message.get("content") if isinstance(message, Mapping) else None
         where = f"prompt[{number}]"
         if isinstance(content, str):
             _refuse_mark(content, where, place)
         elif isinstance(content, Sequence):
             for part in content:
-                if isinstance(part, Mapping):
-                    kind = PARTS.get(str(part.get("type")))
-                else:
-                    kind = None
-                if kind is not None:
+                if isinstance(part, Mapping) and (kind := PARTS.get(str(part.get("type")))) is not None:
                     raise DataError(f"{place}: {_unsupported(kind)}, and {where!r} has one")
 
 

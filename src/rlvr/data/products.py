@@ -13,13 +13,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from rlvr.core.seeding import seed_of
-from rlvr.data.splits import in_split
+from rlvr.data.splits import EVAL_SHARE, in_split
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
-
-# As in `arithmetic`.
-EVAL_SHARE = 0.1
 
 Turn = Literal["call", "answer", "guess"]
 
@@ -50,10 +47,9 @@ def products(
     while len(seen) < count:
         a, b = (numbers.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
         if f"{a}*{b}" not in seen and in_split(f"{a}*{b}", split, EVAL_SHARE):
+            turn = None
             if demonstrate:
                 turn = demonstrate[len(seen) % len(demonstrate)]
-            else:
-                turn = None
             seen.add(f"{a}*{b}")
             yield _task(a, b, turn)
 
@@ -67,8 +63,7 @@ def _task(a: int, b: int, turn: Turn | None) -> Task:
         # The turn that is learned comes after the reply, as in a rollout: the earlier turns are context and train
         # nothing.
         prompt += [{"role": "assistant", "content": call}, {"role": "user", "content": str(a * b)}]
-    if turn is None:
-        shown = None
-    else:
+    shown = None
+    if turn is not None:
         shown = call if turn == "call" else answer
     return Task(id=f"products-{a}*{b}", prompt=prompt, answer=str(a * b), demonstration=shown, source="products")

@@ -7,6 +7,7 @@ stages and evaluations use it; memory is 4 bytes a token and 28 bytes a prompt.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -158,9 +159,7 @@ class Prompts:
         done = 0
         used = 0
 
-        def render(batch: Sequence[Task], tokenizer: Any) -> list[list[int]]:
-            return render_prompts(batch, tokenizer, self._template)
-
+        render = functools.partial(render_prompts, template=self._template)
         for encoded in self._in_batches(tasks, render, "prompts"):
             counts = [len(prompt) for prompt in encoded]
             lengths[done : done + len(counts)] = counts
@@ -224,10 +223,7 @@ def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
     """The tasks in order, in parts that are encoded together."""
     begin = characters = 0
     for number, task in enumerate(tasks):
-        if isinstance(task.prompt, str):
-            prompt = task.prompt
-        else:
-            prompt = repr(task.prompt)
+        prompt = task.prompt if isinstance(task.prompt, str) else repr(task.prompt)
         size = len(prompt) + len(task.demonstration or "")
         # At least one prompt in each part, however long it is.
         if number > begin and (number - begin == BATCH_PROMPTS or characters + size > BATCH_CHARACTERS):

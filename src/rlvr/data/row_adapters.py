@@ -77,10 +77,7 @@ def task_id(prompt: str | Messages, answer: Any, info: Mapping[str, Any], source
 
     That is the reference answer or, where there is none, `info` (tests, rubrics). The values must be JSON types.
     """
-    if answer is not None:
-        content = [prompt, answer]
-    else:
-        content = [prompt, dict(info)]
+    content = [prompt, dict(info) if answer is None else answer]
     # 64 bits of it: two of a million tasks share an id by chance with a probability of 3e-8.
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{source or 'task'}-{digest[:16]}"
@@ -284,9 +281,8 @@ def _missing(name: str, row: Row, place: str, why: str = "") -> DataError:
     hint = nearest(name, row)
     hint = hint if "did you mean" in hint else ""
     has = ", ".join(row) or "nothing"
-    if why:
-        fix = ""
-    else:
+    fix = ""
+    if not why:
         fix = "; write it, or map it: fields: {" + name + ": COLUMN}"
     return DataError(f"{place}: there is no field {name!r}{why} (the row has {has}){hint}{fix}")
 

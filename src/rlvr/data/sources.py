@@ -103,10 +103,11 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
         return _data_set(_DataSet(spec, split, fields=fields))
     # Before Mapping, which a DatasetDict is, too.
     if isinstance(spec, _hub_types()):
+        chosen: Any = spec
         if isinstance(spec, Mapping):
-            chosen: Any = spec[_known_split(spec, split)]
-        else:
-            chosen = spec
+            if split not in spec:
+                raise DataError(f"the data set has no split {split!r}{nearest(split, spec)}")
+            chosen = spec[split]
         return _filled("the data set", _adapted(_indexed("dataset", chosen), fields, None))
     if isinstance(spec, Mapping):
         return _open_mapping(spec, split, fields)
@@ -180,11 +181,10 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
         source = path.resolve().name
     elif path.is_file():
         rows = read_rows(path)
+        source = path.stem
         # `gsm8k/train.jsonl` is of the source `gsm8k`, not `train`.
-        if path.stem in SPLITS:
+        if source in SPLITS:
             source = path.resolve().parent.name
-        else:
-            source = path.stem
     elif hub := _HUB_NAME.fullmatch(spec.path):
         # `data/train.jsonl` has the form of a hub name, and is a file that is missing: the network is not asked.
         if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):
@@ -198,9 +198,8 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
 
 
 def _no_file(path: str) -> DataError:
-    if path.endswith(SUFFIXES):
-        named = ""
-    else:
+    named = ""
+    if not path.endswith(SUFFIXES):
         named = f", it is no registered source{nearest(path, registry.names('source'))}"
     return DataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
 
@@ -216,12 +215,6 @@ def _hub_rows(name: str, config: str | None, split: str, revision: str | None) -
             f"it cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     return _indexed(f"{name}:{split}", rows)
-
-
-def _known_split(splits: Mapping[str, Any], split: str) -> str:
-    if split not in splits:
-        raise DataError(f"the data set has no split {split!r}{nearest(split, splits)}")
-    return split
 
 
 def _hub_types() -> tuple[type, ...]:

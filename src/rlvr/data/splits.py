@@ -11,6 +11,10 @@ from typing import Literal
 
 from rlvr.errors import DataError, nearest
 
+# A choice. It is a share of all questions, so that the number of tasks does not move the border.
+EVAL_SHARE = 0.1
+"""The share of the questions of the generated sources that are evaluated on."""
+
 
 def in_split(key: str, split: Literal["train", "eval"], eval_share: float) -> bool:
     """Return True if the task whose text is `key` belongs to `split`; `eval_share` in [0, 1] of all texts are in

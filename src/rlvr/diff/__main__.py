@@ -28,8 +28,9 @@ KEYS = 6
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlvr.diff", description="Find where two runs part.")
-    parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder")
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs=2, metavar="RUN", help="a run folder")
+    add(
         "--tolerance",
         type=float,
         default=0.0,

@@ -63,7 +63,10 @@ def compare_metrics(a: Path, b: Path, tolerance: float, notes: list[str]) -> Par
     """The steps that both runs have, in order, up to the first that differs."""
     parting = Parting("metrics")
     only = [set[str](), set[str]()]
-    for one, other in _pairs(read_rows(a / "metrics.jsonl", notes), read_rows(b / "metrics.jsonl", notes)):
+    rows_of_b = {row["step"]: row for row in read_rows(b / "metrics.jsonl", notes)}
+    for one in read_rows(a / "metrics.jsonl", notes):
+        if (other := rows_of_b.get(one["step"])) is None:
+            continue
         parting.compared += 1
         # A metric that a version lacks, or that another component adds, is no difference of the numbers.
         only[0] |= one.keys() - other.keys()
@@ -90,19 +93,3 @@ def _is_different(name: str, one: Any, other: Any, tolerance: float) -> bool:
     if numbers:
         return differ(one, other, tolerance)
     return one != other
-
-
-def _pairs(a: Iterator[dict[str, Any]], b: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The rows of the same step, in order of steps."""
-    one = next(a, None)
-    other = next(b, None)
-    while one is not None and other is not None:
-        # A merge of two sorted files: the row with the smaller step is skipped.
-        if one["step"] == other["step"]:
-            yield one, other
-            one = next(a, None)
-            other = next(b, None)
-        elif one["step"] < other["step"]:
-            one = next(a, None)
-        else:
-            other = next(b, None)

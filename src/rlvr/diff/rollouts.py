@@ -84,9 +84,8 @@ def _made_of_it(number: int, one: Recorded | None, other: Recorded | None, toler
         place = _first(x, y, tolerance)
         if place is not None:
             return [f"{where}, another {name} of token {place}: {x[place]:.9g} and {y[place]:.9g}"]
-    if a.stop == b.stop:
-        lines = []
-    else:
+    lines = []
+    if a.stop != b.stop:
         lines = [f"stopped by {a.stop} and by {b.stop}"]
     for name in dict.fromkeys([*a.verdicts, *b.verdicts]):
         verdicts = a.verdicts.get(name), b.verdicts.get(name)

@@ -32,33 +32,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rlvr.evaluate", description="Evaluate a model on held-out tasks.")
-    parser.add_argument("--model", metavar="PATH", help="a folder with Hugging Face files, a hub name, or a checkpoint")
-    parser.add_argument(
-        "--data", action="append", metavar="DATA", help="tasks, as data.eval takes them; may be repeated"
-    )
-    parser.add_argument(
-        "--samples", type=int, metavar="N", help="responses sampled per task (default 8; 0: greedy only)"
-    )
-    parser.add_argument("--k", metavar="1,8,...", help="the k of pass@k and maj@k (default 1 and the samples)")
-    parser.add_argument("--scorer", metavar="NAME", help="a reward term that chooses the best of k samples: best@k")
-    parser.add_argument("--verifier", metavar="NAME", help="in place of the tasks' own")
-    parser.add_argument("--engine", metavar="NAME", help="hf (default), vllm or vllm-server")
-    parser.add_argument("--temperature", type=float, metavar="T", help="of the samples (default 1)")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest response (default 256)")
-    parser.add_argument("--limit", type=int, metavar="N", help="use only the first so many tasks")
-    parser.add_argument("--no-greedy", action="store_true", help="no greedy response")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the samples (default 0)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", metavar="PATH", help="a folder with Hugging Face files, a hub name, or a checkpoint")
+    add("--data", action="append", metavar="DATA", help="tasks, as data.eval takes them; may be repeated")
+    add("--samples", type=int, metavar="N", help="responses sampled per task (default 8; 0: greedy only)")
+    add("--k", metavar="1,8,...", help="the k of pass@k and maj@k (default 1 and the samples)")
+    add("--scorer", metavar="NAME", help="a reward term that chooses the best of k samples: best@k")
+    add("--verifier", metavar="NAME", help="in place of the tasks' own")
+    add("--engine", metavar="NAME", help="hf (default), vllm or vllm-server")
+    add("--temperature", type=float, metavar="T", help="of the samples (default 1)")
+    add("--max-new-tokens", type=int, metavar="N", help="longest response (default 256)")
+    add("--limit", type=int, metavar="N", help="use only the first so many tasks")
+    add("--no-greedy", action="store_true", help="no greedy response")
+    add("--seed", type=int, metavar="N", help="of the samples (default 0)")
+    add(
         "--config",
         metavar="FILE|RECIPE",
         help="configuration of a run: model, template, verifier, engine ...; also the name of a published recipe",
     )
-    parser.add_argument("--compare", metavar="RESULT", help="an earlier result on the same tasks")
-    parser.add_argument("--contamination", metavar="DATA", help="training tasks in which the tasks are looked for")
-    parser.add_argument(
+    add("--compare", metavar="RESULT", help="an earlier result on the same tasks")
+    add("--contamination", metavar="DATA", help="training tasks in which the tasks are looked for")
+    add(
         "--output",
         metavar="FILE",
         help="where the JSON goes (default: standard output); an earlier result there is replaced",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings of the configuration")
+    add("overrides", nargs="*", metavar="key.path=value", help="settings of the configuration")
     return parser

@@ -8,9 +8,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from rlvr.distributed import World
 from rlvr.distributed.checkpoint import latest
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
-from rlvr.evaluation import Collect, SameAnswer, Scorer, compare, contamination, describe, evaluate, read_result
+from rlvr.evaluation import Evaluation, compare, contamination, describe, evaluate, read_result
 from rlvr.monitor.whole_file import write_whole
 from rlvr.planner import engine_of_run
 from rlvr.policy import load_policy
@@ -75,7 +74,7 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
     """Sample and write; the exit code. Ranks other than the first lend their engines until it is done."""
 
     began = time.perf_counter()
-    with sampler(config, tasks, world) as means:
+    with sampler(config, tasks, world) as (evaluate_tasks, stop):
         if world.is_main:
 
             def say(done: int, kind: str) -> None:
@@ -83,9 +82,9 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
 
             refuse = functools.partial(RaisedVerdicts.refuse_all, which="of the evaluation")
             with suppress(CollectionInterruptedError):  # the exit code reports it
-                done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, refuse)
+                done = evaluate_tasks(said=say, judge=refuse)
         # All ranks meet here; the others have nothing to do before but to serve their engines.
-        code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
+        code = world.broadcast(128 + int(stop.signal) if stop.signal else 0, "the evaluation")
     if code or not world.is_main:
         return code
     result = describe(done, config) | {"seconds": time.perf_counter() - began, "ranks": world.size}
@@ -105,9 +104,8 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
         for name, value in result["results"].items():
             if not name.endswith(" interval") and value is not None:
                 low_high = result["results"].get(f"{name} interval")
-                if low_high is None:
-                    span = ""
-                else:
+                span = ""
+                if low_high is not None:
                     span = f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
                 print(f"{name:>16}  {value:.4g}{span}", file=sys.stderr)
     return 0
@@ -120,9 +118,8 @@ def _config(options: argparse.Namespace) -> Config:
         source = _of_run(folder, options.verifier)
     base = load_config(source, options.overrides)
     settings: dict[str, Any] = {"at_start": False, "at_end": False}
-    if options.samples is not None:
-        samples = options.samples
-    else:
+    samples = options.samples
+    if samples is None:
         # 8 is a choice, for a model that no run's configuration gives a number for.
         samples = base.evaluation.samples or 8
     if samples < 0:
@@ -214,22 +211,12 @@ def _model_folder(path: str) -> Path | str:
     return path if newest is None else newest / "model"
 
 
-@dataclass(frozen=True)
-class Instruments:
-    """Parts of an evaluation."""
-
-    collect: Collect
-    """Samples and verifies."""
-    same: SameAnswer
-    """Tells two answers to a task apart."""
-    scorer: Scorer | None
-    """Chooses among samples."""
-    stop: StopRequest
-
-
 @contextmanager
-def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Instruments]:
-    """Open the sampling and verification of `config`, on all ranks of `world`; only rank 0 may collect.
+def sampler(
+    config: Config, tasks: Sequence[Task], world: World
+) -> Iterator[tuple[Callable[..., Evaluation], StopRequest]]:
+    """Open the sampling and verification of `config`, on all ranks of `world`; `evaluate` with these, which only rank 0
+    may call, and the request to stop.
 
     Samples are those that the trainer's own evaluation would draw: both sample with
     `RolloutRuntime.evaluation_samples`.
@@ -253,7 +240,8 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
         rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
         collect = rollouts.evaluation_samples(config, verification, prompts)
         with stop:
-            yield Instruments(collect, verification.same_answer, chooser(config, policy, tasks), stop)
+            scorer = chooser(config, policy, tasks)
+            yield functools.partial(evaluate, tasks, config, collect, verification.same_answer, scorer=scorer), stop
 
 
 def _is_result(head: str) -> bool:

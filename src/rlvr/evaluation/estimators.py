@@ -125,6 +125,7 @@ def _chances(count: int, k: int) -> np.ndarray:
 
 # The ends of a 95 % interval are then its 50th values from below and above. rliable takes 50,000 by default.
 RESAMPLES = 2000
+LEVEL = 0.95
 # 16 MB of float64: a matrix of all resamples of many tasks would take gigabytes.
 CHUNK = 2_000_000
 """Numbers drawn at a time."""
@@ -148,13 +149,9 @@ def plain_mean(values: np.ndarray) -> np.ndarray:
 
 
 def interval(
-    values: np.ndarray,
-    statistic: Statistic = plain_mean,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    values: np.ndarray, statistic: Statistic = plain_mean, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float] | None:
-    """The percentile bootstrap interval of `statistic` over tasks; None of no task.
+    """The 95 % percentile bootstrap interval of `statistic` over tasks; None of no task.
 
     `values` is [T], or [R, T] for R runs on the same tasks; NaN (of a [T]) is left out.
     """
@@ -177,5 +174,5 @@ def interval(
             which = random.integers(runs, size=(number, runs, count))
             chosen = np.take_along_axis(values[None], which, axis=1).reshape(number, runs * count)
         statistics.append(statistic(chosen))
-    low, high = np.quantile(np.concatenate(statistics), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.concatenate(statistics), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -90,11 +90,10 @@ def over_runs(runs: Sequence[Sequence[TaskResult]], ks: Sequence[int]) -> dict[s
     A task counts for a result where all runs have it. DataError where the runs have no task in common.
     """
     by_id = [{task_result.id: task_result for task_result in of_run} for of_run in runs]
+    common = []
     if by_id:
         # A run may have been evaluated on fewer tasks (`evaluation.limit`): all count the same ones.
         common = [name for name in by_id[0] if all(name in of_run for of_run in by_id)]
-    else:
-        common = []
     if not common:
         raise DataError("the runs have no task in common: they can only be put together on the same tasks")
     values = [values_of([of_run[name] for name in common], ks) for of_run in by_id]
@@ -103,13 +102,16 @@ def over_runs(runs: Sequence[Sequence[TaskResult]], ks: Sequence[int]) -> dict[s
         matrix = np.stack([of_run[name] for of_run in values])  # [R, T]
         matrix = matrix[:, ~np.isnan(matrix).any(axis=0)]
         if matrix.size:
-            results[name] = {
-                "mean": float(matrix.mean()),
-                "interval": interval(matrix),
-                # Over all R x T values, as in rliable, and not the mean of each run's.
-                "iqm": float(interquartile_mean(matrix.reshape(-1))),
-                "iqm interval": interval(matrix, interquartile_mean),
-                "runs": [float(of_run) for of_run in matrix.mean(axis=1)],
-                "tasks": matrix.shape[1],
-            }
+            results[name] = means(matrix) | {"runs": matrix.mean(axis=1).tolist(), "tasks": matrix.shape[1]}
     return results
+
+
+def means(values: np.ndarray) -> dict[str, Any]:
+    """Mean and interquartile mean of the values of runs [R], or of runs and tasks [R, T], with their intervals."""
+    return {
+        "mean": float(values.mean()),
+        "interval": interval(values),
+        # Over all R x T values, as in rliable, and not the mean of each run's.
+        "iqm": float(interquartile_mean(values.reshape(-1))),
+        "iqm interval": interval(values, interquartile_mean),
+    }

@@ -58,11 +58,7 @@ class TaskResult:
         self.greedy = float(np.mean(scores)) if scores else None
 
     def add_samples(
-        self,
-        rollouts: Sequence[Rollout],
-        ks: Sequence[int],
-        same: Same = str.__eq__,
-        ranking: np.ndarray | None = None,
+        self, rollouts: Sequence[Rollout], ks: Sequence[int], same: Same = str.__eq__, ranking: np.ndarray | None = None
     ) -> None:
         """Take in all samples of the task; `ranking` is a scorer's number for each, NaN where it has none."""
         self._count(rollouts)

@@ -72,9 +72,8 @@ def _share(count: int, total: int) -> float | None:
 
 def _verdicts(batch: Batch) -> dict[str, float | None]:
     statuses = [verdict.status for r in batch.rollouts if (verdict := r.verdict)]
-    if not statuses:
-        return {f"verdict/{status}": None for status in VerdictStatus}
-    return {f"verdict/{status}": statuses.count(status) / len(batch) for status in VerdictStatus}
+    total = len(batch) if statuses else 0
+    return {f"verdict/{status}": _share(statuses.count(status), total) for status in VerdictStatus}
 
 
 def _groups(batch: Batch) -> dict[str, float | None]:
@@ -201,10 +200,9 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
 
     def centred_by_group(values: np.ndarray) -> np.ndarray:
         kept = values[finite]
+        centred: np.ndarray = kept
         if len(kept):
-            centred: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group]
-        else:
-            centred = kept
+            centred = kept - (np.bincount(group, weights=kept) / size)[group]
         # Centring a constant column leaves rounding errors in proportion to its values. Without setting them to 0, a
         # constant term could correlate with a constant reward.
         return np.where(np.abs(centred) > SAME * (1 + np.abs(kept)), centred, 0.0)

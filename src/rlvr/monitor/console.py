@@ -57,20 +57,14 @@ class Console:
     """Shows a run. `mode` auto is a live view where the stream is a terminal, else plain; `quiet` shows warnings,
     errors and the last line; `off` shows nothing.
 
-    `samples_every` counts steps (0: no samples), `completions` is how many of a sample group are shown, `file` defaults
-    to the standard output of the moment; `counts` says how far sampling and verifying are.
+    `samples_every` counts steps (0: no samples), `file` defaults to the standard output of the moment; `counts`
+    says how far sampling and verifying are.
     """
 
     def __init__(
-        self,
-        mode: Mode = "auto",
-        samples_every: int = 10,
-        completions: int = 4,
-        file: TextIO | None = None,
-        counts: Counts = dict,
+        self, mode: Mode = "auto", samples_every: int = 10, file: TextIO | None = None, counts: Counts = dict
     ) -> None:
         self.samples_every = samples_every
-        self.completions = completions
         self._counts = counts
         self._off = mode == "off"
         self._quiet = mode == "quiet"
@@ -125,7 +119,7 @@ class Console:
         if self._view is not None:
             self._guard(self._view.step)
         if batch is not None and self.samples_every > 0 and (metrics.get("step") or 0) % self.samples_every == 0:
-            for style, text in sample_blocks(batch, self.completions):
+            for style, text in sample_blocks(batch):
                 self._say(text, style)
 
     def _row(self, cells: Cells) -> None:

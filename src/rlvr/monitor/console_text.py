@@ -68,9 +68,7 @@ def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
         cells["trend"] = sparkline(rewards)
     cells["length"] = _if(get("completion/length_mean"), lambda length: f"{length:.0f}")
     groups = [_if(get(f"group/{kind}"), lambda share: f"{100 * share:.0f}") for kind in _GROUPS]
-    if None in groups:
-        cells["right/mixed/wrong"] = None
-    else:
+    if None not in groups:
         cells["right/mixed/wrong"] = "/".join(map(str, groups)) + "%"
     cells["kl"] = _if(get("kl/ref"), number)
     cells["grad"] = _if(get("grad_norm"), number)

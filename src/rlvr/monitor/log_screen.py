@@ -28,10 +28,9 @@ class ConsoleHandler(logging.Handler):
         """Show one record."""
         # A program that shows warnings itself would otherwise show each of them twice.
         if not any(handler.level <= record.levelno and _on_screen(handler) for handler in handlers_of_the_program()):
+            level: Level = "error"
             if record.levelno < logging.ERROR:
-                level: Level = "warning"
-            else:
-                level = "error"
+                level = "warning"
             self._console.message(self.format(record), level)
 
 
@@ -39,10 +38,9 @@ def handlers_of_the_program() -> Iterator[logging.Handler]:
     """The handlers that get the library's records, ours apart."""
     library = logging.getLogger(LIBRARY)
     # Without propagation, handlers of the root logger never see the library's records.
+    loggers = [library]
     if library.propagate:
-        loggers = [library, logging.getLogger()]
-    else:
-        loggers = [library]
+        loggers.append(logging.getLogger())
     for logger in loggers:
         yield from (handler for handler in logger.handlers if not isinstance(handler, ConsoleHandler))
 
@@ -50,9 +48,5 @@ def handlers_of_the_program() -> Iterator[logging.Handler]:
 def _on_screen(handler: logging.Handler) -> bool:
     if isinstance(handler, RichHandler):
         return True
-    return isinstance(handler, logging.StreamHandler) and handler.stream in (
-        sys.stderr,
-        sys.stdout,
-        sys.__stderr__,
-        sys.__stdout__,
-    )
+    screens = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    return isinstance(handler, logging.StreamHandler) and handler.stream in screens

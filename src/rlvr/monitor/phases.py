@@ -38,9 +38,7 @@ class Phases:
     """
 
     def __init__(
-        self,
-        mark: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-        meters: Sequence[Meter] = (),
+        self, mark: Callable[[str], AbstractContextManager[Any]] = nullcontext, meters: Sequence[Meter] = ()
     ) -> None:
         self._mark_phase = mark
         self._meters = meters

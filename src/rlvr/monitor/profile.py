@@ -47,10 +47,9 @@ class StepProfiler:
 
         self.folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again
         profiler.export_chrome_trace(str(self.folder / f"step-{number}.json"))
+        by = "self_cpu_time_total"
         if torch.cuda.is_available():
             by = "self_device_time_total"
-        else:
-            by = "self_cpu_time_total"
         table = profiler.key_averages().table(sort_by=by, row_limit=ROWS)
         (self.folder / f"step-{number}.txt").write_text(f"{_phases(record)}\n{table}\n", encoding="utf-8")
 

@@ -91,9 +91,8 @@ def read_recorded(path: str | Path, notes: list[str] | None = None) -> Iterator[
                 # line is read.
                 recorded = _recorded(line, number)
             except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
-                if not line.endswith("\n"):
-                    what = "it is cut"
-                else:
+                what = "it is cut"
+                if line.endswith("\n"):
                     what = f"{type(error).__name__}: {error}"
                 if notes is None:
                     raise DataError(

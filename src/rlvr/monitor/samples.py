@@ -69,16 +69,13 @@ def in_turns(items: Iterable[T], kind: Callable[[T], Hashable]) -> list[T]:
 
 
 def _heading(rollout: Rollout) -> str:
-    parts = [f"#{rollout.member} {_status(rollout)}"]
-    if rollout.verdict:
-        score = rollout.verdict.score
-        parts.append("undecided" if score is None else f"score {number(score)}")
-    parts.append(f"{rollout.completion_length} tokens{', cut' if rollout.stop.truncated else ''}")
-    if rollout.verdict:
-        reason = f": {' '.join(clean(shorten(rollout.verdict.reason, 200)).split())}"
-    else:
-        reason = ""
-    return ", ".join(parts) + (reason if reason != ": " else "")
+    verdict = rollout.verdict
+    tokens = f"{rollout.completion_length} tokens{', cut' if rollout.stop.truncated else ''}"
+    if verdict is None:
+        return f"#{rollout.member} {_status(rollout)}, {tokens}"
+    score = "undecided" if verdict.score is None else f"score {number(verdict.score)}"
+    reason = " ".join(clean(shorten(verdict.reason, 200)).split())
+    return f"#{rollout.member} {_status(rollout)}, {score}, {tokens}" + (f": {reason}" if reason else "")
 
 
 def _indented(text: str, characters: int) -> str:

@@ -83,9 +83,8 @@ def _line(cells: Sequence[Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        text = ""
-    else:
+    text = ""
+    if value is not None:
         text = clean(shorten(str(value), CELL))
     # & first, or the entities that follow would be escaped again.
     for sign, written in {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "\n": "<br>"}.items():

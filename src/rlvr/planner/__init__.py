@@ -2,25 +2,22 @@
 
 from rlvr.planner.meta_model import shape_of
 from rlvr.planner.micro_batch import micro_batch_bytes
-from rlvr.planner.plan import Phase, Plan, plan_stage, training_ranks
+from rlvr.planner.plan import Plan, plan_stage
 from rlvr.planner.planned_devices import Devices, own_devices, parse_devices
 from rlvr.planner.planner import Planner
 from rlvr.planner.run_plan import RunPlan, automatic_keys, engine_of_run, plan_for, plan_resumed, plan_run, put_values
-from rlvr.planner.sampled import lengths
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import STATE
 
 __all__ = [
     "STATE",
     "Devices",
-    "Phase",
     "Plan",
     "Planner",
     "RunPlan",
     "Shape",
     "automatic_keys",
     "engine_of_run",
-    "lengths",
     "micro_batch_bytes",
     "own_devices",
     "parse_devices",
@@ -30,5 +27,4 @@ __all__ = [
     "plan_stage",
     "put_values",
     "shape_of",
-    "training_ranks",
 ]

@@ -65,10 +65,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Experts (mixture-of-experts models): torch's own fake kernel refuses float32.
+        product = function
         if function is torch.ops.aten._grouped_mm.default:
             product = _grouped_product
-        else:
-            product = function
         output = product(*args, **(kwargs or {}))
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor):
@@ -150,10 +149,9 @@ class Given:
     @classmethod
     def of(cls, model: Any, adapted: bool) -> Given:
         """That of `model`; `adapted`: a plain one gets an adapter."""
+        adapters = ()
         if is_adapter(model):
             adapters = tuple(model.peft_config.items())
-        else:
-            adapters = ()
         freezes = adapted and not adapters
         # An adapter is put on after this; its weights will train and all others will not.
         trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -206,9 +204,8 @@ class DecoderSettings:
             if isinstance(module, GradientCheckpointingLayer)
         }
         depth = int(model.config.get_text_config().num_hidden_layers)
-        if given is None:
-            own = None
-        else:
+        own = None
+        if given is not None:
             own = Given.of(given, adapted=config.adapter is not None)
         return cls(type(model), model.config, config, depth, alike=len(layers) == 1, given=own)
 
@@ -324,11 +321,9 @@ def to_cpu(model: torch.nn.Module) -> None:
                     continue
                 if id(tensor) not in made:
                     new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                    is_weight = tensors is module._parameters
-                    if is_weight:
-                        made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad)
-                    else:
-                        made[id(tensor)] = new
+                    if tensors is module._parameters:
+                        new = torch.nn.Parameter(new, tensor.requires_grad)
+                    made[id(tensor)] = new
                 tensors[name] = made[id(tensor)]
 
 

@@ -10,10 +10,9 @@ import torch
 
 from rlvr.config import Config
 from rlvr.planner.micro_batch import LOGITS_COPIES, layer_bytes
-from rlvr.planner.planned_devices import Devices
+from rlvr.planner.planned_devices import GIB, Devices
 from rlvr.planner.sampled import Sampled, in_training
-from rlvr.planner.shape import Shape
-from rlvr.planner.trainer_memory import StageContext
+from rlvr.planner.shape import Parts, Shape
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
 from rlvr.rollout.recorded_rollouts import RecordedOptions
@@ -21,7 +20,6 @@ from rlvr.rollout.rows import GROWTH
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 from rlvr.rollout.vllm.settings import CommonSettings
 
-GIB = 1 << 30
 # Resident memory after the imports was 482 MiB on one machine (docs/log.md, 2026-11-23); the rest is for the tokenizer
 # and for what the first operations allocate.
 PROGRAM = 550 << 20
@@ -63,13 +61,13 @@ class EngineMemory:
     """True if weights are sent to the engine."""
     sleeps: bool = False
     """True if the engine gives `awake` back outside of publish and sampling."""
-    awake: StageContext = field(default_factory=dict)
-    always: StageContext = field(default_factory=dict)
-    demanded: StageContext = field(default_factory=dict)
+    awake: Parts = field(default_factory=dict)
+    always: Parts = field(default_factory=dict)
+    demanded: Parts = field(default_factory=dict)
     """Bytes at its start, when the trainer's weights are loaded."""
-    sampling: StageContext = field(default_factory=dict)
-    evaluating: StageContext = field(default_factory=dict)
-    inside: StageContext = field(default_factory=dict)
+    sampling: Parts = field(default_factory=dict)
+    evaluating: Parts = field(default_factory=dict)
+    inside: Parts = field(default_factory=dict)
     """Parts that have to fit into vLLM's `share` of a GPU."""
     share: float = 0.0
 
@@ -87,13 +85,7 @@ def utilization(options: CommonSettings) -> float:
 
 
 def engine_memory(
-    options: Any,
-    shape: Shape,
-    config: Config,
-    devices: Devices,
-    ranks: int,
-    sampled: bool,
-    evaluated: Sampled | None,
+    options: Any, shape: Shape, config: Config, devices: Devices, ranks: int, sampled: bool, evaluated: Sampled | None
 ) -> EngineMemory:
     """Memory that the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`:
     what its evaluations do."""
@@ -117,17 +109,15 @@ def engine_memory(
 def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
     """Tokens and sequences that vLLM computes in one step at most: as set, or as its own server chooses for the device
     (vLLM 0.32, EngineArgs.get_batch_defaults)."""
+    # vLLM's defaults on a CPU for one rank.
+    tokens = 2048
+    sequences = 128
     if devices.on_gpu:
         large = devices.memory >= LARGE_GPU
+        tokens = 8192 if large else 2048
+        sequences = 1024 if large else 256
         if devices.memory >= HUGE_GPU:
             tokens = 16384
-        else:
-            tokens = 8192 if large else 2048
-        sequences = 1024 if large else 256
-    else:
-        # vLLM's defaults on a CPU for one rank.
-        tokens = 2048
-        sequences = 128
     tokens = int(options.engine_args.get("max_num_batched_tokens", options.max_num_batched_tokens) or tokens)
     sequences = int(options.engine_args.get("max_num_seqs", options.max_num_seqs) or sequences)
     return tokens, min(sequences, tokens)
@@ -151,16 +141,15 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
     """Keys and values of a sequence of `length` tokens in vLLM's cache. A layer with a sliding window keeps those in
     the window and of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
     each = shape.keys_and_values / shape.layers
+    kept = length
     if shape.windowed:
         # The window less the token itself, the tokens of batches under way, and one block more, since a window may
         # begin inside of one.
         kept = min(length, shape.window - 1 + in_flight + BLOCK)
-    else:
-        kept = length
     return each * ((shape.layers - shape.windowed) * length + shape.windowed * kept)
 
 
-def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> StageContext:
+def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> Parts:
     """The least that one copy of the model needs on each of its devices: weights, the cache of one longest sequence,
     and work."""
     split = options.tensor_parallel_size
@@ -169,16 +158,14 @@ def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Dev
     tokens, _ = batch_limits(options, devices)
     # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM
     # head (model_executor/layers/quantization/online); scales are less than a hundredth
-    if options.quantization is None:
-        saved = 0
-    else:
+    saved = 0
+    if options.quantization is not None:
         # fp8: one byte for each weight of a linear layer in the place of `width`.
         saved = (width - 1) * shape.linear
+    cached = 1.0
     if options.kv_cache_dtype.startswith("fp8"):
         # shape.keys_and_values is counted in the type computed in; in fp8 each number is one byte.
         cached = 1 / width
-    else:
-        cached = 1.0
     return {
         "weights": (width * shape.parameters - saved) / split,
         "keys and values of one sequence": cached * cached_bytes(shape, length, IN_FLIGHT * tokens) / split,
@@ -230,7 +217,7 @@ def rows_at_once(options: HFEngineOptions, ranks: int, sampled: Sampled) -> int:
     return min(math.ceil(sampled.responses / ranks), options.max_rows)
 
 
-def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> StageContext:
+def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> Parts:
     """Memory that the embedded engine takes while it samples."""
     rows = rows_at_once(options, ranks, sampled)
     # one prompt is read whole, however long

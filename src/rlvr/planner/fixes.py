@@ -37,7 +37,6 @@ SIZES = (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288)
 """Memory of GPUs that are sold, in GB."""
 # Beyond this the answer is another setting, not more devices; the loop doubles, so it ends after ten rounds.
 MOST_DEVICES = 1024
-GIB = 1 << 30
 
 Stages = list[StagePlan]
 
@@ -258,10 +257,9 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     optims = [stage.config.optim for stage in stages]
     if any(optim.micro_batch_tokens != "auto" for optim in optims):
         automatic = {"micro_batch_tokens": "auto", "micro_batch_size": None}
+        sized = ""
         if any(optim.micro_batch_size is not None for optim in optims):
             sized = " optim.micro_batch_size=null"
-        else:
-            sized = ""
         yield _setting(f"optim.micro_batch_tokens=auto{sized}", "optim", **automatic)
     if config.model.gradient_checkpointing is False:
         yield _setting("model.gradient_checkpointing=true", "model", gradient_checkpointing=True)
@@ -274,10 +272,9 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
         yield _setting("model.activation_offload=true model.gradient_checkpointing=true", "model", **offloaded)
     if backend == "plain" and config.optim.optimizer.name == "adamw":
         yield _setting("optim.optimizer=adamw_8bit", "optim", optimizer=ComponentSpec("adamw_8bit"))
+    stage = 0
     if backend == "deepspeed":
         stage = backend_options.get("zero_stage", 0)
-    else:
-        stage = 0
     if backend in ("plain", "deepspeed") and ranks > 1 and stage < 3:
         yield _sharded(range(max(2, stage + 1), 4))
     if on_gpu and backend in ("plain", "deepspeed") and not moves:
@@ -320,13 +317,11 @@ def _set_longest(stages: Stages, new: int) -> Stages:
 
 
 def _with_engine(stages: Stages, options: dict[str, Any]) -> Stages:
-    engine = stages[0].config.rollout.engine.with_options(**options)
-    return [changed(stage, "rollout", engine=engine) for stage in stages]
+    return _each("rollout", engine=stages[0].config.rollout.engine.with_options(**options))(stages, None)
 
 
 def _with_server(stages: Stages, split: int) -> Stages:
-    engine = ComponentSpec("vllm-server", {"tensor_parallel_size": split})
-    return [changed(stage, "rollout", engine=engine) for stage in stages]
+    return _each("rollout", engine=ComponentSpec("vllm-server", {"tensor_parallel_size": split}))(stages, None)
 
 
 def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
@@ -335,44 +330,36 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
         rollout = stages[0].config.rollout
         evaluated = [plan.evaluated.responses for plan in planner.plans(stages) if plan.evaluated is not None]
         rows = min(options.max_rows, max(rollout.prompts_per_step * rollout.group_size, *evaluated, 0))
-        fewer = tuple(rows >> power for power in range(1, 8) if rows >> power >= 8)
-        if fewer:
+        if fewer := tuple(rows >> power for power in range(1, 8) if rows >> power >= 8):
             yield Change(
                 fewer,
                 lambda most: f"rollout.engine.max_rows={most}",
                 lambda stages, most: _with_engine(stages, {"max_rows": most}),
             )
-    if isinstance(options, CommonSettings) and planner.devices.on_gpu:
-        # gpu_memory_utilization in twentieths.
-        shares = tuple(_shares(planner, stages, options))
-        if shares:
-            yield Change(
-                shares,
-                lambda share: f"rollout.engine.gpu_memory_utilization={share}",
-                lambda stages, share: _with_engine(stages, {"gpu_memory_utilization": share}),
-            )
-    if isinstance(options, CommonSettings) and planner.devices.on_gpu:
-        yield from _in_fp8(planner, stages, options)
-    if isinstance(options, VLLMOptions) and planner.devices.on_gpu:
+    if not isinstance(options, CommonSettings) or not planner.devices.on_gpu:
+        return
+    # gpu_memory_utilization in twentieths.
+    if shares := tuple(_shares(planner, stages, options)):
+        yield Change(
+            shares,
+            lambda share: f"rollout.engine.gpu_memory_utilization={share}",
+            lambda stages, share: _with_engine(stages, {"gpu_memory_utilization": share}),
+        )
+    yield from _in_fp8(planner, stages, options)
+    if isinstance(options, VLLMOptions):
         count = planner.devices.count
         here = tuple(split for split in (1, 2, 4, 8) if split < count)
         if here and planner.ranks is None:  # ranks that are started already leave none of theirs to a server
             yield Change(here, _server, _with_server)
         yield Change(
-            (1, 2, 4, 8),
-            _server,
-            _with_server,
-            lambda devices, split: replace(devices, count=devices.count + split),
+            (1, 2, 4, 8), _server, _with_server, lambda devices, split: replace(devices, count=devices.count + split)
         )
-    if isinstance(options, CommonSettings) and planner.devices.on_gpu:
-        yield Change(
-            (64, 32, 16, 8),
-            lambda rows: f"rollout.engine='{{name: hf, max_rows: {rows}}}'",
-            lambda stages, rows: [
-                changed(stage, "rollout", engine=ComponentSpec("hf", {"max_rows": rows})) for stage in stages
-            ],
-        )
-    if isinstance(options, VLLMOptions) and planner.devices.on_gpu and not options.sleep:
+    yield Change(
+        (64, 32, 16, 8),
+        lambda rows: f"rollout.engine='{{name: hf, max_rows: {rows}}}'",
+        lambda stages, rows: _each("rollout", engine=ComponentSpec("hf", {"max_rows": rows}))(stages, None),
+    )
+    if isinstance(options, VLLMOptions) and not options.sleep:
         yield Change(
             (None,), lambda _: "rollout.engine.sleep=true", lambda stages, _: _with_engine(stages, {"sleep": True})
         )
@@ -398,15 +385,8 @@ def _in_fp8(planner: Planner, stages: Stages, options: CommonSettings) -> Iterat
 def _shares(planner: Planner, stages: Stages, options: CommonSettings) -> Iterator[float]:
     """Shares of a GPU that hold vLLM's weights and its work, from large to small; larger ones where the present is too
     small."""
-    inside = max(
-        (
-            phase.total
-            for plan in planner.plans(stages)
-            for phase in plan.phases
-            if phase.available < plan.devices.memory
-        ),
-        default=0.0,
-    )
+    phases = [phase for plan in planner.plans(stages) for phase in plan.phases]
+    inside = max((phase.total for phase in phases if phase.available < planner.devices.memory), default=0.0)
     # Twentieths: the smallest share that holds what vLLM needs and the margin.
     least = math.ceil(20 * inside / (1 - planner.margin) / planner.devices.memory)
     now = utilization(options)

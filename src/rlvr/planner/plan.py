@@ -19,9 +19,9 @@ from rlvr.errors import ConfigError
 from rlvr.losses.reference_test import compares_with_reference, reads_reference
 from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_memory, shares_weights
 from rlvr.planner.micro_batch import layer_bytes, micro_batch_bytes
-from rlvr.planner.planned_devices import Devices
+from rlvr.planner.planned_devices import GIB, Devices
 from rlvr.planner.sampled import Sampled, in_evaluation, lengths
-from rlvr.planner.shape import Shape
+from rlvr.planner.shape import Parts, Shape
 from rlvr.planner.trainer_memory import (
     EVALUATION,
     PHASES,
@@ -31,7 +31,6 @@ from rlvr.planner.trainer_memory import (
     START,
     STEP,
     UPDATE,
-    StageContext,
     TrainerMemory,
     trainer_memory,
 )
@@ -39,7 +38,6 @@ from rlvr.policy.loading import dtype_of
 from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 
-GIB = 1 << 30
 # An estimate that no GPU has confirmed yet (docs/gpu.md).
 CONTEXT = GIB
 """A GPU context of the trainer with NCCL's buffers and loaded kernels."""
@@ -52,7 +50,7 @@ class Phase:
     """Memory of a phase on one device."""
 
     name: str
-    parts: StageContext
+    parts: Parts
     available: float
     """Bytes that there are for it: the device, or vLLM's share of it."""
 
@@ -194,11 +192,10 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     else:
         beside = engine.awake | engine.always
     # With staleness the engine samples while the trainer updates and scores.
+    overlapping = {}
     if work.config.rollout.staleness:
         overlapping = engine.sampling
-    else:
-        overlapping = {}
-    by_phase: dict[str, StageContext] = {
+    by_phase: dict[str, Parts] = {
         START: program | trainer.at(START) | engine.demanded,
         UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
         STEP: program | trainer.at(STEP) | beside | overlapping,
@@ -222,7 +219,7 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     return phases
 
 
-def _added(one: StageContext, other: StageContext) -> StageContext:
+def _added(one: Parts, other: Parts) -> Parts:
     return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in dict.fromkeys([*one, *other])}
 
 
@@ -237,7 +234,7 @@ class Passes:
     sampled: bool
     trainer: TrainerMemory
 
-    def update(self) -> StageContext:
+    def update(self) -> Parts:
         """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix`
         leave open."""
         optim = self.config.optim
@@ -251,16 +248,10 @@ class Passes:
             return parts
         return parts | self.trainer.pass_weights(UPDATE)
 
-    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> StageContext:
+    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> Parts:
         _, length = lengths(self.shape, self.config)
         return micro_batch_bytes(
-            self.shape,
-            self.config.model,
-            tokens,
-            trained,
-            length,
-            prefix=prefix,
-            deepspeed=self.trainer.stage > 0,
+            self.shape, self.config.model, tokens, trained, length, prefix=prefix, deepspeed=self.trainer.stage > 0
         )
 
     def apart(self) -> tuple[float, float, int]:
@@ -286,7 +277,7 @@ class Passes:
             rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
         return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
 
-    def scoring(self) -> StageContext:
+    def scoring(self) -> Parts:
         """Bytes of one micro-batch without gradients, by part."""
         tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
         return {"activations": layer_bytes(self.shape, self.config.model, tokens)} | self.trainer.pass_weights(SCORING)

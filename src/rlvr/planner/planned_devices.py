@@ -15,7 +15,8 @@ from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.policy.loading import device_of
 
-UNITS = {"GB": 10**9, "GIB": 1 << 30}
+GIB = 1 << 30
+UNITS = {"GB": 10**9, "GIB": GIB}
 CGROUPS = Path("/sys/fs/cgroup")
 """The mount point of control groups, by which containers and batch systems limit memory."""
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -35,7 +36,7 @@ class Devices:
 
     def __str__(self) -> str:
         kind = "GPU" if self.on_gpu else "CPU"
-        return f"{self.count} {kind}{'s' if self.count > 1 else ''} of {self.memory / UNITS['GIB']:.1f} GiB"
+        return f"{self.count} {kind}{'s' if self.count > 1 else ''} of {self.memory / GIB:.1f} GiB"
 
 
 def parse_devices(written: str) -> Devices:

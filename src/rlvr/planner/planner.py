@@ -6,7 +6,9 @@ memory of the devices, and never on the memory that is free at the moment. So it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr.config import Config, ModelConfig
@@ -37,6 +39,7 @@ UNDESCRIBED = (RlvrError, OSError, ValueError, ImportError, RuntimeError, Attrib
 model's own configuration code may raise any of them."""
 
 
+@dataclass(eq=False)
 class Planner:
     """Makes the memory plans of runs on `devices`.
 
@@ -44,16 +47,12 @@ class Planner:
     itself. `model` is given where it is loaded already, `eval_tasks` where they are given in Python.
     """
 
-    def __init__(self, devices: Devices, ranks: int | None = None, model: Any = None, eval_tasks: Any = None) -> None:
-        self.devices = devices
-        self.ranks = ranks
-        self.model = model
-        self.eval_tasks = eval_tasks
-        self._shapes: dict[str, Shape] = {}
-
-    def share_shapes(self, shapes: dict[str, Shape]) -> None:
-        """Use `shapes` as the cache of model shapes, which planners may share: computing one takes seconds."""
-        self._shapes = shapes
+    devices: Devices
+    ranks: int | None = None
+    model: Any = None
+    eval_tasks: Any = None
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    """The cache of model shapes, which planners may share: computing one takes seconds."""
 
     @property
     def margin(self) -> float:
@@ -65,9 +64,9 @@ class Planner:
         # Only these settings change the shape; others (device, checkpointing) do not.
         names = {"path", "scratch", "revision", "dtype", "adapter", "quantization", "attention", "trust_remote_code"}
         key = model.model_dump_json(include=names)
-        if key not in self._shapes:
-            self._shapes[key] = shape_of(model, self.model)
-        return self._shapes[key]
+        if key not in self.shapes:
+            self.shapes[key] = shape_of(model, self.model)
+        return self.shapes[key]
 
     def stages(self, config: Config) -> list[StagePlan]:
         """The stages of `config` as they run on these devices."""
@@ -86,30 +85,29 @@ class Planner:
     def plans(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[Plan]:
         """The plan of each stage. ConfigError where `ranks` is None and the engine takes every device."""
         devices = devices or self.devices
-        if self.ranks is not None:
-            ranks = self.ranks
-        else:
+        ranks = self.ranks
+        if ranks is None:
             ranks = training_ranks(stages[0].config, devices)
         shape = self.shape(stages[0].config.model)
         return [plan_stage(shape, stage, devices, ranks, self.eval_tasks) for stage in stages]
 
-    def fits(self, stages: Sequence[StagePlan], margin: float, devices: Devices | None = None) -> bool:
-        """Return True if all stages fit with the share `margin` of memory left in the phases with micro-batches."""
-        return all(plan.fits(margin) for plan in self.plans(stages, devices))
+    def fits(self, stages: Sequence[StagePlan]) -> bool:
+        """Return True if all stages fit with the margin left in the phases with micro-batches."""
+        return all(plan.fits(self.margin) for plan in self.plans(stages))
 
-    def resolved(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[StagePlan]:
+    def resolved(self, stages: Sequence[StagePlan]) -> list[StagePlan]:
         """The stages with a value for every `auto`: the largest micro-batches that fit, and gradient checkpointing only
         where the run does not fit without it or its micro-batches would be too small. Where nothing fits, the values
         that need the least memory."""
         model = stages[0].config.model
         if model.gradient_checkpointing != "auto":
-            return self._with_tokens(stages, devices)
+            return self._with_tokens(stages)
         chosen: list[StagePlan] = []
         # Activation offload moves the inputs of checkpointed layers to the host, so it needs checkpointing.
         for checkpointing in [True] if model.activation_offload else [False, True]:
             tried = [changed(stage, "model", gradient_checkpointing=checkpointing) for stage in stages]
-            chosen = self._with_tokens(tried, devices)
-            if self.fits(chosen, self.margin, devices) and self._keeps_busy(tried, chosen, devices):
+            chosen = self._with_tokens(tried)
+            if self.fits(chosen) and self._keeps_busy(tried, chosen):
                 break
         return chosen
 
@@ -119,24 +117,24 @@ class Planner:
             stages = [changed(stage, "model", gradient_checkpointing=True) for stage in stages]
         return _set_tokens(stages, 1)  # one sequence: a micro-batch is never smaller
 
-    def _keeps_busy(self, before: Sequence[StagePlan], chosen: Sequence[StagePlan], devices: Devices | None) -> bool:
+    def _keeps_busy(self, before: Sequence[StagePlan], chosen: Sequence[StagePlan]) -> bool:
         """Return True if the micro-batches of `chosen` keep a GPU busy; `before` are the stages with `auto` tokens."""
         if not self.devices.on_gpu:
             return True
         # `auto` tokens are planned as no limit: the whole optimizer step of a rank in one micro-batch.
-        unsplit = self.plans(before, devices)
+        unsplit = self.plans(before)
         return all(
             plan.tokens >= min(ENOUGH_TOKENS, most.tokens)
-            for stage, plan, most in zip(before, self.plans(chosen, devices), unsplit, strict=True)
+            for stage, plan, most in zip(before, self.plans(chosen), unsplit, strict=True)
             if stage.config.optim.micro_batch_tokens == "auto"
         )
 
-    def _with_tokens(self, stages: Sequence[StagePlan], devices: Devices | None) -> list[StagePlan]:
+    def _with_tokens(self, stages: Sequence[StagePlan]) -> list[StagePlan]:
         """The stages with the largest `micro_batch_tokens` that fits in place of `auto`, the same for all stages."""
         if all(stage.config.optim.micro_batch_tokens != "auto" for stage in stages):
             return list(stages)
         # `auto` tokens are planned as no limit: the whole optimizer step of a rank in one micro-batch.
-        plans = self.plans(stages, devices)
+        plans = self.plans(stages)
         automatic = [
             plan for plan, stage in zip(plans, stages, strict=True) if stage.config.optim.micro_batch_tokens == "auto"
         ]
@@ -151,7 +149,7 @@ class Planner:
         high = max(0, (min(most, max(MOST_TOKENS, least)) - least) // GRID)
         while low < high:
             middle = (low + high + 1) // 2
-            if self.fits(_set_tokens(stages, least + middle * GRID), self.margin, devices):
+            if self.fits(_set_tokens(stages, least + middle * GRID)):
                 low = middle
             else:
                 high = middle - 1
@@ -172,29 +170,30 @@ def _set_tokens(stages: Sequence[StagePlan], tokens: int | None) -> list[StagePl
     ]
 
 
-def substituted(config: Config, checkpointing: bool, tokens: int | None) -> Config:
-    """A copy of the configuration with these values in place of `auto`, also in its stages."""
+def substituted(config: Config, checkpointing: Any, tokens: Any, of_stages: Iterable[Any] | None = None) -> Config:
+    """A copy of the configuration with these values in place of `auto`. Its stages have the `tokens` too, or each its
+    own of `of_stages`."""
     model = config.model
     if model.gradient_checkpointing == "auto":
         model = model.model_copy(update={"gradient_checkpointing": checkpointing})
     optim = config.optim
     if optim.micro_batch_tokens == "auto":
         optim = optim.model_copy(update={"micro_batch_tokens": tokens})
-    stages = [with_tokens(stage, tokens) for stage in config.stages]
+    tokens_of_stages = itertools.repeat(tokens) if of_stages is None else of_stages
+    stages = [_with_tokens(stage, own) for stage, own in zip(config.stages, tokens_of_stages, strict=False)]
     return config.model_copy(update={"model": model, "optim": optim, "stages": stages})
 
 
-def with_tokens(stage: dict[str, Any], tokens: Any) -> dict[str, Any]:
+def _with_tokens(stage: dict[str, Any], tokens: Any) -> dict[str, Any]:
     """A stage as written, with `tokens` in place of `auto`. A stage with `micro_batch_size` gets null instead, also
     where it does not set the tokens: otherwise it would inherit those of the run's section `optim`."""
     optim = stage.get("optim")
     if not isinstance(optim, dict):
         return stage
     if optim.get("micro_batch_tokens") == "auto":
+        stage_tokens = tokens
         if optim.get("micro_batch_size") is not None:
             stage_tokens = None
-        else:
-            stage_tokens = tokens
         return {**stage, "optim": {**optim, "micro_batch_tokens": stage_tokens}}
     if optim.get("micro_batch_size") is not None and "micro_batch_tokens" not in optim:
         return {**stage, "optim": {**optim, "micro_batch_tokens": None}}

@@ -17,13 +17,12 @@ from rlvr.distributed import World
 from rlvr.errors import ConfigError
 from rlvr.planner.fixes import fixes
 from rlvr.planner.plan import Phase, Plan
-from rlvr.planner.planned_devices import Devices, own_devices
-from rlvr.planner.planner import UNDESCRIBED, Planner, substituted, with_tokens
+from rlvr.planner.planned_devices import GIB, Devices, own_devices
+from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
 from rlvr.policy.loading import device_of
 from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.vllm import installed
 
-GIB = 1 << 30
 CHECKPOINTING = "model.gradient_checkpointing"
 TOKENS = "optim.micro_batch_tokens"
 # The same number as ENOUGH_TOKENS of the planner: a micro-batch of this size keeps a GPU busy.
@@ -137,9 +136,8 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
     kept = with_saved(plan.written, saved)
     keys = automatic_keys(plan.written)
     # The new plan does not fit either, and run.check_memory is off (`plan_run`): the values of the checkpoint stay.
-    if plan.problem is not None:
-        shortage = None
-    else:
+    shortage = None
+    if plan.problem is None:
         shortage = _shortage(plan.planner, kept)
     if shortage is None:
         replanned = _plan(kept, plan.planner)
@@ -147,10 +145,9 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
         return replace(replanned, written=plan.written, brief=f"{replanned.brief}; kept from the checkpoint: {values}")
     changes = ", ".join(f"{key} {setting(kept, key)} -> {setting(plan.config, key)}" for key in keys)
     dropout = plan.config.model.adapter is not None and plan.config.model.adapter.dropout > 0
+    difference = "rounding alone"
     if dropout:
         difference = "rounding and other draws of the adapter's dropout"
-    else:
-        difference = "rounding alone"
     notice = (
         f"with the checkpoint's values the phase {shortage.name!r} would need {gib(shortage.total)}, and this machine "
         f"has {gib(shortage.available)} for it. The run takes the values of a new plan, and its results differ from "
@@ -245,20 +242,11 @@ def automatic_keys(config: Config) -> list[str]:
 
 def with_saved(config: Config, saved: Mapping[str, Any]) -> Config:
     """`config` with what the configuration `saved` of a checkpoint has in place of each `auto`."""
-    model = config.model
-    if model.gradient_checkpointing == "auto":
-        kept = saved["model"].get("gradient_checkpointing", "auto")
-        model = model.model_copy(update={"gradient_checkpointing": kept})
-    optim = config.optim
-    if optim.micro_batch_tokens == "auto":
-        optim = optim.model_copy(update={"micro_batch_tokens": _saved_tokens(saved["optim"])})
     # a configuration of other stages is refused later, by the names of its keys
     before = itertools.chain(saved.get("stages", []), itertools.repeat({}))
-    stages = [
-        with_tokens(stage, _saved_tokens(merge(saved["optim"], _section(own, "optim"))))
-        for stage, own in zip(config.stages, before, strict=False)
-    ]
-    return config.model_copy(update={"model": model, "optim": optim, "stages": stages})
+    of_stages = (_saved_tokens(merge(saved["optim"], _section(own, "optim"))) for own in before)
+    kept = saved["model"].get("gradient_checkpointing", "auto")
+    return substituted(config, kept, _saved_tokens(saved["optim"]), of_stages)
 
 
 def put_values(values: Config, config: Config, stages: Sequence[StagePlan]) -> None:
@@ -310,18 +298,15 @@ def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
     lines = []
     for number, (stage, plan) in enumerate(zip(stages, plans, strict=True), 1):
         worst = plan.worst
+        bound = "data.max_prompt_tokens is not set"
         if stage.config.data.max_prompt_tokens:
             bound = "data.max_prompt_tokens"
-        else:
-            bound = "data.max_prompt_tokens is not set"
+        recomputed = "without"
         if stage.config.model.checkpoints_activations:
             recomputed = "with"
-        else:
-            recomputed = "without"
+        trained_on = ""
         if plan.ranks < plan.devices.count:
             trained_on = f", {plan.ranks} of them trained on"
-        else:
-            trained_on = ""
         lines += [
             f"memory of stage {number} ({stage.name}) on {plan.devices}{trained_on}: at most about {gib(worst.total)} "
             f"of {gib(worst.available)}, in: {worst.name}",
@@ -362,10 +347,9 @@ def _ways_out(planner: Planner, stages: list[StagePlan]) -> str:
         texts.append(f"({number}) {fix.text} ({gib(fix.needed)}{enough})")
     if ways and ways[0].enough:
         return f"What makes it fit, the smallest change first: {'; '.join(texts)}"
+    other = ""
     if texts:
         other = f". What needs less: {'; '.join(texts)}"
-    else:
-        other = ""
     return f"Nothing that was tried makes it fit: take a smaller model{other}"
 
 

@@ -40,9 +40,8 @@ def lengths(shape: Shape, config: Config) -> tuple[int, int]:
 def in_training(shape: Shape, config: Config) -> Sampled:
     """Prompts and responses of a step of a stage."""
     rollout = config.rollout
-    if rollout.dynamic_sampling is None:
-        more = 1.0
-    else:
+    more = 1.0
+    if rollout.dynamic_sampling is not None:
         # Draws beyond the step's own are sampled at the same time.
         more = rollout.dynamic_sampling.oversample
     prompts = math.ceil(rollout.prompts_per_step * more) * (1 + rollout.staleness)

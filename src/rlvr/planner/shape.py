@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from rlvr.planner.decoder_passes import DecoderSettings
 
+Parts = dict[str, float]
+"""Bytes by the name of the part that takes them."""
+
 
 @dataclass(frozen=True)
 class Shape:

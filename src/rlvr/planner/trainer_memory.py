@@ -22,7 +22,7 @@ from rlvr.config import ComponentSpec, Config
 from rlvr.distributed.deepspeed import DeepSpeedOptions
 from rlvr.distributed.plain import REDUCE_BYTES
 from rlvr.distributed.zero_config import Offload, zero_config
-from rlvr.planner.shape import Shape
+from rlvr.planner.shape import Parts, Shape
 from rlvr.rollout.weights import BUCKET_BYTES
 
 # AdamW: two moments in float32 (Loshchilov & Hutter 2019, arXiv 1711.05101). 8 bits (Dettmers et al. 2022, arXiv
@@ -37,7 +37,6 @@ PHASES = ("start", "publish", "evaluation", "sampling", "scoring", "update", "op
 """In the order in which a step goes through them."""
 START, PUBLISH, EVALUATION, SAMPLING, SCORING, UPDATE, STEP = PHASES
 GRADIENTS_LIVE = (UPDATE, STEP)
-StageContext = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class TrainerMemory:
         config = zero_config(self.stage, self.offload, self.bfloat16, self.ranks, self.deepspeed, self.shape.trained)
         return config["zero_optimization"]
 
-    def at(self, phase: str) -> StageContext:
+    def at(self, phase: str) -> Parts:
         """Bytes by part in a phase."""
         if phase == START:
             return {
@@ -160,11 +159,16 @@ class TrainerMemory:
         largest = min(self.shape.largest, self.shape.trained)
         return min(self.shape.trained, size * self.ranks + largest) / self.ranks
 
-    def _reference(self) -> float:
+    @property
+    def _whole_reference(self) -> float:
+        """Bytes of the reference on all ranks together; 0 without one."""
         if not self.reference:
             return 0.0
         # A reference that follows the policy is averaged in float32, so that small steps are not rounded away.
-        here = (4 if self.follows else self.width) * self.shape.trained
+        return (4 if self.follows else self.width) * self.shape.trained
+
+    def _reference(self) -> float:
+        here = self._whole_reference
         if self.stage < 3:
             return here
         if self.offload == "parameters" and self.on_gpu:
@@ -177,13 +181,9 @@ class TrainerMemory:
         they are written. Any phase may come after the first checkpoint, or during one."""
         if self.on_gpu:
             return 0.0
-        if self.reference:
-            reference = (4 if self.follows else self.width) * self.shape.trained
-        else:
-            reference = 0
         merged = 4 * self.shape.parameters if self.merges else 0
         # 4 P of float32 weights and s P of optimizer state, of which each rank writes its part: with AdamW 12 P / N.
-        return ((4 + self.state) * self.shape.trained + reference) / self.ranks + merged
+        return ((4 + self.state) * self.shape.trained + self._whole_reference) / self.ranks + merged
 
     def _buffers(self, phase: str) -> float:
         """Of communication between ranks, and of weights on their way to host memory."""
@@ -205,13 +205,12 @@ class TrainerMemory:
         # one is filled while the other is reduced (stage_1_and_2.py, setup_buckets); bf16_optimizer.py has no such
         # buffers
         in_bf16_optimizer = self.stage == 1 and self.bfloat16 and self.offload == "none"
+        second = 0.0
         if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer:
             second = bucket
-        else:
-            second = 0
         return always + self.width * (max(bucket, largest) + second)
 
-    def pass_weights(self, phase: str) -> StageContext:
+    def pass_weights(self, phase: str) -> Parts:
         """Weights that a pass makes for itself: copies in bfloat16, or those that ZeRO 3 puts together."""
         if self.casts:
             return {"weights in bfloat16": 2 * self.shape.trained}
@@ -221,13 +220,12 @@ class TrainerMemory:
         largest = max(self._zero()["stage3_max_live_parameters"], self.shape.largest_module)
         whole = min(largest, self.shape.parameters)
         # the LM head is whole from the start of a backward pass to its end, beside what the layers have
+        head = 0
         if phase == UPDATE:
             head = self.shape.vocabulary * self.shape.hidden
-        else:
-            head = 0
         return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
 
-    def published(self) -> StageContext:
+    def published(self) -> Parts:
         """Return the bytes of the weights made to be sent, in the type computed in: a bucket, or the largest weight."""
         width = 2 if self.bfloat16 else 4
         return {"weights on their way": max(BUCKET_BYTES, width * self.shape.largest)}
@@ -238,10 +236,7 @@ def trainer_memory(
 ) -> TrainerMemory:
     """The settings of the stage of `config`, on each of `ranks` ranks."""
     backend = registry.build("backend", config.distributed.backend_spec)
-    if isinstance(backend, DeepSpeedOptions):
-        zero = backend
-    else:
-        zero = None
+    zero = backend if isinstance(backend, DeepSpeedOptions) else None
     follows = config.algorithm.kl is not None and config.algorithm.kl.renew_every is not None
     return TrainerMemory(
         shape=shape,

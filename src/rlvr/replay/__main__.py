@@ -43,33 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         # Round the file: a full disk is noticed by a write or by the close, and neither names it.
         stack.enter_context(naming(options.output or ""))
+        sink = None
         if options.output:
             sink = stack.enter_context(_sink(options.output, Path(options.run)))
-        else:
-            sink = None
         asyncio.run(_replay(replay, Examples(options.examples), sink))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rlvr.replay", description="Score recorded rollouts again.")
-    parser.add_argument("run", metavar="RUN", help="a run folder with recorded rollouts")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run folder with recorded rollouts")
+    add(
         "--rescore",
         nargs="+",
         default=[],
         metavar="key=value",
         help="verifier=..., rewards=..., laid over the run's own",
     )
-    parser.add_argument(
-        "--steps", default=":", metavar="A:B", help="steps A to B; either may be left out (default: all)"
-    )
-    parser.add_argument(
-        "--examples", type=int, default=6, metavar="N", help="changed rollouts that are shown (default 6)"
-    )
-    parser.add_argument(
-        "--output", metavar="FILE.jsonl", help="every rollout before and after; an earlier output there is replaced"
-    )
+    add("--steps", default=":", metavar="A:B", help="steps A to B; either may be left out (default: all)")
+    add("--examples", type=int, default=6, metavar="N", help="changed rollouts that are shown (default 6)")
+    add("--output", metavar="FILE.jsonl", help="every rollout before and after; an earlier output there is replaced")
     return parser
 
 
@@ -104,10 +98,9 @@ async def _replay(replay: Replay, chosen: Examples, sink: IO[str] | None) -> Non
         if sink is not None:
             lines = (json.dumps(row_of(rescored, place)) + "\n" for place in range(len(rescored.before)))
             sink.writelines(lines)
+    what = "rewarded again, verdicts as recorded"
     if replay.verifies:
         what = "verified and rewarded again"
-    else:
-        what = "rewarded again, verdicts as recorded"
     table(console, f"{replay.run}: {what} (shares of rollouts and of groups)", rows)
     examples(console, chosen)
     for note in dict.fromkeys(replay.notes):
@@ -157,10 +150,9 @@ def row(label: Any, change: ScoreChange) -> list[Any]:
     groups = max(1, change.groups)
     shares = [count / rollouts if count else 0 for count in change.flips.tolist()]
     same = [count / groups for count in change.same.tolist()]
+    opposed = None
     if change.compared:
         opposed = change.opposed / change.compared
-    else:
-        opposed = None
     return [label, change.rollouts, *change.mean_rewards, *shares, *same, change.correlation, opposed]
 
 
@@ -197,13 +189,11 @@ def examples(console: Console, found: Examples) -> None:
 def _verdict(verdict: Verdict | None) -> str:
     if verdict is None:
         return "no verdict"
-    if verdict.score is None:
-        score = "undecided"
-    else:
+    score = "undecided"
+    if verdict.score is not None:
         score = f"{verdict.score:.4g}"
-    if verdict.answer is None:
-        answer = ""
-    else:
+    answer = ""
+    if verdict.answer is not None:
         answer = f", answer {_cut(verdict.answer)!r}"
     return f"{verdict.status}, {score}{answer}" + (f": {_cut(verdict.reason)}" if verdict.reason else "")
 

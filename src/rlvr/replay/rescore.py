@@ -76,8 +76,6 @@ class Replay:
         for stage in tree.get("stages") or []:
             if own := [key for key in ("verifier", "rewards") if isinstance(stage, dict) and key in stage]:
                 self.notes.append(f"a stage has {' and '.join(own)} of its own: those of the whole run are used")
-        if not tree:
-            return load_config({}, overrides)
         try:
             return load_config(tree, overrides)
         except ConfigError:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import gzip
 import importlib.resources
+import itertools
 import json
 import math
 import time
@@ -40,10 +41,7 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     """
     runs = [read_run(folder) for folder in folders]
     _name_apart(runs)
-    if output is not None:
-        path = Path(output)
-    else:
-        path = runs[0].path / "report.html"
+    path = runs[0].path / "report.html" if output is None else Path(output)
     check_output(path, lambda head: "<title>rlvr report</title>" in head, "a report")
     page = render(runs, rollouts)
     try:
@@ -158,12 +156,8 @@ def _short(value: Any) -> Any:
 
 def _stages(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Name and first step of each stage."""
-    stages: list[list[Any]] = []
-    for row in rows:
-        name = str(row.get("run/stage") or "")
-        if not stages or stages[-1][0] != name:
-            stages.append([name, row["step"]])
-    return stages
+    stages = itertools.groupby(rows, lambda row: str(row.get("run/stage") or ""))
+    return [[name, next(of_stage)["step"]] for name, of_stage in stages]
 
 
 APART = ("run.name", "run.dir", "run.overwrite", "run.seed", "logging", "health", "checkpoint")

@@ -118,13 +118,11 @@ def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
     verdict: Mapping[str, Any] = next(iter(row.get("verdicts", {}).values()), {})
     text = str(row.get("text", ""))
     sampled = [place for place, origin in enumerate(row["origin"]) if origin == 1]
+    ends: list[int] = []
     if row.get("char_ends"):
         ends = [row["char_ends"][place] for place in sampled]
-    else:
-        if decode:
-            ends = ends_of(text, [row["token_ids"][place] for place in sampled], decode)
-        else:
-            ends = []
+    elif decode:
+        ends = ends_of(text, [row["token_ids"][place] for place in sampled], decode)
     shown = {
         "step": step,
         "task": str(task.get("id", "")),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +49,7 @@ class Stateful(Protocol):
         ...
 
 
+@dataclass
 class Checkpointer:
     """Saves and restores the state of a run. With several ranks every method is called on all of them.
 
@@ -55,35 +57,26 @@ class Checkpointer:
     (`training`) and the facts that a checkpoint has to fit (`identity`) are saved beside them.
     """
 
-    def __init__(
-        self,
-        config: CheckpointConfig,
-        folder: RunFolder,
-        world: World,
-        state: TrainState,
-        training: PolicyTraining,
-        stateful: Mapping[str, Stateful],
-        identity: RunIdentity,
-        rollout_log: RolloutLog,
-    ) -> None:
-        self.config = config
-        self.folder = folder
-        self.world = world
-        self.state = state
-        self.training = training
-        self.stateful = stateful
-        self.identity = identity
-        self.rollout_log = rollout_log
-        self.writer = Writer(folder.checkpoints, config, world)
-        self._copies = HostCopies()
-        self._due = 0.0
-        """When the next checkpoint by the clock is due, in time.monotonic seconds."""
-        self._began = 0.0
-        """When this process began to train, in time.monotonic seconds."""
-        self._held = 0.0
-        """Seconds that checkpoints have held the steps of this process up."""
-        self._best_under_way: float | None = None
-        """The value of the metric of `checkpoint.best` in the checkpoint that was begun last."""
+    config: CheckpointConfig
+    folder: RunFolder
+    world: World
+    state: TrainState
+    training: PolicyTraining
+    stateful: Mapping[str, Stateful]
+    identity: RunIdentity
+    rollout_log: RolloutLog
+    _copies: HostCopies = field(default_factory=HostCopies)
+    _due: float = 0.0
+    """When the next checkpoint by the clock is due, in time.monotonic seconds."""
+    _began: float = 0.0
+    """When this process began to train, in time.monotonic seconds."""
+    _held: float = 0.0
+    """Seconds that checkpoints have held the steps of this process up."""
+    _best_under_way: float | None = None
+    """The value of the metric of `checkpoint.best` in the checkpoint that was begun last."""
+
+    def __post_init__(self) -> None:
+        self.writer = Writer(self.folder.checkpoints, self.config, self.world)
 
     # when
 
@@ -199,10 +192,9 @@ class Checkpointer:
         steps = [checkpoint.step_of(path) for path in saved if checkpoint.is_sealed(path)]
         if steps:
             return f"Steps 1 to {max(steps)} are saved: correct it and go on with --resume auto"
+        done = "Nothing was trained"
         if self.state.step:
             done = "No step was saved"
-        else:
-            done = "Nothing was trained"
         return f"{done}: correct it and start again"
 
     def close(self, wait: bool) -> None:

@@ -43,12 +43,8 @@ def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int
         total += of_step * plan.allowed / max(1, config.logging.rollouts)
     if config.logging.rollouts == 0:
         return 0, 0
-    if config.logging.rollouts_gb is None:
-        limit = math.inf
-    else:
-        limit = config.logging.rollouts_gb * 1e9
     # The newest file stays even where it alone is over the limit.
-    return largest, int(min(total, max(limit, largest)))
+    return largest, int(min(total, max(config.logging.rollouts_bytes, largest)))
 
 
 def size_text(size: float) -> str:
@@ -86,23 +82,18 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     else:
         size = min(optim.micro_batch_size or per_update, per_update)
         micro = f"{math.ceil(per_update / size)} micro-batches of {size}"
+    made = f"{rows} demonstrations"
     if sampled:
-        made = f"{rollout.prompts_per_step} prompts x {group} = {rows} completions"
-    else:
-        made = f"{rows} demonstrations"
-    # `limit` is what the context leaves after the stage's shortest prompt, and so a bound for all responses.
-    new = min(limit, rollout.max_new_tokens)
-    if sampled:
-        tokens = f", at most {new} new tokens each ({rows * new} in all)"
-    else:
-        tokens = ""
-    if sampled and new < rollout.max_new_tokens:
-        tokens += (
-            f": the context leaves no more of rollout.max_new_tokens={rollout.max_new_tokens} after the shortest prompt"
-        )
+        # `limit` is what the context leaves after the stage's shortest prompt, and so a bound for all responses.
+        new = min(limit, rollout.max_new_tokens)
+        made = f"{rollout.prompts_per_step} prompts x {group} = {rows} completions, at most {new} new tokens each "
+        made += f"({rows * new} in all)"
+        if new < rollout.max_new_tokens:
+            made += f": the context leaves no more of rollout.max_new_tokens={rollout.max_new_tokens} after the "
+            made += "shortest prompt"
     total = steps * updates * optim.epochs_per_batch
     return [
-        f"stage {number} ({plan.name}): {steps} steps, each of {made}{tokens}",
+        f"stage {number} ({plan.name}): {steps} steps, each of {made}",
         f"  update: {updates} x {optim.epochs_per_batch} optimizer steps of {per_update} completions in {micro}; "
         f"{total} optimizer steps in all",
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.distributed import World
@@ -23,27 +24,19 @@ from rlvr.stages import Stage
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class DueEvaluations:
     """Makes the evaluations of a run that are due. With several ranks every method is called on all of them.
 
     `evaluate` is the trainer's own method, so that a subclass that replaces it decides what these are.
     """
 
-    def __init__(
-        self,
-        evaluate: Callable[[], dict[str, Any]],
-        state: TrainState,
-        tasks: RunTasks,
-        reporting: Reporting,
-        checkpointer: Checkpointer,
-        world: World,
-    ) -> None:
-        self.evaluate = evaluate
-        self.state = state
-        self.tasks = tasks
-        self.reporting = reporting
-        self.checkpointer = checkpointer
-        self.world = world
+    evaluate: Callable[[], dict[str, Any]]
+    state: TrainState
+    tasks: RunTasks
+    reporting: Reporting
+    checkpointer: Checkpointer
+    world: World
 
     def at_start(self, stage: Stage) -> None:
         """Make the baseline evaluation of a run, where the stage asks for it and there is none."""
@@ -89,10 +82,9 @@ class DueEvaluations:
         except EvaluationError as error:
             # The error is raised on all ranks; one of them logs it.
             if self.world.is_main:
+                later = "the one at the start is left out"
                 if self.state.step:
                     later = "this one when the run is resumed here"
-                else:
-                    later = "the one at the start is left out"
                 log.warning(
                     "%s. Training goes on: the next evaluation is made when it is due, %s",
                     error,

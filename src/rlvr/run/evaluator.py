@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.config import Config
@@ -17,34 +18,25 @@ from rlvr.rollout import CollectionInterruptedError
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.reporting import Reporting
 from rlvr.run.rollout_runtime import RolloutRuntime
-from rlvr.run.run_tasks import RunTasks
+from rlvr.run.run_tasks import RunTasks, encoded_lengths
 from rlvr.run.train_state import TrainState
 from rlvr.stages.grpo.scoring import chooser
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 
+@dataclass
 class Evaluator:
     """Evaluates the policy as it is, under the configuration of the current stage, and records the results.
 
     With several ranks `evaluate` is called on all of them; rank 0 samples with the engines of all.
     """
 
-    def __init__(
-        self,
-        plans: Sequence[StagePlan],
-        state: TrainState,
-        training: PolicyTraining,
-        rollouts: RolloutRuntime,
-        tasks: RunTasks,
-        reporting: Reporting,
-    ) -> None:
-        self.plans = plans
-        self.state = state
-        self.world = rollouts.world
-        self.training = training
-        self.rollouts = rollouts
-        self.tasks = tasks
-        self.reporting = reporting
+    plans: Sequence[StagePlan]
+    state: TrainState
+    training: PolicyTraining
+    rollouts: RolloutRuntime
+    tasks: RunTasks
+    reporting: Reporting
 
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
         """Evaluate on `tasks` or the run's evaluation tasks; results by metric name, empty when the run was told to
@@ -63,10 +55,8 @@ class Evaluator:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
         start = time.perf_counter()
         if tasks is not None:
-            # Other tasks than the run's: their token ids are not to stay in the run's cache.
-            prompts = Prompts(
-                self.training.policy.tokenizer, plan.config.data.template
-            )  # kept for as long as these tasks
+            # Other tasks than the run's: their token ids are kept as long as these tasks, and not in the run's cache.
+            prompts = Prompts(self.training.policy.tokenizer, plan.config.data.template)
             self._check_lengths(prompts, chosen, plan.config)
         else:
             prompts = self.tasks.prompts.under(plan.config.data.template)
@@ -75,7 +65,7 @@ class Evaluator:
         results: dict[str, Any] = {}
         task_results: list[TaskResult] = []
         failure = None
-        if self.world.is_main:
+        if self.rollouts.world.is_main:
             try:
                 results, task_results = self._sampled(chosen, prompts, plan)
                 results |= {"time/evaluate": time.perf_counter() - start}
@@ -87,12 +77,11 @@ class Evaluator:
                 raise
             except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
                 failure = error
-        if failure is None:
-            problem = None
-        else:
+        problem = None
+        if failure is not None:
             # Text, since an exception of a verifier or an engine may not be picklable.
             problem = f"{type(failure).__name__}: {failure}"
-        results, problem = self.world.broadcast((results, problem), "the evaluation")
+        results, problem = self.rollouts.world.broadcast((results, problem), "the evaluation")
         if problem is not None:
             # Only rank 0 has the cause; None elsewhere.
             raise EvaluationError(f"the evaluation at step {self.state.step} failed: {problem}") from failure
@@ -106,7 +95,7 @@ class Evaluator:
     def _check_lengths(self, prompts: Prompts, tasks: Sequence[Task], config: Config) -> None:
         """DataError for a task too long for the context. Warn where the engine's own context cuts responses."""
         context = self.rollouts.context
-        lengths = self.tasks.lengths(prompts, tasks)[0]
+        lengths = encoded_lengths(prompts, self.rollouts.world, tasks)[0]
         refuse_long(tasks, lengths, context)
         response = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
         cut = int((lengths > context - response).sum())

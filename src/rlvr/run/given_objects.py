@@ -17,6 +17,7 @@ import operator
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import FunctionType
 from typing import Any
@@ -45,6 +46,7 @@ class _NotWritableError(Exception):
     """An object that a configuration cannot write; the text says what it is."""
 
 
+@dataclass
 class GivenObjects:
     """Objects given to a trainer beside its configuration, to be recorded in the run folder `path`.
 
@@ -53,38 +55,29 @@ class GivenObjects:
     Everything is put into words or text on first use.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        model: Any = None,
-        verifier: Any = None,
-        specs: Mapping[str, Any] | None = None,
-        tasks: Mapping[str, Sequence[Task]] | None = None,
-        verifiers: Collection[str] = (),
-    ) -> None:
-        self.config = config
-        self._model = model
-        self._verifier = verifier
-        self._specs = specs or {}
-        self._tasks = tasks or {}
-        self._verifiers = verifiers
+    config: Config
+    model: Any = None
+    verifier: Any = None
+    specs: Mapping[str, Any] = field(default_factory=dict)
+    tasks: Mapping[str, Sequence[Task]] = field(default_factory=dict)
+    verifiers: Collection[str] = ()
 
     @functools.cached_property
     def tree(self) -> dict[str, Any]:
         """The configuration of the run with what was given in it, as plain YAML types."""
         tree = self.config.dump()
-        if self._model is not None:
-            tree["model"] |= {"path": _model_path(self._model), "scratch": None}
-        if self._verifier is not None:
-            tree["verifier"] = verifier_as_written(self._verifier)
+        if self.model is not None:
+            tree["model"] |= {"path": _model_path(self.model), "scratch": None}
+        if self.verifier is not None:
+            tree["verifier"] = verifier_as_written(self.verifier)
             self._for_all_stages(tree, "verifier")
         # `None` keeps what the configuration names; objects replace it, in the stages too.
-        for split, spec in self._specs.items():
+        for split, spec in self.specs.items():
             if spec is not None:
                 tree["data"][split] = self._data_as_written(split, spec)
                 self._for_all_stages(tree, "data", split)
         # Any text may be the name of a component. One that is not costs an import more, which does no harm.
-        named = {*_strings(tree), *self._verifiers}
+        named = {*texts_of(tree), *self.verifiers}
         tree["imports"] = list(dict.fromkeys([*tree["imports"], *_registering(named)]))
         return tree
 
@@ -99,10 +92,10 @@ class GivenObjects:
                 section.pop(path[-1], None)
 
     def _data_as_written(self, split: str, spec: Any) -> Any:
-        if split not in self._tasks:  # a file, a hub name, a source
+        if split not in self.tasks:  # a file, a hub name, a source
             return spec
         if self._texts[split] is None:
-            tasks = self._tasks[split]
+            tasks = self.tasks[split]
             return (
                 f"<{len(tasks)} tasks as objects (fingerprint {fingerprint_of(tasks)}), more than {LARGEST // 10**6} "
                 "MB, which are not kept>"
@@ -112,12 +105,12 @@ class GivenObjects:
     @property
     def files(self) -> list[str]:
         """The names of the files of tasks that belong in the run folder."""
-        return [TASK_FILES[split] for split in self._tasks]
+        return [TASK_FILES[split] for split in self.tasks]
 
     @functools.cached_property
     def _texts(self) -> dict[str, str | None]:
         """The files of tasks by split; None for one that would be too large."""
-        return {split: _lines(tasks) for split, tasks in self._tasks.items()}
+        return {split: _lines(tasks) for split, tasks in self.tasks.items()}
 
     def write_tasks(self) -> None:
         """Write the files of tasks into the run folder. Another file of that name is renamed first."""
@@ -140,11 +133,12 @@ def kept_in_folder(config: Config, split: str, argument: Any) -> bool:
     # A path, a hub name or a mapping can be written into config.yaml as it is; a list or a Dataset cannot.
     if argument is not None:
         return not _is_plain(argument, (str, dict))
-    if split == "train":
-        spec = config.data.train
-    else:
-        spec = config.data.eval
-    return bool(spec == _spec_in_folder(config, split))
+    return bool(written_data(config, split) == _spec_in_folder(config, split))
+
+
+def written_data(config: Config, split: str) -> Any:
+    """The data set of a split as the configuration writes it."""
+    return config.data.train if split == "train" else config.data.eval
 
 
 def _spec_in_folder(config: Config, split: str) -> dict[str, Any]:
@@ -304,16 +298,13 @@ def _registering(named: set[str]) -> Iterator[str]:
             yield importable(module_name) or f"<the {kind} {name!r}, which a notebook or a prompt registered>"
 
 
-def _strings(tree: Any) -> Iterator[str]:
+def texts_of(tree: Any) -> Iterator[str]:
     """Every text among the values of a tree."""
     if isinstance(tree, str):
         yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _strings(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _strings(value)
+    elif isinstance(tree, (dict, list)):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from texts_of(value)
 
 
 def _model_path(model: Any) -> str:

@@ -46,8 +46,7 @@ class PolicyTraining:
         """
         # Before the snapshot, which copies the weights as they lie: DeepSpeed may change their type and partition them.
         backend = self.backends.open(self.policy, stage.config.optim.optimizer, self.world)
+        stage.reference = None
         if stage.keeps_reference:
             stage.reference = Snapshot(self.policy, stage.reference_follows)
-        else:
-            stage.reference = None
         self.learner = Learner(backend, stage.reference, self.world)

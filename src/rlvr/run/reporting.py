@@ -4,7 +4,6 @@ folder."""
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,18 +36,10 @@ class Reporting:
         self.is_main = is_main
         self.console = Console(how.console if is_main else "off", how.samples_every, counts=counts)
         # Else each rank would start a run of its own with every tracker.
-        if is_main:
-            self.trackers = background_trackers(how, config.run.name, trackers)
-        else:
-            self.trackers = []
+        self.trackers = background_trackers(how, config.run.name, trackers) if is_main else []
         self.health = Health(config.health, self.console, folder.health if is_main else None)
-        if how.rollouts_gb is None:
-            limit = math.inf
-        else:
-            # Gigabytes of 10^9 bytes, as disks are sold.
-            limit = how.rollouts_gb * 1e9
         # 0 steps between files means none: the other ranks write no rollouts.
-        self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, limit)
+        self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, how.rollouts_bytes)
         self.profiler = StepProfiler(folder.path, how.profile)
 
     def start(self, config: Config, lines: Iterable[str]) -> None:

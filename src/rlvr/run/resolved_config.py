@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,8 @@ class ResolvedConfig:
     def lines(self, longest: Sequence[int]) -> list[str]:
         """The run in words: folder, stages, the reason for the engine, memory. `longest`: for each stage the tokens
         that the context leaves for a response."""
-        if self.engine_reason is None:
-            reason = []
-        else:
-            reason = [self.engine_reason]
         planned = plan_lines(self.config, self.plans, self.config.folder, longest)
-        return [*planned, *reason, self.memory_plan.brief]
+        return [*planned, *filter(None, [self.engine_reason]), self.memory_plan.brief]
 
     def check_engine(self, saved: Any) -> None:
         """CheckpointError where `rollout.engine: auto` took another engine than `saved`, that of the checkpoint."""
@@ -114,10 +111,7 @@ def written_config(written: Config | Mapping[str, Any] | str | Path | None, mode
     # First of all: a script that is only imported for its components (by a worker, or to find a verifier) stops here,
     # before it trains.
     registry.leave_loaded_script()
-    if isinstance(written, Config):
-        config = written
-    else:
-        config = load_config(written)
+    config = written if isinstance(written, Config) else load_config(written)
     if isinstance(model, (str, Path)):
         # `scratch` goes, since a model is loaded or built, and the argument is the one that was given last.
         named = config.model.model_copy(update={"path": str(model), "scratch": None})
@@ -128,19 +122,18 @@ def written_config(written: Config | Mapping[str, Any] | str | Path | None, mode
     return config, model
 
 
+@dataclass
 class RunIdentity:
     """Writes these facts into checkpoints, and checks a checkpoint by them. (Stages check their own training tasks.)"""
 
-    def __init__(self, resolved: ResolvedConfig, tasks: RunTasks, folder: RunFolder) -> None:
-        self.resolved = resolved
-        self.tasks = tasks
-        self.folder = folder
-        self._fingerprints: list[str] | None = None
+    resolved: ResolvedConfig
+    tasks: RunTasks
+    folder: RunFolder
 
     def state_dict(self) -> dict[str, Any]:
         """The facts, under the names of the checkpoint format."""
         return {
-            "evaluated_on": self._evaluated_on(),
+            "evaluated_on": self._evaluated_on,
             "config": self.resolved.config.dump(),
             "recorded": self.folder.given.tree,
         }
@@ -166,7 +159,7 @@ class RunIdentity:
         """CheckpointError where the evaluation tasks are others, and that was not accepted."""
         if self.resolved.config.checkpoint.accept_changed_data:
             return
-        for plan, before, now in zip(self.resolved.plans, saved, self._evaluated_on(), strict=True):
+        for plan, before, now in zip(self.resolved.plans, saved, self._evaluated_on, strict=True):
             if before != now:
                 raise CheckpointError(
                     f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint {before}, "
@@ -174,10 +167,8 @@ class RunIdentity:
                     "checkpoint.accept_changed_data=true"
                 )
 
+    # Kept: it goes through the text of every task, and each checkpoint asks for it.
+    @cached_property
     def _evaluated_on(self) -> list[str]:
         """Fingerprints of the stages' evaluation tasks."""
-        if self._fingerprints is None:
-            tasks = [self.tasks.evaluation(plan.config) for plan in self.resolved.plans]
-            # Kept: it goes through the text of every task, and each checkpoint asks for it.
-            self._fingerprints = [fingerprint_of(of_stage) for of_stage in tasks]
-        return self._fingerprints
+        return [fingerprint_of(self.tasks.evaluation(plan.config)) for plan in self.resolved.plans]

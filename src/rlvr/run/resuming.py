@@ -9,6 +9,7 @@ import errno
 import logging
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,35 +36,23 @@ from rlvr.run.train_state import TrainState
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Resumer:
     """Takes the run folder and, to resume, the state of a checkpoint. With several ranks every method is called on all
     of them."""
 
-    def __init__(
-        self,
-        resolved: ResolvedConfig,
-        identity: RunIdentity,
-        state: TrainState,
-        stages: StageList,
-        world: World,
-        folder: RunFolder,
-        training: PolicyTraining,
-        rollouts: RolloutRuntime,
-        reporting: Reporting,
-        checkpointer: Checkpointer,
-    ) -> None:
-        self.resolved = resolved
-        self.identity = identity
-        self.state = state
-        self.stages = stages
-        self.world = world
-        self.folder = folder
-        self.training = training
-        self.rollouts = rollouts
-        self.reporting = reporting
-        self.checkpointer = checkpointer
-        self._kept_rollouts = 0
-        """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
+    resolved: ResolvedConfig
+    identity: RunIdentity
+    state: TrainState
+    stages: StageList
+    world: World
+    folder: RunFolder
+    training: PolicyTraining
+    rollouts: RolloutRuntime
+    reporting: Reporting
+    checkpointer: Checkpointer
+    _kept_rollouts: int = 0
+    """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
 
     def begin(self, resume: str | None) -> Path | None:
         """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where
@@ -259,12 +248,11 @@ def kept_checkpoints(config: CheckpointConfig, steps: int) -> int:
     best = int(config.best is not None)
     if config.every == 0:
         return min(config.keep, 2, max(1, steps)) + best  # how many more there will be, only the clock can tell
+    # The end of a run is saved at a step that need not be a multiple of `every`.
+    between = 1
     if config.minutes:
         # Checkpoints by the clock fall between the multiples of `every`.
         between = checkpoint.kept_between(config.keep)
-    else:
-        # The end of a run is saved at a step that need not be a multiple of `every`.
-        between = 1
     return min(config.keep, steps // config.every) + between + best
 
 

@@ -15,16 +15,7 @@ from rlvr.distributed.engine_router import open_engine, verify_weight_sync
 from rlvr.evaluation import Collect
 from rlvr.policy import Policy
 from rlvr.records import Rollout
-from rlvr.rollout import (
-    Activity,
-    Bucket,
-    Collector,
-    Engine,
-    Published,
-    RolloutContext,
-    Sampling,
-    evaluation_plan,
-)
+from rlvr.rollout import Activity, Bucket, Collector, Engine, Published, RolloutContext, Sampling, evaluation_plan
 from rlvr.rollout.engine import InFlight
 from rlvr.rollout.vllm.options import low_precision
 from rlvr.run.policy_training import PolicyTraining
@@ -78,12 +69,7 @@ class RolloutRuntime:
         self.verifications = [Verification(one, self.pool) for one in written]
 
     def start_engine(
-        self,
-        policy: Policy,
-        *,
-        in_flight: InFlight | None = None,
-        partitions: bool = False,
-        longest: int | None = None,
+        self, policy: Policy, *, in_flight: InFlight | None = None, partitions: bool = False, longest: int | None = None
     ) -> None:
         """Start the engine that the configuration names, on all ranks; its options are those of `open_engine`."""
         spec = self.config.rollout.engine

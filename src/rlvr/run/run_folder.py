@@ -31,7 +31,7 @@ from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
-from rlvr.run.given_objects import GivenObjects
+from rlvr.run.given_objects import GivenObjects, texts_of
 from rlvr.run.run_lock import LOCK, RunLock, holder_of
 
 log = logging.getLogger(__name__)
@@ -93,9 +93,9 @@ class _LogFile(logging.FileHandler):
 class RunFolder:
     """The folder of one run."""
 
-    def __init__(self, config: Config, path: Path | None = None) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
-        self.path = path or config.folder
+        self.path = config.folder
         self.given = GivenObjects(config)
         """The objects that the run was given, which its config.yaml names."""
         self.metrics = MetricsFile(self.path / "metrics.jsonl")
@@ -228,7 +228,7 @@ class RunFolder:
         read = [tree[section] for section in tree.keys() - {"run", "logging"}]
         # A config.yaml of this run, given as the configuration, names these.
         own = [place / file for file in TASK_FILES.values()]  # in memory by now, and written anew
-        for text in _texts(read):
+        for text in texts_of(read):
             for name in (text, text.rpartition(":")[0]):  # FILE.py:Name, FOLDER:split
                 path = os.path.expanduser(name)
                 if not name or not os.path.lexists(path):
@@ -355,11 +355,7 @@ class RunFolder:
             *(path for number, path in numbered(self.path / "rollouts", ".jsonl").items() if number > step),
             *(path for number, path in numbered(self.path / "evaluations", ".json").items() if number > step),
         ]
-        logs = {
-            self.metrics: step,
-            self.health: step,
-            self.evaluations: step - 1 if owes_evaluation else step,
-        }
+        logs = {self.metrics: step, self.health: step, self.evaluations: step - 1 if owes_evaluation else step}
         # Only checkpoints are folders. One that is newer and was not chosen cost training time, so it is not removed.
         keep = keep or any(path.is_dir() for path in later)
         rows = {file: [row for row in file.rows() if row["step"] > last] for file, last in logs.items()}
@@ -389,15 +385,6 @@ class RunFolder:
         for path in (self.path / "rollouts").glob(".step-*.jsonl.partial"):
             if re.fullmatch(r"\.step-\d+\.jsonl\.partial", path.name) and path.is_file() and not path.is_symlink():
                 path.unlink()
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    """All texts in a configuration."""
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, (dict, list)):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _texts(item)
 
 
 def differences(saved: Any, now: Any, free: Collection[str] = (), path: str = "") -> Iterator[str]:

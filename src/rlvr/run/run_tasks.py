@@ -14,7 +14,7 @@ from rlvr.data import Prompts, load_tasks
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
 from rlvr.records import Task
-from rlvr.run.given_objects import GivenObjects, kept_in_folder
+from rlvr.run.given_objects import GivenObjects, kept_in_folder, written_data
 
 
 class RunTasks:
@@ -31,10 +31,7 @@ class RunTasks:
 
     def training(self, config: Config) -> list[Task]:
         """The tasks that a stage with this configuration trains on. ConfigError where it names none."""
-        if self._arguments["train"] is not None:
-            spec = self._arguments["train"]
-        else:
-            spec = config.data.train
+        spec = self._spec("train", config)
         if spec is None:
             raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
         # Cut after loading: stages with different limits share the tasks that were read.
@@ -42,45 +39,38 @@ class RunTasks:
 
     def evaluation(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration; empty without any."""
-        if self._arguments["eval"] is not None:
-            default = self._arguments["eval"]
-        else:
-            default = config.data.eval
+        spec = self._spec("eval", config)
         # What the configuration names for evaluation goes before `eval_tasks`: a stage may set its own.
         if config.evaluation.data is not None:
             spec = config.evaluation.data
-        else:
-            spec = default
         if spec is None:
             return []
         return self._load(spec, "eval", config)[: config.evaluation.limit]
-
-    def lengths(
-        self, prompts: Prompts, tasks: Sequence[Task], demonstrations: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on
-        every rank."""
-        return encoded_lengths(prompts, self._world, tasks, demonstrations)
 
     def longest_evaluated(self, plan: StagePlan) -> int:
         """Tokens of the longest prompt that a stage is evaluated on; 0 without any."""
         tasks = self.evaluation(plan.config)
         prompts = self.prompts.under(plan.config.data.template)
-        return int(self.lengths(prompts, tasks)[0].max(initial=0))
+        return int(encoded_lengths(prompts, self._world, tasks)[0].max(initial=0))
 
     def given_objects(self, config: Config, model: Any, verifier: Any) -> GivenObjects:
         """The objects that the trainer was given, as the run folder is to record them; after all tasks have been
         read."""
-        data = config.data
         tasks = {
-            split: self._load(written if self._arguments[split] is None else self._arguments[split], split, config)
-            for split, written in {"train": data.train, "eval": data.eval}.items()
-            if kept_in_folder(config, split, self._arguments[split])
+            split: self._load(self._spec(split, config), split, config)
+            for split, argument in self._arguments.items()
+            if kept_in_folder(config, split, argument)
         }
         verifiers = {
             task.verifier for of_split in self._loaded.values() for task in of_split if task.verifier is not None
         }
         return GivenObjects(config, model, verifier, self._arguments, tasks, verifiers)
+
+    def _spec(self, split: str, config: Config) -> Any:
+        """The tasks of a split as they were given in Python, else as the configuration writes them."""
+        if self._arguments[split] is not None:
+            return self._arguments[split]
+        return written_data(config, split)
 
     def _load(self, spec: Any, split: str, config: Config) -> list[Task]:
         """The tasks that `spec` writes, read once."""

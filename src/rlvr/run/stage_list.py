@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,10 @@ from rlvr.core.seeding import seed_of
 from rlvr.evaluation.evaluation_loop import check_held_out
 from rlvr.rollout import Sampling
 from rlvr.run.policy_training import PolicyTraining
+from rlvr.run.reporting import Reporting
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.rollout_runtime import RolloutRuntime
-from rlvr.run.run_tasks import RunTasks
+from rlvr.run.run_tasks import RunTasks, encoded_lengths
 from rlvr.stages import Stage, StageContext
 from rlvr.stages.grpo.scoring import chooser
 
@@ -31,29 +32,16 @@ class StageList(list[Stage]):
             stage.load_state_dict(saved)
 
 
-def open_stages(
-    resolved: ResolvedConfig,
-    training: PolicyTraining,
-    rollouts: RolloutRuntime,
-    tasks: RunTasks,
-    report: Callable[..., None],
-) -> Iterator[Stage]:
-    """Open the stages of a run in order. DataError or ConfigError where tasks do not fit.
-
-    `report` is told of tasks that are left out.
-    """
-    for number in range(len(resolved.plans)):
-        yield _open_stage(number, resolved, training, rollouts, tasks, report)
-
-
-def _open_stage(
+def open_stage(
     number: int,
     resolved: ResolvedConfig,
     training: PolicyTraining,
     rollouts: RolloutRuntime,
     tasks: RunTasks,
-    report: Callable[..., None],
+    reporting: Reporting,
 ) -> Stage:
+    """Open a stage of a run. DataError or ConfigError where its tasks do not fit; a message of tasks that are left
+    out goes to the console."""
     plan = resolved.plans[number]
     config = plan.config
     is_main = rollouts.world.is_main
@@ -67,7 +55,7 @@ def _open_stage(
         policy=training.policy,
         history=rollouts.history,
         prompt=prompts,
-        lengths=partial(tasks.lengths, prompts),
+        lengths=partial(encoded_lengths, prompts, rollouts.world),
         collector=rollouts.collector,
         rollout_context=rollout_context,
         longest_sequence=rollouts.context,
@@ -80,10 +68,10 @@ def _open_stage(
     seed = seed_of(config.run.seed, number, "sampler")
     stage: Stage = make(plan, context, tasks.training(config), seed, **plan.options)
     if stage.left_out:
-        report(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
+        reporting.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
     if stage.cut_responses:
         wanted = config.rollout.max_new_tokens
-        report(
+        reporting.console.message(
             f"stage {plan.name}: a context of {rollouts.context} tokens leaves fewer than "
             f"rollout.max_new_tokens={wanted} for responses to {stage.cut_responses} of {len(stage.pool)} tasks, which "
             f"end there, at most after {min(stage.longest_response, wanted)} tokens: set it lower, or give the model a "
@@ -94,7 +82,7 @@ def _open_stage(
     if stage.verifies and is_main:
         verification.check(stage.pool)
     held_out = tasks.evaluation(config)
-    lengths = tasks.lengths(prompts, held_out)[0]
+    lengths = encoded_lengths(prompts, rollouts.world, held_out)[0]
     # Before the first step: evaluation tasks that fail at the end of a stage would cost the whole stage.
     check_held_out(config, held_out, lengths, rollouts.context, len(resolved.plans))
     chooser(config, training.policy, held_out, training.partitions)  # refuses tasks that it cannot score

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.distributed.step_meters import StepMeters
@@ -17,16 +18,14 @@ from rlvr.run.train_state import TrainState
 from rlvr.stages import Stage
 
 
+@dataclass
 class StepRecorder:
     """Counts the steps of a run and makes their records. With several ranks `record` is called on all of them."""
 
-    def __init__(
-        self, state: TrainState, training: PolicyTraining, rollouts: RolloutRuntime, meters: StepMeters
-    ) -> None:
-        self.state = state
-        self.training = training
-        self.rollouts = rollouts
-        self.meters = meters
+    state: TrainState
+    training: PolicyTraining
+    rollouts: RolloutRuntime
+    meters: StepMeters
 
     def record(self, stage: Stage, collected: StepRollouts, batch: Batch, metrics: dict[str, Any]) -> None:
         """Count a step that was trained and published, and add its record; `metrics` are those of scoring and

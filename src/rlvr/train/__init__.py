@@ -48,27 +48,26 @@ def as_control(config: Config, reward: str) -> Config:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlvr.train", description="Train a policy with verifiable rewards.")
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--config",
         required=True,
         metavar="FILE|RECIPE",
         help="YAML file (docs/config.md lists its keys), or a published recipe (python -m rlvr.recipes lists them)",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="values that go over the file's")
-    parser.add_argument(
+    add("overrides", nargs="*", metavar="key.path=value", help="values that go over the file's")
+    add(
         "--dry-run",
         action="store_true",
         help="print the resolved configuration, the batch arithmetic and the memory plan, and stop",
     )
-    parser.add_argument(
+    add(
         "--devices",
         metavar="COUNTxMEMORY",
         help="with --dry-run: plan for these GPUs, which need not be here, such as 8x80GB or 1x24GB",
     )
-    parser.add_argument(
-        "--resume", metavar="auto|PATH", help="go on from the newest whole checkpoint of the run, or from PATH"
-    )
-    parser.add_argument(
+    add("--resume", metavar="auto|PATH", help="go on from the newest whole checkpoint of the run, or from PATH")
+    add(
         "--control",
         choices=CONTROLS,
         help="the reward is drawn at random, or pays the form alone; the run is called NAME-random or NAME-format",
@@ -152,6 +151,7 @@ def _report(trainer: Any) -> None:
 
 def _summary(trainer: Any) -> None:
     """A short table: each stage's end against the start, and where to look next."""
+    console = trainer.reporting.console
     rows = _milestones(trainer.evaluations)
     names = [
         name
@@ -160,26 +160,23 @@ def _summary(trainer: Any) -> None:
     ]
     if rows and names:
         shown = [[row["label"], *(row.get(name) for name in names)] for row in rows]
-        trainer.reporting.console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
+        console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
     folder = trainer.folder.path
     for line in _against_the_start(folder):
-        trainer.reporting.console.message(line)
-    trainer.reporting.console.message(
+        console.message(line)
+    console.message(
         f"run folder: {folder} (metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/step-{trainer.step}/model)"
     )
-    trainer.reporting.console.message(f"report: {folder / 'report.html'} (open it in a browser)")
-    trainer.reporting.console.message(
+    console.message(f"report: {folder / 'report.html'} (open it in a browser)")
+    console.message(
         "next: read a few rollouts/*.jsonl; change a setting with key.path=value (try algorithm.preset=dr_grpo);"
     )
-    trainer.reporting.console.message(
-        "      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class"
-    )
+    console.message("      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class")
     last = trainer.metrics[-1] if trainer.metrics else {}
-    if last.get("reward/mean") is None:
-        reward = ""
-    else:
+    reward = ""
+    if last.get("reward/mean") is not None:
         reward = f", reward {last['reward/mean']:.3f}"
-    trainer.reporting.console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
+    console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
 
 
 def _against_the_start(folder: Path) -> Iterator[str]:
@@ -214,8 +211,7 @@ def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     # Later rows replace earlier ones: the last evaluation of each stage remains.
     last = {row["stage"]: row for row in evaluations if row["step"] > 0}
+    first = []
     if evaluations[0]["step"] == 0:
         first = [{**evaluations[0], "label": "start"}]
-    else:
-        first = []
     return first + [{**row, "label": f"after {stage} (step {row['step']})"} for stage, row in last.items()]

@@ -28,7 +28,8 @@ from rlvr.core.own_files import check_output, is_run_config, is_verbatim
 from rlvr.core.process import child_process, parent_death
 from rlvr.core.waits import StopRequest, reporting
 from rlvr.errors import ConfigError, DataError
-from rlvr.evaluation import interquartile_mean, interval, over_runs, read_result
+from rlvr.evaluation import over_runs, read_result
+from rlvr.evaluation.result import means
 from rlvr.monitor.console import Console
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
@@ -150,9 +151,8 @@ def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dic
     """Result -> mean and interquartile mean with intervals, and the value of each run, after its last step."""
     last = [sorted((folder / "evaluations").glob("step-*.json")) for folder in folders]
     if all(last):
-        with contextlib.suppress(
-            DataError
-        ):  # runs that evaluated on different tasks, or were written by another version
+        # Runs that evaluated on different tasks, or were written by another version.
+        with contextlib.suppress(DataError):
             # The newest file of each run. Six digits (`step-000100`) make the order of names that of steps.
             task_results = [read_result(files[-1]) for files in last]
             for name, summary in over_runs(task_results, config.evaluation.k).items():
@@ -163,16 +163,7 @@ def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dic
         values = np.asarray(present, dtype=np.float64)
         # A mean over some of the seeds would be compared with one over all.
         if len(values) == len(folders):
-            yield (
-                name,
-                {
-                    "mean": float(values.mean()),
-                    "interval": interval(values),
-                    "iqm": float(interquartile_mean(values)),
-                    "iqm interval": interval(values, interquartile_mean),
-                    "runs": values.tolist(),
-                },
-            )
+            yield name, means(values) | {"runs": values.tolist()}
 
 
 def _range(low_high: Sequence[float] | None) -> str:

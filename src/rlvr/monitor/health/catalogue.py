@@ -233,6 +233,11 @@ _ALL: tuple[Monitor, ...] = (
     Dominating(
         name="term_dominates",
         reads=("explained/*",),
+        # Squared correlations: 0.95 leaves 5 % of the variance within groups to everything else. The second condition:
+        # shares of correlated terms do not add up to 1. A term that agrees with the verdict explains as much as the
+        # verdict does, and that is harmless.
+        bad=lambda other, verdict: other >= 0.95 and verdict <= 0.5,
+        steps=10,
         message="a term other than the verdict makes {value:.0%} of the differences between the rewards of a group",
         advice="a smaller `weight` for it, or a `gate` that pays it to right answers only",
     ),

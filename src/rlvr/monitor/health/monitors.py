@@ -74,9 +74,8 @@ class Drift(Monitor):
         numbers = [middle(series.first), middle(now)]
         for place in range(1, len(self.reads)):
             if self.versus_others:
-                numbers += [middle(series.first, place), middle(now, place)]
-            else:
-                numbers += [middle(now, place)]
+                numbers.append(middle(series.first, place))
+            numbers.append(middle(now, place))
         if not self.bad(*numbers):
             return None
         return Trouble(now[0].step, {"start": numbers[0], "value": numbers[1]})
@@ -159,10 +158,9 @@ class PartingMonitor(Monitor):
         # Standard error of the difference of two shares p, q of n tasks each, taken as independent:
         # sqrt((p (1 - p) + q (1 - q)) / n). Three of them and not two, since the best of many evaluations is above its
         # expectation. Scores outside of [0, 1] are no shares, and only the fixed bound of 0.03 holds for them.
+        chance = 0.0
         if 0 <= score <= top <= 1:
             chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks)
-        else:
-            chance = 0.0
         before = self._reward(entries, best)
         now = self._reward(entries, len(entries) - 1)
         # 0.02 of reward: as in `length_drift`, less than that is noise.
@@ -176,13 +174,10 @@ class PartingMonitor(Monitor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dominating(Monitor):
-    """A term other than the verdict explains nearly all of the reward's differences within groups, over ten steps,
-    while there are other terms (`explained/*`)."""
+class Dominating(Sustained):
+    """A term other than the verdict explains nearly all of the reward's differences within groups, over some steps,
+    while there are other terms (`explained/*`). `bad` gets what `entry` gives."""
 
-    # A squared correlation: 0.95 leaves 5 % of the variance within groups to everything else.
-    share: float = 0.95
-    steps: int = 10
     named: tuple[str, ...] = ("verdict",)
     """Terms that may dominate."""
 
@@ -194,15 +189,6 @@ class Dominating(Monitor):
         if others:
             return (max(others), max((decided.get(name, 0.0) for name in self.named), default=0.0))
         return None
-
-    def look(self, series: Series) -> Trouble | None:
-        """Return the trouble where it held at each of the newest steps."""
-        entries = series.last(self.steps)
-        # The second condition: shares of correlated terms do not add up to 1. A term that agrees with the verdict
-        # explains as much as the verdict does, and that is harmless.
-        if len(entries) < self.steps or any(e.values[0] < self.share or e.values[1] > 0.5 for e in entries):
-            return None
-        return Trouble(entries[0].step, {"value": sum(e.values[0] for e in entries) / len(entries)})
 
 
 # Ten, since the median of fewer follows single batches. More would let a drift at the start of a stage become the base.
