@@ -171,7 +171,10 @@ class Verdict:
     def from_score(cls, score: float | bool | None, **more: Any) -> Verdict:
         """The verdict that a bare number means: 1 correct, 0 wrong, else partial; None and NaN are undecided errors."""
         if score is None or not math.isfinite(score):
-            reason = "no score was given" if score is None else f"the score is {score}"
+            if score is None:
+                reason = "no score was given"
+            else:
+                reason = f"the score is {score}"
             return cls(VerdictStatus.ERROR, None, **{"reason": reason, **more})
         score = float(score)
         # Scores may be negative or above 1: those are partial, too.

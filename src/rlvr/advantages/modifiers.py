@@ -107,7 +107,10 @@ class Whiten(Modifier):
         if weights.sum() == 0:
             return np.zeros(len(values))
         spread = std(values, weights, self.unbiased)
-        mean = np.average(values, weights=weights) if self.shift else 0.0
+        if self.shift:
+            mean = np.average(values, weights=weights)
+        else:
+            mean = 0.0
         if spread > 0:
             return (values - mean) / (spread + self.epsilon)
         # Exactly 0, which the rounded mean of equal numbers may not give.

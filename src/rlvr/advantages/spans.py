@@ -115,7 +115,10 @@ def _steps(rollout: Rollout, kind: str | None) -> tuple[np.ndarray, np.ndarray] 
     """The scores of the steps, float64 [K], at least one, and the step that each token leads to, int64 [T], K after the
     end of the last one; None where no span is scored."""
     verdict = rollout.verdict
-    spans = [s for s in verdict.spans if math.isfinite(s[2])] if verdict else []
+    if verdict:
+        spans = [s for s in verdict.spans if math.isfinite(s[2])]
+    else:
+        spans = []
     if not spans:
         return None
     lasts = _last_tokens(rollout, [end for _, end, _ in spans])

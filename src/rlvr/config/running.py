@@ -225,4 +225,6 @@ class LoggingConfig(Section):
     def rollouts_bytes(self) -> float:
         """`rollouts_gb` in bytes, infinite where all are kept."""
         # Gigabytes of 10^9 bytes, as disks are sold.
-        return math.inf if self.rollouts_gb is None else self.rollouts_gb * 1e9
+        if self.rollouts_gb is None:
+            return math.inf
+        return self.rollouts_gb * 1e9

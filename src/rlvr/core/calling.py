@@ -161,7 +161,10 @@ def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequenc
     """TRL's arguments: completions of a chat prompt are lists of one message, every column has one entry each."""
     chat = isinstance(task.prompt, list)
     count = len(completions)
-    answers = {} if task.answer is None else dict.fromkeys(ANSWER_NAMES, task.answer)
+    if task.answer is None:
+        answers = {}
+    else:
+        answers = dict.fromkeys(ANSWER_NAMES, task.answer)
     # `solution` or `ground_truth` in a task's info is that task's own column and goes before the answer under that
     # name; `answer` is always the answer of the task.
     fields = {**answers, **task.info} | {name: value for name, value in answers.items() if name == "answer"}

@@ -136,10 +136,16 @@ def _with_contract(component: type, contract: type) -> type:
 
 def written_name(component: Any) -> str:
     """The name of a user's class or function in messages: `module.Name`, or `file.py:Name` where it is from a file."""
-    named = component.__wrapped__ if isinstance(component, FunctionComponent) else component
+    if isinstance(component, FunctionComponent):
+        named = component.__wrapped__
+    else:
+        named = component
     if isinstance(named, functools.partial):
         named = named.func
-    written = named if inspect.isclass(named) or inspect.isroutine(named) else type(named)
+    if inspect.isclass(named) or inspect.isroutine(named):
+        written = named
+    else:
+        written = type(named)
     module = written.__module__
     name = written.__qualname__
     if module.startswith(FILE_MODULE):

@@ -189,7 +189,10 @@ def refuse_below(name: str, scalar: AnyScalar | str | None, limit: float, above:
     # Before the run: a temperature that reaches 0 at step 900 is refused at step 0.
     least = least_value(scalar)
     if least < limit or (above and least == limit):
-        reaches = "is" if isinstance(scalar, (int, float)) else "goes down to"
+        if isinstance(scalar, (int, float)):
+            reaches = "is"
+        else:
+            reaches = "goes down to"
         raise ValueError(f"{name} {reaches} {least:g}, and must be {'above' if above else 'at least'} {limit:g}")
 
 
@@ -197,8 +200,14 @@ def refuse_above(name: str, scalar: AnyScalar, limit: float) -> None:
     """ValueError where a number, or a schedule or controller of it, may rise above `limit`."""
     most = most_value(scalar)
     if most > limit:
-        reaches = "is" if isinstance(scalar, (int, float)) else "goes up to"
-        fix = " (set `maximum`)" if isinstance(scalar, Controller) else ""
+        if isinstance(scalar, (int, float)):
+            reaches = "is"
+        else:
+            reaches = "goes up to"
+        if isinstance(scalar, Controller):
+            fix = " (set `maximum`)"
+        else:
+            fix = ""
         raise ValueError(f"{name} {reaches} {most:g}, and must be at most {limit:g}{fix}")
 
 

@@ -55,7 +55,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
         tree = read_yaml(text, str(path))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if mark:
+            place = f", line {mark.line + 1}, column {mark.column + 1}"
+        else:
+            place = ""
         problem = ", ".join(filter(None, [error.context, error.problem]))
         raise ConfigError(f"{path}{place}: it is not YAML ({problem}): {restore}") from error
     except yaml.reader.ReaderError as error:  # a file of zero bytes, as a power cut leaves it, has no marks

@@ -50,7 +50,10 @@ def refuse_images(columns: Mapping[str, Any], prompt: Any, place: str) -> None:
         _refuse_mark(prompt, "prompt", place)
         return
     for number, message in enumerate(prompt if isinstance(prompt, Sequence) else ()):
-        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(message, Mapping):
+            content = message.get("content")
+        else:
+            content = None
         where = f"prompt[{number}]"
         if isinstance(content, str):
             _refuse_mark(content, where, place)

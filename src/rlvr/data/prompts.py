@@ -223,7 +223,10 @@ def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
     """The tasks in order, in parts that are encoded together."""
     begin = characters = 0
     for number, task in enumerate(tasks):
-        prompt = task.prompt if isinstance(task.prompt, str) else repr(task.prompt)
+        if isinstance(task.prompt, str):
+            prompt = task.prompt
+        else:
+            prompt = repr(task.prompt)
         size = len(prompt) + len(task.demonstration or "")
         # At least one prompt in each part, however long it is.
         if number > begin and (number - begin == BATCH_PROMPTS or characters + size > BATCH_CHARACTERS):

@@ -116,7 +116,10 @@ class DeepSpeedBackend:
             self._tried = policy.head_is_enough, policy.packing  # on the plain model, before it is wrapped
             share_from_first(policy.model, self.world)
             # Copies, in host memory, of the weights that bfloat16 would change.
-            changed = changed_by(policy.dtype, self.parameters) if policy.dtype == torch.bfloat16 else []
+            if policy.dtype == torch.bfloat16:
+                changed = changed_by(policy.dtype, self.parameters)
+            else:
+                changed = []
             before = {name: self.parameters[name].detach().to("cpu", copy=True) for name in changed}
         # dist_init_required=False: World has made the process group, with gloo for the CPU and a timeout.
         self.engine, *_ = deepspeed.initialize(

@@ -71,7 +71,10 @@ def open_engine(
         return options.open(policy, in_flight)
     if options.per_rank:
         return EngineRouter(options.open(policy, in_flight), world, collector)
-    engine = options.open(policy, in_flight) if world.is_main else None
+    if world.is_main:
+        engine = options.open(policy, in_flight)
+    else:
+        engine = None
     # All ranks must leave out the same tasks, those that are too long for the engine of rank 0.
     context = world.broadcast(None if engine is None else engine.context, "the context of the engine")
     return NullEngine(context or 0) if engine is None else engine
@@ -179,7 +182,10 @@ class EngineRouter:
         port = self.world.broadcast(0, "the port of the sampling ranks")
         # By its name, which each machine resolves for itself: on rank 0's it may be a loopback address (127.0.1.1 on
         # Debian).
-        host = LOOPBACK if machines[0] == machine() else os.environ["MASTER_ADDR"]
+        if machines[0] == machine():
+            host = LOOPBACK
+        else:
+            host = os.environ["MASTER_ADDR"]
         try:
             self._connection = Client((host, port), authkey=key)
         except OSError as error:

@@ -132,7 +132,10 @@ class HeartbeatMonitor:
         # Ticks, not the clock: where this process was stopped for a minute, it has made one tick and blames no rank.
         while not self._noticed.wait(HEARTBEAT_SECONDS):
             # No round since the last tick: the store did not answer, so nothing is known of any rank.
-            stuck = stuck + HEARTBEAT_SECONDS if self._rounds == rounds else 0.0
+            if self._rounds == rounds:
+                stuck = stuck + HEARTBEAT_SECONDS
+            else:
+                stuck = 0.0
             rounds = self._rounds
             for rank, beat in list(self._heard.items()):
                 # The content of a heartbeat is a counter; only that it changes says something, so clocks of machines
@@ -151,7 +154,10 @@ class HeartbeatMonitor:
             return LostRankError(f"rank {rank} failed {where}: {text}")
         # Before the ranks: without the store all of them look silent.
         if stuck > self.heartbeat_timeout:
-            keeper = "the launcher" if self.rank == 0 else "rank 0 or the launcher"
+            if self.rank == 0:
+                keeper = "the launcher"
+            else:
+                keeper = "rank 0 or the launcher"
             who = f"{keeper}, which keeps the ranks' store,"
             seconds = stuck
         else:

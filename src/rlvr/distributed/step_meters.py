@@ -65,7 +65,10 @@ class StepMeters:
         times = self.phases.finish()
         seconds = times["time/step"]
         idle = self.engine_idle.seconds
-        unused = idle_share(times, idle, engine_apart) if self.on_gpu else None
+        if self.on_gpu:
+            unused = idle_share(times, idle, engine_apart)
+        else:
+            unused = None
         # Both are measured apart, by different clocks of the step; the bound keeps time/rollout from going below 0.
         waited = min(verifying, times["time/rollout"])
         times["time/rollout"] -= waited

@@ -109,7 +109,10 @@ class Shards:
             (self.inner.state[flat] for flat in self.flats() if self.inner.state.get(flat)), {}
         )
         for key in sorted(some):
-            state = self.inner.state.get(stretch.flat, {}) if stretch else {}
+            if stretch:
+                state = self.inner.state.get(stretch.flat, {})
+            else:
+                state = {}
             if not torch.is_tensor(some[key]) or some[key].ndim == 0:
                 count = self._count(state.get(key))
                 yield key, count if keep else None
@@ -122,7 +125,10 @@ class Shards:
         part = None
         start = 0
         if stretch is not None:
-            flat = stretch.flat.detach() if key is None else self.inner.state[stretch.flat][key]
+            if key is None:
+                flat = stretch.flat.detach()
+            else:
+                flat = self.inner.state[stretch.flat][key]
             part = self.offload.on_host(flat)[stretch.place].contiguous()
             start = stretch.within.start
         whole = whole_on_host(whole_size(parameter), part, start, parameter.device, keep)

@@ -73,7 +73,10 @@ def _heading(rollout: Rollout) -> str:
     tokens = f"{rollout.completion_length} tokens{', cut' if rollout.stop.truncated else ''}"
     if verdict is None:
         return f"#{rollout.member} {_status(rollout)}, {tokens}"
-    score = "undecided" if verdict.score is None else f"score {number(verdict.score)}"
+    if verdict.score is None:
+        score = "undecided"
+    else:
+        score = f"score {number(verdict.score)}"
     reason = " ".join(clean(shorten(verdict.reason, 200)).split())
     return f"#{rollout.member} {_status(rollout)}, {score}, {tokens}" + (f": {reason}" if reason else "")
 

@@ -236,7 +236,10 @@ def trainer_memory(
 ) -> TrainerMemory:
     """The settings of the stage of `config`, on each of `ranks` ranks."""
     backend = registry.build("backend", config.distributed.backend_spec)
-    zero = backend if isinstance(backend, DeepSpeedOptions) else None
+    if isinstance(backend, DeepSpeedOptions):
+        zero = backend
+    else:
+        zero = None
     follows = config.algorithm.kl is not None and config.algorithm.kl.renew_every is not None
     return TrainerMemory(
         shape=shape,

@@ -41,7 +41,10 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     """
     runs = [read_run(folder) for folder in folders]
     _name_apart(runs)
-    path = runs[0].path / "report.html" if output is None else Path(output)
+    if output is None:
+        path = runs[0].path / "report.html"
+    else:
+        path = Path(output)
     check_output(path, lambda head: "<title>rlvr report</title>" in head, "a report")
     page = render(runs, rollouts)
     try:

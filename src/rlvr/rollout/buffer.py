@@ -91,7 +91,10 @@ class CollectionProgress:
         """Complete groups whose rewards are being computed (dynamic sampling)."""
 
     def __str__(self) -> str:
-        scoring = f", the rewards of {self.scoring} being computed" if self.scoring else ""
+        if self.scoring:
+            scoring = f", the rewards of {self.scoring} being computed"
+        else:
+            scoring = ""
         return f"rollouts ({self.open} of {self.groups} groups open{scoring})"
 
     async def group(self, draw: Draw, plan: Plan, context: RolloutContext) -> list[Rollout]:
@@ -270,7 +273,10 @@ class RolloutBuffer:
         self._taken = []
         # Each step begins the one `staleness` later; at the first call all of the window is begun. None is begun past
         # the last step of the stage, so that no sampling is thrown away at its end.
-        begun = self._prefetched[-1].step + 1 if self._prefetched else step
+        if self._prefetched:
+            begun = self._prefetched[-1].step + 1
+        else:
+            begun = step
         for number in range(begun, min(step + self.config.staleness, self.last - 1) + 1):
             self._prefetched.append(self._begin(number))
         batch = self._prefetched[0]

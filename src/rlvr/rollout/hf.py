@@ -258,7 +258,10 @@ class HFEngine:
         # hidden by `seen`)
         positions = np.arange(host_ids.shape[1]) - unused[:, None]
         # No mask where no prompt is shorter: attention kernels are quicker without one.
-        seen = torch.from_numpy(positions >= 0).to(device) if unused.any() else None
+        if unused.any():
+            seen = torch.from_numpy(positions >= 0).to(device)
+        else:
+            seen = None
         cache = RowCache(self._layers)
         places = torch.from_numpy(positions.clip(0)).to(device)
         logits = self._decoder.next_logits(ids, seen, places, cache)

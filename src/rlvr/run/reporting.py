@@ -36,7 +36,10 @@ class Reporting:
         self.is_main = is_main
         self.console = Console(how.console if is_main else "off", how.samples_every, counts=counts)
         # Else each rank would start a run of its own with every tracker.
-        self.trackers = background_trackers(how, config.run.name, trackers) if is_main else []
+        if is_main:
+            self.trackers = background_trackers(how, config.run.name, trackers)
+        else:
+            self.trackers = []
         self.health = Health(config.health, self.console, folder.health if is_main else None)
         # 0 steps between files means none: the other ranks write no rollouts.
         self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, how.rollouts_bytes)

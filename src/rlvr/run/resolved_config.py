@@ -111,7 +111,10 @@ def written_config(written: Config | Mapping[str, Any] | str | Path | None, mode
     # First of all: a script that is only imported for its components (by a worker, or to find a verifier) stops here,
     # before it trains.
     registry.leave_loaded_script()
-    config = written if isinstance(written, Config) else load_config(written)
+    if isinstance(written, Config):
+        config = written
+    else:
+        config = load_config(written)
     if isinstance(model, (str, Path)):
         # `scratch` goes, since a model is loaded or built, and the argument is the one that was given last.
         named = config.model.model_copy(update={"path": str(model), "scratch": None})

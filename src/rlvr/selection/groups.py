@@ -24,7 +24,9 @@ def decided_values(batch: Batch, column: str) -> Iterator[tuple[Group, np.ndarra
 
 def spread_of(values: np.ndarray) -> float:
     """The standard deviation of some numbers; exactly 0 of equal ones, whose rounded mean may differ from them."""
-    return float(values.std()) if len(values) and values.min() < values.max() else 0.0
+    if len(values) and values.min() < values.max():
+        return float(values.std())
+    return 0.0
 
 
 @register("selector", "mixed_groups")

@@ -86,7 +86,10 @@ class RegexVerifier(AnswerVerifier):
 
     def _matches(self, pattern: str, text: str) -> bool:
         compiled = re.compile(pattern, re.IGNORECASE if self.ignore_case else re.NOFLAG)
-        matched = compiled.fullmatch(text) if self.match == "full" else compiled.search(text)
+        if self.match == "full":
+            matched = compiled.fullmatch(text)
+        else:
+            matched = compiled.search(text)
         return matched is not None
 
     def _pattern(self, task: Task) -> str:

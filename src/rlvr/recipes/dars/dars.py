@@ -72,5 +72,8 @@ class DifficultyAdaptiveSampling(RolloutPlan):
                         scores.append(rollout.verdict.score)
                     yield rollout
             # The second part is the last; without a decided verdict in the first nothing is known of the prompt.
-            size = self.further(sum(scores) / len(scores), size) if begin == 0 and scores else 0
+            if begin == 0 and scores:
+                size = self.further(sum(scores) / len(scores), size)
+            else:
+                size = 0
             begin = context.group_size

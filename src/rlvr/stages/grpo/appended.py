@@ -34,7 +34,9 @@ def token_after(objective: Objective, policy: Policy) -> int | None:
 def filler(name: str) -> float:
     """The value in the column `name` of tokens and rollouts that nobody sampled: 0 where it is multiplied or summed,
     else NaN, which says that nothing is known of them."""
-    return 0.0 if name in ("advantage", "penalty") or name.startswith("weight/") else np.nan
+    if name in ("advantage", "penalty") or name.startswith("weight/"):
+        return 0.0
+    return np.nan
 
 
 def with_token(batch: Batch, token: int, context: int) -> Batch:

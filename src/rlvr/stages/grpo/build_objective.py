@@ -81,7 +81,10 @@ def build_penalty(algorithm: AlgorithmConfig) -> ReferencePenalty | None:
 
 def _divergence(kl: KLConfig) -> Divergence:
     """The estimator that the section asks for."""
-    gradient = None if kl.gradient is None else registry.build("kl", kl.gradient)
+    if kl.gradient is None:
+        gradient = None
+    else:
+        gradient = registry.build("kl", kl.gradient)
     return Divergence(registry.build("kl", kl.estimator), gradient, kl.bound)
 
 

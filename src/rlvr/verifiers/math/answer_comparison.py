@@ -17,7 +17,7 @@ from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
 from rlvr.verifiers.math.math_answers import Judge
 from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.matrices import alike
-from rlvr.verifiers.math.nodes import Number
+from rlvr.verifiers.math.node_kinds import Number
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.rules import MathComparison, Rules
 

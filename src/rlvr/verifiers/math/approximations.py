@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from rlvr.verifiers.math.expression import is_literal, rational
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
-from rlvr.verifiers.math.nodes import Apply, Bracket, Node, Number, Quantity
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Node, Number, Quantity
 from rlvr.verifiers.math.point_sampling import PointSampler
 
 
@@ -58,7 +58,10 @@ def _last_place(node: Node) -> Fraction | None:
         case Apply("percent" | "degree" as mark, (arg,)):
             place = _last_place(arg)
             # A degree is pi / 180.
-            size = Fraction(1, 100) if mark == "percent" else Fraction(0.017453292519943295)
+            if mark == "percent":
+                size = Fraction(1, 100)
+            else:
+                size = Fraction(0.017453292519943295)
             return None if place is None else place * size
         case Apply("*", (Number() as mantissa, Apply("^", (Number(), exponent)))) if is_literal(node):
             place = _last_place(mantissa)

@@ -7,7 +7,18 @@ from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
 from rlvr.verifiers.math.math_tokens import Token, UnreadableError, tokenize
-from rlvr.verifiers.math.nodes import Apply, Binder, Bracket, Listing, Matrix, Node, Number, Quantity, Relation, Symbol
+from rlvr.verifiers.math.node_kinds import (
+    Apply,
+    Binder,
+    Bracket,
+    Listing,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+)
 from rlvr.verifiers.math.reader import MAX_DEPTH, Reader
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
@@ -212,7 +223,10 @@ class Commands(Reader):
             order = self.next().text
             if braced:
                 self.accept("close", "group")
-        body = None if self.peek().text == "group" else self.expression(SUM)
+        if self.peek().text == "group":
+            body = None
+        else:
+            body = self.expression(SUM)
         if (
             not (
                 self.accept("close", "group")

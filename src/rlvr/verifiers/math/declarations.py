@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 
 from rlvr.verifiers.math.expression import symbols
-from rlvr.verifiers.math.nodes import Bracket, Builder, Node, Quantity, Relation, Symbol
+from rlvr.verifiers.math.node_kinds import Bracket, Builder, Node, Quantity, Relation, Symbol
 
 NUMBER_SETS = frozenset({"Integers", "Naturals", "Rationals", "Complexes", "Reals"})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlvr.verifiers.math.expression import rename, symbols
-from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Listing, Node, Relation, Symbol
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Builder, Listing, Node, Relation, Symbol
 
 
 def with_variables_of(gold: Node, answer: Node) -> Node:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr.verifiers.math.expression import binds, symbols
 from rlvr.verifiers.math.guarded_arithmetic import GuardedArithmetic, UnknownValueError, Value
-from rlvr.verifiers.math.nodes import Apply, Binder, Bracket, Matrix, Node, Number, Quantity, Symbol
+from rlvr.verifiers.math.node_kinds import Apply, Binder, Bracket, Matrix, Node, Number, Quantity, Symbol
 
 MAX_TERMS = 60
 """Terms of a sum or product that is computed."""

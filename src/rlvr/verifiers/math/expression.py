@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from rlvr.verifiers.math.nodes import (
+from rlvr.verifiers.math.node_kinds import (
     Apply,
     Binder,
     Bracket,

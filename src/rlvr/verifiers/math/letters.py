@@ -15,7 +15,7 @@ from rlvr.verifiers import math_in_text
 from rlvr.verifiers.math.expression import symbols, walk
 from rlvr.verifiers.math.latex import balanced, clean
 from rlvr.verifiers.math.math_tokens import LONGEST_SYMBOL, UnreadableError
-from rlvr.verifiers.math.nodes import Apply, Bracket, Listing, Node, Quantity, Relation
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Listing, Node, Quantity, Relation
 from rlvr.verifiers.math.parser import parse
 from rlvr.verifiers.math.statements import is_label
 from rlvr.verifiers.math.units import dimension, singular

@@ -14,7 +14,7 @@ from rlvr.verifiers.math.declarations import disagree
 from rlvr.verifiers.math.definitions import arguments_of, function_of, with_variables_of
 from rlvr.verifiers.math.expression import FLIPPED, INEQUALITIES, children, difference, rename, replaced, symbols, walk
 from rlvr.verifiers.math.math_values import Values, all_of, head_of
-from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Node, Number, Relation, Symbol, Words
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Builder, Node, Number, Relation, Symbol, Words
 from rlvr.verifiers.math.parameters import Parameters, Substitution
 from rlvr.verifiers.math.plain_form import RefusedError, plain
 from rlvr.verifiers.math.point_sampling import PointSampler

@@ -13,7 +13,7 @@ from fractions import Fraction
 from rlvr.verifiers.math.declarations import is_number_set
 from rlvr.verifiers.math.expression import is_integer_literal, is_literal, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
-from rlvr.verifiers.math.nodes import (
+from rlvr.verifiers.math.node_kinds import (
     Apply,
     Binder,
     Bracket,

@@ -22,7 +22,7 @@ from typing import Any
 from rlvr.verifiers.math.evaluation import NumericEvaluator, is_constant
 from rlvr.verifiers.math.expression import rebuild, rename, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import Fuel, UnknownValueError
-from rlvr.verifiers.math.nodes import Apply, Binder, Bracket, Node, Number, Symbol
+from rlvr.verifiers.math.node_kinds import Apply, Binder, Bracket, Node, Number, Symbol
 
 SIDE = 3
 """Rows of the matrices, and entries of the vectors, that letters stand for: a cross product needs three."""
@@ -352,7 +352,9 @@ class _Evaluator(NumericEvaluator):
 
     def _product(self, one: Any, other: Any) -> Any:
         if not isinstance(one, _Array):
-            return self.scaled(other, one) if isinstance(other, _Array) else self.multiply(one, other)
+            if isinstance(other, _Array):
+                return self.scaled(other, one)
+            return self.multiply(one, other)
         if not isinstance(other, _Array):
             return self.scaled(one, other)
         if one.shape == other.shape == (SIDE, 1):  # the scalar product

@@ -25,7 +25,7 @@ from fractions import Fraction
 from rlvr.verifiers.math.declarations import Declared
 from rlvr.verifiers.math.expression import children, replaced, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
-from rlvr.verifiers.math.nodes import Apply, Bracket, Listing, Matrix, Node, Number, Quantity, Relation, Symbol
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Listing, Matrix, Node, Number, Quantity, Relation, Symbol
 from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.points import coordinates
 

@@ -15,7 +15,18 @@ from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM, Commands
 from rlvr.verifiers.math.expression import depth
 from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError, tokenize
 from rlvr.verifiers.math.matrices import is_vector, settled
-from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Listing, Node, Number, Quantity, Relation, Symbol, Words
+from rlvr.verifiers.math.node_kinds import (
+    Apply,
+    Bracket,
+    Builder,
+    Listing,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+    Words,
+)
 from rlvr.verifiers.math.reader import MAX_DEPTH
 from rlvr.verifiers.math.units import conversion, dimension
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rlvr.verifiers.math.expression import children, is_literal
-from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Matrix, Node, Number, Quantity, Symbol, Words
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Builder, Matrix, Node, Number, Quantity, Symbol, Words
 from rlvr.verifiers.math.units import SCALES, changes_meaning
 
 # A product has one sum for each entry; larger matrices are not worked out.

@@ -15,7 +15,7 @@ from rlvr.verifiers.math import matrices
 from rlvr.verifiers.math.evaluation import NumericEvaluator
 from rlvr.verifiers.math.expression import as_decimal, is_integer_literal, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import DIGITS, MARGIN, Fuel, TooLargeError, UnknownValueError, Value
-from rlvr.verifiers.math.nodes import Apply, Node, Number, Symbol
+from rlvr.verifiers.math.node_kinds import Apply, Node, Number, Symbol
 from rlvr.verifiers.math.numeric import is_rounding
 from rlvr.verifiers.math.points import (
     Point,

@@ -27,7 +27,7 @@ from rlvr.verifiers.math.guarded_arithmetic import (
     UnknownValueError,
     exact_root,
 )
-from rlvr.verifiers.math.nodes import Apply, Bracket, Node, Number, Symbol
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Node, Number, Symbol
 
 Point = dict[str, Coordinate]
 Valued = Callable[[Node, Point], Any]

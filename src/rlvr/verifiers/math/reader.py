@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError
-from rlvr.verifiers.math.nodes import Apply, Bracket, Node, Number
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Node, Number
 from rlvr.verifiers.math.numeric import decimal_places
 
 # Deeper than any answer; the parser recurses a few Python frames for each level, far below the interpreter's limit of

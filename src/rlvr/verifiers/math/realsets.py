@@ -13,7 +13,7 @@ from typing import Any
 
 from rlvr.verifiers.math.expression import COMPARED, FLIPPED, INEQUALITIES, is_literal, symbols, walk
 from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
-from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Listing, Node, Number, Relation, Symbol
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Builder, Listing, Node, Number, Relation, Symbol
 from rlvr.verifiers.math.plain_form import plain
 from rlvr.verifiers.math.point_sampling import PointSampler
 

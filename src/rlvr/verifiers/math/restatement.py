@@ -19,7 +19,7 @@ from rlvr.verifiers.math.guarded_arithmetic import UnknownValueError
 from rlvr.verifiers.math.latex import clean, spelling
 from rlvr.verifiers.math.letters import MAX_FORMULAS, PROMPT_LENGTH, formulas, read, read_formula
 from rlvr.verifiers.math.math_tokens import UnreadableError
-from rlvr.verifiers.math.nodes import Apply, Bracket, Builder, Listing, Node, Number, Quantity, Relation, Symbol
+from rlvr.verifiers.math.node_kinds import Apply, Bracket, Builder, Listing, Node, Number, Quantity, Relation, Symbol
 from rlvr.verifiers.math.numeric import read_number
 from rlvr.verifiers.math.plain_form import RefusedError
 from rlvr.verifiers.math.point_sampling import PointSampler

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rlvr.verifiers.math.approximations import is_rounded, is_rounding_pair
 from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
 from rlvr.verifiers.math.expression import INEQUALITIES, is_integer_literal, rebuild, symbols, walk
-from rlvr.verifiers.math.nodes import (
+from rlvr.verifiers.math.node_kinds import (
     Apply,
     Binder,
     Bracket,

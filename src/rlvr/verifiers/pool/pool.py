@@ -191,7 +191,10 @@ class VerifierPool:
 
     async def _run(self, verifier: Verifier, job: VerifierJob) -> list[Verdict]:
         """The verdicts on one job, wherever its verifier runs."""
-        limit = verifier.time_limit if self.time_limit is None else self.time_limit
+        if self.time_limit is None:
+            limit = verifier.time_limit
+        else:
+            limit = self.time_limit
         try:
             # It holds no slot itself: its parts take theirs, and could wait for ever for one that it kept.
             if (compose := verifier.compose) is not None:
