@@ -12,7 +12,7 @@ from rlvr.config import Config
 from rlvr.planner.micro_batch import LOGITS_COPIES, layer_bytes
 from rlvr.planner.planned_devices import GIB, Devices
 from rlvr.planner.sampled import Sampled, in_training
-from rlvr.planner.shape import Parts, Shape
+from rlvr.planner.shape import MemoryParts, Shape
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
 from rlvr.rollout.recorded_rollouts import RecordedOptions
@@ -61,13 +61,13 @@ class EngineMemory:
     """True if weights are sent to the engine."""
     sleeps: bool = False
     """True if the engine gives `awake` back outside of publish and sampling."""
-    awake: Parts = field(default_factory=dict)
-    always: Parts = field(default_factory=dict)
-    demanded: Parts = field(default_factory=dict)
+    awake: MemoryParts = field(default_factory=dict)
+    always: MemoryParts = field(default_factory=dict)
+    demanded: MemoryParts = field(default_factory=dict)
     """Bytes at its start, when the trainer's weights are loaded."""
-    sampling: Parts = field(default_factory=dict)
-    evaluating: Parts = field(default_factory=dict)
-    inside: Parts = field(default_factory=dict)
+    sampling: MemoryParts = field(default_factory=dict)
+    evaluating: MemoryParts = field(default_factory=dict)
+    inside: MemoryParts = field(default_factory=dict)
     """Parts that have to fit into vLLM's `share` of a GPU."""
     share: float = 0.0
 
@@ -149,7 +149,7 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
     return each * ((shape.layers - shape.windowed) * length + shape.windowed * kept)
 
 
-def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> Parts:
+def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> MemoryParts:
     """The least that one copy of the model needs on each of its devices: weights, the cache of one longest sequence,
     and work."""
     split = options.tensor_parallel_size
@@ -217,7 +217,7 @@ def rows_at_once(options: HFEngineOptions, ranks: int, sampled: Sampled) -> int:
     return min(math.ceil(sampled.responses / ranks), options.max_rows)
 
 
-def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> Parts:
+def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> MemoryParts:
     """Memory that the embedded engine takes while it samples."""
     rows = rows_at_once(options, ranks, sampled)
     # one prompt is read whole, however long

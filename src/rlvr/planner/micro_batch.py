@@ -15,7 +15,7 @@ import torch
 
 from rlvr.config import ModelConfig
 from rlvr.planner.decoder_passes import DecoderPasses, Line, Way
-from rlvr.planner.shape import Parts, Shape
+from rlvr.planner.shape import MemoryParts, Shape
 from rlvr.policy.fused_head import GPU_TILE
 from rlvr.policy.loading import dtype_of
 
@@ -38,7 +38,7 @@ def micro_batch_bytes(
     length: int,
     prefix: int = 0,
     deepspeed: bool = False,
-) -> Parts:
+) -> MemoryParts:
     """Bytes by part of one micro-batch's forward and backward pass, at their peak.
 
     `tokens`: of the micro-batch; `trained`: those of them that the loss is computed on; `length`: of its longest
@@ -115,18 +115,18 @@ class _Work:
         """Of the LM head's weight: it is whole, in the weight's type, before it is added to that of the step."""
         return float(self.way.weights.itemsize * self.shape.head_trained)
 
-    def _layers(self, line: Line) -> Parts:
+    def _layers(self, line: Line) -> MemoryParts:
         # autocast's copies, or gradients of weights that are not yet added to those of the step
         fixed = "temporary gradients"
         if self.way.casts:
             fixed = "weights in bfloat16"
         return {fixed: line.fixed, "activations": line.per_token * self.tokens + self.beside}
 
-    def forward(self, copies: float) -> Parts:
+    def forward(self, copies: float) -> MemoryParts:
         """At the end of the forward pass through the layers."""
         return self._layers(replace(self.passes.forward, fixed=copies))
 
-    def head(self) -> Parts:
+    def head(self) -> MemoryParts:
         """In the backward pass of the LM head."""
         parts = self._layers(self.passes.kept)
         # [T, H] three times: the hidden states of trained tokens in the type computed in, their gradient in float32 (4
@@ -134,14 +134,14 @@ class _Work:
         parts["activations"] += self.trained * self.shape.hidden * (4 + 2 * self.way.compute.itemsize)
         return parts | {"logits": logits_bytes(self.shape, self.trained), "gradient of the LM head": self.gradient}
 
-    def backward(self) -> Parts:
+    def backward(self) -> MemoryParts:
         """In the backward pass of the layers. The gradient of a weight that is the embedding's too waits for the
         embedding's."""
         return self._layers(self.passes.backward) | {
             "gradient of the LM head": self.gradient if self.shape.tied else 0.0
         }
 
-    def embedding(self) -> Parts:
+    def embedding(self) -> MemoryParts:
         """In the backward pass of the token embedding, whose gradient is as large as the LM head's."""
         # Tied: the head's gradient waits while the embedding's, of the same size, is made.
         both = 2 if self.shape.tied else 1

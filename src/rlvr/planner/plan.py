@@ -21,7 +21,7 @@ from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_mem
 from rlvr.planner.micro_batch import layer_bytes, micro_batch_bytes
 from rlvr.planner.planned_devices import GIB, Devices
 from rlvr.planner.sampled import Sampled, in_evaluation, lengths
-from rlvr.planner.shape import Parts, Shape
+from rlvr.planner.shape import MemoryParts, Shape
 from rlvr.planner.trainer_memory import (
     EVALUATION,
     PHASES,
@@ -50,7 +50,7 @@ class Phase:
     """Memory of a phase on one device."""
 
     name: str
-    parts: Parts
+    parts: MemoryParts
     available: float
     """Bytes that there are for it: the device, or vLLM's share of it."""
 
@@ -195,7 +195,7 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     overlapping = {}
     if work.config.rollout.staleness:
         overlapping = engine.sampling
-    by_phase: dict[str, Parts] = {
+    by_phase: dict[str, MemoryParts] = {
         START: program | trainer.at(START) | engine.demanded,
         UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
         STEP: program | trainer.at(STEP) | beside | overlapping,
@@ -219,7 +219,7 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     return phases
 
 
-def _added(one: Parts, other: Parts) -> Parts:
+def _added(one: MemoryParts, other: MemoryParts) -> MemoryParts:
     return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in dict.fromkeys([*one, *other])}
 
 
@@ -234,7 +234,7 @@ class Passes:
     sampled: bool
     trainer: TrainerMemory
 
-    def update(self) -> Parts:
+    def update(self) -> MemoryParts:
         """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix`
         leave open."""
         optim = self.config.optim
@@ -248,7 +248,7 @@ class Passes:
             return parts
         return parts | self.trainer.pass_weights(UPDATE)
 
-    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> Parts:
+    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> MemoryParts:
         _, length = lengths(self.shape, self.config)
         return micro_batch_bytes(
             self.shape, self.config.model, tokens, trained, length, prefix=prefix, deepspeed=self.trainer.stage > 0
@@ -277,7 +277,7 @@ class Passes:
             rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
         return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
 
-    def scoring(self) -> Parts:
+    def scoring(self) -> MemoryParts:
         """Bytes of one micro-batch without gradients, by part."""
         tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
         return {"activations": layer_bytes(self.shape, self.config.model, tokens)} | self.trainer.pass_weights(SCORING)

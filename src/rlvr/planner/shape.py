@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlvr.planner.decoder_passes import DecoderSettings
 
-Parts = dict[str, float]
+MemoryParts = dict[str, float]
 """Bytes by the name of the part that takes them."""
 
 

@@ -22,7 +22,7 @@ from rlvr.config import ComponentSpec, Config
 from rlvr.distributed.deepspeed import DeepSpeedOptions
 from rlvr.distributed.plain import REDUCE_BYTES
 from rlvr.distributed.zero_config import Offload, zero_config
-from rlvr.planner.shape import Parts, Shape
+from rlvr.planner.shape import MemoryParts, Shape
 from rlvr.rollout.weights import BUCKET_BYTES
 
 # AdamW: two moments in float32 (Loshchilov & Hutter 2019, arXiv 1711.05101). 8 bits (Dettmers et al. 2022, arXiv
@@ -81,7 +81,7 @@ class TrainerMemory:
         config = zero_config(self.stage, self.offload, self.bfloat16, self.ranks, self.deepspeed, self.shape.trained)
         return config["zero_optimization"]
 
-    def at(self, phase: str) -> Parts:
+    def at(self, phase: str) -> MemoryParts:
         """Bytes by part in a phase."""
         if phase == START:
             return {
@@ -210,7 +210,7 @@ class TrainerMemory:
             second = bucket
         return always + self.width * (max(bucket, largest) + second)
 
-    def pass_weights(self, phase: str) -> Parts:
+    def pass_weights(self, phase: str) -> MemoryParts:
         """Weights that a pass makes for itself: copies in bfloat16, or those that ZeRO 3 puts together."""
         if self.casts:
             return {"weights in bfloat16": 2 * self.shape.trained}
@@ -225,7 +225,7 @@ class TrainerMemory:
             head = self.shape.vocabulary * self.shape.hidden
         return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
 
-    def published(self) -> Parts:
+    def published(self) -> MemoryParts:
         """Return the bytes of the weights made to be sent, in the type computed in: a bucket, or the largest weight."""
         width = 2 if self.bfloat16 else 4
         return {"weights on their way": max(BUCKET_BYTES, width * self.shape.largest)}
