@@ -35,8 +35,6 @@ SLUGS = sorted(recipe_files())
 SCHEMAS = hub_schemas()
 CANNOT_START = {
     "pacs": "its loss needs several updates for each batch, and there is one",
-    "psr": "prompts of 1,024 and responses of 4,096 tokens do not fit into the model's context of 4,096",
-    "self": "prompts of 1,024 and responses of 4,096 tokens do not fit into the model's context of 4,096",
 }
 """Recipe -> the reason why it does not start, in words: a strict xfail, which fails where the recipe starts."""
 
