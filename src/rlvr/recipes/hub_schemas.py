@@ -52,7 +52,7 @@ def _names(spec: Any) -> Iterator[str]:
 
 
 def schema_lines(paper: Paper) -> list[str]:
-    """What a user has to know of the recipe's model and data: schemas that were not seen, files that are not there."""
+    """The lines of `show` about the recipe's model and data: schemas that were not seen, files that a user makes."""
     schemas = hub_schemas()
     named = {
         name: schemas[kind].get(name)
