@@ -72,6 +72,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "prefix_tree": "tempo.prefix_tree",
     },
     "auxiliary": {
+        "external_policy": "rl_plus.external_policy",
         "inverse_soft_q": "scalable_irl.inverse_soft_q",
         "last_token": "laser.last_token_loss",
     },

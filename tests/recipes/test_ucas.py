@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlvr import registry
-from rlvr.records import Batch
 from rlvr.recipes.papers import find_paper
+from rlvr.records import Batch
 
 RIGHT, WRONG, PENALTY = 0.25, 0.35, 0.05
 """beta_positive, beta_negative and the factor of the logits in compute_ucas_advantage."""
