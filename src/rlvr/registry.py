@@ -66,6 +66,7 @@ PACKAGES = {
 
 RECIPES: dict[str, dict[str, str]] = {
     "advantage": {
+        "attempts": "score.attempts",
         "conditional": "canon.conditional",
         "consistency": "copo.consistency",
         "mvar": "riskpo.risk",
