@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlvr import registry
-from rlvr.records import Batch
 from rlvr.recipes.papers import find_paper
+from rlvr.records import Batch
 
 
 @pytest.fixture
