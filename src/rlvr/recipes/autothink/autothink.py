@@ -55,9 +55,10 @@ class ByCondition(RewardTerm):
 class ExponentialLength(RewardTerm):
     """exp(-alpha z) - 1 for a right answer and 1 - exp(-beta z) for a wrong one, z the standardised length.
 
-    The length term of AutoThink's third stage (Tu et al. 2025, arXiv 2505.10832), as `_reweight_rewards` of the authors'
-    code (TU2021/AutoThink, verl/verl/trainer/main_ppo.py) adds it to the table: z is the length in tokens, less its
-    mean over the right (of a wrong answer, the wrong) answers of the group, over their standard deviation with n - 1.
+    The length term of AutoThink's third stage (Tu et al. 2025, arXiv 2505.10832), as `_reweight_rewards` of the
+    authors' code (TU2021/AutoThink, verl/verl/trainer/main_ppo.py) adds it to the table: z is the length in tokens,
+    less its mean over the right (of a wrong answer, the wrong) answers of the group, over their standard deviation with
+    n - 1.
     So right answers are worth more the shorter they are, and wrong ones the longer. 0 where a group has one of the
     kind.
     """
