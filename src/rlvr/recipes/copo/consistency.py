@@ -20,11 +20,11 @@ from rlvr.registry import register
 class Consistency(Advantage):
     """w local + (1 - w) global, w = sigmoid(sharpness (H - level)), H the entropy of the group's answers in bits.
 
-    COPO (Han et al. 2025, arXiv 2508.04138; as the authors' code, hijih/copo-code, verl/trainer/ppo/core_algos.py, which
-    blends the clipped losses of the two advantages: the same until they are clipped). local is GRPO's advantage; global
-    is the prompt's mean reward, centred and scaled over the batch's prompts, the same for all its responses. So a group
-    whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1. What the authors call
-    COPO (`soft-with-zero`) is `zeros` without `forced` and `agreement`, at level 1; `forced` alone is their
+    COPO (Han et al. 2025, arXiv 2508.04138; as the authors' code, hijih/copo-code, verl/trainer/ppo/core_algos.py,
+    which blends the clipped losses of the two advantages: the same until they are clipped). local is GRPO's advantage;
+    global is the prompt's mean reward, centred and scaled over the batch's prompts, the same for all its responses. So
+    a group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1. What the authors
+    call COPO (`soft-with-zero`) is `zeros` without `forced` and `agreement`, at level 1; `forced` alone is their
     `soft-with-forced`.
     Answers are those that the verifier extracted, compared as text; a response without one is an answer of its own. A
     large negative level and `forced: false` are local alone.
@@ -40,7 +40,7 @@ class Consistency(Advantage):
     forced: bool = True
     """Groups of equal rewards, which have no local advantage, take the global one whole."""
     zeros: bool = False
-    """Responses with a reward of 0 take the global advantage whole, so that a wrong one learns from its prompt alone."""
+    """Responses with a reward of 0 take the global advantage whole: a wrong one learns from its prompt alone."""
     epsilon: float = 1e-6
     """Added to standard deviations."""
     smallest_group: ClassVar = 2
