@@ -390,5 +390,5 @@ def test_all_public_names_resolve():
 
     for name in rlvr.__all__:
         assert getattr(rlvr, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
+    with pytest.raises(AttributeError, match="No rlvr attribute Nonsense"):
         _ = rlvr.Nonsense

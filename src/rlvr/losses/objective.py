@@ -204,8 +204,7 @@ class Averages:
         if is_maximum(name):
             # A weight of 0 says that nothing was measured, and its value must not win.
             values = [x for x, w in ((before, seen), (total, weight)) if w > 0]
-            # numpy's maximum of a NaN is NaN.
-            total = float(np.max(values)) if values else 0.0
+            total = _largest(values)
         else:
             total += before
         self._pairs[name] = (total, seen + weight)
@@ -230,6 +229,13 @@ class Averages:
 def is_maximum(name: str) -> bool:
     """Return True if values called `name` are combined by their maximum rather than their mean."""
     return name.endswith(("/max", "_max"))
+
+
+def _largest(values: list[float]) -> float:
+    # Of numbers of the host. Python's maximum depends on where a NaN stands.
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values, default=0.0)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from rlvr.advantages.group import by_size, counts, means
+from rlvr.advantages.group import by_size, counts, means, stds
 from rlvr.components import Advantage
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -26,9 +26,11 @@ class MixedValueAtRisk(Advantage):
 
     With s the mean reward of a paper (one response to each prompt of a bundle) and q the quantiles of s,
     middle = ((q_lower - s)+ - (q_upper - s)+) / (upper - lower), tail = -(q_lower - s)+ / lower, and the advantage of
-    every response of the paper is (weight tail + middle) / (weight + 1). RiskPO (Ren et al. 2025, arXiv 2510.00911),
-    confirmed in the authors' code, which sums over a bundle where this takes the mean. At lower 0 and upper 1 it is the
-    mean objective up to a constant baseline.
+    a paper is (weight tail + middle) / (weight + 1). RiskPO (Ren et al. 2025, arXiv 2510.00911), as
+    `compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking` of the authors' code (RTkenny/RiskPO,
+    verl/trainer/ppo/core_algos.py). Theirs sums over a bundle where this takes the mean, which is the same with `scale:
+    std` and a rate of tracking divided by `bundle`. At lower 0 and upper 1 it is the mean objective up to a constant
+    baseline.
     """
 
     lower: float = 0.2
@@ -42,6 +44,14 @@ class MixedValueAtRisk(Advantage):
     track: float | None = None
     """Rate at which the quantiles follow the papers of step after step; null: the quantiles of each bundle's own
     papers."""
+    scale: Literal["none", "std"] = "none"
+    """std: papers are divided by the standard deviation, with n - 1, of their bundle's papers; where that is 0 by 1."""
+    credit: Literal["uniform", "std", "sum_mean"] = "uniform"
+    """The share of a paper's advantage that a response has. uniform: the whole; std: the whole over the standard
+    deviation of its prompt's rewards; sum_mean: in proportion to its reward less the mean of its prompt, so that the
+    shares sum to 1 (equal ones where these differences sum to 0)."""
+    natural: bool = True
+    """Subtract q_upper - q_lower from the middle (the authors' natural_baseline_adv): then no advantage is above 0."""
     _quantiles: np.ndarray | None = field(default=None, init=False, repr=False)
     _next: np.ndarray | None = field(default=None, init=False, repr=False)
 
@@ -70,8 +80,29 @@ class MixedValueAtRisk(Advantage):
         # float64 [papers]: s, the mean reward of one response to each prompt of the bundle.
         scores = means(rewards[used], paper[paper >= 0])
         low, high = self._levels(scores, bundles)
-        result[used] = self._risk(scores, low, high)[paper[paper >= 0]]
+        risk = self._risk(scores, low, high)
+        if self.scale == "std":
+            # [bundles]. The authors divide by 1e-6 where all papers of a bundle have one score, which would outweigh
+            # all others.
+            spread = stds(scores, bundles, unbiased=True)
+            risk = risk / np.where(spread > 0, spread, 1.0)[bundles]
+        mine = paper[paper >= 0]
+        result[used] = risk[mine] * self._shares(rewards[where], groups, paper)
         return result
+
+    def _shares(self, rewards: np.ndarray, groups: np.ndarray, paper: np.ndarray) -> np.ndarray:
+        """float64 [responses in papers]: the factor of the paper's advantage for each."""
+        on = paper >= 0
+        if self.credit == "uniform":
+            return np.ones(int(on.sum()))
+        if self.credit == "std":
+            # [groups]; 1e-3 and 1e-6 are the authors'.
+            spread = stds(rewards, groups, unbiased=True)
+            return 1 / (np.where(spread > 1e-3, spread, 1.0)[groups[on]] + 1e-6)
+        mine = paper[on]
+        above = (rewards - means(rewards, groups)[groups])[on]
+        total = np.bincount(mine, above)[mine]
+        return np.where(np.abs(total) > 1e-6, above / np.where(total == 0, 1.0, total), 1 / counts(mine)[mine])
 
     def _levels(self, scores: np.ndarray, bundles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The two quantiles for each paper."""
@@ -96,7 +127,11 @@ class MixedValueAtRisk(Advantage):
     def _risk(self, s: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         # (q_lower - s)+, the reward that a paper lacks to the lower quantile.
         under = np.maximum(low - s, 0.0)
-        middle = (under - np.maximum(high - s, 0.0)) / (self.upper - self.lower)
+        middle = under - np.maximum(high - s, 0.0)
+        if not self.natural:
+            # (s - q_lower)+ - (s - q_upper)+ = (q_lower - s)+ - (q_upper - s)+ + q_upper - q_lower
+            middle = middle + high - low
+        middle = middle / (self.upper - self.lower)
         # There is no tail, and its term would be 0 / 0.
         if self.lower == 0:
             return middle
