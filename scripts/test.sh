@@ -16,6 +16,10 @@ else
   which=""
 fi
 if [ "$#" -gt 0 ]; then
+  if [ "$which" = --gate ]; then
+    echo "--gate takes no paths: give them alone, or with --all" >&2
+    exit 2
+  fi
   marks="not slow"
   [ "$which" != --all ] || marks=""
   exec .venv/bin/python -m pytest -m "$marks" "$@"

@@ -19,7 +19,7 @@ from rlvr.components import Advantage
 
 class Even(Verifier):
     def verify(self, task, completion):
-        return Verdict.from_score(completion.strip()[-1:] in "02468")
+        return Verdict.from_score(completion.strip().endswith(tuple("02468")))
 
 
 with GRPOTrainer("model", [{"prompt": "1"}], Even()) as trainer:

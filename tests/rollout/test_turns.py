@@ -328,6 +328,19 @@ def test_a_tool_that_hangs_costs_a_reply(collector, environment, tool, reply):
     assert time.monotonic() - start < 2.5
 
 
+async def finishes_while_the_loop_is_held_up(text, task):
+    asyncio.get_running_loop().call_later(0.01, time.sleep, 0.6)
+    await asyncio.sleep(0.02)
+    return "fine"
+
+
+def test_a_tool_that_finished_while_the_trainer_was_held_up_is_not_late(collector, environment):
+    context = context_with(Script(("a", StopReason.END)).generate, budget=90, context=900)
+    tool = environment(finishes_while_the_loop_is_held_up)
+    [rollout] = talk(collector, context, tool, turns=2, time_limit=0.2)
+    assert said(rollout, "tool") == ["<u1>fine"]
+
+
 def test_a_slow_tool_holds_up_one_rollout_and_not_the_others(collector, environment):
     """The slow one's reply comes only after all others have finished: were they to wait for it, it would time out."""
     others = threading.Semaphore(0)

@@ -9,7 +9,6 @@ given up; a call that hangs costs a daemon thread.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rlvr import registry
 from rlvr.components import Environment, Episode, Tool
+from rlvr.core.process.deadline import Deadline
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.records import Task
 from rlvr.registry import register
@@ -50,10 +50,12 @@ class EnvironmentCalls:
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
         """(result, None), or (None, the error in words)."""
+        # A call that finished while this loop was held up is not late.
+        limit = Deadline(self._time_limit)
         try:
-            # The timeout cancels a coroutine. A plain function cannot be interrupted: its thread, a daemon, is left
+            # The deadline cancels a coroutine. A plain function cannot be interrupted: its thread, a daemon, is left
             # behind.
-            async with asyncio.timeout(self._time_limit) as limit:
+            async with limit:
                 if is_coroutine(function):
                     result = function(*arguments)
                 else:

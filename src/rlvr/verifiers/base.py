@@ -49,7 +49,7 @@ class Verifier(Component):
 
         class Even(Verifier):
             def verify(self, task, completion):
-                return Verdict.from_score(completion.strip()[-1:] in "02468")
+                return Verdict.from_score(completion.strip().endswith(tuple("02468")))
 
     Options are the parameters of `__init__` (or the fields of a dataclass) and come from the configuration by name.
 

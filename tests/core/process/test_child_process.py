@@ -13,6 +13,7 @@ from rlvr.core.process import child_process
 from rlvr.core.process.parent_death import members
 
 READS_UNTIL_THE_END = "import sys; sys.stdin.read()"
+SLEEPS = "import time; time.sleep(600)"
 IGNORES_ALL = """
 import signal, sys, time
 for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -131,3 +132,17 @@ time.sleep(600)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     until(lambda: not alive(grandchild), 60, "the grandchild to end")
+
+
+def test_a_number_that_is_another_process_s_now_is_not_killed(tmp_path):
+    """A process that ended and was waited for; its number belongs to a process of somebody else."""
+    ended = python("pass", tmp_path)
+    ended.wait()
+    other = python(SLEEPS, tmp_path)
+    try:
+        ended.pid = other.pid
+        child_process.kill(ended)
+        assert other.poll() is None
+    finally:
+        child_process.kill(other)
+    assert other.returncode == -signal.SIGKILL

@@ -79,6 +79,10 @@ async def stop(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that was started here, and its group."""
+    # The number of a process that was waited for may be that of another one now, whose group is not ours. While members
+    # of the old group live, the kernel gives the number to nobody.
+    if process.returncode is not None and Path(f"/proc/{process.pid}").exists():
+        return
     # All but the trackers first: a tracker unlinks what the others leave once the last of them is gone.
     parent_death.kill_all(parent_death.members(process.pid))
     deadline = time.monotonic() + TRACKER_SECONDS

@@ -30,6 +30,10 @@ class Deadline:
         self._timeout = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
 
+    def expired(self) -> bool:
+        """True once the limit has passed: a TimeoutError is this one's, and not of what it limits."""
+        return self._timeout.expired()
+
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
         self._start()
