@@ -66,12 +66,14 @@ PACKAGES = {
 
 RECIPES: dict[str, dict[str, str]] = {
     "advantage": {
+        "attempts": "score.attempts",
         "conditional": "canon.conditional",
         "consistency": "copo.consistency",
         "mvar": "riskpo.risk",
         "prefix_tree": "tempo.prefix_tree",
     },
     "auxiliary": {
+        "external_policy": "rl_plus.external_policy",
         "inverse_soft_q": "scalable_irl.inverse_soft_q",
         "last_token": "laser.last_token_loss",
     },
@@ -93,8 +95,11 @@ RECIPES: dict[str, dict[str, str]] = {
     },
     "reward": {
         "adaptive_length_target": "laser_002_343.adaptive_length_target",
+        "boxed_in_thinking": "practical_two_stage_recipe.character_rewards",
+        "brief_characters": "practical_two_stage_recipe.character_rewards",
         "by_condition": "autothink.autothink",
         "by_pass_rate": "grpo_lambda.by_pass_rate",
+        "cosine_characters": "practical_two_stage_recipe.character_rewards",
         "last_token": "laser.laser",
         "no_thinking": "autothink.autothink",
         "phase_entropy": "pear.phase_entropy",

@@ -56,7 +56,7 @@ def test_equal_halves_and_an_even_mix_are_the_groups_mean(batch_of):
         batch.columns["reward"].tolist(), [r.group for r in batch.rollouts], "mean", "none", 0.0
     )
     for metric in ("length", "entropy"):
-        close(advantage(batch, "conditional", metric=metric), expected)
+        close(advantage(batch, "conditional", metric=metric, mix=0.5), expected)
 
 
 def test_halves_by_entropy(batch_of):

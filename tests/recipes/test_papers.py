@@ -79,7 +79,9 @@ def test_recipes_are_in_the_wheel():
     assert build == {"targets": {"wheel": {"packages": ["src/rlvr"]}}}
     assert len(SLUGS) == 52
     assert ROOT / "src/rlvr/recipes" == RECIPES
-    files = [str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json"]]
+    files = [
+        str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]
+    ]
     assert subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True).stdout == ""
 
 

@@ -24,6 +24,7 @@ import yaml
 from rlvr.config.config_loading import config_file, make_config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import RlvrError, command
+from rlvr.recipes.hub_schemas import schema_lines
 from rlvr.recipes.papers import Paper, find_paper, read_papers
 
 
@@ -79,6 +80,8 @@ def _shown(paper: Paper) -> str:
     }
     lines = [paper.recipe.title, f"status: {paper.recipe.status}"]
     lines += [textwrap.fill(f"{name}: {text}", 110, subsequent_indent="  ") for name, text in words.items() if text]
+    # Not wrapped: a command or a row is to be copied as it is.
+    lines += schema_lines(paper)
     return "\n".join([*lines, "", _yaml(paper.tree)])
 
 

@@ -49,8 +49,8 @@ class Recipe(BaseModel):
     taken: str
     """The parts taken from the paper, each with its place in it."""
     source: str = ""
-    """The place in which mechanism and numbers were read: repository, files and commit, or the paper or page; and what
-    could not be read."""
+    """The place where mechanism and numbers were read: repository, files and commit, or the paper or page; what could
+    not be read."""
     differs: str
     """The differences from that source, sizes and data included; `nothing` where each was compared."""
     checked: str = ""

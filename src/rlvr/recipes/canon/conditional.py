@@ -20,15 +20,17 @@ from rlvr.registry import register
 class Conditional(Advantage):
     """mix (r - mean of the other half) + (1 - mix) (r - mean of the own half), the halves by a metric of the response.
 
-    CANON (Chen et al. 2025, arXiv 2509.23962, from notes): which half is better is read off the rewards, no direction
-    of the metric is assumed. The decided members are sorted by the metric, ties by member; the lower half has the odd
-    one less. With halves of one size and mix 0.5 this is the reward minus the group's mean. A group with fewer than two
-    decided members, or with equal rewards, has 0.
+    CANON (Chen et al. 2025, arXiv 2509.23962, eq. 5; as in the authors' code, where mix is `_lambda` and alpha is 1):
+    which half is better is read off the rewards, no direction of the metric is assumed. The decided members are sorted
+    by the metric, ties by member; the lower half has the odd one less. With halves of one size and mix 0.5 this is the
+    reward minus the group's mean, Dr. GRPO's advantage. A group with fewer than two decided members, or with equal
+    rewards, has 0.
     """
 
     metric: Literal["length", "entropy"] = "length"
     """length: tokens that the policy wrote; entropy: their mean entropy under the policy before the update."""
-    mix: Scalar = 0.5
+    # The authors' default. At 0.5 halves of one size compare with the group's mean, and the metric has no effect.
+    mix: Scalar = 1.0
     """Weight of the comparison between the halves, 0 to 1; the rest is that within."""
     smallest_group: ClassVar = 2
 

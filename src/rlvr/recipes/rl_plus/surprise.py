@@ -1,4 +1,4 @@
-"""The exploration-based advantage of RL-PLUS: tokens that the policy was unlikely to sample count more."""
+"""A weight of tokens that the policy was unlikely to sample: RL-PLUS's factor, on sampled tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from rlvr.registry import register
 class Surprise(Modifier):
     """Each token's advantage times (1 - p) ^ power, p the probability that the token was sampled with.
 
-    The exploration-based advantage of RL-PLUS (Dong et al. 2025, arXiv 2508.00222; from memory, its text could not be
-    read), which has the current policy's p; at power 0 nothing changes.
+    The factor of RL-PLUS's exploration-based advantage (Dong et al. 2025, arXiv 2508.00222) on the tokens that the
+    policy sampled. The paper has it on external tokens alone, which is the auxiliary loss `external_policy`; no recipe
+    uses this. At power 0 nothing changes.
     """
 
     power: Scalar = 1.0

@@ -1,0 +1,300 @@
+"""Every recipe starts: built unshortened against the public schema of what it names, without a download.
+
+The model is a tiny one of the same kind, with the context, the special tokens and a chat template of the form that the
+recipe's model has; data sets and files are the example rows of hub_schemas.json with the types of their columns. The
+real trainer opens the stages on them: rows, templates, samplers, lengths and verifiers are the library's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import string
+from contextlib import contextmanager
+from pathlib import Path
+
+import datasets
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlvr.config import ScratchConfig
+from rlvr.config.config_loading import recipe_files
+from rlvr.data import Template
+from rlvr.errors import RlvrError
+from rlvr.planner.meta_model import shipped_sizes
+from rlvr.policy.override_config import override_config
+from rlvr.policy.scratch import build_tokenizer
+from rlvr.recipes.__main__ import main
+from rlvr.recipes.hub_schemas import hub_schemas, named_data, schema_lines
+from rlvr.recipes.papers import find_paper, read_papers
+from rlvr.trainer import GRPOTrainer
+from rlvr.verifiers import VerifierPool, as_verifier
+
+SLUGS = sorted(recipe_files())
+SCHEMAS = hub_schemas()
+CANNOT_START: dict[str, str] = {}
+"""Recipe -> the reason why it does not start, in words: a strict xfail, which fails where the recipe starts."""
+
+
+def features(columns):
+    """The features of a data set whose columns have these types: a list is of one type, a mapping a struct."""
+    if isinstance(columns, str):
+        return datasets.Value(columns)
+    if isinstance(columns, list):
+        return datasets.List(features(columns[0]))
+    return {name: features(kind) for name, kind in columns.items()}
+
+
+def as_dataset(schema):
+    return datasets.Dataset.from_list(schema["rows"], features=datasets.Features(features(schema["columns"])))
+
+
+def from_hub(name, config=None, split=None, revision=None):
+    """What `datasets.load_dataset` gives for a set of hub_schemas.json; it refuses what the hub would refuse."""
+    configs = SCHEMAS["data"][name]["configs"]
+    if config is None:
+        # The hub's client takes the only configuration, or the one that is called `default`.
+        if len(configs) > 1 and "default" not in configs:
+            raise ValueError(f"Config name is missing. Please pick one among {list(configs)}")
+        config = "default" if "default" in configs else next(iter(configs))
+    if config not in configs:
+        raise ValueError(f"BuilderConfig {config!r} not found. Available: {list(configs)}")
+    if split.partition("[")[0] not in configs[config]:
+        raise ValueError(f"Unknown split {split!r}. Should be one of {configs[config]}")
+    return as_dataset(SCHEMAS["data"][name])
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """The data sets of the hub and the files of a user, as the schemas have them."""
+    monkeypatch.setattr(datasets, "load_dataset", from_hub)
+    monkeypatch.chdir(tmp_path)
+    for name, schema in SCHEMAS["files"].items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".parquet":
+            as_dataset(schema).to_parquet(path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in schema["rows"]))
+
+
+def tiny_model(paper):
+    """A model of the recipe's kind without its size, with the context that the recipe gives it."""
+    schema = SCHEMAS["models"][paper.config.model.path]
+    described = SCHEMAS["tokenizers"][schema["tokenizer"]]
+    alphabet = string.printable[:95] + "\n\t"
+    scratch = ScratchConfig(context=schema["context"], alphabet=alphabet, words=described["tokens"])
+    tokenizer = build_tokenizer(scratch)
+    tokenizer.chat_template = described["template"]
+    tokenizer.eos_token = described["eos"]
+    if "bos" in described:
+        tokenizer.bos_token = described["bos"]
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": len(tokenizer)}
+    config = AutoConfig.for_model(schema["type"], max_position_embeddings=schema["context"], **sizes, **heads)
+    override_config(config, paper.config.model.override_config)
+    return AutoModelForCausalLM.from_config(config), tokenizer
+
+
+@contextmanager
+def opened(paper):
+    """The recipe's trainer with its stages open, as it is but for weights, engine and backend."""
+    tree = copy.deepcopy(paper.tree)
+    model, tokenizer = tiny_model(paper)
+    # What is loaded from the hub, and where it is computed.
+    for key in ("path", "override_config"):
+        tree["model"].pop(key, None)
+    tree["model"] |= {"device": "cpu", "dtype": "float32"}
+    tree["rollout"]["engine"] = "hf"
+    tree |= {"distributed": {"backend": "plain"}, "logging": {"console": "off", "rollouts": 0}}
+    tree["run"]["dir"] = "runs"
+    with GRPOTrainer(model=model, tokenizer=tokenizer, config=tree) as trainer:
+        yield trainer
+
+
+def schema_of(spec):
+    """The schema of the data set that `data.train` writes."""
+    if isinstance(spec, list):
+        (spec,) = spec
+    if isinstance(spec, dict):
+        spec = spec.get("data", spec.get("path"))
+    if spec in SCHEMAS["files"]:
+        return SCHEMAS["files"][spec]
+    return SCHEMAS["data"]["/".join(spec.partition(":")[0].split("/")[:2])]
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        pytest.param(slug, marks=[pytest.mark.xfail(reason=CANNOT_START[slug], strict=True)])
+        if slug in CANNOT_START
+        else slug
+        for slug in SLUGS
+    ],
+)
+def test_a_recipe_starts(slug, hub):
+    paper = find_paper(slug)
+    check_recipe(paper)
+
+
+FAULTS = {
+    "the context of the model is too short": (
+        "acereason-nemotron-1-1",
+        {"model": {"override_config": {}}},
+        "prompts of 2048 and responses of 8192 tokens in 4096",
+    ),
+    "two stages that do the same": (
+        "simplerl-zoo",
+        {"stages": [{"kind": "grpo", "name": "first", "steps": 10}, {"kind": "grpo", "name": "second", "steps": 20}]},
+        "stage 1 does what an earlier stage does",
+    ),
+    "a text prompt for a chat model": ("e1", {"data": {"template": "{prompt}"}}, "a chat model is asked in chats"),
+    "a chat for a model without a chat template": (
+        "demystifying-long-cot",
+        {"data": {"template": {"user": "{prompt}"}}},
+        "the tokenizer has no chat template: use an instruction-tuned model, or make it text with data.template",
+    ),
+    "a template with the braces of str.format": ("psr", {"data": {"template": {"user": "{prompt} {{}}"}}}, "braces"),
+    "`<think>` twice": ("practical-two-stage-recipe", {"data": {"template": "chat"}}, "opens it again"),
+    "a column that the data set lacks": (
+        "laser",
+        {"data": {"fields": {"prompt": "question", "answer": "answer"}}},
+        "there is no field 'answer', which the field map gives for 'answer' (the row has question, final_answer",
+    ),
+    "a configuration that is not chosen": ("scalable-irl", {"data": {"train": "openai/gsm8k"}}, "'socratic'"),
+    "a split that the data set lacks": (
+        "vmr",
+        {"data": {"train": {"name": "preferences", "data": "HuggingFaceH4/ultrafeedback_binarized"}}},
+        "(config None, split train) it cannot be loaded",
+    ),
+    "a gold that is no label": (
+        "rm-r1",
+        {"verifier": {"name": "label", "labels": ["A", "B"]}},
+        "the answer 'model_a' is none of the labels",
+    ),
+}
+"""What the test must find: each a change of a recipe, and a part of what is said about it."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_recipe_is_found(fault, hub):
+    slug, change, message = FAULTS[fault]
+    paper = find_paper(slug)
+    tree = dict(paper.tree)
+    for section, values in change.items():
+        tree[section] = values if section in ("stages", "verifier") else {**tree[section], **values}
+    changed = paper.model_copy(update={"tree": tree})
+    with pytest.raises((AssertionError, RlvrError), match=re.escape(message)):
+        check_recipe(changed)
+
+
+def check_recipe(paper):
+    with opened(paper) as trainer:
+        for stage in trainer.stages:
+            check_stage(stage, trainer, SCHEMAS["models"][paper.config.model.path])
+        effects = [effect_of(stage) for stage in trainer.stages]
+    for number, effect in enumerate(effects):
+        assert effect not in effects[:number], f"stage {number} does what an earlier stage does"
+
+
+def check_stage(stage, trainer, model):
+    schema = schema_of(stage.config.data.train)
+    tasks = list(stage.pool)
+    # Fields resolve: every row is a task, and none was dropped.
+    assert len(tasks) == len(schema["rows"])
+    assert stage.left_out == 0
+    template = Template.parse(stage.config.data.template)
+    for task in tasks:
+        text = trainer.policy.tokenizer.decode(stage.context.prompt(task))
+        assert not model["tuned"] or not isinstance(template.apply(task.prompt), str), "a chat model is asked in chats"
+        assert "{{" not in text and "{prompt}" not in text, f"braces of a template in {text}"
+        assert "<unk>" not in text
+        # A prompt that ends in `<think>`, for example.
+        opening = re.search(r"<[^<>]+>\s*\Z", text)
+        if opening is not None and task.demonstration:
+            assert not task.demonstration.startswith(opening[0].strip()), f"the demonstration opens it again: {text}"
+        if stage.config.rollout.plan.name == "turns":
+            assert stage.context.prompt.reply(task, "Again.", "user", trainer.policy.tokenizer.eos_token_id)
+    check_lengths(stage, schema.get("longest", {}), model["context"])
+    if stage.verifies:
+        check_golds(tasks, schema["right"], stage.config.verifier)
+
+
+def check_lengths(stage, longest, context):
+    """The longest prompt of the data set leaves room for a whole response, and for its demonstration."""
+    data = stage.config.data
+    tasks = list(stage.pool)
+    prompts, shown = stage.context.lengths(tasks, demonstrations=True)
+    prompt = max(prompts.max(), min(longest.get("prompt", 0), data.max_prompt_tokens or context))
+    limit = stage.context.policy.context
+    if stage.samples:
+        wanted = stage.config.rollout.max_new_tokens
+        assert prompt + wanted <= limit, f"prompts of {prompt} and responses of {wanted} tokens in {limit}"
+    if shown.any():
+        sequence = max(longest.get("sequence", 0), prompt + longest.get("demonstration", shown.max()))
+        # Demonstrations that are too long are left out where the recipe says so.
+        assert sequence <= limit or data.skip_long_prompts, f"demonstrations of up to {sequence} tokens in {limit}"
+
+
+def check_golds(tasks, right, default):
+    """The verifier reads each gold, and a right response is right."""
+    with VerifierPool(workers=1) as pool:
+        for task, response in zip(tasks, right, strict=True):
+            verifier = as_verifier(task.verifier or default)
+            assert verifier.check_task(task) is None
+            assert response is not None, f"hub_schemas.json has no right response to {task.named}"
+            text = response.replace("{answer}", str(task.answer))
+            (verdict,) = pool.verify_many(verifier, [(task, text)])
+            assert verdict.status.value == "correct", f"{text}: {verdict}"
+
+
+def effect_of(stage):
+    """What a stage does: its configuration, with the length of responses that the context leaves."""
+    config = stage.config.dump()
+    config["rollout"]["max_new_tokens"] = min(config["rollout"]["max_new_tokens"], stage.longest_response)
+    return stage.plan.kind, json.dumps(stage.plan.options, default=str, sort_keys=True), json.dumps(config, default=str)
+
+
+@pytest.mark.parametrize("kind", ["data", "files"])
+def test_a_schema_is_of_two_rows_that_have_its_columns_and_says_where_it_was_read(kind):
+    for name, schema in SCHEMAS[kind].items():
+        rows = as_dataset(schema).to_list()
+        assert len(rows) == 2, name
+        assert all(set(row) <= set(schema["columns"]) for row in schema["rows"]), name
+        assert len(schema["right"]) == 2, name
+        assert schema["source"], name
+        assert all("source" in schema["longest"] for _ in [0] if "longest" in schema), name
+
+
+def test_every_model_and_data_set_that_a_recipe_names_has_a_schema_and_no_other():
+    papers = read_papers()
+    models = {paper.config.model.path for paper in papers}
+    data = {name for paper in papers for name in named_data(paper)}
+    assert models == set(SCHEMAS["models"])
+    assert data == set(SCHEMAS["data"]) | set(SCHEMAS["files"])
+    used = {model["tokenizer"] for model in SCHEMAS["models"].values()}
+    assert used == set(SCHEMAS["tokenizers"])
+
+
+def test_a_model_s_context_is_that_of_the_shapes_that_are_shipped():
+    for name, schema in SCHEMAS["models"].items():
+        shipped = shipped_sizes().get(name)
+        assert schema["source"]
+        assert shipped is not None or schema.get("unseen"), name
+        if shipped is not None:
+            assert (schema["context"], schema["type"]) == (shipped["max_position_embeddings"], shipped["model_type"])
+
+
+def test_show_says_which_schemas_were_not_seen_and_which_files_a_user_makes(capsys):
+    for paper in read_papers():
+        assert main(["show", paper.slug]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert set(schema_lines(paper)) <= set(shown)
+        for name in (paper.config.model.path, *named_data(paper)):
+            schema = next(SCHEMAS[kind][name] for kind in ("models", "data", "files") if name in SCHEMAS[kind])
+            assert any(line.startswith(f"unseen: {name}: ") for line in shown) == bool(schema.get("unseen")), name
+            if name in SCHEMAS["files"]:
+                where = next(n for n, line in enumerate(shown) if line.startswith(f"file: {name} "))
+                assert schema["make"] in shown[where]
+    assert not schema_lines(find_paper("psr"))

@@ -1,0 +1,91 @@
+"""RL-PLUS: the external half of the recipe's loss on a policy of two tokens, and where its advantage comes from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlvr import registry
+from rlvr.losses.tokens import Denominators, TokenBatch
+from rlvr.recipes.papers import find_paper
+from rlvr.records import Batch, Origin
+
+
+def external():
+    (spec,) = find_paper("rl-plus").config.algorithm.auxiliary
+    return registry.build("auxiliary", spec)
+
+
+def tokens_of(logprobs, old, weight):
+    count = len(old)
+    unknown = torch.full((count,), float("nan"), dtype=torch.float64)
+    return TokenBatch(
+        sequence=torch.zeros(count, dtype=torch.int64),
+        sequences=1,
+        weight=torch.full((count,), weight, dtype=torch.float64),
+        advantage=torch.zeros(count, dtype=torch.float64),
+        proximal_logprobs=torch.tensor(old, dtype=torch.float64),
+        behaviour_logprobs=unknown,
+        statistics={("logprobs", "current"): logprobs},
+    )
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize("theta", [-4.0, -0.5, 0.0, 2.0])
+@pytest.mark.parametrize("moved", [0.0, 0.3])
+def test_gradient_of_a_two_token_policy(theta, moved):
+    """The demonstration is one token of probability p = sigmoid(theta): the gradient of -2 pi / (pi_old + (pi_old + 1)
+    / 2) sqrt(1 - sg[p]) A / length, where d pi / d theta = p (1 - p)."""
+    policy = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
+    tokens = tokens_of(torch.nn.functional.logsigmoid(policy)[None], [math.log(sigmoid(theta - moved))], 0.75)
+    value = external()(tokens, Denominators(0.75, 1.0, 10.0)).value
+    (gradient,) = torch.autograd.grad(value, policy)
+    p, old = sigmoid(theta), sigmoid(theta - moved)
+    slope = 2 * p * (1 - p) / (old + (old + 1) / 2)
+    assert float(gradient) == pytest.approx(-slope * math.sqrt(1 - p) * 0.75 / 10, rel=1e-9)
+
+
+def test_an_unlikely_external_token_counts_more_and_its_ratio_stays_bounded():
+    """Imitation would divide by p: 1,000 times the gradient of log p. The mixture keeps the ratio below 2 p / 0.5, and
+    the exploration-based advantage takes a sure token's gradient away."""
+    rare, sure = 0.001, 0.999
+    both = torch.tensor([math.log(rare), math.log(sure)], dtype=torch.float64, requires_grad=True)
+    value = external()(tokens_of(both, [math.log(rare), math.log(sure)], 1.0), Denominators(2.0, 1.0, 1.0)).value
+    (slopes,) = torch.autograd.grad(value, both)
+    # d loss / d log p = -ratio x factor
+    assert float(slopes[0]) == pytest.approx(-2 * rare / (rare + (rare + 1) / 2) * math.sqrt(1 - rare), rel=1e-9)
+    assert float(slopes[1]) == pytest.approx(-2 * sure / (sure + (sure + 1) / 2) * math.sqrt(1 - sure), rel=1e-9)
+    # Of probability itself, d loss / d p, the rare token has the larger share: 3.99 against 0.03.
+    assert float(slopes[0]) / rare < 50 * float(slopes[1]) / sure < 0
+
+
+def test_the_external_advantage_is_against_the_sampled_responses_alone(make_rollout):
+    rewards = {"a": [1.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0], "c": [np.nan, np.nan]}
+    rollouts, column = [], []
+    for group, values in rewards.items():
+        for member, reward in enumerate([*values, np.nan]):
+            rollout = make_rollout([9, 1, 1], prompt=1, group=group, member=member)
+            if member == len(values):
+                rollout.origin[1:] = Origin.DEMONSTRATION
+            rollouts.append(rollout)
+            column.append(reward)
+    weights = external().weights(Batch(rollouts, {"reward": np.asarray(column)}))
+    shown = [w for r, w in zip(rollouts, weights, strict=True) if (r.origin == Origin.DEMONSTRATION).any()]
+    np.testing.assert_allclose(shown, [[0, 0.75, 0.75], [0, 0, 0], [0, 0, 0]], atol=1e-30)
+    # The second demonstration adds nothing to the sum, and is counted in the mean.
+    assert shown[1].any()
+    for rollout, weight in zip(rollouts, weights, strict=True):
+        assert not weight[rollout.origin != Origin.DEMONSTRATION].any()
+
+
+def test_every_answer_of_a_group_counts_the_same():
+    config = find_paper("rl-plus").config
+    (spec,) = config.algorithm.auxiliary
+    sampled = config.rollout.group_size
+    assert config.algorithm.loss_coef / sampled == spec.coef == 1 / (sampled + 1)

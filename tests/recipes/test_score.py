@@ -1,0 +1,105 @@
+"""SCoRe: the credit of two attempts, against the paper's objective worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlvr import registry
+from rlvr.config.stage_plan import stage_plans
+from rlvr.errors import ConfigError
+from rlvr.recipes.papers import find_paper
+from rlvr.records import Batch, Origin, Segment, Verdict
+
+FIRST, SECOND = [1, 2], [4, 5, 6]
+"""Tokens of the two attempts; token 0 is the prompt, token 3 the instruction between them."""
+
+
+@pytest.fixture
+def credit(make_rollout):
+    """`credit(stage, [(r1, r2), ...])`: the recipe's advantage of the first and the second attempt of each
+    conversation, r2 None where it was cut off in the first."""
+
+    def make(stage, attempts):
+        (plan,) = [plan for plan in stage_plans(find_paper("score").config) if plan.name == stage]
+        rollouts = []
+        for member, (r1, r2) in enumerate(attempts):
+            rollout = make_rollout([9] * (3 if r2 is None else 7), prompt=1, member=member)
+            rollout.verdicts["turn 1"] = Verdict.from_score(r1)
+            rollout.segments = [Segment("turn", 1, 3)]
+            if r2 is not None:
+                rollout.origin[3] = Origin.TOOL
+                rollout.verdicts["turn 2"] = Verdict.from_score(r2)
+                rollout.segments += [Segment("tool", 3, 4), Segment("turn", 4, 7)]
+            rollouts.append(rollout)
+        batch = Batch(rollouts)
+        for spec in plan.config.rewards:
+            batch.columns[f"reward/{spec.column}"] = registry.build("reward", spec)(batch)
+        batch.columns["reward"] = np.sum([batch.columns[f"reward/{s.column}"] for s in plan.config.rewards], axis=0)
+        advantage = registry.build("advantage", plan.config.algorithm.advantage)
+        advantage.check(plan.config, [])
+        result = []
+        for values, (_, r2) in zip(advantage(batch), attempts, strict=True):
+            own = [values[FIRST]] + ([values[SECOND]] if r2 is not None else [])
+            outside = np.delete(values, [*FIRST, *(SECOND if r2 is not None else [])])
+            assert not outside.any()
+            assert all(len(set(tokens)) == 1 for tokens in own)
+            result.append([float(tokens[0]) for tokens in own])
+        return result
+
+    return make
+
+
+ALL = [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)]
+
+
+def against_the_others(values):
+    return [v - (sum(values) - v) / (len(values) - 1) for v in values]
+
+
+def test_each_attempt_has_its_own_reward(credit):
+    got = credit("second", ALL)
+    first = against_the_others([r1 for r1, _ in ALL])
+    second = against_the_others([r2 + 10 * (r2 - r1) for r1, r2 in ALL])
+    np.testing.assert_allclose(got, list(zip(first, second, strict=True)), rtol=1e-12)
+
+
+def test_a_right_first_attempt_is_paid_and_never_charged_for_the_bonus(credit):
+    """With the sum 11 r2 - 9 r1 on both attempts, a right first attempt would lose by being right."""
+    by_case = dict(zip(ALL, credit("second", ALL), strict=True))
+    for r2 in (0.0, 1.0):
+        assert by_case[1.0, r2][0] > 0 > by_case[0.0, r2][0]
+    # The first attempt's credit does not depend on the second one's outcome.
+    assert by_case[1.0, 0.0][0] == by_case[1.0, 1.0][0]
+    # Progress is paid most, a change for the worse is punished most, and to stay right is worth little.
+    ordered = sorted(ALL, key=lambda case: by_case[case][1])
+    assert ordered == [(1.0, 0.0), (0.0, 0.0), (1.0, 1.0), (0.0, 1.0)]
+
+
+def test_the_first_stage_rewards_the_second_attempt_alone(credit):
+    got = credit("first", ALL)
+    assert [first for first, _ in got] == [0, 0, 0, 0]
+    np.testing.assert_allclose([second for _, second in got], against_the_others([0, 1, 0, 1]), rtol=1e-12)
+
+
+def test_a_conversation_without_a_second_attempt_is_not_compared_with_second_attempts(credit):
+    got = credit("second", [(1.0, None), (0.0, 1.0), (0.0, 0.0)])
+    np.testing.assert_allclose([values[0] for values in got], against_the_others([1, 0, 0]), rtol=1e-12)
+    np.testing.assert_allclose([values[1] for values in got[1:]], against_the_others([11, 0]), rtol=1e-12)
+
+
+def test_the_strict_kl_of_the_first_stage_is_on_the_first_attempt():
+    first, second = [plan.config.algorithm.kl for plan in stage_plans(find_paper("score").config)]
+    assert first.coef * first.scale.factors["1"] == pytest.approx(0.1)
+    assert first.scale.other == 1.0
+    assert second.coef == 0.01 and second.scale is None
+
+
+def test_a_term_that_is_not_there_is_named():
+    (_, plan) = stage_plans(find_paper("score").config)
+    for options, message in (
+        ({"second": "secnd"}, "did you mean 'second'"),
+        ({"second": "second", "bonus": 10}, "`first` is null"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            registry.build("advantage", {"name": "attempts", **options}).check(plan.config, [])
