@@ -88,6 +88,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "blend": "laser.laser",
         "confidence": "ucas.confidence",
         "noise": "noisy_verifier_corrections.noise",
+        "repeated_tokens": "demystifying_long_cot.repeated_tokens",
         "surprise": "rl_plus.surprise",
     },
     "plan": {
