@@ -179,10 +179,7 @@ def substituted(config: Config, checkpointing: Any, tokens: Any, of_stages: Iter
     optim = config.optim
     if optim.micro_batch_tokens == "auto":
         optim = optim.model_copy(update={"micro_batch_tokens": tokens})
-    if of_stages is None:
-        tokens_of_stages = itertools.repeat(tokens)
-    else:
-        tokens_of_stages = of_stages
+    tokens_of_stages = itertools.repeat(tokens) if of_stages is None else of_stages
     stages = [_with_tokens(stage, own) for stage, own in zip(config.stages, tokens_of_stages, strict=False)]
     return config.model_copy(update={"model": model, "optim": optim, "stages": stages})
 
