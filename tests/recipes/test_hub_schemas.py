@@ -51,7 +51,7 @@ def as_dataset(schema):
 
 
 def from_hub(name, config=None, split=None, revision=None):
-    """What `datasets.load_dataset` gives for a set of hub_schemas.json; it refuses what the hub would refuse."""
+    """The rows of a set of hub_schemas.json, as `datasets.load_dataset` gives them; it refuses what the hub would."""
     configs = SCHEMAS["data"][name]["configs"]
     if config is None:
         # The hub's client takes the only configuration, or the one that is called `default`.
@@ -174,7 +174,7 @@ FAULTS = {
         "the answer 'model_a' is none of the labels",
     ),
 }
-"""What the test must find: each a change of a recipe, and a part of what is said about it."""
+"""Faults that the test must find: each a change of a recipe, and a part of what is said about it."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -250,7 +250,7 @@ def check_golds(tasks, right, default):
 
 
 def effect_of(stage):
-    """What a stage does: its configuration, with the length of responses that the context leaves."""
+    """The effect of a stage: its configuration, with the length of responses that the context leaves."""
     config = stage.config.dump()
     config["rollout"]["max_new_tokens"] = min(config["rollout"]["max_new_tokens"], stage.longest_response)
     return stage.plan.kind, json.dumps(stage.plan.options, default=str, sort_keys=True), json.dumps(config, default=str)
@@ -264,7 +264,8 @@ def test_a_schema_is_of_two_rows_that_have_its_columns_and_says_where_it_was_rea
         assert all(set(row) <= set(schema["columns"]) for row in schema["rows"]), name
         assert len(schema["right"]) == 2, name
         assert schema["source"], name
-        assert all("source" in schema["longest"] for _ in [0] if "longest" in schema), name
+        if "longest" in schema:
+            assert schema["longest"]["source"], name
 
 
 def test_every_model_and_data_set_that_a_recipe_names_has_a_schema_and_no_other():
