@@ -23,7 +23,7 @@ from rlvr.config.config_loading import recipe_files
 from rlvr.data import Template
 from rlvr.errors import RlvrError
 from rlvr.planner.meta_model import shipped_sizes
-from rlvr.policy.override_config import override_config
+from rlvr.policy.loading import override_config
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.recipes.__main__ import main
 from rlvr.recipes.hub_schemas import hub_schemas, named_data, schema_lines
