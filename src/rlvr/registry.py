@@ -107,6 +107,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "phase_entropy": "pear.phase_entropy",
         "rank_overlap": "reasonrank.rank_overlap",
         "self_aligned": "sar.self_aligned",
+        "tagged_answer": "warm_up_before_you_train.tagged_answer",
     },
 }
 """Kind -> name -> module in rlvr.recipes, for components that a single paper uses. They lie beside its recipe, and the

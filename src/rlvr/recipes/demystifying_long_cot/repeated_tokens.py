@@ -30,7 +30,7 @@ class RepeatedTokens(Modifier):
     n: int = 40
     """Length of an n-gram in tokens, at least 1."""
     penalty: Scalar = 0.05
-    """What a repeated token costs, at least 0."""
+    """The cost of a repeated token, at least 0."""
     discount: float = 0.99
     """Weight of the next token's penalty against this one's, 0 to 1; tokens long before a repetition have none of
     it."""

@@ -1,0 +1,247 @@
+"""A step of a recipe's own stage on responses that were written by hand.
+
+Everything is as the recipe ships it: its verifier judges the texts, and its stage gives rewards, selection, advantages,
+token weights and objective. Two things are made up: the token ids of the responses, and the policy, which has one
+logit per token whatever stands before it. Its gradient has a closed form, which the tests write down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlvr import registry
+from rlvr.components import SequenceLoss
+from rlvr.config.stage_plan import StagePlan, stage_plans
+from rlvr.data import History
+from rlvr.losses.tokens import TokenBatch
+from rlvr.recipes.papers import find_paper
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
+from rlvr.rollout import RolloutContext, Sampling, StepRollouts
+from rlvr.stages.grpo.demonstrations import demonstration
+from rlvr.stages.stage_base import Stage, StageContext
+from rlvr.verifiers.base import as_verifier, judged
+
+PROMPT = 0
+"""The token that stands for every prompt."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response: what the verifier reads, and the tokens that the policy of one logit per token wrote."""
+
+    text: str
+    ids: tuple[int, ...] = (1,)
+    truncated: bool = False
+
+
+def plan_of(slug: str, name: str = "grpo") -> StagePlan:
+    """The recipe's stage of this name, with all its numbers."""
+    plans = {plan.name: plan for plan in stage_plans(find_paper(slug).config)}
+    return plans[name]
+
+
+@dataclass
+class RecipeStep:
+    """A stage of a recipe, opened for tasks that were written by hand."""
+
+    plan: StagePlan
+    stage: Stage
+    tasks: list[Task]
+    _verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
+    """By task and text, since wide groups repeat a few texts."""
+
+    def score(self, groups: Sequence[Sequence[Response]]) -> Batch:
+        """The batch that trains, made of one group of responses for each task."""
+        rollouts = [
+            self._rollout(task, f"g{number}", member, response)
+            for number, (task, responses) in enumerate(zip(self.tasks, groups, strict=True))
+            for member, response in enumerate(responses)
+        ]
+        batch, _ = self.stage.score(StepRollouts(rollouts))
+        return batch
+
+    def demonstrations(self) -> Batch:
+        """The batch of a supervised step over all tasks."""
+        rollouts = [demonstration(task, self.stage.context, str(number)) for number, task in enumerate(self.tasks)]
+        batch, _ = self.stage.score(StepRollouts(rollouts))
+        return batch
+
+    def rewards(self, texts: Sequence[str]) -> list[float]:
+        """The reward of each text as an answer to the only task."""
+        (task,) = self.tasks
+        rollouts = [self._rollout(task, "g0", member, Response(text)) for member, text in enumerate(texts)]
+        stage: Any = self.stage
+        batch = stage.scoring.score(rollouts, stage.context.policy, History(), (0, stage.steps))
+        return [float(value) for value in batch.column("reward")]
+
+    def gradient(
+        self,
+        batch: Batch,
+        logits: Sequence[float],
+        old: Sequence[float] | None = None,
+        reference: Sequence[float] | None = None,
+    ) -> np.ndarray:
+        """d loss / d logits of the stage's objective. `old`: the logits that sampled, where an earlier optimizer step
+        of the batch has moved the policy."""
+        policy = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+        objective = self.stage.objective().at(0, self.stage.steps)
+        total = torch.zeros((), dtype=torch.float64)
+        for component in objective.components:
+            assert not isinstance(component.loss, SequenceLoss), "losses of whole responses are not computed here"
+            over = objective.denominators(batch)[component.name]
+            tokens = _tokens(batch, component.weights, policy, old, reference)
+            total = total + float(component.coef) * component.loss(tokens, over).value
+        (gradient,) = torch.autograd.grad(total, policy)
+        return gradient.numpy()
+
+    def _rollout(self, task: Task, group: str, member: int, response: Response) -> Rollout:
+        ids = np.asarray([PROMPT, *response.ids], dtype=np.int64)
+        origin = np.full(len(ids), Origin.POLICY, dtype=np.int8)
+        origin[0] = Origin.PROMPT
+        rollout = Rollout(
+            id=f"{group}/{member}",
+            task=task,
+            group=group,
+            member=member,
+            token_ids=ids,
+            origin=origin,
+            behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
+            policy_version=np.where(origin == Origin.POLICY, 0, -1).astype(np.int32),
+            stop=StopReason.LENGTH if response.truncated else StopReason.END,
+            text=response.text,
+        )
+        rollout.verdicts["verifier"] = self._verdict(task, response.text)
+        return rollout
+
+    def _verdict(self, task: Task, text: str) -> Verdict:
+        if (task.id, text) not in self._verdicts:
+            verifier = as_verifier(self.plan.config.verifier)
+            assert verifier.check_task(task) is None, verifier.check_task(task)
+            self._verdicts[task.id, text] = asyncio.run(judged(verifier, task, text))
+        return self._verdicts[task.id, text]
+
+
+def _tokens(
+    batch: Batch,
+    weights: str,
+    policy: torch.Tensor,
+    old: Sequence[float] | None,
+    reference: Sequence[float] | None,
+) -> TokenBatch:
+    table = torch.log_softmax(policy, dim=0)
+    ids: list[int] = []
+    sequence: list[int] = []
+    weight: list[float] = []
+    advantage: list[float] = []
+    of_batch = batch.tokens("advantage") if batch.has("advantage") else [np.zeros(len(r)) for r in batch.rollouts]
+    for number, (rollout, own) in enumerate(zip(batch.rollouts, batch.tokens(f"weight/{weights}"), strict=True)):
+        for place in np.flatnonzero(own):
+            ids.append(int(rollout.token_ids[place]))
+            sequence.append(number)
+            weight.append(float(own[place]))
+            advantage.append(float(of_batch[number][place]))
+    logprobs = table[torch.tensor(ids)]
+    entropy = -(table.exp() * table).sum()
+    statistics = {("logprobs", "current"): logprobs, ("entropy", "current"): entropy.expand(len(ids))}
+    proximal = logprobs.detach()
+    if old is not None:
+        proximal = torch.log_softmax(torch.tensor(old, dtype=torch.float64), dim=0)[torch.tensor(ids)]
+    if reference is not None:
+        other = torch.log_softmax(torch.tensor(reference, dtype=torch.float64), dim=0)
+        statistics["logprobs", "reference"] = other[torch.tensor(ids)]
+    return TokenBatch(
+        sequence=torch.tensor(sequence),
+        sequences=len(batch),
+        weight=torch.tensor(weight, dtype=torch.float64),
+        advantage=torch.tensor(advantage, dtype=torch.float64),
+        proximal_logprobs=proximal,
+        behaviour_logprobs=proximal,
+        statistics=statistics,
+    )
+
+
+def open_step(policy: Any, plan: StagePlan, tasks: Sequence[Task]) -> RecipeStep:
+    """The stage of a plan, opened for these tasks; `policy` lends its tokenizer for demonstrations."""
+
+    def lengths(of: Sequence[Task], demonstrations: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        return np.ones(len(of), dtype=np.int32), np.ones(len(of), dtype=np.int32)
+
+    nothing: Any = None
+    verification: Any = SimpleNamespace(same_answer=lambda task, first, second: first == second)
+    rollout_context = RolloutContext(
+        engine=nothing,
+        verification=verification,
+        prompts=nothing,
+        sampling=Sampling(plan.config.rollout.max_new_tokens),
+        group_size=plan.config.rollout.group_size,
+        context=policy.context,
+        history=History(),
+    )
+    context = StageContext(
+        policy=policy,
+        history=History(),
+        prompt=lambda task: (PROMPT,),
+        lengths=lengths,
+        collector=nothing,
+        rollout_context=rollout_context,
+        longest_sequence=policy.context,
+        shares_weights=True,
+    )
+    stage = registry.find("stage", plan.kind)(plan, context, list(tasks), 0, **plan.options)
+    return RecipeStep(plan, stage, list(tasks))
+
+
+# What the tests compare with, from formulas and not from the library.
+
+
+def softmax(logits: Sequence[float]) -> np.ndarray:
+    """The probabilities."""
+    raised = np.exp(np.asarray(logits, dtype=np.float64) - max(logits))
+    return raised / raised.sum()
+
+
+def score_function(ids: Sequence[int], logits: Sequence[float]) -> np.ndarray:
+    """The sum over the tokens of d log pi(token) / d logits, which is one at the token minus the probabilities."""
+    result = -len(ids) * softmax(logits)
+    for token in ids:
+        result[token] += 1
+    return result
+
+
+def policy_gradient(
+    advantages: Sequence[float], responses: Sequence[Sequence[int]], logits: Sequence[float], by: str
+) -> np.ndarray:
+    """d loss / d logits of -A log pi where the ratio is 1: the mean over `sequences` of each one's mean, or the mean
+    over all `tokens`."""
+    result = np.zeros(len(logits))
+    tokens = sum(len(ids) for ids in responses)
+    for advantage, ids in zip(advantages, responses, strict=True):
+        share = 1 / tokens if by == "tokens" else 1 / (len(responses) * len(ids))
+        result -= share * advantage * score_function(ids, logits)
+    return result
+
+
+def of_the_group(rewards: Sequence[float]) -> list[float]:
+    """GRPO's advantages (Shao et al. 2024, section 4.1.2), with TRL's 1e-4 beside the deviation."""
+    mean = math.fsum(rewards) / len(rewards)
+    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    return [(reward - mean) / (deviation + 1e-4) for reward in rewards]
+
+
+def k3_gradient(responses: Sequence[Sequence[int]], logits: Sequence[float], reference: Sequence[float]) -> np.ndarray:
+    """d / d logits of the mean over responses of the mean of exp(d) - 1 - d, d = log reference - log pi (Shao et al.
+    2024, eq. 4): each token's score function times 1 - exp(d)."""
+    ratio = softmax(reference) / softmax(logits)
+    result = np.zeros(len(logits))
+    for ids in responses:
+        for token in ids:
+            result += (1 - ratio[token]) * score_function([token], logits) / (len(ids) * len(responses))
+    return result

@@ -1,0 +1,91 @@
+"""Recipes of supervised learning alone: openchat's weights of sources, one-shot-cft's critiques."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hand_written_steps import plan_of, score_function, softmax
+
+from rlvr.data import load_tasks
+from rlvr.records import Task
+
+LETTERS = {"a": 6, "b": 7}
+END = 1
+"""Token ids of the lent tokenizer."""
+EXPERT, OTHER = math.exp(1.0), math.exp(0.1)
+"""exp(r / beta) for the rewards 1 and 0.1 and beta 1 (Wang et al. 2023, arXiv 2309.11235)."""
+
+
+def ids_of(text):
+    return [*(LETTERS[letter] for letter in text), END]
+
+
+def of_source(number, source, text):
+    return Task(id=f"t{number}", prompt="?", source=source, demonstration=text)
+
+
+def imitation(rows, logits):
+    """d / d logits of the mean -log pi over tokens, each weighed by its row: sum w l / sum w, as in imoneoi/openchat@
+    47a3596 ochat/models/unpadded_gemma.py and ochat/training_deepspeed/train.py."""
+    total = sum(weight * len(ids) for weight, ids in rows)
+    return -sum(weight * score_function(ids, logits) for weight, ids in rows) / total
+
+
+@pytest.fixture
+def logits():
+    return np.random.default_rng(0).normal(size=8)
+
+
+def test_the_gradient_is_weighed_by_the_reward_of_the_source(recipe_step, logits):
+    rows = [("expert", "ab"), ("other", "aabb"), ("other", "b"), ("expert", "bbb")]
+    step = recipe_step("openchat", [of_source(i, *row) for i, row in enumerate(rows)], "sft")
+    got = step.gradient(step.demonstrations(), logits)
+    weight = {"expert": EXPERT, "other": OTHER}
+    expected = imitation([(weight[source], ids_of(text)) for source, text in rows], logits)
+    # The recipe rounds the weights to three decimals.
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    assert np.abs(got - imitation([(1.0, ids_of(text)) for _, text in rows], logits)).max() > 0.02
+
+
+def test_two_sources_that_disagree_are_learned_by_their_rewards(recipe_step):
+    """An expert writes a, another one b: the loss is least where pi(a) / pi(b) = exp((1 - 0.1) / beta), the closed form
+    of the paper's optimum; plain imitation would end at 1."""
+    step = recipe_step("openchat", [of_source(0, "expert", "a"), of_source(1, "other", "b")], "sft")
+    batch = step.demonstrations()
+    logits = np.full(8, -40.0)
+    logits[END], logits[LETTERS["a"]], logits[LETTERS["b"]] = math.log(EXPERT + OTHER), 1.0, 0.1
+    assert softmax(logits)[LETTERS["a"]] / softmax(logits)[LETTERS["b"]] == pytest.approx(math.exp(0.9))
+    np.testing.assert_allclose(step.gradient(batch, logits), 0, atol=1e-4)
+    logits[LETTERS["a"]] = logits[LETTERS["b"]]
+    assert step.gradient(batch, logits)[LETTERS["a"]] < -0.02 < 0.02 < step.gradient(batch, logits)[LETTERS["b"]]
+
+
+CRITIQUES = [
+    {
+        "messages": [
+            {"role": "user", "content": "Is the solution right?\n\nQuestion:\n1 + 1\n\nStudent's Solution:\nIt is 3."},
+            {"role": "assistant", "content": "ab"},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "Is the solution right?\n\nQuestion:\n1 + 1\n\nStudent's Solution:\nIt is 2."},
+            {"role": "assistant", "content": "bbba"},
+        ]
+    },
+]
+"""Rows in the form of TIGER-Lab/One-Shot-CFT-Data, whose critiques are spelled with the lent tokenizer's letters."""
+
+
+def test_the_critique_is_learned_and_the_solution_is_not(recipe_step, logits):
+    """Problem and solution stand in the prompt; the loss is the mean over the critiques' tokens and their ends."""
+    tasks = load_tasks(CRITIQUES, fields=plan_of("one-shot-cft", "sft").config.data.fields)
+    assert all("Student's Solution" in str(task.prompt) for task in tasks)
+    assert [task.demonstration for task in tasks] == ["ab", "bbba"]
+    step = recipe_step("one-shot-cft", tasks, "sft")
+    batch = step.demonstrations()
+    assert [weights.tolist() for weights in batch.tokens("weight/likelihood")] == [[0, 1, 1, 1], [0, 1, 1, 1, 1, 1]]
+    expected = imitation([(1.0, ids_of("ab")), (1.0, ids_of("bbba"))], logits)
+    np.testing.assert_allclose(step.gradient(batch, logits), expected, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,73 @@
+"""SimpleRL-Zoo: correctness alone is paid, whatever form a base model writes (Zeng et al. 2025, arXiv 2503.18892)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hand_written_steps import Response, k3_gradient, of_the_group, policy_gradient
+
+from rlvr.records import Task
+
+TASK = Task(id="t", prompt="What is 2 + 2?", answer="4")
+# (text, right): continuations of a plain prompt by a base model, with a box or without, with tags or without.
+RESPONSES = [
+    ("We add: 2 + 2 = 4. So the final answer is \\boxed{4}.", True),
+    ("\\boxed{4}", True),
+    ("2 + 2 is 4. The answer is 4.", True),
+    ("First 2, then 2 more. Therefore, the answer is: 4", True),
+    ("<think> 2 + 2 = 4 </think> <answer> \\boxed{4} </answer>", True),
+    ("</answer> Step 1: add. The answer is \\boxed{4}. </answer>", True),
+    ("The answer is 5.", False),
+    ("<think> 2 + 2 = 5 </think> <answer> \\boxed{5} </answer>", False),
+    ("I do not know.", False),
+    ("", False),
+]
+
+
+@pytest.fixture
+def step(recipe_step):
+    return recipe_step("simplerl-zoo", [TASK])
+
+
+def test_ten_responses(step):
+    got = step.rewards([text for text, _ in RESPONSES])
+    assert got == [float(right) for _, right in RESPONSES]
+
+
+def test_no_form_is_worth_anything(step):
+    """Around one and the same answer, right or wrong, every form has the same reward: 1 or 0, and nothing between."""
+    forms = ("{}", "<think>so</think> <answer>{}</answer>", "<answer>{}", "Answer:\n{}\n", "## Step 1: {}\n## Step 2:")
+    for answer, reward in (("\\boxed{4}", 1.0), ("\\boxed{5}", 0.0)):
+        assert set(step.rewards([form.format(answer) for form in forms])) == {reward}
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="Where nothing marks the answer, the authors take the last number (hkust-nlp/simpleRL-reason@cf1c785 "
+    "verl/utils/reward_score/qwen_math_eval_toolkit/parser.py, extract_answer); the recipe's verifier has `fallback: "
+    "none`, so that a base model has to learn a marker first, which is a format reward.",
+)
+@pytest.mark.parametrize("text", ["2 + 2 = 4", "4", "So we get $4$.", "Two and two make 4, as we wanted."])
+def test_a_right_number_without_a_marker_is_right(step, text):
+    assert step.rewards([text]) == [1.0]
+
+
+def test_gradient_of_a_two_token_policy(step):
+    """GRPO by responses and the KL of weight 1e-4 with the estimator k3 (low_var_kl of train_grpo_math_tune_ray.sh)."""
+    ids = [(1, 0, 0), (1,), (0,), (0, 1)]
+    texts = [RESPONSES[i][0] for i in (0, 2, 6, 8)]
+    batch = step.score([[Response(text, own) for text, own in zip(texts, ids, strict=True)]])
+    logits, reference = [0.0, 2.0], [0.0, -2.0]
+    got = step.gradient(batch, logits, reference=reference)
+    reward = policy_gradient(of_the_group([1, 1, 0, 0]), ids, logits, "sequences")
+    kl = 1e-4 * k3_gradient(ids, logits, reference)
+    assert np.abs(kl).max() > 1e-5
+    np.testing.assert_allclose(got, reward + kl, rtol=1e-9)
+
+
+def test_hard_tasks_alone_teach_nothing(recipe_step):
+    """The paper matches the difficulty to the model: a task that is never or always solved has no reward's gradient."""
+    step = recipe_step("simplerl-zoo", [TASK, Task(id="u", prompt="What is 1 + 3?", answer="4")])
+    right, wrong = Response(RESPONSES[0][0], (1,)), Response(RESPONSES[6][0], (0,))
+    batch = step.score([[right] * 4, [wrong] * 4])
+    np.testing.assert_array_equal(step.gradient(batch, [0.0, 1.0], reference=[0.0, 1.0]), 0)
