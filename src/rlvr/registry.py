@@ -101,6 +101,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "by_condition": "autothink.autothink",
         "by_pass_rate": "grpo_lambda.by_pass_rate",
         "cosine_characters": "practical_two_stage_recipe.character_rewards",
+        "exponential_length": "autothink.autothink",
         "last_token": "laser.laser",
         "no_thinking": "autothink.autothink",
         "phase_entropy": "pear.phase_entropy",

@@ -1,4 +1,4 @@
-"""The repetition penalty of "Demystifying Long Chain-of-Thought Reasoning": per token, bounded, with its own discount."""
+"""The repetition penalty of "Demystifying Long Chain-of-Thought": per token, bounded, with its own discount."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def test_the_cosine_reward_of_ten_responses(make_rollout):
         (14336, 0),
     ]
     rollouts = []
-    for member, (length, right) in enumerate(cases):
+    for member, (length, is_right) in enumerate(cases):
         rollout = make_rollout([9] + [1] * length, prompt=1, member=member)
-        rollout.verdicts["math"] = Verdict.from_score(float(right))
+        rollout.verdicts["math"] = Verdict.from_score(float(is_right))
         rollouts.append(rollout)
     batch = Batch(rollouts)
     config = find_paper("demystifying-long-cot").config
@@ -110,5 +110,5 @@ def test_the_cosine_reward_of_ten_responses(make_rollout):
         short, long = (2.0, 1.0) if right else (-10.0, 0.0)
         return long + 0.5 * (short - long) * (1 + math.cos(math.pi * length / LONGEST))
 
-    expected = [-10.0 if length == LONGEST else cosine(length, right) for length, right in cases]
+    expected = [-10.0 if length == LONGEST else cosine(length, is_right) for length, is_right in cases]
     np.testing.assert_allclose(batch.columns["reward"], expected, rtol=1e-12)

@@ -11,7 +11,7 @@ from rlvr.components import RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.rewards.terms import TermSpec
+from rlvr.rewards.terms import TermSpec, lengths
 
 
 @register("reward", "by_condition")
@@ -48,6 +48,46 @@ class ByCondition(RewardTerm):
         # From 0 at p = 0.5 to 1 at p = 0 or 1: the factor of 2 makes `balance` the largest penalty.
         excess = 2 * np.maximum(0.0, np.where(holds == 1, share - 0.5, 0.5 - share))
         return np.where(undecided, np.nan, values - float(self.balance) * excess)
+
+
+@register("reward", "exponential_length")
+@dataclass(frozen=True)
+class ExponentialLength(RewardTerm):
+    """exp(-alpha z) - 1 for a right answer and 1 - exp(-beta z) for a wrong one, z the standardised length.
+
+    The length term of AutoThink's third stage (Tu et al. 2025, arXiv 2505.10832), as `_reweight_rewards` of the
+    authors' code (TU2021/AutoThink, verl/verl/trainer/main_ppo.py) adds it to the table: z is the length in tokens,
+    less its mean over the right (of a wrong answer, the wrong) answers of the group, over their standard deviation with
+    n - 1.
+    So right answers are worth more the shorter they are, and wrong ones the longer. 0 where a group has one of the
+    kind.
+    """
+
+    alpha: Scalar = 0.05
+    """Strength among right answers, 0 or more."""
+    beta: Scalar = 0.05
+    """Strength among wrong answers, 0 or more."""
+    of: TermSpec = "verdict"
+    """The term that marks a response right (at least 1) or wrong."""
+    inner: ClassVar = ("of",)
+
+    def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
+        used = lengths(batch)
+        result = np.where(np.isnan(of), np.nan, 0.0)
+        for group in batch.groups():
+            index = group.index[np.isfinite(of[group.index])]
+            right = index[of[index] >= 1.0]
+            wrong = index[of[index] < 1.0]
+            if len(right) > 1:
+                result[right] = np.exp(-float(self.alpha) * _standardised(used[right])) - 1
+            if len(wrong) > 1:
+                result[wrong] = 1 - np.exp(-float(self.beta) * _standardised(used[wrong]))
+        return result
+
+
+def _standardised(values: np.ndarray) -> np.ndarray:
+    # 1e-6 tokens, the authors' bound, keeps equal lengths at 0.
+    return (values - values.mean()) / max(float(values.std(ddof=1)), 1e-6)
 
 
 @register("reward", "no_thinking")

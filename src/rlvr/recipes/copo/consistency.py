@@ -20,22 +20,27 @@ from rlvr.registry import register
 class Consistency(Advantage):
     """w local + (1 - w) global, w = sigmoid(sharpness (H - level)), H the entropy of the group's answers in bits.
 
-    COPO (Han et al. 2025, arXiv 2508.04138; confirmed in the authors' code, which blends the clipped losses of the two
-    advantages: the same until they are clipped). local is GRPO's advantage; global is the prompt's mean reward times
-    1 - (1 - 1 / n) H / log2 n for n responses, centred and scaled over the batch's prompts, the same for all its
-    responses. So a group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1.
+    COPO (Han et al. 2025, arXiv 2508.04138; as the authors' code, hijih/copo-code, verl/trainer/ppo/core_algos.py,
+    which blends the clipped losses of the two advantages: the same until they are clipped). local is GRPO's advantage;
+    global is the prompt's mean reward, centred and scaled over the batch's prompts, the same for all its responses. So
+    a group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1. What the authors
+    call COPO (`soft-with-zero`) is `zeros` without `forced` and `agreement`, at level 1; `forced` alone is their
+    `soft-with-forced`.
     Answers are those that the verifier extracted, compared as text; a response without one is an answer of its own. A
     large negative level and `forced: false` are local alone.
     """
 
     sharpness: Scalar = 5.0
-    """Steepness of the change from global to local as the entropy grows; chosen here."""
-    level: Scalar = 0.5
-    """The entropy at which both weigh the same; chosen here."""
+    """Steepness of the change from global to local as the entropy grows (their k)."""
+    level: Scalar = 1.0
+    """The entropy at which both weigh the same (their b)."""
     agreement: bool = True
-    """Multiply the prompt's mean reward by how far its answers agree."""
+    """Multiply the prompt's mean reward by 1 - (1 - 1 / n) H / log2 n for n responses, which is how far its answers
+    agree (their reward_coef_flg, which is off in the script)."""
     forced: bool = True
     """Groups of equal rewards, which have no local advantage, take the global one whole."""
+    zeros: bool = False
+    """Responses with a reward of 0 take the global advantage whole: a wrong one learns from its prompt alone."""
     epsilon: float = 1e-6
     """Added to standard deviations."""
     smallest_group: ClassVar = 2
@@ -73,7 +78,11 @@ class Consistency(Advantage):
         weight = 0.5 * (1 + np.tanh(odds / 2))
         if self.forced:
             weight = np.where(same(rewards[on], g), 0.0, weight)
-        result[on] = weight[g] * local[on] + (1 - weight[g]) * over_batch[g]
+        # [decided]: the weight of the local advantage of each response.
+        weight = weight[g]
+        if self.zeros:
+            weight = np.where(rewards[on] == 0, 0.0, weight)
+        result[on] = weight * local[on] + (1 - weight) * over_batch[g]
         return result
 
 

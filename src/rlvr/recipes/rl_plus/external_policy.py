@@ -48,10 +48,10 @@ class ExternalPolicy(Loss):
                 advantage[group.index] = 1.0 - values[np.isfinite(values)].mean()
         # Where all sampled responses are right the advantage is 0. The demonstration is counted by the average all the
         # same, as the authors count it, which takes a weight that is not 0.
-        least = np.finfo(np.float32).tiny
+        advantage = np.maximum(advantage, np.finfo(np.float32).tiny)
         return [
-            np.where(r.origin == Origin.DEMONSTRATION, max(a, least), 0.0).astype(np.float32)
-            for r, a in zip(batch.rollouts, advantage, strict=True)
+            ((r.origin == Origin.DEMONSTRATION) * a).astype(np.float32)
+            for r, a in zip(batch.rollouts, advantage.tolist(), strict=True)
         ]
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:

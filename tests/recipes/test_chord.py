@@ -1,0 +1,66 @@
+"""CHORD-phi: the recipe's whole loss on a policy of two tokens, with one demonstration beside the sampled tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlvr.config.stage_plan import stage_plans
+from rlvr.losses.tokens import Denominators, TokenBatch
+from rlvr.recipes.papers import find_paper
+from rlvr.stages.grpo.build_objective import build_objective
+
+MU = 0.1
+"""mu_peak and mu_valley of chord-phi in examples/mix_chord/mix_chord.yaml"""
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def tokens_of(logprobs, advantages):
+    old = logprobs.detach()
+    return TokenBatch(
+        sequence=torch.arange(len(advantages)),
+        sequences=len(advantages),
+        weight=torch.ones(len(advantages), dtype=torch.float64),
+        advantage=torch.tensor(advantages, dtype=torch.float64),
+        proximal_logprobs=old,
+        behaviour_logprobs=old,
+        statistics={("logprobs", "current"): logprobs},
+    )
+
+
+def gradient_of_the_recipe(theta, advantages):
+    """Two sampled tokens, A and B, and the demonstration A, where log pi(A) = log sigmoid(theta)."""
+    (plan,) = stage_plans(find_paper("chord").config)
+    policy, shown = build_objective(plan, shares_weights=True).components
+    parameter = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    sampled = tokens_of(torch.nn.functional.logsigmoid(signs * parameter), advantages)
+    demonstration = tokens_of(torch.nn.functional.logsigmoid(parameter)[None], [0.0])
+    loss = policy.coef * policy.loss(sampled, Denominators(2.0, 2.0, 1.0)).value
+    loss = loss + shown.coef * shown.loss(demonstration, Denominators(1.0, 1.0, 1.0)).value
+    (gradient,) = torch.autograd.grad(loss, parameter)
+    return float(gradient)
+
+
+@pytest.mark.parametrize("theta", [-6.0, -1.0, 0.0, 0.7, 5.0])
+@pytest.mark.parametrize("advantages", [(1.0, -1.0), (0.0, 0.0), (-0.5, 2.0)])
+def test_gradient_of_a_two_token_policy(theta, advantages):
+    """d log pi(A) = 1 - p and d log pi(B) = -p; phi = p (1 - p) is a constant in the gradient."""
+    p = sigmoid(theta)
+    policy = -(advantages[0] * (1 - p) - advantages[1] * p) / 2
+    shown = -p * (1 - p) * (1 - p)
+    expected = (1 - MU) * policy + MU * shown
+    assert gradient_of_the_recipe(theta, list(advantages)) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_sure_and_hopeless_tokens_of_a_demonstration_hardly_count():
+    """Imitation alone would pull hardest at p near 0; phi has its largest pull, of p (1 - p)^2, at p = 1/3."""
+    hopeless, third, sure = (gradient_of_the_recipe(theta, [0.0, 0.0]) for theta in (-7.0, math.log(0.5), 7.0))
+    assert third == pytest.approx(-MU * 4 / 27)
+    assert abs(hopeless) < 0.01 * abs(third)
+    assert abs(sure) < 0.01 * abs(third)

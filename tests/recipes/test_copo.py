@@ -1,0 +1,75 @@
+"""COPO: the blend of local and global advantages that the authors call by that name, by a loop."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rlvr import registry
+from rlvr.recipes.papers import find_paper
+from rlvr.records import Batch, Verdict, VerdictStatus
+
+K, B, EPSILON = 5.0, 1.0, 1e-6
+"""soft_blending_k and soft_blending_b of verl/run_copo.sh"""
+
+
+@pytest.fixture
+def advantages(make_rollout):
+    """`advantages(groups)` of (answer, reward), by the recipe's own estimator."""
+
+    def make(groups):
+        rollouts, rewards = [], []
+        for g, members in enumerate(groups):
+            for m, (answer, reward) in enumerate(members):
+                rollout = make_rollout([9, 1], prompt=1, group=f"g{g}", member=m)
+                rollout.verdicts["v"] = Verdict(VerdictStatus.WRONG, reward, answer=answer)
+                rollouts.append(rollout)
+                rewards.append(reward)
+        batch = Batch(rollouts, {"reward": np.asarray(rewards)})
+        return registry.build("advantage", find_paper("copo").config.algorithm.advantage)(batch)
+
+    return make
+
+
+def of_the_authors(groups):
+    """`soft-with-zero` with reward_coef_flg off."""
+    means = [statistics.fmean(reward for _, reward in members) for members in groups]
+    result = []
+    for members, mean in zip(groups, means, strict=True):
+        over_batch = (mean - statistics.fmean(means)) / (statistics.stdev(means) + EPSILON)
+        rewards = [reward for _, reward in members]
+        shares = [count / len(members) for count in Counter(answer for answer, _ in members).values()]
+        entropy = -math.fsum(p * math.log2(p) for p in shares)
+        for reward in rewards:
+            local = (reward - mean) / (statistics.stdev(rewards) + EPSILON)
+            weight = 1 / (1 + math.exp(-K * (entropy - B))) if reward != 0 else 0.0
+            result.append((1 - weight) * over_batch + weight * local)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_shipped_blend_equals_a_loop(advantages, seed):
+    rng = np.random.default_rng(seed)
+    groups = []
+    for _ in range(5):
+        answers = rng.integers(0, 4, 6)
+        groups.append([(str(answer), float(answer == 0)) for answer in answers])
+    np.testing.assert_allclose(advantages(groups), of_the_authors(groups), rtol=0, atol=1e-9)
+
+
+def test_groups_that_agree_learn_from_their_rank_and_wrong_answers_from_it_alone(advantages):
+    """GRPO gives the first two groups nothing. All wrong answers of the mixed group have its global advantage, 0 here,
+    where GRPO would push them down."""
+    right = [("4", 1.0)] * 6
+    wrong = [("5", 0.0)] * 6
+    mixed = [("4", 1.0)] * 3 + [("5", 0.0), ("6", 0.0), ("7", 0.0)]
+    got = advantages([right, wrong, mixed]).reshape(3, 6)
+    assert (got[0] > 0.9).all() and (got[1] < -0.9).all()
+    np.testing.assert_allclose(got[2, 3:], 0, atol=1e-9)
+    # Entropy 1.79 bits: the right ones have 98 % of GRPO's advantage, sqrt(5 / 6).
+    weight = 1 / (1 + math.exp(-5 * (0.5 * 1 + 3 / 6 * math.log2(6) - 1)))
+    np.testing.assert_allclose(got[2, :3], weight * math.sqrt(5 / 6), rtol=1e-4)
