@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlvr.components import RewardTerm
-from rlvr.records import Batch, Rollout
+from rlvr.records import Batch, Rollout, VerdictStatus
 from rlvr.registry import register
 
 # "d3 > d1 > doc-7.b" gives d3, d1, doc-7.b; brackets, commas and ">" separate.
@@ -22,19 +22,20 @@ class RankOverlap(RewardTerm):
     """Rank-biased overlap of the extracted ranking with a given one (Webber et al. 2010, eq. 4, of finite lists): the
     mean over depths d of their first d places' overlap, weighted by p^(d - 1), over the same of a perfect agreement.
 
-    A part of ReasonRank's reward (Liu et al. 2025, arXiv 2508.07050, from notes; its p is not confirmed). The given
-    ranking is a list in the task's info, best first; without it the ids of the task's answer by grade. 0 where nothing
-    was extracted, undecided where the verdict is. An id that is repeated counts where it stands first.
+    A part of ReasonRank's reward (Liu et al. 2025, arXiv 2508.07050), whose code takes p = 1, the mean overlap. The
+    given ranking is a list in the task's info, best first; without it the ids of the task's answer by grade. 0 where no
+    ranking was extracted or the verifier refused it, undecided where the verdict is. An id that is repeated counts
+    where it stands first.
     """
 
     given: str = "ranking"
     """The field of the task's info with the given ranking."""
     p: float = 0.9
-    """Factor of the weight from each depth to the next, above 0 and below 1: the nearer to 1, the slower it falls."""
+    """Factor of the weight from each depth to the next, above 0; 1: all depths weigh the same."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.p < 1:
-            raise ValueError(f"p is {self.p}: it must be above 0 and below 1")
+        if not 0 < self.p <= 1:
+            raise ValueError(f"p is {self.p}: it must be above 0 and at most 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
         return np.asarray([self._score(r) for r in batch.rollouts], dtype=np.float64)
@@ -42,6 +43,8 @@ class RankOverlap(RewardTerm):
     def _score(self, rollout: Rollout) -> float:
         if rollout.verdict is None or not rollout.verdict.decided:
             return float("nan")
+        if rollout.verdict.status is VerdictStatus.UNPARSABLE:
+            return 0.0
         ranking = list(dict.fromkeys(_ID.findall(rollout.verdict.answer or "")))
         return _overlap(ranking, self._reference(rollout), self.p)
 

@@ -1,0 +1,67 @@
+"""ReasonRank: the multi-view ranking reward of responses, computed by its three definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rlvr import registry
+from rlvr.recipes.papers import find_paper
+from rlvr.records import Batch, Task
+from rlvr.rewards import build_terms, score
+
+REFERENCE = ["c", "a", "d", "b"]
+RELEVANT = {"c", "d"}
+
+
+def reward(order):
+    """ranking.py of the authors: binary NDCG@10 + 0.2 recall@10 + 0.1 RBO with p = 1."""
+    gain = sum(1 / math.log2(place + 2) for place, one in enumerate(order[:10]) if one in RELEVANT)
+    ideal = sum(1 / math.log2(place + 2) for place in range(len(RELEVANT)))
+    found = len(RELEVANT & set(order[:10])) / len(RELEVANT)
+    overlaps = [len(set(order[:depth]) & set(REFERENCE[:depth])) / depth for depth in range(1, len(REFERENCE) + 1)]
+    return gain / ideal + 0.2 * found + 0.1 * sum(overlaps) / len(overlaps)
+
+
+def formed(*order):
+    return f"<think> so </think> <answer> {' > '.join(f'[{one}]' for one in order)} </answer>"
+
+
+RESPONSES = [
+    (formed("c", "a", "d", "b"), reward("cadb")),
+    (formed("c", "d", "a", "b"), reward("cdab")),
+    (formed("a", "b", "c", "d"), reward("abcd")),
+    (formed("b", "a", "d", "c"), reward("badc")),
+    (formed("d", "c", "b", "a"), reward("dcba")),
+    # A list that leaves passages out has 0, whatever stands in it.
+    (formed("c", "d"), 0.0),
+    (formed("c"), 0.0),
+    ("<think> so </think> <answer> none of them </answer>", 0.0),
+    # Without the form: -1, the best ranking or not.
+    ("[c] > [a] > [d] > [b]", -1.0),
+    ("", -1.0),
+]
+
+
+def test_ten_responses(make_rollout):
+    paper = find_paper("reasonrank")
+    verifier = registry.build("verifier", paper.config.verifier)
+    grades = {one: int(one in RELEVANT) for one in "abcd"}
+    task = Task("t", "p", grades, info={"ranking": REFERENCE})
+    assert verifier.check_task(task) is None
+    rollouts = []
+    for member, (text, _) in enumerate(RESPONSES):
+        rollout = make_rollout([9, 1], prompt=1, member=member, text=text, task=task)
+        rollout.verdicts["ranking"] = verifier.verify(task, text)
+        rollouts.append(rollout)
+    batch = Batch(rollouts)
+    score(batch, build_terms(paper.config.rewards))
+    np.testing.assert_allclose(batch.column("reward"), [value for _, value in RESPONSES], atol=1e-9)
+
+
+def test_the_reference_order_is_best_only_by_its_overlap():
+    """NDCG prefers the two relevant passages first; the overlap with the reference is worth less than that."""
+    assert reward("cdab") > reward("cadb") > reward("acdb") > reward("abcd")
+    assert reward("cdab") < 1.3 == pytest.approx(1 + 0.2 + 0.1)
