@@ -28,7 +28,7 @@ class AttemptAdvantage(Advantage):
     a turn has no part in that turn's mean. Tokens of other turns, and of undecided conversations, have 0.
     """
 
-    second: str
+    second: str = "second"
     """The reward term with the second attempt's reward, r2."""
     first: str | None = None
     """The term with the first one's, r1; null: the first attempt has no advantage and there is no bonus (stage I)."""
@@ -54,6 +54,9 @@ class AttemptAdvantage(Advantage):
             )
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
+        # As where a selector leaves no group: there may be no columns either.
+        if not len(batch):
+            return []
         second = batch.column(f"reward/{self.second}")
         if self.first is None:
             rewards = [np.zeros(len(batch)), second]
