@@ -2,7 +2,8 @@
 
 Invariants: bundles are made of neighbouring groups in the order of the batch and of members in the order of their
 number, so the order of groups matters where `bundle` is above 1 and that of members never; rewards that are all the
-same in a bundle give exactly 0; undecided responses join no bundle, and responses left over in a larger group have 0.
+same in a bundle give exactly 0 (with `track` or without `baseline`: where there is a `scale`); undecided responses
+join no bundle, and responses left over in a larger group have 0.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlvr.advantages.group import by_size, counts, means, stds
+from rlvr.advantages.group import by_size, counts, means
 from rlvr.components import Advantage
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -24,13 +25,11 @@ from rlvr.registry import register
 class MixedValueAtRisk(Advantage):
     """Mixed value at risk: the score function of the mean reward below a quantile and of that between two quantiles.
 
-    With s the mean reward of a paper (one response to each prompt of a bundle) and q the quantiles of s,
-    middle = ((q_lower - s)+ - (q_upper - s)+) / (upper - lower), tail = -(q_lower - s)+ / lower, and the advantage of
-    a paper is (weight tail + middle) / (weight + 1). RiskPO (Ren et al. 2025, arXiv 2510.00911), as
-    `compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking` of the authors' code (RTkenny/RiskPO,
-    verl/trainer/ppo/core_algos.py). Theirs sums over a bundle where this takes the mean, which is the same with `scale:
-    std` and a rate of tracking divided by `bundle`. At lower 0 and upper 1 it is the mean objective up to a constant
-    baseline.
+    With s the mean reward of a paper (one response to each prompt of a bundle; with `total` their sum) and q the
+    quantiles of s, middle = ((q_lower - s)+ - (q_upper - s)+) / (upper - lower), tail = -(q_lower - s)+ / lower, and
+    the paper's advantage is (weight tail + middle) / (weight + 1). RiskPO (Ren et al. 2025, arXiv 2510.00911), as
+    compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking of RTkenny/RiskPO, verl/trainer/ppo/core_algos.py,
+    whose options are those below. At lower 0 and upper 1 it is the mean objective up to a constant baseline.
     """
 
     lower: float = 0.2
@@ -44,14 +43,18 @@ class MixedValueAtRisk(Advantage):
     track: float | None = None
     """Rate at which the quantiles follow the papers of step after step; null: the quantiles of each bundle's own
     papers."""
+    total: bool = False
+    """Score a paper by the sum of its rewards, not by their mean; `track` is then a rate of sums."""
+    baseline: bool = True
+    """Keep q_lower - q_upper in the middle, which makes no advantage positive; without it the middle is
+    (s - q_lower)+ - (s - q_upper)+, and a paper above the lower quantile is reinforced."""
     scale: Literal["none", "std"] = "none"
-    """std: papers are divided by the standard deviation, with n - 1, of their bundle's papers; where that is 0 by 1."""
-    credit: Literal["uniform", "std", "sum_mean"] = "uniform"
-    """The share of a paper's advantage that a response has. uniform: the whole; std: the whole over the standard
-    deviation of its prompt's rewards; sum_mean: in proportion to its reward less the mean of its prompt, so that the
-    shares sum to 1 (equal ones where these differences sum to 0)."""
-    natural: bool = True
-    """Subtract q_upper - q_lower from the middle (the authors' natural_baseline_adv): then no advantage is above 0."""
+    """std: divide by the standard deviation (n - 1) of the bundle's scores."""
+    credit: Literal["uniform", "sum_mean"] = "uniform"
+    """uniform: every response of a paper has the paper's advantage. sum_mean: its share of it, (r - mean of its
+    prompt's rewards) over the sum of these differences in the paper; equal shares where that sum is 0."""
+    epsilon: float = 1e-6
+    """Added to the standard deviation."""
     _quantiles: np.ndarray | None = field(default=None, init=False, repr=False)
     _next: np.ndarray | None = field(default=None, init=False, repr=False)
 
@@ -79,30 +82,41 @@ class MixedValueAtRisk(Advantage):
         used = where[paper >= 0]
         # float64 [papers]: s, the mean reward of one response to each prompt of the bundle.
         scores = means(rewards[used], paper[paper >= 0])
+        # int64 [used]: the paper of each response that is in one.
+        papers = paper[paper >= 0]
+        if self.total:
+            scores = scores * np.bincount(papers)
         low, high = self._levels(scores, bundles)
-        risk = self._risk(scores, low, high)
+        values = self._risk(scores, low, high)
         if self.scale == "std":
-            # [bundles]. The authors divide by 1e-6 where all papers of a bundle have one score, which would outweigh
-            # all others.
-            spread = stds(scores, bundles, unbiased=True)
-            risk = risk / np.where(spread > 0, spread, 1.0)[bundles]
-        mine = paper[paper >= 0]
-        result[used] = risk[mine] * self._shares(rewards[where], groups, paper)
+            values = values / self._deviations(scores, bundles)
+        result[used] = values[papers]
+        if self.credit == "sum_mean":
+            result[used] *= self._shares(rewards[where], groups, paper >= 0, papers)
         return result
 
-    def _shares(self, rewards: np.ndarray, groups: np.ndarray, paper: np.ndarray) -> np.ndarray:
-        """float64 [responses in papers]: the factor of the paper's advantage for each."""
-        on = paper >= 0
-        if self.credit == "uniform":
-            return np.ones(int(on.sum()))
-        if self.credit == "std":
-            # [groups]; 1e-3 and 1e-6 are the authors'.
-            spread = stds(rewards, groups, unbiased=True)
-            return 1 / (np.where(spread > 1e-3, spread, 1.0)[groups[on]] + 1e-6)
-        mine = paper[on]
-        above = (rewards - means(rewards, groups)[groups])[on]
-        total = np.bincount(mine, above)[mine]
-        return np.where(np.abs(total) > 1e-6, above / np.where(total == 0, 1.0, total), 1 / counts(mine)[mine])
+    def _deviations(self, scores: np.ndarray, bundles: np.ndarray) -> np.ndarray:
+        """float64 [papers]: the deviation of the bundle's scores, infinite where they are all the same."""
+        result = np.full(len(scores), np.inf)
+        for index in by_size(bundles):
+            # [bundles, papers of each]
+            if index.shape[1] > 1:
+                spread = scores[index].std(axis=1, ddof=1)
+                # The authors divide by epsilon alone where there is no spread. Here such a bundle teaches nothing.
+                result[index] = np.where(np.ptp(scores[index], axis=1) > 0, spread + self.epsilon, np.inf)[:, None]
+            else:
+                result[index] = 1.0 + self.epsilon
+        return result
+
+    def _shares(self, rewards: np.ndarray, groups: np.ndarray, used: np.ndarray, papers: np.ndarray) -> np.ndarray:
+        """float64 [used]: each response's share of its paper's advantage; the shares of a paper sum to 1."""
+        differences = (rewards - means(rewards, groups)[groups])[used]
+        # [papers]
+        total = np.bincount(papers, weights=differences)[papers]
+        equal = 1.0 / np.bincount(papers)[papers]
+        # 1e-6: the authors' bound for a sum of 0.
+        some = np.abs(total) > 1e-6
+        return np.where(some, differences / np.where(some, total, 1.0), equal)
 
     def _levels(self, scores: np.ndarray, bundles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The two quantiles for each paper."""
@@ -113,25 +127,27 @@ class MixedValueAtRisk(Advantage):
                 # np.quantile is [2, bundles]; the new axis gives both quantiles to every paper of the bundle.
                 result[:, index] = np.quantile(scores[index], levels, axis=1)[:, :, None]
             return result[0], result[1]
+        # The new values wait in _next until the step was trained (`observe`), so that looking at a batch twice moves
+        # nothing.
         if self._quantiles is None:
+            # The first batch sets the quantiles and does not move them, as in the authors' tracker.
             tracked = np.quantile(scores, levels)
+            self._next = tracked
         else:
             tracked = self._quantiles
-        # Stochastic approximation: q rises while fewer papers than its level are below it, q += track (level - share
-        # below). The new values wait in _next until the step was trained (`observe`), so that looking at a batch twice
-        # moves nothing.
-        below = (scores < tracked[:, None]).mean(axis=1)
-        self._next = tracked + self.track * (levels - below)
+            # Stochastic approximation: q rises while fewer papers than its level are below it, q += track (level -
+            # share below).
+            below = (scores < tracked[:, None]).mean(axis=1)
+            self._next = tracked + self.track * (levels - below)
         return np.full(len(scores), tracked[0]), np.full(len(scores), tracked[1])
 
     def _risk(self, s: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         # (q_lower - s)+, the reward that a paper lacks to the lower quantile.
         under = np.maximum(low - s, 0.0)
-        middle = under - np.maximum(high - s, 0.0)
-        if not self.natural:
-            # (s - q_lower)+ - (s - q_upper)+ = (q_lower - s)+ - (q_upper - s)+ + q_upper - q_lower
-            middle = middle + high - low
-        middle = middle / (self.upper - self.lower)
+        middle = (under - np.maximum(high - s, 0.0)) / (self.upper - self.lower)
+        if not self.baseline:
+            # (s - q)+ = s - q + (q - s)+ on both sides.
+            middle = middle + (high - low) / (self.upper - self.lower)
         # There is no tail, and its term would be 0 / 0.
         if self.lower == 0:
             return middle
