@@ -229,19 +229,25 @@ def policy_gradient(
     return result
 
 
-def of_the_group(rewards: Sequence[float]) -> list[float]:
-    """GRPO's advantages (Shao et al. 2024, section 4.1.2), with TRL's 1e-4 beside the deviation."""
+def of_the_group(rewards: Sequence[float], epsilon: float = 1e-4, unbiased: bool = False) -> list[float]:
+    """GRPO's advantages (Shao et al. 2024, section 4.1.2), with TRL's 1e-4 beside the deviation; verl has 1e-6, and
+    the unbiased deviation."""
     mean = math.fsum(rewards) / len(rewards)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return [(reward - mean) / (deviation + 1e-4) for reward in rewards]
+    squares = math.fsum((reward - mean) ** 2 for reward in rewards)
+    deviation = math.sqrt(squares / (len(rewards) - unbiased))
+    return [(reward - mean) / (deviation + epsilon) for reward in rewards]
 
 
-def k3_gradient(responses: Sequence[Sequence[int]], logits: Sequence[float], reference: Sequence[float]) -> np.ndarray:
-    """d / d logits of the mean over responses of the mean of exp(d) - 1 - d, d = log reference - log pi (Shao et al.
-    2024, eq. 4): each token's score function times 1 - exp(d)."""
+def k3_gradient(
+    responses: Sequence[Sequence[int]], logits: Sequence[float], reference: Sequence[float], by: str = "sequences"
+) -> np.ndarray:
+    """d / d logits of the mean of exp(d) - 1 - d, d = log reference - log pi (Shao et al. 2024, eq. 4): each token's
+    score function times 1 - exp(d). The mean is that over responses of each one's, or over all `tokens`."""
     ratio = softmax(reference) / softmax(logits)
     result = np.zeros(len(logits))
+    tokens = sum(len(ids) for ids in responses)
     for ids in responses:
+        share = 1 / tokens if by == "tokens" else 1 / (len(ids) * len(responses))
         for token in ids:
-            result += (1 - ratio[token]) * score_function([token], logits) / (len(ids) * len(responses))
+            result += share * (1 - ratio[token]) * score_function([token], logits)
     return result

@@ -13,6 +13,8 @@ from rlvr.recipes.papers import find_paper
 from rlvr.records import Task
 
 SLUG = "acereason-nemotron-1-1"
+LEFT_OUT = ("maths-8k", "maths-16k")
+"""Stages that train on no truncated answer."""
 TASK = Task(id="t", prompt="What is 2 + 2?", answer="4")
 RESPONSES = [
     ("<think>\nTwo and two.\n</think>\nThe answer is \\boxed{4}.", 1.0),
@@ -85,12 +87,12 @@ GROUP = [
 
 @pytest.mark.parametrize("name", [plan.name for plan in maths()])
 def test_gradient_of_a_two_token_policy(recipe_step, name):
-    """On-policy GRPO over tokens without a KL. In the first stage a truncated answer teaches nothing, later it is
+    """On-policy GRPO over tokens without a KL. At 8k and 16k tokens a truncated answer teaches nothing, later it is
     wrong like any other; it counts in the group's mean in both."""
     step = recipe_step(SLUG, [TASK], name)
     advantages = of_the_group([1.0, 0.0, 0.0])
     ids = [response.ids for response in GROUP]
-    if name == maths()[0].name:
+    if name in LEFT_OUT:
         advantages, ids = advantages[:2], ids[:2]
     logits = [0.0, 0.4]
     expected = policy_gradient(advantages, ids, logits, "tokens")
@@ -98,15 +100,15 @@ def test_gradient_of_a_two_token_policy(recipe_step, name):
 
 
 def test_a_truncated_answer_is_punished_in_the_later_stages_alone(recipe_step):
-    """The token 0 stands in truncated answers alone: its logit is pushed down from the second stage on."""
+    """The token 0 stands in truncated answers alone: its logit is pushed down from 24k tokens on."""
     group = [Response(RESPONSES[0][0], (1,)), Response(RESPONSES[4][0], (1,)), Response("hm", (0,) * 9, truncated=True)]
     slopes = []
     for plan in maths():
         step = recipe_step(SLUG, [TASK], plan.name)
         slopes.append(step.gradient(step.score([group]), [0.0, 0.0])[0])
-    first, *later = slopes
+    early, later = slopes[: len(LEFT_OUT)], slopes[len(LEFT_OUT) :]
     # Without the truncated answer the gradient of the token 1 is that of a right and a wrong answer.
-    assert first < min(later)
+    assert max(early) < min(later)
     assert all(slope > 0 for slope in later)
 
 
@@ -123,12 +125,8 @@ def test_the_stages_grow_within_the_model_s_context():
     assert max(plan.config.rollout.max_new_tokens for plan in reinforced()) < context
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="The paper (arXiv 2506.13284, figure 2) trains mathematics at 8k, 16k and 24k tokens, then code, then "
-    "mathematics again at 32k; the recipe ends after 8k, 16k and code at 16k.",
-)
 def test_the_stages_are_the_papers():
+    """Mathematics at 8k, 16k and 24k tokens, then code, then mathematics again at 32k (arXiv 2506.13284, figure 2)."""
     stages = [(plan.config.verifier.name, plan.config.rollout.max_new_tokens) for plan in reinforced()]
     assert [size for verifier, size in stages if verifier == "math"] == [8192, 16384, 24576, 32768]
     assert stages[-1] == ("math", 32768)

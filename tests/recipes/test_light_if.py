@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hand_written_steps import Response, of_the_group, policy_gradient, softmax
+from hand_written_steps import Response, k3_gradient, of_the_group, policy_gradient
 
 from rlvr.records import Task
 
@@ -64,15 +64,14 @@ def test_a_group_in_which_nobody_follows_all_has_a_signal(step):
 
 
 def test_gradient_of_a_two_token_policy(step):
-    """GRPO of the dense reward and the entropy bonus, d H / d log-odds = -log-odds p (1 - p)."""
+    """GRPO of the dense reward over tokens, and the KL with the estimator k3 and weight 0.001."""
     ids = [(1, 0), (1,), (0, 0, 1)]
     group = [Response(RESPONSES[i], own) for i, own in zip((0, 2, 5), ids, strict=True)]
-    logits = [0.0, 1.5]
-    p = softmax(logits)[1]
-    reward = policy_gradient(of_the_group([1, 2 / 3, 1 / 3]), ids, logits, "sequences")
-    bonus = 0.001 * 1.5 * p * (1 - p)
-    expected = reward + np.asarray([-bonus, bonus])
-    np.testing.assert_allclose(step.gradient(step.score([group]), logits), expected, rtol=1e-9)
+    logits, reference = [0.0, 1.5], [0.5, 0.0]
+    reward = policy_gradient(of_the_group([1, 2 / 3, 1 / 3]), ids, logits, "tokens")
+    kl = 0.001 * k3_gradient(ids, logits, reference, "tokens")
+    got = step.gradient(step.score([group]), logits, reference=reference)
+    np.testing.assert_allclose(got, reward + kl, rtol=1e-9)
 
 
 @pytest.mark.xfail(

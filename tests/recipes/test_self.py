@@ -64,7 +64,8 @@ def test_gradient_of_the_policy(recipe_step):
     logits = np.random.default_rng(1).normal(size=8)
     got = step.gradient(step.score([with_right(2, 8)]), logits)
     ids = [r.ids for r in with_right(2, 8)]
-    reward = policy_gradient(of_the_group([1.0] * 2 + [0.0] * 6), ids, logits, "sequences")
+    # As verl has it: the deviation with n - 1, and the mean over tokens.
+    reward = policy_gradient(of_the_group([1.0] * 2 + [0.0] * 6, 1e-6, unbiased=True), ids, logits, "tokens")
     shown = ids_of("abba")
     np.testing.assert_allclose(got, reward - WEIGHT * score_function(shown, logits) / len(shown), rtol=1e-9)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_written_steps import Response, k3_gradient, of_the_group, policy_gradient
+from hand_written_steps import Response, k3_gradient, of_the_group, policy_gradient, softmax
 
 from rlvr.records import Task
 
@@ -24,6 +24,13 @@ RESPONSES = [
 ]
 
 
+def less_entropy(log_odds):
+    """The gradient of -0.001 H of two tokens: d H / d log-odds = -log-odds p (1 - p)."""
+    p = softmax([0.0, log_odds])[1]
+    slope = 0.001 * log_odds * p * (1 - p)
+    return np.asarray([-slope, slope])
+
+
 @pytest.fixture
 def step(recipe_step):
     return recipe_step("simplerl-zoo", [TASK])
@@ -41,33 +48,32 @@ def test_no_form_is_worth_anything(step):
         assert set(step.rewards([form.format(answer) for form in forms])) == {reward}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Where nothing marks the answer, the authors take the last number (hkust-nlp/simpleRL-reason@cf1c785 "
-    "verl/utils/reward_score/qwen_math_eval_toolkit/parser.py, extract_answer); the recipe's verifier has `fallback: "
-    "none`, so that a base model has to learn a marker first, which is a format reward.",
-)
 @pytest.mark.parametrize("text", ["2 + 2 = 4", "4", "So we get $4$.", "Two and two make 4, as we wanted."])
 def test_a_right_number_without_a_marker_is_right(step, text):
+    """The authors take the last number (hkust-nlp/simpleRL-reason@cf1c785 verl/utils/reward_score/
+    qwen_math_eval_toolkit/parser.py, extract_answer): a base model need not learn a marker."""
     assert step.rewards([text]) == [1.0]
 
 
 def test_gradient_of_a_two_token_policy(step):
-    """GRPO by responses and the KL of weight 1e-4 with the estimator k3 (low_var_kl of train_grpo_math_tune_ray.sh)."""
+    """GRPO by tokens, as verl has it, the KL of weight 1e-4 with the estimator k3 (low_var_kl of
+    train_grpo_math_tune_ray.sh), and the entropy bonus of 0.001."""
     ids = [(1, 0, 0), (1,), (0,), (0, 1)]
     texts = [RESPONSES[i][0] for i in (0, 2, 6, 8)]
     batch = step.score([[Response(text, own) for text, own in zip(texts, ids, strict=True)]])
     logits, reference = [0.0, 2.0], [0.0, -2.0]
     got = step.gradient(batch, logits, reference=reference)
-    reward = policy_gradient(of_the_group([1, 1, 0, 0]), ids, logits, "sequences")
-    kl = 1e-4 * k3_gradient(ids, logits, reference)
+    reward = policy_gradient(of_the_group([1, 1, 0, 0], 1e-6, unbiased=True), ids, logits, "tokens")
+    kl = 1e-4 * k3_gradient(ids, logits, reference, "tokens")
     assert np.abs(kl).max() > 1e-5
-    np.testing.assert_allclose(got, reward + kl, rtol=1e-9)
+    np.testing.assert_allclose(got, reward + kl + less_entropy(2.0), rtol=1e-9)
 
 
 def test_hard_tasks_alone_teach_nothing(recipe_step):
-    """The paper matches the difficulty to the model: a task that is never or always solved has no reward's gradient."""
+    """The paper matches the difficulty to the model: a task that is never or always solved has no reward's gradient,
+    and the entropy bonus is left."""
     step = recipe_step("simplerl-zoo", [TASK, Task(id="u", prompt="What is 1 + 3?", answer="4")])
     right, wrong = Response(RESPONSES[0][0], (1,)), Response(RESPONSES[6][0], (0,))
     batch = step.score([[right] * 4, [wrong] * 4])
-    np.testing.assert_array_equal(step.gradient(batch, [0.0, 1.0], reference=[0.0, 1.0]), 0)
+    got = step.gradient(batch, [0.0, 1.0], reference=[0.0, 1.0])
+    np.testing.assert_allclose(got, less_entropy(1.0), rtol=1e-9)
