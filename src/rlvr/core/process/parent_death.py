@@ -27,7 +27,7 @@ OWNER = "RLVR_OWNER"
 SCRATCH = "RLVR_SCRATCH"
 """Environment variables of a started process: the id of its owner, with which it ends, and the folder that it removes
 if the owner ended first."""
-PREFIX = "rlvr-vllm-"
+PREFIX = "rlvr-scratch-"
 """Prefix of the names of scratch folders; no other folder is ever removed."""
 # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h.
 _SET_DEATH_SIGNAL = 1

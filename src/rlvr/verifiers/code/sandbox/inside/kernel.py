@@ -72,7 +72,7 @@ def make_read_only(target: str, flags: int = NO_SUID | NO_DEVICES) -> None:
     check(_mount(b"tmpfs", target.encode(), b"tmpfs", ctypes.c_ulong(flags), None), f"remount {target}")
 
 
-def die_with_parent(signal: int) -> None:
+def signal_on_parent_death(signal: int) -> None:
     """Have the kernel send `signal` when the parent ends."""
     _prctl(_SET_DEATH_SIGNAL, signal, 0, 0, 0)
 

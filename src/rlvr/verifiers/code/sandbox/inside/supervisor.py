@@ -51,7 +51,7 @@ def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoRetur
         # The zygote ignores SIGCHLD, so that the kernel reaps its children. Here the exit status of the program is
         # needed.
         kernel.handle(signal.SIGCHLD, kernel.DEFAULT)
-        kernel.die_with_parent(signal.SIGKILL)
+        kernel.signal_on_parent_death(signal.SIGKILL)
         # A program may fork twice and let the parent end. Its orphans become children of this process, where `_sweep`
         # finds them.
         kernel.be_subreaper()
