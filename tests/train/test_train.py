@@ -116,6 +116,12 @@ def test_a_saved_model_can_be_trained_on(command, folder):
     assert (code, err) == (0, "")
 
 
+def test_a_dry_run_refuses_an_objective_that_the_run_would_refuse(command):
+    code, out, err = command("--dry-run", over={"algorithm": {"preset": "pacs"}})
+    assert (code, out) == (2, "")
+    assert "the loss 'pacs' is of the log-ratio" in err and "updates_per_batch to 2 or more" in err
+
+
 def test_a_dry_run_prints_the_plan_and_creates_nothing(command, tmp_path):
     over = {
         "optim": {"updates_per_batch": 2, "epochs_per_batch": 3, "micro_batch_size": 3},

@@ -97,7 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dry_run(config: Config, devices: str | None) -> int:
     from rlvr.planner import own_devices, parse_devices, plan_for
     from rlvr.run.dry_run import plan_lines
+    from rlvr.stages.grpo.build_objective import build_objective
 
+    for stage in stage_plans(config):
+        if stage.kind == "grpo":
+            # ConfigError for an objective that the run would refuse.
+            build_objective(stage, shares_weights=False)
     memory: tuple[str, ...]
     ranks = None
     try:
