@@ -163,7 +163,11 @@ def test_stages_differ_in_data_verifier_and_settings(make_trainer, tmp_path, pie
 # every registered piece is wired
 
 
-ASKED = {"last_token": {"token": "?"}, "blend": {"of": "verdict"}}
+ASKED = {
+    "last_token": {"token": "?"},
+    "blend": {"of": "verdict"},
+    "attempts": {"first": "verdict", "second": "verdict"},
+}
 """Options that some pieces have to be given."""
 
 
@@ -192,6 +196,7 @@ def wired():
                 "token_selector": [name],
                 "auxiliary": [{"name": name, "coef": 0.1, **ASKED.get(name, {})}],
                 "modifier": [{"name": name, **ASKED.get(name, {})}],
+                "advantage": {"name": name, **ASKED.get(name, {})},
                 "reward": [{"name": name, **ASKED.get(name, {})}, f"{'verdict' if name != 'verdict' else 'length'}"],
                 "plan": {"name": name, "environment": "calculator"} if name == "turns" else name,
             }.get(kind, name)
