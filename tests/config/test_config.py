@@ -92,6 +92,7 @@ def test_exclusive_options_are_refused():
     ("override", "key", "value"),
     [
         ("optim.lr=1e-6", "optim.lr", 1e-6),
+        ("optim.lr=1.5e0", "optim.lr", 1.5),
         ("optim.lr=2.5e-4", "optim.lr", 2.5e-4),
         ("rollout.group_size=16", "rollout.group_size", 16),
         ("run.steps=null", "run.steps", None),

@@ -30,8 +30,11 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
-# Matches `1e-6` and `+3E5`, which YAML 1.1 takes for text since they lack a point; `1.0e-6` it knows already.
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
+# Matches `1e-6`, `+3E5` and `1.0e6`, which YAML 1.1 takes for text since they lack a point, or the exponent's sign;
+# `1.0e-6` it knows already.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def read_yaml(text: str, name: str) -> Any:
