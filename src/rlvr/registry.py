@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from pydantic import TypeAdapter
 
-T = TypeVar("T")
+Registered = TypeVar("Registered", bound=type[Any] | Callable[..., Any])
+"""A class or a function: what a decorator registers, and returns as it is."""
 
 PACKAGES = {
     "verifier": "rlvr.verifiers.builtin",
@@ -124,7 +125,7 @@ class _TrainerReached(BaseException):
     `except Exception` of the script does not catch it."""
 
 
-def register(kind: str, name: str) -> Callable[[T], T]:
+def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     """Decorator: register a class or function as the component `name` of a kind.
 
     ConfigError if the name belongs to another component. A component of the same file and qualified name replaces the
@@ -133,7 +134,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     if kind not in PACKAGES:
         raise ConfigError(f"there is no kind of component {kind!r}{nearest(kind, PACKAGES)}")
 
-    def keep(component: T) -> T:
+    def keep(component: Registered) -> Registered:
         # A paper's component is registered only here, where its name is taken or found.
         if not _is_own(component):
             _import_recipe(kind, name)

@@ -10,15 +10,17 @@ of metrics per step; the engine never samples with other weights than the versio
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from rlvr.config import Config
 from rlvr.core.seeding import seed_of
 from rlvr.core.waits import reporting as status_on_signal
+from rlvr.data import TaskSource
 from rlvr.distributed import World
 from rlvr.distributed.step_meters import StepMeters
 from rlvr.errors import UserCodeError
@@ -42,6 +44,7 @@ from rlvr.run.step_recorder import StepRecorder
 from rlvr.run.stopping import RunStop, failing_together, stop_when_hopeless
 from rlvr.run.train_state import TrainState
 from rlvr.stages import Stage
+from rlvr.verifiers import Verifier
 
 
 class GRPOTrainer:
@@ -50,24 +53,22 @@ class GRPOTrainer:
         trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, MathVerifier(), {"run": {"steps": 100}})
         trainer.train()
 
-    `model` is a loaded model (with `tokenizer`; moved to `model.device`), a path or hub name, or None to build what the
-    config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the config's.
-    `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's. `config` is a
-    Config, a mapping or a YAML file. `resume` is what `train` goes on from; given here, its engine is taken for `auto`.
-
+    None stands for what `config` says, a Config, a mapping or a YAML file. A loaded `model` is moved to `model.device`;
+    a str is a path or hub name. A callable as `verifier` is a plain reward function, a str a registered name. `resume`
+    is what `train` goes on from; given here, its engine is taken for `auto`.
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
     RlvrError for bad input before any training.
     """
 
     def __init__(
         self,
-        model: Any = None,
-        tasks: Any = None,
-        verifier: Any = None,
+        model: torch.nn.Module | str | Path | None = None,
+        tasks: TaskSource | None = None,
+        verifier: Verifier | Callable[..., Any] | str | Mapping[str, Any] | None = None,
         config: Config | Mapping[str, Any] | str | Path | None = None,
         *,
-        eval_tasks: Any = None,
-        tokenizer: Any = None,
+        eval_tasks: TaskSource | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         trackers: Sequence[Tracker] = (),
         resume: str | None = None,
     ) -> None:

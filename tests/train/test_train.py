@@ -122,6 +122,12 @@ def test_a_dry_run_refuses_an_objective_that_the_run_would_refuse(command):
     assert "the loss 'pacs' is of the log-ratio" in err and "updates_per_batch to 2 or more" in err
 
 
+def test_a_dry_run_refuses_sampling_that_cannot_be_trained_on(command):
+    code, out, err = command("--dry-run", "rollout.top_p=0.9")
+    assert (code, out) == (2, "")
+    assert "rollout.top_p=0.9 cannot be trained on" in err
+
+
 def test_a_dry_run_prints_the_plan_and_creates_nothing(command, tmp_path):
     over = {
         "optim": {"updates_per_batch": 2, "epochs_per_batch": 3, "micro_batch_size": 3},

@@ -11,7 +11,7 @@ from rlvr.data.products import products
 from rlvr.data.prompts import Prompts
 from rlvr.data.row_adapters import to_task
 from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle, TaskPool
-from rlvr.data.sources import load_tasks
+from rlvr.data.sources import TaskSource, load_tasks
 from rlvr.data.splits import in_split
 from rlvr.data.templates import Template, render_demonstration, render_prompt
 
@@ -24,6 +24,7 @@ __all__ = [
     "Shuffle",
     "TaskHistory",
     "TaskPool",
+    "TaskSource",
     "Template",
     "arithmetic",
     "functions",

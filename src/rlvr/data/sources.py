@@ -45,6 +45,9 @@ _WORD = re.compile(r"[\w.-]+", re.ASCII)
 # Matches `openai/gsm8k`, `openai/gsm8k/main`, `openai/gsm8k/main:train[:100]`; not `gsm8k`, and not `1/2 + 1/3 = ?`.
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?(:(?P<split>.+))?")
 
+TaskSource = str | Mapping[str, Any] | Iterable[Any]
+"""A data set, in one of the forms above."""
+
 PlacedTask = tuple[str, Task]
 
 
@@ -62,7 +65,7 @@ class _DataSet:
 
 
 def load_tasks(
-    spec: Any, *, split: str = "train", fields: Mapping[str, Any] | None = None, limit: int | None = None
+    spec: TaskSource, *, split: str = "train", fields: Mapping[str, Any] | None = None, limit: int | None = None
 ) -> list[Task]:
     """The tasks of `spec` (see the module), in order, at most `limit` (1 or more; None: all).
 

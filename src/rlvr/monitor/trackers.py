@@ -106,10 +106,6 @@ class MetricsFile:
             return self.path.read_bytes().count(b"\n")
         return 0
 
-    def last_step(self) -> int | None:
-        """The step of the last whole line; None when there is none."""
-        return max((row["step"] for row in self.rows()), default=None)
-
     def truncate_after(self, step: int) -> None:
         """Cut the lines past `step`, and a half-written last one: a run resumed from there writes them anew."""
         if self.path.exists():

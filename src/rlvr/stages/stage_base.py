@@ -106,6 +106,10 @@ class Stage(Component):
         )
         self.check_tasks()
 
+    @classmethod
+    def check_plan(cls, plan: StagePlan) -> None:
+        """ConfigError for a plan that the stage refuses whatever the tasks and the model are: a dry run asks too."""
+
     @property
     def steps(self) -> int:
         """Steps of the stage."""

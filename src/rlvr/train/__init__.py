@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import stage_plans
@@ -97,12 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dry_run(config: Config, devices: str | None) -> int:
     from rlvr.planner import own_devices, parse_devices, plan_for
     from rlvr.run.dry_run import plan_lines
-    from rlvr.stages.grpo.build_objective import build_objective
 
     for stage in stage_plans(config):
-        if stage.kind == "grpo":
-            # ConfigError for an objective that the run would refuse.
-            build_objective(stage, shares_weights=False)
+        # `find`, not `build`: a stage takes what only a run has beside its options.
+        registry.find("stage", stage.kind).check_plan(stage)
     memory: tuple[str, ...]
     ranks = None
     try:

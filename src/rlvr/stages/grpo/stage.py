@@ -39,6 +39,7 @@ class GRPOStage(Stage):
     """Reinforcement from verified groups."""
 
     def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
+        self.check_plan(plan)
         rollout = plan.config.rollout
         self.scoring = Scoring(plan.config)
         self._objective = build_objective(plan, context.shares_weights)
@@ -51,21 +52,6 @@ class GRPOStage(Stage):
         self._appended = token_after(self._objective, context.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
-        if rollout.dynamic_sampling and rollout.group_size < 2:
-            raise ConfigError(
-                "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
-                "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
-            )
-        for name in ("top_p", "top_k", "min_p"):
-            # The neutral values are the defaults: top_p 1, top_k and min_p 0.
-            neutral = type(rollout).model_fields[name].default
-            if getattr(rollout, name) != neutral:
-                raise ConfigError(
-                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those "
-                    f"of the whole distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
-                )
-        if rollout.temperature == 0:
-            raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
         # After `_shows_demonstrations`, which the base class reads; before what needs the pool of tasks that fit.
         super().__init__(plan, context, tasks, seed)
         self._step = 0
@@ -95,6 +81,27 @@ class GRPOStage(Stage):
             self.buffer = RecordedBuffer(
                 recorded, plan, context, self.sampler, self.rollout_context_at(0), self._objective
             )
+
+    @classmethod
+    def check_plan(cls, plan: StagePlan) -> None:
+        """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
+        build_objective(plan, shares_weights=False)
+        rollout = plan.config.rollout
+        if rollout.dynamic_sampling and rollout.group_size < 2:
+            raise ConfigError(
+                "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
+                "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
+            )
+        for name in ("top_p", "top_k", "min_p"):
+            # The neutral values are the defaults: top_p 1, top_k and min_p 0.
+            neutral = type(rollout).model_fields[name].default
+            if getattr(rollout, name) != neutral:
+                raise ConfigError(
+                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those "
+                    f"of the whole distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
+                )
+        if rollout.temperature == 0:
+            raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
 
     def collect(self, step: int) -> StepRollouts:
         """Groups of verified responses."""
