@@ -271,7 +271,7 @@ def test_a_schema_is_of_two_rows_that_have_its_columns_and_says_where_it_was_rea
 def test_every_model_and_data_set_that_a_recipe_names_has_a_schema_and_no_other():
     papers = read_papers()
     models = {paper.config.model.path for paper in papers}
-    data = {name for paper in papers for name in named_data(paper)}
+    data = {name for paper in papers for name in named_data(paper.config)}
     assert models == set(SCHEMAS["models"])
     assert data == set(SCHEMAS["data"]) | set(SCHEMAS["files"])
     used = {model["tokenizer"] for model in SCHEMAS["models"].values()}
@@ -292,10 +292,10 @@ def test_show_says_which_schemas_were_not_seen_and_which_files_a_user_makes(caps
         assert main(["show", paper.slug]) == 0
         shown = capsys.readouterr().out.splitlines()
         assert set(schema_lines(paper)) <= set(shown)
-        for name in (paper.config.model.path, *named_data(paper)):
+        for name in (paper.config.model.path, *named_data(paper.config)):
             schema = next(SCHEMAS[kind][name] for kind in ("models", "data", "files") if name in SCHEMAS[kind])
             assert any(line.startswith(f"unseen: {name}: ") for line in shown) == bool(schema.get("unseen")), name
             if name in SCHEMAS["files"]:
-                where = next(n for n, line in enumerate(shown) if line.startswith(f"file: {name} "))
+                where = next(n for n, line in enumerate(shown) if line.startswith("file: ") and name in line)
                 assert schema["make"] in shown[where]
     assert not schema_lines(find_paper("psr"))

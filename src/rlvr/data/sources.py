@@ -193,7 +193,7 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
         if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):
             raise _no_file(spec.path)
         source = hub["name"]
-        rows = _hub_rows(source, spec.config or hub["config"], hub["split"] or split, spec.revision)
+        rows = hub_rows(source, spec.config or hub["config"], hub["split"] or split, spec.revision)
     else:
         raise _no_file(spec.path)
     tasks = _adapted(rows, spec.fields, source if spec.source is None else spec.source)
@@ -207,7 +207,8 @@ def _no_file(path: str) -> DataError:
     return DataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
 
 
-def _hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[tuple[str, Any]]:
+def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[tuple[str, Any]]:
+    """The rows of a data set of the hub with their places. DataError where it cannot be loaded."""
     import datasets
 
     try:

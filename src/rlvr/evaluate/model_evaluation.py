@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,17 @@ from rlvr.distributed.checkpoint import latest
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
 from rlvr.evaluation import Evaluation, compare, contamination, describe, evaluate, read_result
+from rlvr.evaluation.evaluation_loop import Collect
 from rlvr.monitor.whole_file import write_whole
 from rlvr.planner import engine_of_run
-from rlvr.policy import load_policy
+from rlvr.policy import Policy, load_policy
 from rlvr.records import Task
 from rlvr.rollout import CollectionInterruptedError
 from rlvr.rollout.weights import weight_buckets
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import encoded_lengths
 from rlvr.stages.grpo.scoring import chooser
+from rlvr.verifiers.pool import Verification
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 WRITTEN = "config.yaml"
@@ -211,17 +214,22 @@ def _model_folder(path: str) -> Path | str:
     return path if newest is None else newest / "model"
 
 
+@dataclass(frozen=True)
+class OpenSampling:
+    """A model with its engine and the verifier of its responses, open for sampling."""
+
+    policy: Policy
+    verification: Verification
+    collect: Collect
+    """Called on rank 0 alone. Samples are those that the trainer's own evaluation would draw: both sample with
+    `RolloutRuntime.evaluation_samples`."""
+    stop: StopRequest
+    """Entered by whoever samples: signals are then requests to stop."""
+
+
 @contextmanager
-def sampler(
-    config: Config, tasks: Sequence[Task], world: World
-) -> Iterator[tuple[Callable[..., Evaluation], StopRequest]]:
-    """Open the sampling and verification of `config`, on all ranks of `world`; `evaluate` with these, which only rank 0
-    may call, and the request to stop.
-
-    Samples are those that the trainer's own evaluation would draw: both sample with
-    `RolloutRuntime.evaluation_samples`.
-    """
-
+def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterator[OpenSampling]:
+    """Open the sampling and verification of `config` for `tasks`, on all ranks of `world`."""
     config, engine_reason = engine_of_run(config, world)
     check_gpus(config, world, engine_reason)
     stop = StopRequest("stopping; nothing will be written" if world.is_main else "")
@@ -238,10 +246,18 @@ def sampler(
         refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], rollouts.context)
         # An engine samples only with published weights; 1 is any version.
         rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
-        collect = rollouts.evaluation_samples(config, verification, prompts)
-        with stop:
-            scorer = chooser(config, policy, tasks)
-            yield functools.partial(evaluate, tasks, config, collect, verification.same_answer, scorer=scorer), stop
+        yield OpenSampling(policy, verification, rollouts.evaluation_samples(config, verification, prompts), stop)
+
+
+@contextmanager
+def sampler(
+    config: Config, tasks: Sequence[Task], world: World
+) -> Iterator[tuple[Callable[..., Evaluation], StopRequest]]:
+    """`evaluate` with the sampling of `config`, which only rank 0 may call, and the request to stop."""
+    with open_sampling(config, tasks, world) as opened, opened.stop:
+        scorer = chooser(config, opened.policy, tasks)
+        same_answer = opened.verification.same_answer
+        yield functools.partial(evaluate, tasks, config, opened.collect, same_answer, scorer=scorer), opened.stop
 
 
 def _is_result(head: str) -> bool:

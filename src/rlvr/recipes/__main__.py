@@ -4,6 +4,8 @@
     python -m rlvr.recipes search length penalty  those whose text has all the words
     python -m rlvr.recipes show SLUG [--diff grpo]
     python -m rlvr.recipes path SLUG              print the path of its file
+    python -m rlvr.recipes prepare SLUG [--limit N] [key.path=value ...]
+                                                  make the files that it trains on
     python -m rlvr.recipes smoke SLUG... [--against grpo]
 
 `python -m rlvr.train --config SLUG` trains with one.
@@ -26,6 +28,7 @@ from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import RlvrError, command
 from rlvr.recipes.hub_schemas import schema_lines
 from rlvr.recipes.papers import Paper, find_paper, read_papers
+from rlvr.recipes.prepare import prepare
 
 
 @command
@@ -44,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     path = commands.add_parser("path", help="the path of a recipe's file, such as for a copy of your own")
     path.add_argument("slug")
+    made = commands.add_parser("prepare", help="make the files that a recipe trains on")
+    made.add_argument("slug")
+    made.add_argument("--limit", type=_at_least_one, metavar="N", help="at most so many rows of each file")
+    made.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings of what samples, if any does")
     smoke = commands.add_parser("smoke", help="a few steps at toy size")
     smoke.add_argument("slugs", nargs="+", metavar="SLUG")
     smoke.add_argument(
@@ -60,11 +67,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "path":
         print(config_file(options.slug))
         return 0
+    if options.command == "prepare":
+        for line in prepare(find_paper(options.slug), options.limit, options.overrides):
+            print(line)
+        return 0
     if options.command == "smoke":
         papers = [find_paper(slug) for slug in options.slugs]
         return max(_smoke(paper, bool(options.against)) for paper in papers)
     _list(read_papers(), [word.lower() for word in options.words])
     return 0
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
 
 
 def _list(papers: Iterable[Paper], words: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlvr.config import Config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.recipes.papers import Paper
 
@@ -21,16 +22,16 @@ FILE = Path(__file__).with_name("hub_schemas.json")
 @functools.cache
 def hub_schemas() -> dict[str, Any]:
     """The schemas by kind: `models` (each with one of `tokenizers`), `data` (sets of the hub) and `files` (of a user),
-    by name."""
+    by name. A file with a `maker` is made by that module of rlvr.recipes (`rlvr.recipes.prepare`)."""
     schemas: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return schemas
 
 
-def named_data(paper: Paper) -> list[str]:
-    """The hub data sets, without configuration and split, and the files that a recipe's stages train or are evaluated
-    on."""
+def named_data(config: Config) -> list[str]:
+    """The hub data sets, without configuration and split, and the files that the stages of a configuration train or are
+    evaluated on."""
     names: dict[str, None] = {}
-    for plan in stage_plans(paper.config):
+    for plan in stage_plans(config):
         for spec in (plan.config.data.train, plan.config.data.eval, plan.config.evaluation.data):
             names |= dict.fromkeys(_names(spec))
     return list(names)
@@ -56,7 +57,7 @@ def schema_lines(paper: Paper) -> list[str]:
     schemas = hub_schemas()
     named = {
         name: schemas[kind].get(name)
-        for kind, names in (("models", [paper.config.model.path]), ("data", named_data(paper)))
+        for kind, names in (("models", [paper.config.model.path]), ("data", named_data(paper.config)))
         for name in names
         if name not in schemas["files"]
     }
@@ -66,11 +67,14 @@ def schema_lines(paper: Paper) -> list[str]:
             lines.append(f"unseen: {name}: its schema has not been looked up")
         elif schema.get("unseen"):
             lines.append(f"unseen: {name}: its schema, or a part of it, is assumed ({schema['source']})")
-    for name in named_data(paper):
+    for name in named_data(paper.config):
         if name not in schemas["files"]:
             continue
         schema = schemas["files"][name]
-        lines.append(f"file: {name} is yours to make: {schema['make']}")
+        if "maker" in schema:
+            lines.append(f"file: `python -m rlvr.recipes prepare {paper.slug}` makes {name}: {schema['make']}")
+        else:
+            lines.append(f"file: {name} is yours to make: {schema['make']}")
         if schema.get("unseen"):
             lines.append(f"unseen: {name}: its schema, or a part of it, is assumed ({schema['source']})")
         lines.append(f"  a row of it: {json.dumps(schema['rows'][0], ensure_ascii=False)}")

@@ -85,7 +85,14 @@ def papers_page() -> str:
 
 def _files(papers: Iterable[Paper]) -> list[tuple[str, str, str]]:
     files = hub_schemas()["files"]
-    return [(p.slug, f"`{name}`", files[name]["make"]) for p in papers for name in named_data(p) if name in files]
+    return [(p.slug, f"`{name}`", _how(p, name)) for p in papers for name in named_data(p.config) if name in files]
+
+
+def _how(paper: Paper, name: str) -> str:
+    schema: dict[str, str] = hub_schemas()["files"][name]
+    if "maker" in schema:
+        return f"`python -m rlvr.recipes prepare {paper.slug}`: {schema['make']}"
+    return schema["make"]
 
 
 def _unseen(papers: Iterable[Paper]) -> list[tuple[str, str, str]]:
@@ -94,7 +101,7 @@ def _unseen(papers: Iterable[Paper]) -> list[tuple[str, str, str]]:
     return [
         (p.slug, f"`{name}`", known[name]["source"])
         for p in papers
-        for name in (str(p.config.model.path), *named_data(p))
+        for name in (str(p.config.model.path), *named_data(p.config))
         if known[name].get("unseen")
     ]
 

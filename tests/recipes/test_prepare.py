@@ -1,0 +1,227 @@
+"""python -m rlvr.recipes prepare: the rows of each file from sets of the public form, nothing overwritten, errors."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rlvr import train
+from rlvr.config.config_loading import recipe_files
+from rlvr.data import load_tasks
+from rlvr.recipes.__main__ import main
+from rlvr.recipes.hub_schemas import hub_schemas
+from rlvr.recipes.papers import find_paper
+from rlvr.recipes.prepare import files_of
+
+SETS = {
+    "agentica-org/DeepScaleR-Preview-Dataset": [
+        {"problem": "1+1=", "answer": "2", "solution": "2"},
+        {"problem": "1+2=", "answer": "3", "solution": "3"},
+    ],
+    "Windy0822/ultrainteract_math_rollout": [
+        {"prompt": "What is 3 + 4?", "completions": ["It is 7.", "It is 8."], "correctness": [True, False]}
+    ],
+    "liuwenhan/reasonrank_data_rl": [
+        {
+            "prompt": [{"role": "system", "content": "Rank."}, {"role": "user", "content": "[1] a [2] b [3] c"}],
+            "label": "[2] > [3] > [1]",
+            "initial_list": ["d7", "d8", "d9"],
+            "relevant_docids": ["d9", "d8"],
+        }
+    ],
+}
+
+
+@pytest.fixture
+def prepared(monkeypatch, tmp_path, capsys):
+    """`prepared(slug, *arguments)`: exit code, rows of the recipe's file (None where there is none), output, errors."""
+    monkeypatch.chdir(tmp_path)
+    sets = {name: [dict(row) for row in rows] for name, rows in SETS.items()}
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name, config, split, revision: datasets.Dataset.from_list(sets[name])
+    )
+
+    def call(slug, *arguments):
+        code = main(["prepare", slug, *arguments])
+        (name,) = files_of(find_paper(slug).config)
+        rows = None
+        if Path(name).exists():
+            rows = [json.loads(line) for line in Path(name).read_text().splitlines()]
+        return (code, rows, *capsys.readouterr())
+
+    call.sets = sets
+    return call
+
+
+def test_each_problem_has_each_effort(prepared):
+    code, rows, out, _ = prepared("e1")
+    assert (code, out) == (0, "data/effort.jsonl: 8 rows written\n")
+    assert [(row["answer"], row["info"]["effort"]) for row in rows] == [
+        (answer, effort) for answer in ("2", "3") for effort in (0.25, 0.5, 0.75, 1.0)
+    ]
+    assert all(f"{row['info']['effort']:g}" in row["prompt"] for row in rows)
+
+
+def test_every_puzzle_has_a_solution(prepared):
+    _, rows, _, _ = prepared("for")
+    assert len({tuple(row["info"]["numbers"]) for row in rows}) == len(rows) == 15
+    for row in rows:
+        assert any(expressions_make_24(numbers) for numbers in itertools.permutations(row["info"]["numbers"]))
+
+
+def expressions_make_24(numbers):
+    """Return True if one of the five bracketings of four numbers in this order makes 24, in floating point."""
+    a, b, c, d = numbers
+    for p, q, r in itertools.product("+-*/", repeat=3):
+        forms = (
+            f"(({a}{p}{b}){q}{c}){r}{d}",
+            f"({a}{p}({b}{q}{c})){r}{d}",
+            f"({a}{p}{b}){q}({c}{r}{d})",
+            f"{a}{p}(({b}{q}{c}){r}{d})",
+            f"{a}{p}({b}{q}({c}{r}{d}))",
+        )
+        for form in forms:
+            try:
+                if abs(eval(form) - 24) < 1e-9:
+                    return True
+            except ZeroDivisionError:
+                pass
+    return False
+
+
+def test_each_response_has_its_label(prepared):
+    _, rows, _, _ = prepared("implicit-prm")
+    assert rows == [
+        {"prompt": "What is 3 + 4?", "demonstration": "It is 7.", "label": 1},
+        {"prompt": "What is 3 + 4?", "demonstration": "It is 8.", "label": 0},
+    ]
+
+
+def test_relevant_passages_have_grade_1(prepared):
+    _, rows, _, _ = prepared("reasonrank")
+    (row,) = rows
+    assert row["answer"] == {"1": 0, "2": 1, "3": 1}
+    assert row["info"] == {"ranking": ["2", "3", "1"]}
+    assert row["prompt"][1]["content"] == "[1] a [2] b [3] c"
+
+
+def test_a_question_stands_beside_its_paraphrase(prepared):
+    code, rows, _, err = prepared("co-reward")
+    assert (code, rows) == (2, None)
+    assert "git clone https://github.com/tmlr-group/Co-rewarding" in err
+    folder = Path("data/Co-rewarding/Co-rewarding-I/data/math")
+    folder.mkdir(parents=True)
+    for file, texts in (("train_original", ["a?", "b?"]), ("train_rewrite_Qwen3-32B", ["A?", "B?"])):
+        table = [
+            {
+                "prompt": [{"role": "system", "content": "Box it."}, {"role": "user", "content": text}],
+                "reward_model": {"ground_truth": str(number), "style": "rule"},
+            }
+            for number, text in enumerate(texts)
+        ]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), folder / f"{file}.parquet")
+    _, rows, _, _ = prepared("co-reward")
+    assert [(row["id"], row["info"]["partner"], row["prompt"], row["answer"]) for row in rows] == [
+        ("0a", "0b", "a?", "0"),
+        ("0b", "0a", "A?", "0"),
+        ("1a", "1b", "b?", "1"),
+        ("1b", "1a", "B?", "1"),
+    ]
+
+
+def test_each_response_of_a_conversation_has_the_turns_before_it(prepared):
+    Path("data/openchat").mkdir(parents=True)
+    items = [("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "See you")]
+    conversation = {"items": [{"role": role, "content": text} for role, text in items], "system": "Be kind."}
+    lines = [json.dumps(conversation | {"condition": condition}) + "\n" for condition in ("GPT4", "GPT3")]
+    Path("data/openchat/train.jsonl").write_text("".join(lines))
+    _, rows, _, _ = prepared("openchat")
+    assert [row["source"] for row in rows] == ["expert", "expert", "other", "other"]
+    assert rows[1]["prompt"] == (
+        "Be kind.<|end_of_turn|>GPT4 User: Hi<|end_of_turn|>GPT4 Assistant: Hello<|end_of_turn|>"
+        "GPT4 User: Bye<|end_of_turn|>GPT4 Assistant:"
+    )
+    assert rows[1]["demonstration"] == " See you"
+    assert rows[2]["prompt"] == "Be kind.<|end_of_turn|>GPT3 User: Hi<|end_of_turn|>GPT3 Assistant:"
+
+
+def test_the_model_samples_its_own_demonstrations(prepared, tmp_path):
+    """A verifier that takes the answer 2 for right whatever is written gives only its tasks a demonstration."""
+    Path("two.py").write_text("def two(completion, answer):\n    return float(answer == '2')\n")
+    settings = [
+        "model={path: null, scratch: {hidden_size: 16, layers: 1, intermediate_size: 16, context: 64}, device: cpu}",
+        "rollout={engine: hf, max_new_tokens: 4}",
+        f"verifier={tmp_path / 'two.py'}:two",
+        'data.template="{prompt}"',
+    ]
+    code, rows, _, err = prepared("self", *settings)
+    assert (code, "2/2 tasks sampled" in err) == (0, True)
+    assert [row["answer"] for row in rows] == ["2", "3"]
+    assert ["demonstration" in row for row in rows] == [True, False]
+
+
+def test_every_row_is_a_task_of_the_recipe(prepared):
+    """Read as the recipe reads it, from its own file."""
+    for slug in ("e1", "for", "implicit-prm", "reasonrank"):
+        _, rows, _, _ = prepared(slug)
+        (name,) = files_of(find_paper(slug).config)
+        assert len(load_tasks(name)) == len(rows)
+        # As the schema has it, which the recipe is opened against.
+        assert set(rows[0]) == set(hub_schemas()["files"][name]["rows"][0])
+
+
+def test_a_file_that_is_there_is_left_as_it_is(prepared):
+    Path("data").mkdir()
+    Path("data/effort.jsonl").write_text('{"prompt": "mine"}\n')
+    code, rows, out, _ = prepared("e1")
+    assert (code, rows) == (0, [{"prompt": "mine"}])
+    assert out == "data/effort.jsonl is there, and is left as it is\n"
+
+
+def test_a_limit_of_rows(prepared):
+    assert len(prepared("e1", "--limit", "3")[1]) == 3
+
+
+def test_a_set_that_has_changed_leaves_no_file(prepared):
+    for row in prepared.sets["agentica-org/DeepScaleR-Preview-Dataset"]:
+        row["question"] = row.pop("problem")
+    code, rows, _, err = prepared("e1")
+    assert (code, rows) == (2, None)
+    assert (
+        "DeepScaleR-Preview-Dataset:train" in err and "no column 'problem' (it has answer, question, solution)" in err
+    )
+    assert list(Path("data").iterdir()) == []
+
+
+def test_a_file_of_the_user_is_described(prepared):
+    code, rows, _, err = prepared("shop-r1")
+    assert (code, rows) == (2, None)
+    assert err.startswith("error: data/shop.jsonl is not there and is yours to make") and err.count("\n") == 1
+    assert json.dumps(hub_schemas()["files"]["data/shop.jsonl"]["rows"][0]) in err
+
+
+def test_a_recipe_of_public_sets_needs_nothing(capsys):
+    assert main(["prepare", "lite-ppo"]) == 0
+    assert "nothing has to be prepared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("slug", "message"), [("e1", "`python -m rlvr.recipes prepare e1` makes it"), ("shop-r1", "A row of it")]
+)
+def test_training_without_the_file_ends_in_one_line(slug, message, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--config", slug]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_file_is_named_by_a_recipe():
+    named = {name for slug in recipe_files() for name in files_of(find_paper(slug).config)}
+    assert set(hub_schemas()["files"]) <= named
