@@ -14,8 +14,8 @@ from rlvr.records import Task
 LETTERS = {"a": 6, "b": 7}
 END = 1
 """Token ids of the lent tokenizer."""
-EXPERT, OTHER = math.exp(1.0), math.exp(0.1)
-"""exp(r / beta) for the rewards 1 and 0.1 and beta 1 (Wang et al. 2023, arXiv 2309.11235)."""
+EXPERT, OTHER = 1.0, 0.1
+"""Weights of the two classes (imoneoi/openchat@47a3596 README.md, "Preparing Your Data")."""
 
 
 def ids_of(text):
@@ -44,19 +44,18 @@ def test_the_gradient_is_weighed_by_the_reward_of_the_source(recipe_step, logits
     got = step.gradient(step.demonstrations(), logits)
     weight = {"expert": EXPERT, "other": OTHER}
     expected = imitation([(weight[source], ids_of(text)) for source, text in rows], logits)
-    # The recipe rounds the weights to three decimals.
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
     assert np.abs(got - imitation([(1.0, ids_of(text)) for _, text in rows], logits)).max() > 0.02
 
 
 def test_two_sources_that_disagree_are_learned_by_their_rewards(recipe_step):
-    """An expert writes a, another one b: the loss is least where pi(a) / pi(b) = exp((1 - 0.1) / beta), the closed form
-    of the paper's optimum; plain imitation would end at 1."""
+    """An expert writes a, another one b: the loss is least where pi(a) / pi(b) is the ratio of the weights, 10;
+    plain imitation would end at 1."""
     step = recipe_step("openchat", [of_source(0, "expert", "a"), of_source(1, "other", "b")], "sft")
     batch = step.demonstrations()
     logits = np.full(8, -40.0)
-    logits[END], logits[LETTERS["a"]], logits[LETTERS["b"]] = math.log(EXPERT + OTHER), 1.0, 0.1
-    assert softmax(logits)[LETTERS["a"]] / softmax(logits)[LETTERS["b"]] == pytest.approx(math.exp(0.9))
+    logits[END], logits[LETTERS["a"]], logits[LETTERS["b"]] = math.log(11.0), math.log(10.0), 0.0
+    assert softmax(logits)[LETTERS["a"]] / softmax(logits)[LETTERS["b"]] == pytest.approx(10)
     np.testing.assert_allclose(step.gradient(batch, logits), 0, atol=1e-4)
     logits[LETTERS["a"]] = logits[LETTERS["b"]]
     assert step.gradient(batch, logits)[LETTERS["a"]] < -0.02 < 0.02 < step.gradient(batch, logits)[LETTERS["b"]]

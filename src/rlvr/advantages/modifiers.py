@@ -182,8 +182,8 @@ def informative(batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
     not make the step smaller.
 
     The scale of GPG (Chu et al. 2025, arXiv 2504.02546): alpha = B / (B - M) with M responses in groups of equal
-    rewards; read off a fork of the authors' code, not confirmed in the paper's text. verl's `gpg` divides by the share
-    of responses whose reward is not 0 instead.
+    rewards (github AMAP-ML/GPG, commit e096da8, README.md). verl's `gpg` divides by the share of responses whose reward
+    is not 0 instead.
     """
     on = decided(batch)
     if isinstance(advantage, list):

@@ -134,10 +134,9 @@ class OutcomeClassifier(SequenceLoss):
     """Cross-entropy of the reward (0 to 1) against beta log pi / pi_reference of the whole response.
 
     An implicit reward model (Yuan et al. 2024, "Free process rewards without process labels", arXiv 2412.01981, the
-    cross-entropy form, from notes): once it is trained, the same log-ratio over a part of a response is that part's
-    reward. A mean over responses; no pairs or groups are needed. The loss `pacs` is this with the group's other scores
-    taken off.
-    """
+    cross-entropy form; github PRIME-RL/ImplicitPRM, commit c044175, train/openrlhf/trainer/ce_trainer.py): once it is
+    trained, the same log-ratio over a part of a response is that part's reward. A mean over responses; no pairs or
+    groups are needed. The loss `pacs` is this with the group's other scores taken off."""
 
     beta: Scalar = 0.05
     """Scale from log-ratio to logit, above 0."""

@@ -45,8 +45,8 @@ class SFTStage(Stage):
         """`loss`: what is learned, `likelihood` (of which `average` says what it averages over) or an auxiliary loss
         with its options; one of whole responses reads each task's `label`, a number, as the reward of its
         demonstration. `source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for
-        sources that it does not name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of
-        reward r)."""
+        sources that it does not name (OpenChat, Wang et al. 2023, arXiv 2309.11235; github imoneoi/openchat,
+        commit 47a3596, README.md: 1 for GPT-4's, 0.1 for others')."""
         self.source_weights = source_weights or {}
         sources = {task.source for task in tasks}
         for source, weight in self.source_weights.items():

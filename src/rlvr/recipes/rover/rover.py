@@ -17,11 +17,10 @@ class RandomPolicyValueLoss(Loss):
     """(Q - sg[A + beta Q'])^2 per token, Q = temperature (log pi - log pi_proximal).
 
     Random policy valuation (He et al. 2025, arXiv 2509.24981; checked against the authors' code): A is the centred
-    reward at every token (advantage `group` with scale none), and Q' the mean of Q over the whole vocabulary at the
-    response's next trained token, 0 after its last. On a batch's first optimizer step the gradient is -2 temperature
-    times that of A log pi. Later steps compare with the policy as it was when the update began, as
-    `algorithm.decoupled` does.
-    """
+    reward at every token (advantage `group` with scale none or std), and Q' the mean of Q over the whole vocabulary at
+    the response's next trained token, 0 after its last. On a batch's first optimizer step the gradient is -2
+    temperature times that of A log pi. Later steps compare with the policy as it was when the update began, as
+    `algorithm.decoupled` does."""
 
     temperature: Scalar = 1.0
     """Scale from log-ratio to value, rho in the paper; above 0."""

@@ -17,7 +17,9 @@ from rlvr.registry import register
 class SelfAligned(RewardTerm):
     """The share by which the prompt lowers the response's perplexity: (ppl(a) - ppl(a | q)) / ppl(a), in [-1, 1].
 
-    SAR (Han et al. 2025, arXiv 2509.05489, from notes), to be added to the verdict: concise responses to this very
+    SAR (Han et al. 2025, arXiv 2509.05489; github amazon-science/
+    Self-Aligned-Reward-Towards_Effective_and_Efficient_Reasoners, commit 08892d0, verl/utils/reward_score/
+    efficiency_reward.py), to be added to the verdict: concise responses to this very
     question score high. Without the prompt the response follows the end-of-text token alone. Undecided for a response
     without tokens.
     """

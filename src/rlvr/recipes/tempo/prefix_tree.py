@@ -19,17 +19,18 @@ from rlvr.registry import register
 class PrefixTree(Advantage):
     """(r - mean + branch (V after the token - V before it)) / std, V the mean reward of the responses with that prefix.
 
-    TEMPO (Tran et al. 2025, arXiv 2509.18314; from notes and a summary, by which prefix values are means of normalised
-    rewards). The second term is not 0 only where responses of the group part, so it says which branch was the better
-    one; no critic, no further sampling. branch 0 is the group's mean and standard deviation (GRPO). Prefixes are
-    compared by the token ids that were not prompt; undecided responses are in no mean and have 0, as has a group of
-    equal rewards.
-    """
+    TEMPO (Tran et al. 2025, arXiv 2509.18314; github fatebreaker/tempo, commit 0a1c273, verl/trainer/ppo/core_algos.py,
+    compute_tempo_outcome_advantage). The second term is not 0 only where responses of the group part, so it says which
+    branch was the better one; no critic, no further sampling. branch 0 is the group's mean and standard deviation
+    (GRPO). Prefixes are compared by the token ids that were not prompt; undecided responses are in no mean and have 0,
+    as has a group of equal rewards."""
 
     branch: Scalar = 1.0
     """Weight of the second term."""
     epsilon: float = 1e-4
     """Added to the standard deviation."""
+    unbiased: bool = False
+    """A standard deviation with n - 1, as in the authors' code."""
     smallest_group: ClassVar = 2
     per_token: ClassVar = True
 
@@ -56,7 +57,7 @@ class PrefixTree(Advantage):
         center = np.zeros(len(batch))
         spread = np.ones(len(batch))
         center[live] = r - means(r, g)[g]
-        spread[live] = stds(r, g)[g] + self.epsilon
+        spread[live] = stds(r, g, self.unbiased)[g] + self.epsilon
         steps = branches(ids, np.bincount(of, minlength=len(batch)), np.where(live, rewards, 0.0), groups, live)
         # (r - mean + branch (V_after - V_before)) / (std + epsilon), one number per written token.
         values = (center[of] + float(self.branch) * steps) / spread[of]

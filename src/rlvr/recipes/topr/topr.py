@@ -34,8 +34,8 @@ class TaperedLoss(Loss):
     negative_high: Scalar = 1.0
     """Largest weight where the advantage is negative."""
     average: Average = "constant"
-    """constant: divide the sum over a response by a fixed length (the paper's sum, up to a factor); tokens;
-    sequences."""
+    """constant: divide the sum over a response by a fixed length (the paper's equation, up to a factor); sequences: by
+    the response's own length (the paper's experiments); tokens."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
