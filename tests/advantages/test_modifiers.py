@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -261,15 +262,17 @@ def test_bad_options_are_refused(spec, says):
 
 
 def blended(batch, advantage, share, least):
-    """Loop by loop: (1 - share) A + share x the group-normalised column of the decided members."""
-    column, rewards, groups = batch.columns["reward/other"], batch.columns["reward"], [r.group for r in batch.rollouts]
+    """Loop by loop: (1 - share) A + share x the group-normalised column of the decided members, clipped to [-1, 1]; A
+    where the column hardly differs. The deviation is over n - 1."""
+    column = [max(-1.0, min(1.0, value)) for value in batch.columns["reward/other"]]
+    rewards, groups = batch.columns["reward"], [r.group for r in batch.rollouts]
     result = []
     for i, value in enumerate(advantage):
         peers = [column[j] for j in range(len(column)) if groups[j] == groups[i] and math.isfinite(rewards[j])]
-        own = 0.0
-        if math.isfinite(rewards[i]) and len(peers) > 1 and (spread_ := deviation(peers)) >= least and spread_ > 0:
-            own = (column[i] - mean(peers)) / (spread_ + 1e-4)
-        result.append((1 - share) * value + share * own)
+        mixed = value
+        if math.isfinite(rewards[i]) and len(peers) > 1 and (spread_ := statistics.stdev(peers)) > least:
+            mixed = (1 - share) * value + share * (column[i] - mean(peers)) / (spread_ + 1e-4)
+        result.append(mixed)
     return result
 
 
@@ -279,7 +282,7 @@ def test_a_column_is_mixed_in(case, share, least):
     batch = of_case(case)
     batch.columns["reward/other"] = np.random.default_rng(len(case)).normal(size=len(batch))
     plain = GroupAdvantage()(batch)
-    got = Blend("other", share, least)(batch, plain)
+    got = Blend("other", share, least, unbiased=True, bounds=(-1.0, 1.0))(batch, plain)
     np.testing.assert_allclose(got, blended(batch, plain, share, least), atol=1e-9)
     assert_sound(batch, got)
     if share == 0:
@@ -289,6 +292,8 @@ def test_a_column_is_mixed_in(case, share, least):
 def test_a_share_that_is_none_and_a_term_that_is_not_there_are_refused():
     with pytest.raises(ValueError, match="share is 1"):
         Blend(share=1.5)
+    with pytest.raises(ValueError, match="the lower one comes first"):
+        Blend(bounds=(1.0, 0.0))
     config = make_config({})
     with pytest.raises(ConfigError, match=r"blend is of 'verdit', and there is no such term.*did you mean 'verdict'"):
         Blend("verdit").check(config, [])

@@ -245,6 +245,8 @@ def check_golds(tasks, right, default):
             assert verifier.check_task(task) is None
             assert response is not None, f"hub_schemas.json has no right response to {task.named}"
             text = response.replace("{answer}", str(task.answer))
+            if default is not None and default.options.get("think_opened_by_prompt"):
+                text = f"Let me see. </think> {text}"
             (verdict,) = pool.verify_many(verifier, [(task, text)])
             assert verdict.status.value == "correct", f"{text}: {verdict}"
 

@@ -57,12 +57,12 @@ class LastTokenScore(RewardTerm):
 class Blend(Modifier):
     """(1 - share) advantage + share x the group-normalised values of a reward term.
 
-    The term is normalised by the group's mean and standard deviation, as in GRPO. Where it contributes 0 (`least_std`,
-    or a response without a value), the advantage is still multiplied by 1 - share. Share 0 changes nothing.
+    The term is normalised by the group's mean and standard deviation, as in GRPO. A group in which it hardly differs
+    (`least_std`) keeps its advantages whole, and so does a response without a value. Share 0 changes nothing.
 
-    LaSeR mixes the verdict and the model's self-assessment in this way (Yang et al. 2025, arXiv 2510.14943; the formula
-    and the defaults of `share` and `least_std` are confirmed in the authors' scripts). There the term is `last_token`
-    at weight 0, and a schedule keeps the share at 0 during a warm-up.
+    LaSeR mixes the verdict and the model's self-assessment in this way (Yang et al. 2025, arXiv 2510.14943; github
+    RUCBM/LaSeR, commit 48996f7, verl/trainer/ppo/ray_trainer.py). There the term is `last_token` at weight 0, clipped
+    to [0, 1], with a standard deviation over n - 1 and no epsilon; a schedule keeps the share at 0 during a warm-up.
     """
 
     of: str = "last_token"
@@ -70,15 +70,21 @@ class Blend(Modifier):
     share: Scalar = 0.1
     """Weight of the term's advantages, 0 to 1."""
     least_std: float = 0.1
-    """In a group where the term's standard deviation is below this, the term contributes 0."""
+    """The term counts in groups where its standard deviation is above this."""
     epsilon: float = 1e-4
     """Added to the term's standard deviation."""
+    unbiased: bool = False
+    """A standard deviation with n - 1."""
+    bounds: tuple[float, float] | None = None
+    """Values of the term are clipped to these, the lower one first; null: they are not."""
 
     per_response = True
 
     def __post_init__(self) -> None:
         refuse_below("share", self.share, 0)
         refuse_above("share", self.share, 1)
+        if self.bounds is not None and self.bounds[0] >= self.bounds[1]:
+            raise ValueError(f"bounds {list(self.bounds)}: the lower one comes first")
 
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where no reward term has the name."""
@@ -97,12 +103,15 @@ class Blend(Modifier):
             return advantage
         # float64 [B], NaN where the response is undecided or the term has no value.
         values = np.where(decided(batch), batch.column(f"reward/{self.of}"), np.nan)
+        if self.bounds is not None:
+            values = np.clip(values, *self.bounds)
         groups = batch.group_index()
-        term_advantage = group_advantage(values, groups, "mean", "std", self.epsilon)
+        term_advantage = group_advantage(values, groups, "mean", "std", self.epsilon, self.unbiased)
         finite = np.isfinite(values)
         group_stds = np.zeros(int(groups.max(initial=-1)) + 1)
         # [up to G]: `stds` ends at the last group that has a finite value. Later groups keep 0.
-        finite_stds = stds(values[finite], groups[finite])
+        finite_stds = stds(values[finite], groups[finite], self.unbiased)
         group_stds[: len(finite_stds)] = finite_stds
         # Division by a small standard deviation would amplify noise in the term.
-        return (1 - share) * advantage + share * np.where(group_stds[groups] >= self.least_std, term_advantage, 0.0)
+        counts = finite & (group_stds[groups] > self.least_std)
+        return np.where(counts, (1 - share) * advantage + share * term_advantage, advantage)
