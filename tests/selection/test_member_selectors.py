@@ -1,4 +1,4 @@
-"""Which rollouts train: every selector against choices worked by hand, and what holds for all of them."""
+"""Selectors of members of groups against choices worked by hand, and what holds for every selector."""
 
 from __future__ import annotations
 
@@ -10,59 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
-from rlvr.config import Config
 from rlvr.errors import ConfigError
-from rlvr.records import Batch, Origin, Rollout, StopReason, Task
-from rlvr.stages.grpo.scoring import Scoring
-
-NAN = np.nan
-
-
-def batch_of(*groups, lengths=None, sources=None):
-    """A batch of groups, each a list of rewards."""
-    rollouts, rewards = [], [r for group in groups for r in group]
-    for g, group in enumerate(groups):
-        task = Task(id=f"t{g}", prompt="?", source=None if sources is None else sources[g])
-        for m in range(len(group)):
-            size = 1 + (2 if lengths is None else lengths[len(rollouts)])
-            origin = np.full(size, Origin.POLICY, dtype=np.int8)
-            origin[0] = Origin.PROMPT
-            rollouts.append(
-                Rollout(
-                    id=f"{g}/{m}",
-                    task=task,
-                    group=f"g{g}",
-                    member=m,
-                    token_ids=np.arange(size),
-                    origin=origin,
-                    behaviour_logprobs=np.full(size, np.nan, dtype=np.float32),
-                    policy_version=np.zeros(size, dtype=np.int32),
-                    stop=StopReason.END,
-                )
-            )
-    return Batch(rollouts, {"reward": np.asarray(rewards, dtype=np.float64), "advantage": -np.asarray(rewards)})
-
-
-def kept(name, batch, **options):
-    positions = np.asarray(registry.build("selector", {"name": name, **options})(batch))
-    return (np.flatnonzero(positions) if positions.dtype == bool else positions).tolist()
-
-
-def test_mixed_and_decided():
-    batch = batch_of([1, 0, NAN], [1, 1], [NAN], [0.5, NAN])
-    assert kept("mixed_groups", batch) == [0, 1, 2]
-    assert kept("decided", batch) == [0, 1, 3, 4, 6]
-
-
-def test_a_band_of_pass_rates():
-    batch = batch_of([1, 1], [1, 0, NAN], [0, 0, 0, 1], [0, 0], [NAN])
-    assert kept("pass_rate_band", batch) == list(range(11))
-    assert kept("pass_rate_band", batch, low=0.25, high=0.5) == [2, 3, 4, 5, 6, 7, 8]
-    assert kept("pass_rate_band", batch, low=0.3, high=0.9) == [2, 3, 4]
-    batch.columns["reward/x"] = 1 - batch.columns["reward"]
-    assert kept("pass_rate_band", batch, low=1, column="reward/x") == [9, 10]
-    with pytest.raises(KeyError, match="reward/y"):
-        kept("pass_rate_band", batch, column="reward/y")
+from selector_helpers import NAN, batch_of, kept
 
 
 def test_best_and_worst():
@@ -124,21 +73,6 @@ def test_outcomes_in_balance():
     assert kept("balance_outcomes", batch, most=2) == [0, 1, 2, 5, 6, 7, 8, 10]
 
 
-def test_a_moving_bound_on_the_spread():
-    selector = registry.build("selector", {"name": "spread", "share": 0.5, "decay": 0.5})
-    wide, narrow = [1, 0], [0.5, 0.4]
-    assert selector(batch_of(wide, narrow, [1, 1])).tolist() == [0, 1, 2, 3]
-    assert selector.state_dict() == {"average": None}
-    selector.observe({})  # mean spread (0.5 + 0.05 + 0) / 3
-    assert selector.state_dict()["average"] == pytest.approx(0.55 / 3)
-    assert selector(batch_of(wide, narrow)).tolist() == [0, 1]  # half of 0.183 is more than 0.05
-    selector.observe({})
-    again = registry.build("selector", {"name": "spread", "share": 0.5, "decay": 0.5})
-    again.load_state_dict(selector.state_dict())
-    assert again.state_dict()["average"] == pytest.approx(0.5 * 0.55 / 3 + 0.5 * 0.275)
-    assert registry.build("selector", {"name": "spread", "share": 0})(batch_of([1, 1], [NAN])).tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("name", registry.names("selector"))
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
@@ -168,37 +102,6 @@ def test_nothing_one_and_all_undecided(name):
 
 
 # as the stage runs them
-
-
-def scoring(*selectors, **algorithm):
-    return Scoring(Config.model_validate({"algorithm": {"select": list(selectors), **algorithm}}))
-
-
-def test_selectors_in_order_with_scheduled_options():
-    moving = {"name": "pass_rate_band", "low": {"schedule": "linear", "start": 0.0, "end": 1.0}}
-    both = scoring(moving, {"name": "best_worst", "best": 1, "worst": 1})
-    batch = batch_of([1, 0, 1, 1], [1, 1, 1])
-    assert [r.id for r in both.select(batch, 0, 10).rollouts] == ["0/1", "0/3", "1/0", "1/2"]
-    assert [r.id for r in both.select(batch, 9, 10).rollouts] == ["1/0", "1/2"]
-    assert both.components.scheduled(5, 10) == {"schedule/pass_rate_band.low": 0.5}
-
-
-def test_what_reads_advantages_comes_after_them():
-    with pytest.raises(ConfigError, match=r"'best_worst' reads advantages.*select_after=true"):
-        scoring({"name": "best_worst", "column": "advantage"})
-    scoring({"name": "best_worst", "column": "advantage"}, select_after=True)
-
-
-def test_a_selector_that_compares_members_of_groups_of_one_is_refused():
-    with pytest.raises(ConfigError, match=r"group_size is 1, and the selector 'shortest'"):
-        Scoring(Config.model_validate({"rollout": {"group_size": 1}, "algorithm": {"select": ["shortest"]}}))
-
-
-@pytest.mark.parametrize("give", [[7], [-1], [0, 0], [True]])
-def test_positions_that_are_not_there_are_refused_by_name(tmp_path, give):
-    (tmp_path / "mine.py").write_text(f"import numpy as np\ndef odd(batch): return np.asarray({give})\n")
-    with pytest.raises(ConfigError, match="odd"):
-        scoring(f"{tmp_path}/mine.py:odd").select(batch_of([1, 0]), 0, 1)
 
 
 def test_a_limit_that_float64_writes_just_below_a_whole_number():
