@@ -6,6 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from advantage_helpers import (
     assert_alone,
     assert_ordered,
@@ -17,9 +20,6 @@ from advantage_helpers import (
     members,
     of_case,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from rlvr import registry
 from rlvr.advantages import GroupAdvantage
 from rlvr.errors import ConfigError

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import numpy as np
 import pytest
-from advantage_helpers import PROMPT, assert_ordered, assert_sound, batch_of, cases, deviation, mean, of_case, spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from advantage_helpers import PROMPT, assert_ordered, assert_sound, batch_of, cases, deviation, mean, of_case, spread
 from rlvr import registry
 from rlvr.advantages import (
     Clip,
@@ -22,9 +21,7 @@ from rlvr.advantages import (
     Whiten,
     informative,
 )
-from rlvr.config.config_loading import make_config
 from rlvr.errors import ConfigError
-from rlvr.recipes.laser.laser import Blend
 from rlvr.recipes.noisy_verifier_corrections.noise import Noise
 from rlvr.recipes.rl_plus.surprise import Surprise
 from rlvr.recipes.ucas.confidence import Confidence
@@ -161,64 +158,6 @@ def test_outliers():
     np.testing.assert_allclose(spread(batch, tokens), np.repeat(got[:, None], 3, axis=1))
 
 
-@pytest.mark.parametrize(("fp", "fn"), [(0.1, 0.3), (0.0, 0.4), (0.25, 0.0)])
-def test_noise_corrections_are_unbiased_over_the_verifiers_errors(fp, fn):
-    """By expectation over both outcomes of the check of one right and one wrong answer, with a1 and a0 held."""
-    a1, a0, d = 1.5, -0.5, 1 - fp - fn
-    batch = batch_of([1.0, 0.0])
-    backward = Noise("backward", fp, fn)(batch, np.asarray([a1, a0]))
-    forward = Noise("forward", 0.0, fn)(batch, np.asarray([a1, a0]))
-    for accepted, of_right, of_wrong in ((backward, a1, a0), (forward, 0.0, -d * (a1 - a0))):
-        if accepted is forward:
-            right = (1 - fn) * forward[0] + fn * forward[1]
-            wrong = fp * forward[0] + (1 - fp) * forward[1]
-        else:
-            right = (1 - fn) * backward[0] + fn * backward[1]
-            wrong = fp * backward[0] + (1 - fp) * backward[1]
-        assert right == pytest.approx(of_right)
-        assert wrong == pytest.approx(of_wrong)
-
-
-def test_noise_corrections_of_the_reward_itself_are_those_of_the_paper():
-    """Cai et al. 2025: backward (r - fp) / (1 - fp - fn), forward fn for 1 and fn - 1 for 0, and as constant
-    baselines."""
-    batch, fp, fn = batch_of([1.0, 0.0, 1.0, 0.0, math.nan], [0, 0, 0, 0, 0]), 0.2, 0.3
-    raw = GroupAdvantage("none", "none")(batch)
-    np.testing.assert_allclose(Noise("backward", fp, fn)(batch, raw), [1.6, -0.4, 1.6, -0.4, 0])
-    np.testing.assert_allclose(GroupAdvantage(fp, 1 - fp - fn)(batch), [1.6, -0.4, 1.6, -0.4, 0])
-    np.testing.assert_allclose(Noise("forward", fp, fn)(batch, raw), [0.3, -0.7, 0.3, -0.7, 0])
-    np.testing.assert_allclose(GroupAdvantage(1 - fn, "none")(batch), [0.3, -0.7, 0.3, -0.7, 0])
-
-
-def test_noise_changes_normalised_advantages_where_a_corrected_reward_does_not():
-    rewards = np.asarray([1.0, 0.0, 0.0, 0.0])
-    batch = batch_of(rewards)
-    plain = GroupAdvantage(epsilon=1e-12)(batch)
-    corrected = GroupAdvantage(epsilon=1e-12)(batch_of((rewards - 0.1) / 0.7))
-    np.testing.assert_allclose(corrected, plain, atol=1e-9)
-    after = Noise("backward", 0.1, 0.2)(batch, plain)
-    assert np.abs(after - plain).max() > 0.1
-    assert abs(after @ plain / np.linalg.norm(after) / np.linalg.norm(plain)) < 0.9999, (
-        "another direction, not another size"
-    )
-    same = batch_of([1.0, 1.0, 0.0], [0, 0, 1])
-    np.testing.assert_array_equal(Noise("forward", 0.0, 0.2)(same, np.asarray([0.5, 0.25, 0.125])), [0.5, 0.25, 0.125])
-
-
-@given(case=cases, power=st.floats(0, 3), negative=st.booleans())
-@settings(max_examples=25, deadline=None)
-def test_surprise_equals_a_loop(case, power, negative):
-    batch = of_case(case)
-    for r in batch.rollouts:
-        r.behaviour_logprobs[PROMPT : PROMPT + 1] = math.nan  # a token that the policy was not asked about
-    before = GroupAdvantage()(batch)
-    got = spread(batch, Surprise(power, negative)(batch, before))
-    for values, rollout, a in zip(got, batch.rollouts, before, strict=True):
-        for value, logprob in zip(values, rollout.behaviour_logprobs[PROMPT:].tolist(), strict=True):
-            weight = 1.0 if math.isnan(logprob) or (a < 0 and not negative) else (1 - math.exp(logprob)) ** power
-            assert value == pytest.approx(a * weight, rel=1e-6, abs=1e-9)
-
-
 @given(case=cases, scale=st.floats(0, 2), bound=st.floats(1.1, 5))
 @settings(max_examples=25, deadline=None)
 def test_entropy_equals_a_loop_and_never_turns_a_sign(case, scale, bound):
@@ -256,47 +195,6 @@ def test_psr_nsr_and_weighted_reinforce():
 def test_bad_options_are_refused(spec, says):
     with pytest.raises(ConfigError, match=says):
         registry.build("modifier", spec)
-
-
-# Another column mixed in
-
-
-def blended(batch, advantage, share, least):
-    """Loop by loop: (1 - share) A + share x the group-normalised column of the decided members, clipped to [-1, 1]; A
-    where the column hardly differs. The deviation is over n - 1."""
-    column = [max(-1.0, min(1.0, value)) for value in batch.columns["reward/other"]]
-    rewards, groups = batch.columns["reward"], [r.group for r in batch.rollouts]
-    result = []
-    for i, value in enumerate(advantage):
-        peers = [column[j] for j in range(len(column)) if groups[j] == groups[i] and math.isfinite(rewards[j])]
-        mixed = value
-        if math.isfinite(rewards[i]) and len(peers) > 1 and (spread_ := statistics.stdev(peers)) > least:
-            mixed = (1 - share) * value + share * (column[i] - mean(peers)) / (spread_ + 1e-4)
-        result.append(mixed)
-    return result
-
-
-@given(case=cases, share=st.sampled_from([0.0, 0.1, 1.0]), least=st.sampled_from([0.0, 0.3]))
-@settings(max_examples=30, deadline=None)
-def test_a_column_is_mixed_in(case, share, least):
-    batch = of_case(case)
-    batch.columns["reward/other"] = np.random.default_rng(len(case)).normal(size=len(batch))
-    plain = GroupAdvantage()(batch)
-    got = Blend("other", share, least, unbiased=True, bounds=(-1.0, 1.0))(batch, plain)
-    np.testing.assert_allclose(got, blended(batch, plain, share, least), atol=1e-9)
-    assert_sound(batch, got)
-    if share == 0:
-        np.testing.assert_array_equal(got, plain)
-
-
-def test_a_share_that_is_none_and_a_term_that_is_not_there_are_refused():
-    with pytest.raises(ValueError, match="share is 1"):
-        Blend(share=1.5)
-    with pytest.raises(ValueError, match="the lower one comes first"):
-        Blend(bounds=(1.0, 0.0))
-    config = make_config({})
-    with pytest.raises(ConfigError, match=r"blend is of 'verdit', and there is no such term.*did you mean 'verdict'"):
-        Blend("verdit").check(config, [])
 
 
 @pytest.mark.parametrize("kind", ["advantage", "modifier"])

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from reward_helpers import make_batch, reward_of
 from rlvr import registry
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Batch, Task
@@ -65,3 +66,28 @@ def test_the_reference_order_is_best_only_by_its_overlap():
     """NDCG prefers the two relevant passages first; the overlap with the reference is worth less than that."""
     assert reward("cdab") > reward("cadb") > reward("acdb") > reward("abcd")
     assert reward("cdab") < 1.3 == pytest.approx(1 + 0.2 + 0.1)
+
+
+def close(got, expected):
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+def test_the_overlap_of_rankings():
+    """Given b, a, c and p 1/2: depths weigh 1, 1/2, 1/4 of 7/4."""
+    task = {"g": Task(id="g", prompt="?", answer={"a": 1, "b": 2, "c": 0}, info={})}
+    answers = ["[b] > [a] > [c]", "a, b, c", "c", None, "b b a"]
+    batch = make_batch([0.5] * 5 + [None], answers=[*answers, None], groups=["g"] * 6, tasks=task)
+    expected = [
+        1,
+        (0 + 1 / 2 + 1 / 4) / 1.75,
+        (1 / 4) * (1 / 3) / 1.75,
+        0,
+        (1 + 1 / 2 + 1 / 4 * 2 / 3) / 1.75,
+        math.nan,
+    ]
+    close(reward_of(batch, {"name": "rank_overlap", "p": 0.5}), expected)
+    given = {"g": Task(id="g", prompt="?", info={"order": ["c", "a"]})}
+    close(
+        reward_of(make_batch([0.5], answers=["c"], tasks=given), {"name": "rank_overlap", "p": 0.5, "given": "order"}),
+        [5 / 6],
+    )

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from advantage_helpers import (
+    assert_alone,
+    assert_ordered,
+    assert_sound,
+    batch_of,
+    cases,
+    members,
+    of_case,
+)
 from rlvr import registry
+from rlvr.errors import ConfigError
 from rlvr.recipes.papers import find_paper
+from rlvr.recipes.riskpo.risk import MixedValueAtRisk
 from rlvr.records import Batch
 
 LOWER, UPPER, WEIGHT, RATE = 0.2, 0.8, 1.5, 0.1
@@ -96,3 +110,74 @@ def test_a_bundle_of_one_score_has_no_advantage(batch):
     estimate(batch([[-1, 1] * 5 for _ in range(5)]))
     estimate.observe({})
     assert not estimate(batch([[1] * 10 for _ in range(5)])).any()
+
+
+def risk(scores, s, lower, upper, weight):
+    """By the definition of the two tails."""
+    low, high = (float(np.quantile(scores, q)) for q in (lower, upper))
+    middle = (max(s - low, 0) - max(s - high, 0) + low - high) / (upper - lower)
+    tail = 0.0 if lower == 0 else -max(low - s, 0) / lower
+    return (weight * tail + middle) / (weight + 1) if lower else middle
+
+
+@given(case=cases, lower=st.sampled_from([0.0, 0.2, 0.5]), weight=st.floats(0, 3), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_mixed_value_at_risk_of_single_prompts(case, lower, weight, data):
+    batch, estimate = of_case(case), MixedValueAtRisk(lower, 0.8, weight)
+    rewards, groups, _ = zip(*case, strict=True)
+    got = estimate(batch)
+    assert_sound(batch, got)
+    for i, r in enumerate(rewards):
+        scores = [rewards[j] for j in members(rewards, groups, i)]
+        want = risk(scores, r, lower, 0.8, weight) if math.isfinite(r) else 0.0
+        assert got[i] == pytest.approx(want, abs=1e-9)
+    assert_ordered(estimate, batch, data.draw(st.permutations(range(len(case)))))
+    assert_alone(estimate, batch, batch_of([5.0, -2.0, math.nan], [8, 8, 9]))
+
+
+def test_a_bundle_pairs_members_and_leaves_the_rest():
+    """Groups 0 and 1 make papers (1, 0), (0, 2): means 1/2 and 1; the third of group 1 has no partner; group 2 is
+    alone."""
+    rewards, groups = [1.0, 0.0, 0.0, 2.0, 7.0, math.nan, 3.0, 5.0], [0, 0, 1, 1, 1, 1, 2, 2]
+    batch, estimate = batch_of(rewards, groups), MixedValueAtRisk(0.5, 1.0, 1.0, bundle=2)
+    first, second = (risk([0.5, 1.0], s, 0.5, 1.0, 1.0) for s in (0.5, 1.0))
+    third, fourth = (risk([3.0, 5.0], s, 0.5, 1.0, 1.0) for s in (3.0, 5.0))
+    want = [first, second, first, second, 0, 0, third, fourth]
+    np.testing.assert_allclose(estimate(batch), want, atol=1e-12)
+    within = [1, 0, 4, 3, 2, 5, 7, 6]  # the order of members says nothing
+    np.testing.assert_allclose(estimate(batch.select(within)), np.asarray(want)[within], atol=1e-12)
+    assert not estimate(batch_of([0.1] * 40, [i % 8 for i in range(40)])).any()
+
+
+def test_the_whole_range_is_the_mean_up_to_a_constant():
+    rewards = [0.0, 1.0, 0.25, 3.0]
+    got = MixedValueAtRisk(0.0, 1.0)(batch_of(rewards))
+    np.testing.assert_allclose(got, np.asarray(rewards) - 3.0)
+
+
+def test_tracked_quantiles_move_when_a_step_was_trained_and_are_saved():
+    estimate, batch = MixedValueAtRisk(0.25, 0.5, track=0.1), batch_of([0.0, 1.0, 2.0, 3.0])
+    first = estimate(batch)
+    np.testing.assert_array_equal(estimate(batch), first)  # a step that is done again
+    estimate.observe({})
+    # quantiles 0.75 and 1.5: shares below 1/4 and 1/2 hit the levels, so they stay; then one more batch moves them
+    np.testing.assert_allclose(estimate.state_dict()["quantiles"], [0.75, 1.5])
+    estimate(batch_of([0.0, 0.0, 1.0, 2.0]))
+    estimate.observe({})
+    np.testing.assert_allclose(
+        estimate.state_dict()["quantiles"], [0.75 + 0.1 * (0.25 - 0.5), 1.5 + 0.1 * (0.5 - 0.75)]
+    )
+    again = MixedValueAtRisk(0.25, 0.5, track=0.1)
+    again.load_state_dict(estimate.state_dict())
+    np.testing.assert_array_equal(again(batch), estimate(batch))
+    assert (again(batch) != first).any()
+
+
+def test_risk_edges():
+    estimate = MixedValueAtRisk()
+    assert estimate(batch_of([])).shape == (0,)
+    for rewards in ([math.nan] * 3, [1.0], [1.0, math.nan], [0.1] * 300):
+        assert not estimate(batch_of(rewards)).any()
+    for options in ({"lower": 0.9}, {"bundle": 0}, {"weight": -1.0}, {"track": 0.0}):
+        with pytest.raises(ConfigError, match="mvar"):
+            registry.build("advantage", {"name": "mvar", **options})

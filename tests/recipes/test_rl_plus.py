@@ -7,10 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from advantage_helpers import PROMPT, cases, of_case, spread
 from rlvr import registry
+from rlvr.advantages import GroupAdvantage
 from rlvr.losses.tokens import Denominators, TokenBatch
 from rlvr.recipes.papers import find_paper
+from rlvr.recipes.rl_plus.surprise import Surprise
 from rlvr.records import Batch, Origin
 
 
@@ -89,3 +94,17 @@ def test_every_answer_of_a_group_counts_the_same():
     (spec,) = config.algorithm.auxiliary
     sampled = config.rollout.group_size
     assert config.algorithm.loss_coef / sampled == spec.coef == 1 / (sampled + 1)
+
+
+@given(case=cases, power=st.floats(0, 3), negative=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_surprise_equals_a_loop(case, power, negative):
+    batch = of_case(case)
+    for r in batch.rollouts:
+        r.behaviour_logprobs[PROMPT : PROMPT + 1] = math.nan  # a token that the policy was not asked about
+    before = GroupAdvantage()(batch)
+    got = spread(batch, Surprise(power, negative)(batch, before))
+    for values, rollout, a in zip(got, batch.rollouts, before, strict=True):
+        for value, logprob in zip(values, rollout.behaviour_logprobs[PROMPT:].tolist(), strict=True):
+            weight = 1.0 if math.isnan(logprob) or (a < 0 and not negative) else (1 - math.exp(logprob)) ** power
+            assert value == pytest.approx(a * weight, rel=1e-6, abs=1e-9)

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reward_helpers import make_batch
 
-from rlvr.config import Config
-from rlvr.rewards import RewardContext, bind, build_terms, score
+from reward_helpers import make_batch, reward_of
 
 
 @pytest.fixture
 def column():
-    """`column(batch, *specs, config={})`: the reward of the batch under these terms, bound to a run with that
-    config."""
-
-    def reward(batch, *specs, config=None):
-        terms = build_terms(list(specs))
-        tasks = list({r.task.id: r.task for r in batch.rollouts}.values())
-        return score(batch, bind(terms, RewardContext(Config.model_validate(config or {}), tasks))).column("reward")
-
-    return reward
+    """`column(batch, *specs, config={})`: see `reward_of`."""
+    return reward_of
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from reward_helpers import make_batch
 
+from reward_helpers import make_batch
 from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.records import Task

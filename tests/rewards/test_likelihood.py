@@ -8,13 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from reward_helpers import make_batch, make_rollout
 
+from reward_helpers import make_rollout
 from rlvr.config import Config, OptimConfig
 from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy.statistics import continuation_logprobs, encoded
-from rlvr.recipes.sar.self_aligned import SelfAligned
 from rlvr.records import Batch, Task
 from rlvr.rewards import AnswerLikelihood, RewardContext, bind, build_terms
 from rlvr.stages.grpo.scoring import Scoring
@@ -87,17 +86,6 @@ def test_a_task_without_an_answer():
         bind(build_terms(["answer_likelihood"]), RewardContext(Config(), [batch.rollouts[0].task]))
     with pytest.raises(ConfigError, match="debias is of probabilities"):
         build_terms([{"name": "answer_likelihood", "debias": True, "reduce": "reactive"}])
-
-
-def test_the_drop_in_perplexity():
-    """With the prompt 0.5 each, ppl 2; without 0.25, ppl 4: a half less. Worse with the prompt: below 0, at least
-    -1."""
-    piece, batch = SelfAligned(), make_batch([1.0] * 3, [2, 0, 1])
-    asked = piece.asks(batch, encode)
-    assert [(c.rollout, len(c.context)) for c in asked] == [(0, 2), (-1, 1), (2, 2), (-3, 1)]
-    logprobs = [np.log([0.5, 0.5]), np.log([0.25, 0.25]), np.log([0.001]), np.log([0.5])]
-    got = piece(batch, list(zip(asked, logprobs, strict=True)))
-    np.testing.assert_allclose(got, [0.5, np.nan, -1])
 
 
 def test_the_log_probs_are_those_of_a_plain_forward_pass(make_policy):

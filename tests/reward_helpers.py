@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlvr import rewards
+from rlvr.config import Config
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict, VerdictStatus
 
 PROMPT = 2
@@ -81,6 +83,14 @@ def random_batch(seed, groups=4, largest=6):
         ]
     batch.columns["history/mean"] = np.full(len(batch), np.nan)
     return batch
+
+
+def reward_of(batch, *specs, config=None):
+    """The reward of the batch under these terms, bound to a run with that config."""
+    terms = rewards.build_terms(list(specs))
+    tasks = list({r.task.id: r.task for r in batch.rollouts}.values())
+    context = rewards.RewardContext(Config.model_validate(config or {}), tasks)
+    return rewards.score(batch, rewards.bind(terms, context)).column("reward")
 
 
 UNPARSABLE = Verdict(VerdictStatus.UNPARSABLE, 0.0)

@@ -352,7 +352,7 @@ def test_a_run_is_ended_with_a_checkpoint_and_says_why(tmp_path):
 
 
 def test_the_page_tells_of_every_monitor_in_its_own_words():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "when-it-does-not-learn.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "when-it-does-not-learn.md").read_text()
     for monitor in MONITORS.values():
         reads = ", ".join(f"`{name}`" for name in monitor.reads)
         assert f"| `{monitor.name}` | {reads} | " in page

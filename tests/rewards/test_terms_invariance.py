@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reward_helpers import make_batch, random_batch
 
+from reward_helpers import make_batch, random_batch
 from rlvr import registry
 from rlvr.config import Config
 from rlvr.records import Batch
