@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlvr.core.process import parent_death
+from rlvr.core.process.deadline import Deadline
 
 # Matches RANK, LOCAL_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, TORCHELASTIC_RUN_ID, ACCELERATE_MIXED_PRECISION; not RANKING,
 # and not CUDA_VISIBLE_DEVICES, which the engine needs.
@@ -69,11 +70,17 @@ async def stop(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
     longer than `seconds`."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGCONT)  # a stopped process would not see that its socket is closed
+    try:
+        async with Deadline(seconds):
+            await _ended(process)
+    except TimeoutError:
+        process.kill()
+        await _ended(process)
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
     # Polled, since `Popen.wait` would block the loop.
-    until = time.monotonic() + seconds
     while process.poll() is None:
-        if time.monotonic() > until:
-            process.kill()
         await asyncio.sleep(0.002)
 
 
