@@ -94,6 +94,20 @@ def test_a_sweep_is_its_runs_and_a_seed_that_fails_loses_itself(tree, tmp_path, 
 
 
 @pytest.mark.gate
+def test_runs_of_seeds_are_no_ranks_of_the_sweeps_launcher(tree, tmp_path, capfd, monkeypatch):
+    """A refused seed of a sweep under torchrun with one process does not report the launcher's own process as
+    failed."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    blocked = tmp_path / "many" / "seed-5"
+    blocked.mkdir(parents=True)
+    (blocked / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert main([*written(tmp_path, tree), "run.seeds=[5]"]) == 2
+    assert "seed-5 holds metrics.jsonl, and no config.yaml" in capfd.readouterr().err
+    assert not (tmp_path / "error.json").exists()
+
+
+@pytest.mark.gate
 def test_a_stop_goes_to_the_run_under_way_and_no_other_is_begun(tree, tmp_path):
     tree["run"]["steps"], tree["evaluation"] = 100_000, {"at_start": False, "at_end": False}
     arguments = [sys.executable, "-m", "rlvr.train", *written(tmp_path, tree), "run.seeds=[0, 1]"]

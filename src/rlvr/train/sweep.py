@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import yaml
 
 from rlvr.config import Config
 from rlvr.core.own_files import check_output, is_run_config, is_verbatim
-from rlvr.core.process import child_process, parent_death
+from rlvr.core.process import child_process
 from rlvr.core.waits import StopRequest, reporting
 from rlvr.errors import ConfigError, DataError
 from rlvr.evaluation import over_runs, read_result
@@ -105,14 +104,10 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
     path = config.folder.parent / f"{config.run.name}.yaml"
     write_whole(path, yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
     # A file and not arguments: the configuration may hold anything, and the command line is limited.
-    arguments = ["rlvr.train", "--config", str(path), *(["--resume", resume] if resume else [])]
-    # With the owner set, the run ends when the sweep is killed, however that happens (`die_with_parent` in RUN).
-    environment = {**os.environ, parent_death.OWNER: str(os.getpid())}
-    # A session of its own: a Ctrl-C in the terminal reaches the sweep alone, which hands the signal on once. Else the
-    # run would get it twice, and a second one stops at once.
-    process = subprocess.Popen(
-        [sys.executable, "-c", child_process.RUN, *arguments], env=environment, start_new_session=True
-    )
+    arguments = ["--config", str(path), *(["--resume", resume] if resume else [])]
+    # In a session of its own, where a Ctrl-C in the terminal does not reach it: the sweep hands the signal on once. A
+    # run that got it twice would stop at once.
+    process = child_process.start("rlvr.train", arguments, {})
     forwarded = False
     try:
         while True:

@@ -58,6 +58,13 @@ def test_a_started_module_is_no_rank_and_has_what_it_is_given(tmp_path, monkeypa
     assert not any(f"'{name}'" in printed for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
 
+def test_a_module_without_a_log_prints_where_its_parent_does(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    (tmp_path / "prints_twice.py").write_text("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
+    assert child_process.start("prints_twice", [], {}).wait(timeout=60) == 0
+    assert capfd.readouterr() == ("out\n", "err\n")
+
+
 def test_a_module_that_fails_leaves_its_traceback_in_the_log(tmp_path):
     (tmp_path / "fails_at_once.py").write_text("raise RuntimeError('on purpose')\n")
     process = child_process.start("fails_at_once", [], {"PYTHONPATH": str(tmp_path)}, tmp_path, tmp_path / "log")

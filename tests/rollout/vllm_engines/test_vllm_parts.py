@@ -16,7 +16,7 @@ from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, DataError, WaitTimeoutError
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, installed, launch, requests
-from rlvr.rollout.vllm.client import Client
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.gate import RequestGate
 from rlvr.rollout.vllm.serve import KEY, RequireKey
 from rlvr.rollout.vllm.started import check_free, flags, free_port
@@ -233,6 +233,45 @@ def test_the_whole_model_is_never_held_twice():
     largest = max(t.nbytes for bucket in one_by_one() for _, t in bucket)
     assert max(sizes) <= largest + 64
     transfer.close()
+
+
+def test_an_answer_that_came_while_the_trainer_was_held_up_is_not_late():
+    """The loop stands still for longer than the limit, and the answer comes meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(2**16)
+                time.sleep(0.5)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+
+        async def ask():
+            client = Client(f"http://127.0.0.1:{listening.getsockname()[1]}", None, "policy")
+            try:
+                asking = asyncio.create_task(client.ask("GET", "/health", 1.0))
+                await asyncio.sleep(0.2)
+                time.sleep(2.0)  # a C call that keeps the interpreter lock, say
+                return await asking
+            finally:
+                await client.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        assert asyncio.run(ask()) == {}
+
+
+def test_a_request_without_an_answer_ends_at_its_limit():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        async def ask():
+            client = Client(f"http://127.0.0.1:{listening.getsockname()[1]}", None, "policy")
+            try:
+                await client.ask("GET", "/health", 0.3)
+            finally:
+                await client.close()
+
+        with pytest.raises(ServerError, match=r"/health did not answer within 0.3 s"):
+            asyncio.run(ask())
 
 
 def test_a_busy_server_that_closes_idle_connections_is_not_lost():

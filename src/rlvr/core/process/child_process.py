@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlvr.core.process import parent_death
+from rlvr.core.process.deadline import Deadline
 
 # Matches RANK, LOCAL_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, TORCHELASTIC_RUN_ID, ACCELERATE_MIXED_PRECISION; not RANKING,
 # and not CUDA_VISIBLE_DEVICES, which the engine needs.
@@ -35,9 +36,9 @@ TRACKER_SECONDS = 5.0
 
 
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], output: int | IO[bytes], **options: Any
+    command: Sequence[str], environment: Mapping[str, str], output: int | IO[bytes] | None, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a command, with an environment of its own; what it prints goes to `output`."""
+    """Start a command, with an environment of its own; what it prints goes to `output`, with None where ours goes."""
     return subprocess.Popen(
         command,
         env=environment,
@@ -52,16 +53,20 @@ def spawn(
 
 
 def start(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], scratch: Path, log: Path, **options: Any
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    scratch: Path | None = None,
+    log: Path | None = None,
+    **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Run a module in a process of its own group that lives at most as long as this one; what it prints goes to
-    `log`."""
-    own = {parent_death.OWNER: str(os.getpid()), parent_death.SCRATCH: str(scratch)}
+    """Run a module in a process of its own group that lives at most as long as this one. It removes the folder
+    `scratch` if this process ends first; what it prints goes to `log`, without one where ours goes."""
+    own = {parent_death.OWNER: str(os.getpid()), parent_death.SCRATCH: str(scratch or "")}
     inherited = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
-    with log.open("ab") as output:
-        return spawn(
-            [sys.executable, "-c", RUN, module, *arguments], {**inherited, **environment, **own}, output, **options
-        )
+    command = [sys.executable, "-c", RUN, module, *arguments]
+    with contextlib.nullcontext() if log is None else log.open("ab") as output:
+        return spawn(command, {**inherited, **environment, **own}, output, **options)
 
 
 async def stop(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
@@ -69,11 +74,17 @@ async def stop(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
     longer than `seconds`."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGCONT)  # a stopped process would not see that its socket is closed
+    try:
+        async with Deadline(seconds):
+            await _ended(process)
+    except TimeoutError:
+        process.kill()
+        await _ended(process)
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
     # Polled, since `Popen.wait` would block the loop.
-    until = time.monotonic() + seconds
     while process.poll() is None:
-        if time.monotonic() > until:
-            process.kill()
         await asyncio.sleep(0.002)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from rlvr.core.process.deadline import Deadline
 from rlvr.errors import DataError
 from rlvr.rollout.vllm.requests import Answer
 
@@ -25,6 +26,8 @@ RPC = ("rlvr_model", "rlvr_weights")
 # (docs/log.md, "a busy vLLM server is not a dead one").
 AT_ONCE = 1024
 """Most completions asked for at once: more than a server batches (`max_num_seqs` is 256, or 1,024 on large GPUs)."""
+NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
+"""Replaces aiohttp's own limit of 5 minutes: each request has a Deadline."""
 OPEN_FILES = 65_535
 """The limit on open files that vLLM's own server sets (vllm/utils/system_utils.py, `set_ulimit`)."""
 
@@ -149,9 +152,13 @@ class Client:
 
     async def ask(self, verb: str, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON that a path answers with, None when it is empty."""
-        limit = aiohttp.ClientTimeout(total=timeout)
         try:
-            async with self._session.request(verb, self.url + path, json=body, timeout=limit) as response:
+            # A Deadline, and no limit of aiohttp's: the answer that waits in its socket while the trainer is stopped is
+            # not late.
+            async with (
+                Deadline(timeout),
+                self._session.request(verb, self.url + path, json=body, timeout=NO_TIMEOUT) as response,
+            ):
                 content = await response.read()
                 # Also for refusals: the process answers.
                 self.answered = time.monotonic()

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
+from rlvr.core.process.deadline import Deadline
 from rlvr.errors import TrainingError
 from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.requests import Answer
@@ -287,7 +288,7 @@ class Members:
             member.client = await member.started.start(self._start_timeout)
             return
         # A server given by URL is not ours to start; whoever runs it may do so within this time.
-        async with asyncio.timeout(self._start_timeout):
+        async with Deadline(self._start_timeout):
             while not await member.client.responsive(self._health_timeout):
                 await asyncio.sleep(self._every)
 

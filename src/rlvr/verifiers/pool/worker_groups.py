@@ -246,7 +246,8 @@ class WorkerGroup:
         """End all processes of the group."""
         self.forget()
         if self._template is not None:
-            template = await asyncio.wait_for(asyncio.shield(self._template), worker_process.START_SECONDS)
+            async with Deadline(worker_process.START_SECONDS):
+                template = await asyncio.shield(self._template)
             template.forker.link.close()
             await template.parent.end(template.pid)
 

@@ -16,10 +16,11 @@ import contextlib
 import functools
 import itertools
 import os
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from rlvr.core.process.deadline import Deadline
 
 CONTROLLERS = ("cpu", "memory", "pids")
 _SHARES = 512
@@ -181,12 +182,13 @@ class Leaf:
 
     async def remove(self) -> None:
         """Remove the leaf, once its processes have ended."""
-        until = time.monotonic() + _EMPTY_SECONDS
-        for folder in self._folders:
-            # A folder of a cgroup cannot be removed while a process is in it, and killed processes take a moment to
-            # leave.
-            while not _removed(folder) and time.monotonic() < until:
-                await asyncio.sleep(0.002)
+        remaining = list(self._folders)
+        with contextlib.suppress(TimeoutError):
+            async with Deadline(_EMPTY_SECONDS):
+                # A folder of a cgroup cannot be removed while a process is in it, and killed processes take a moment to
+                # leave.
+                while remaining := [folder for folder in remaining if not _removed(folder)]:
+                    await asyncio.sleep(0.002)
         self._folders = {}
 
 
