@@ -1,4 +1,4 @@
-"""pass@k and maj@k against exact enumeration."""
+"""pass@k and maj@k against exact enumeration, and intervals against all resamples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import itertools
 from fractions import Fraction
 from math import comb
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from rlvr.evaluation import majority_at_k, pass_at_k
+from rlvr.evaluation import interquartile_mean, interval, majority_at_k, pass_at_k
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -98,3 +100,35 @@ def test_answers_that_are_the_same_vote_together():
         )
         == 1.0
     )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 100])
+def test_the_interquartile_mean_is_the_trimmed_mean(count):
+    values = np.random.default_rng(count).normal(size=count)
+    assert float(interquartile_mean(values)) == pytest.approx(stats.trim_mean(values, 0.25))
+
+
+def test_the_interval_is_that_of_all_resamples():
+    values = np.asarray([0.0, 0.1, 0.5, 1.0])
+    means = [np.mean(chosen) for chosen in itertools.product(values, repeat=4)]
+    got = interval(values, resamples=60_000)
+    assert got is not None
+    np.testing.assert_allclose(got, np.quantile(means, [0.025, 0.975]), atol=0.026)
+
+
+def test_an_interval_covers_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    covered = 0
+    for trial in range(300):
+        low, high = interval((random.random(60) < 0.3).astype(float), resamples=400, seed=trial) or (1, 0)
+        covered += low <= 0.3 <= high
+    assert 0.90 <= covered / 300 <= 0.98
+
+
+def test_the_intervals_of_nothing_and_of_runs():
+    assert interval(np.asarray([np.nan])) is None
+    assert interval(np.asarray([0.5, np.nan, 0.5])) == (0.5, 0.5)
+    runs = np.stack([np.zeros(20), np.ones(20)])  # the runs differ, the tasks do not
+    low, high = interval(runs) or (0, 0)
+    assert low < 0.42 and high > 0.58
+    assert interval(np.full((3, 5), 0.25)) == (0.25, 0.25)

@@ -1,10 +1,9 @@
-"""Evaluation against brute force: results by task, means by source, intervals, comparison, contamination."""
+"""Evaluation against brute force: results by task, means by source, and the order of its work."""
 
 from __future__ import annotations
 
 import gc
 import itertools
-import math
 import sys
 import weakref
 from collections import Counter
@@ -15,8 +14,7 @@ import pytest
 from scipy import stats
 
 from rlvr.config.config_loading import load_config
-from rlvr.errors import DataError
-from rlvr.evaluation import compare, contamination, evaluate, interquartile_mean, interval, summary, values_of
+from rlvr.evaluation import evaluate, summary, values_of
 from rlvr.evaluation.task_result import TaskResult
 from rlvr.records import Rollout, StopReason, Task, Verdict, VerdictStatus
 
@@ -147,88 +145,11 @@ def test_all_undecided_is_none():
 # intervals
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 100])
-def test_the_interquartile_mean_is_the_trimmed_mean(count):
-    values = np.random.default_rng(count).normal(size=count)
-    assert float(interquartile_mean(values)) == pytest.approx(stats.trim_mean(values, 0.25))
-
-
-def test_the_interval_is_that_of_all_resamples():
-    values = np.asarray([0.0, 0.1, 0.5, 1.0])
-    means = [np.mean(chosen) for chosen in itertools.product(values, repeat=4)]
-    got = interval(values, resamples=60_000)
-    assert got is not None
-    np.testing.assert_allclose(got, np.quantile(means, [0.025, 0.975]), atol=0.026)
-
-
-def test_an_interval_covers_as_often_as_it_says():
-    random = np.random.default_rng(0)
-    covered = 0
-    for trial in range(300):
-        low, high = interval((random.random(60) < 0.3).astype(float), resamples=400, seed=trial) or (1, 0)
-        covered += low <= 0.3 <= high
-    assert 0.90 <= covered / 300 <= 0.98
-
-
-def test_the_intervals_of_nothing_and_of_runs():
-    assert interval(np.asarray([np.nan])) is None
-    assert interval(np.asarray([0.5, np.nan, 0.5])) == (0.5, 0.5)
-    runs = np.stack([np.zeros(20), np.ones(20)])  # the runs differ, the tasks do not
-    low, high = interval(runs) or (0, 0)
-    assert low < 0.42 and high > 0.58
-    assert interval(np.full((3, 5), 0.25)) == (0.25, 0.25)
-
-
 # comparison
 
 
 def result_of(name: str, correct: int, greedy: float | None = None, samples: int = 8) -> TaskResult:
     return TaskResult(name, samples=samples, correct=correct, score=correct / samples, greedy=greedy, responses=samples)
-
-
-def test_a_comparison_is_paired_by_task():
-    random = np.random.default_rng(0)
-    chances = random.random(200)
-    before = [result_of(f"t{i}", int(random.binomial(8, p))) for i, p in enumerate(chances)]
-    after = [result_of(f"t{i}", int(random.binomial(8, min(p + 0.1, 1)))) for i, p in enumerate(chances)]
-    random.shuffle(after)  # type: ignore[arg-type]
-    result = compare(before, after, [1, 8])["differences"]["mean"]
-    by_id = {t.id: t for t in after}
-    changes = np.asarray([by_id[t.id].score - t.score for t in before])
-    assert result["difference"] == pytest.approx(changes.mean())
-    assert (result["better"], result["worse"]) == (int((changes > 0).sum()), int((changes < 0).sum()))
-    low, high = result["interval"]
-    error = 1.96 * changes.std() / math.sqrt(200)
-    assert (low, high) == (
-        pytest.approx(changes.mean() - error, abs=0.006),
-        pytest.approx(changes.mean() + error, abs=0.006),
-    )
-    scores = [np.asarray([t.score for t in which]) for which in (before, by_id.values())]
-    assert high - low < 0.7 * 2 * 1.96 * math.sqrt(sum(s.var() for s in scores) / 200)  # pairing is worth having
-
-
-def test_support_says_what_was_gained_and_lost():
-    before = [
-        result_of("both", 1),
-        result_of("lost", 2),
-        result_of("gained", 0),
-        result_of("neither", 0),
-        result_of("gone", 3),
-    ]
-    after = [
-        result_of("both", 8),
-        result_of("lost", 0),
-        result_of("gained", 0, greedy=1.0),
-        result_of("neither", 0),
-        result_of("new", 1),
-    ]
-    got = compare(before, after, [1])
-    support = got["support"]
-    assert (support["both"], support["gained"], support["lost"], support["neither"]) == (1, 1, 1, 1)
-    assert (support["gained_ids"], support["lost_ids"]) == (["gained"], ["lost"])
-    assert (got["tasks"], got["only_before"], got["only_after"]) == (4, 1, 1)
-    with pytest.raises(DataError, match="no task in common"):
-        compare(before, [result_of("other", 1)], [1])
 
 
 def test_values_and_summary_of_few_samples():
@@ -240,29 +161,6 @@ def test_values_and_summary_of_few_samples():
 
 
 # contamination
-
-
-def words(*numbers: int) -> str:
-    return " ".join(f"word{n}" for n in numbers)
-
-
-def test_contamination_is_a_shared_run_of_words():
-    train = [Task("a", words(*range(40))), Task("b", [{"role": "user", "content": "What is 2+2?"}])]
-    held_out = [
-        Task("copied", f"Tell me: {words(*range(5, 18)).upper().replace(' ', ', ')}!"),
-        Task("one short", words(*range(5, 17), 99, 98)),
-        Task("same short", [{"role": "user", "content": "what  is 2+2?"}]),
-        Task("other sign", [{"role": "user", "content": "What is 2-2?"}]),
-        Task("fresh", words(*range(100, 140))),
-    ]
-    got = contamination(train, held_out)
-    assert {row["id"] for row in got["found"]} == {"copied", "same short"}
-    assert (got["contaminated"], got["tasks"], got["share"]) == (2, 5, 0.4)
-    overlaps = {row["id"]: row["overlap"] for row in got["found"]}
-    assert overlaps["same short"] == 1.0 and overlaps["copied"] == pytest.approx(1 / 3)
-    assert contamination(train, held_out, words=12)["contaminated"] == 3
-    assert contamination([], held_out)["contaminated"] == 0
-    assert contamination(train, [])["share"] is None
 
 
 @pytest.mark.parametrize(("greedy", "counts"), [(False, [8 * 3, 30 * 3]), (True, [30, 30 * 4])])

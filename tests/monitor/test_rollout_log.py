@@ -1,58 +1,14 @@
 from __future__ import annotations
 
-import json
-import os
 from datetime import date
 
 import numpy as np
 import pytest
 
 from rlvr.errors import DataError
-from rlvr.monitor.metrics import record
 from rlvr.monitor.recording import read_rollouts
 from rlvr.monitor.rollout_log import RolloutLog
-from rlvr.monitor.trackers import MetricsFile
-from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Batch
-
-
-def test_metrics_file_appends_whole_lines(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    assert list(file.rows()) == []
-    file.append(record({"step": 1}))
-    file.append(record({"step": 2, "reward/mean": 0.5}))
-    assert [row["reward/mean"] for row in map(json.loads, file.path.read_text().splitlines())] == [None, 0.5]
-    assert [row["step"] for row in file.rows()] == [1, 2]
-
-
-def test_truncate_cuts_past_the_checkpoint_and_the_torn_line(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    file.truncate_after(3)
-    for step in range(1, 6):
-        file.append({"step": step})
-    with file.path.open("a") as torn:
-        torn.write('{"step": 6, "rew')
-    assert [row["step"] for row in file.rows()] == [1, 2, 3, 4, 5]
-    file.truncate_after(3)
-    file.append({"step": 4, "again": True})
-    assert file.path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "again": true}\n'
-    file.truncate_after(100)
-    assert [row["step"] for row in file.rows()] == [1, 2, 3, 4]
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-def test_a_whole_line_that_is_no_record_is_refused(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    file.path.write_bytes(b'{"step": 1}\n\x00\xff\x00\n{"step": 3}\n')
-    with pytest.raises(DataError, match="line 2"):
-        list(file.rows())
-
-
-def test_metrics_file_refuses_what_is_not_json(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    with pytest.raises(ValueError, match="JSON"):
-        file.append({"step": 1, "lr": float("nan")})
-    assert not file.path.exists()
 
 
 def test_rollouts_round_trip(tmp_path, rollout):
@@ -135,24 +91,3 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path, rollout, line):
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(DataError, match=r"step-000001\.jsonl, line 2: not a rollout"):
         read_rollouts(path)
-
-
-def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
-    """As root, a rename over /dev/full or /dev/stdout would take the device's place."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_whole(pipe, "text")
-    assert os.read(reader, 10) == b"text"
-    os.close(reader)
-    assert pipe.is_fifo()
-
-
-def test_a_file_reaches_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
-    """A power cut after the rename leaves the old content or the new one, and no file of zero bytes."""
-    order = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda number: order.append(os.fstat(number).st_size) or fsync(number))
-    monkeypatch.setattr(os, "replace", lambda *paths: order.append("renamed") or replace(*paths))
-    write_whole(tmp_path / "config.yaml", "run: {}\n")
-    assert order == [8, "renamed"]
