@@ -400,7 +400,7 @@ def test_a_plain_class_and_a_function_get_the_defaults_and_keep_what_they_have()
     assert isinstance(selector, Selector) and selector.after and selector(None) == [0]
     responses = adapted("loss", type("Pairs", (), {"sequence_losses": lambda self, sequences: sequences}))()
     assert isinstance(responses, SequenceLoss) and responses.per_response
-    with pytest.raises(ConfigError, match=r"'test_contracts\.Pairs' does not say its `average`"):
+    with pytest.raises(ConfigError, match=r"'test_component_checks\.Pairs' does not say its `average`"):
         _ = responses.average
     with pytest.raises(ConfigError, match=r"loss .*Nothing has no `sequence_losses` or `__call__`"):
         adapted("loss", type("Nothing", (), {}))
