@@ -10,7 +10,8 @@ from rlvr.monitor.health.monitors import Dominating, Drift, Jump, Monitor, Parti
 # The thresholds are judgements, not fits. scripts/broken_runs/record.py tries each on a run that was broken for it
 # (all have to speak) and on the healthy run that they were made from (none may speak);
 # tests/monitor/health/test_watch.py holds both cases for each monitor. Values of a healthy run are in the column
-# "healthy" of docs/metrics.md. `steps` is 5 where nothing else is written: with few groups a step, one bad step is chance.
+# "healthy" of docs/metrics.md. `steps` is 5 where nothing else is written: with few groups a step, one bad step is
+# chance.
 _ALL: tuple[Monitor, ...] = (
     # What the groups teach
     Sustained(
