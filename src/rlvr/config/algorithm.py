@@ -85,6 +85,31 @@ class KLConfig(Section):
     with renew_every 1: a moving average."""
 
 
+class SpliceConfig(Section):
+    """The task's answer in the place of the policy's own, for training: the response is cut where its answer begins,
+    `text` is put there, and its tokens are learned.
+
+    Policy and entropy terms then learn the reasoning before it, with the advantage, and the tokens of `text` with the
+    weight that `by` names in the place of the advantage. A response without `opening` is learned as it is. The gradient
+    of VeriFree (Zhou et al. 2025, arXiv 2505.21493; sail-sg/VeriFree, verifree.py, `learning_step`), whose reward is
+    `answer_likelihood` with the same `opening` and `text`.
+    """
+
+    opening: str = Field(default="<answer>", min_length=1)
+    """The text after which the answer stands; its first occurrence counts."""
+    text: str = "{answer}"
+    """What is put there; `{answer}` stands for the task's answer."""
+    by: Literal["reward", "advantage", "one"] = "reward"
+    """The weight of the answer's tokens: the response's reward, its advantage, or 1."""
+
+    @field_validator("text")
+    @classmethod
+    def _names_the_answer(cls, text: str) -> str:
+        if "{answer}" not in text:
+            raise ValueError(f"{text!r} has to name the task's answer as {{answer}}")
+        return text
+
+
 class AlgorithmConfig(Section):
     """From scored rollouts to a loss."""
 
@@ -124,6 +149,8 @@ class AlgorithmConfig(Section):
     taken to it."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
+    splice: SpliceConfig | None = None
+    """Learn the task's answer in the place of the policy's own; null: the response as it was sampled."""
 
 
 def over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:

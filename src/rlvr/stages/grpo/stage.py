@@ -29,6 +29,7 @@ from rlvr.stages.grpo.demonstrations import with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
 from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
 from rlvr.stages.grpo.scoring import Advantages, Scoring
+from rlvr.stages.grpo.splice import check_splice, with_answers
 from rlvr.stages.stage_base import Stage, StageContext, token_weights
 from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.raised_verdicts import Raised
@@ -51,6 +52,7 @@ class GRPOStage(Stage):
         self._appended = token_after(self._objective, context.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
+        check_splice(plan.config, self._objective)
         if rollout.dynamic_sampling and rollout.group_size < 2:
             raise ConfigError(
                 "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
@@ -159,6 +161,8 @@ class GRPOStage(Stage):
         # Before rollouts and tokens are appended that nobody sampled: metrics are of what the policy did.
         self._trained = batch.with_own_columns()
         metrics |= self._penalised
+        if self.config.algorithm.splice is not None:
+            batch = with_answers(batch, self.config.algorithm.splice, self.context.policy)
         if self._shows_demonstrations:
             batch = with_demonstrations(batch, self.context)
         if self._appended is not None:
@@ -278,7 +282,14 @@ class GRPOStage(Stage):
         return self._objective.needs_reference or self.penalty is not None
 
     def check_tasks(self) -> None:
-        """DataError when demonstrations are to be learned from and no task has one."""
+        """DataError when demonstrations are to be learned from and no task has one, or when answers are and one has
+        none."""
+        bare = [task.named for task in self.pool if task.answer is None or not str(task.answer)]
+        if self.config.algorithm.splice is not None and bare:
+            raise DataError(
+                f"stage {self.plan.name!r}: algorithm.splice learns the tasks' answers, and {len(bare)} of "
+                f"{len(self.pool)} tasks have none, the first is {bare[0]}"
+            )
         if self._shows_demonstrations and not any(task.demonstration for task in self.pool):
             raise DataError(
                 f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: give "
