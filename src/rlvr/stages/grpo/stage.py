@@ -27,6 +27,7 @@ from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
 from rlvr.stages.grpo.demonstrations import with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
+from rlvr.stages.grpo.monitoring import MonitoringSampler
 from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
 from rlvr.stages.grpo.scoring import Advantages, Scoring
 from rlvr.stages.grpo.splice import check_splice, with_answers
@@ -80,6 +81,13 @@ class GRPOStage(Stage):
         rollout_plan.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
+        # Recorded rollouts have no policy that could be monitored.
+        monitorings = self.scoring.monitorings if recorded is None else []
+        self._monitoring: MonitoringSampler | None = None
+        if monitorings:
+            self._monitoring = MonitoringSampler(
+                monitorings, kept, rollout, context.collector, self.rollout_context_at, plan.config.run.seed
+            )
         self.buffer: RolloutBuffer | RecordedBuffer
         if recorded is None:
             self.buffer = RolloutBuffer(
@@ -99,14 +107,19 @@ class GRPOStage(Stage):
             )
 
     def collect(self, step: int) -> StepRollouts:
-        """Groups of verified responses."""
+        """Groups of verified responses, after those that rewards monitor the policy by."""
         self._step = step
-        return self.buffer.next(step)
+        monitored = [] if self._monitoring is None else self._monitoring.collect(step)
+        collected = self.buffer.next(step)
+        collected.monitored = monitored
+        return collected
 
     def call_functions(self, collected: StepRollouts) -> None:
         """Value what was collected by the plain functions among the rewards, unless its rewards were recorded."""
         if collected.columns is None:
             self._call_plain([*collected.rollouts, *collected.dropped])
+        for _, rollouts in collected.monitored:
+            self._call_plain(rollouts)
 
     def roll_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
@@ -135,6 +148,9 @@ class GRPOStage(Stage):
 
     def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights."""
+        when = (self._step, self.steps)
+        for monitoring, rollouts in collected.monitored:
+            self.scoring.show_monitored(rollouts, monitoring, self.context.policy, self.context.history, when)
         # Without baselines: the sampled rollouts first, then those that dynamic sampling dropped.
         everything, compared = self._scored_all(collected)
         self._sampled = everything.with_own_columns()
