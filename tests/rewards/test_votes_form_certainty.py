@@ -177,7 +177,8 @@ def test_entropies(column, nan):
     batch.rollouts[0].text = "a</think>b"
     batch.rollouts[0].char_ends = np.asarray([-1, -1, 1, 9, 10])
     phases = {"name": "phase_entropy", "alpha": 0.1}
-    close(column(batch, phases), [-(0.3 - 0.09), 0])
+    # The closing token is in neither phase.
+    close(column(batch, phases), [-(0.2 - 0.09), 0])
     close(column(batch, {"name": "phase_entropy", "alpha": 5}), [0, 0])
     batch.rollouts[0].text = "no marker!"
     close(column(batch, phases), [-0.5, 0])
