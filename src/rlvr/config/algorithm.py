@@ -110,6 +110,20 @@ class SpliceConfig(Section):
         return text
 
 
+class SupervisedStepsConfig(Section):
+    """Steps that learn demonstrations alone, drawn by chance; the others are of reinforcement alone.
+
+    The probability of a supervised step is G / (G + gamma G_w), of the gradient norms of the last supervised step (G)
+    and of the last step of the warm-up (G_w): SASR (Chen et al. 2025, arXiv 2505.13026, algorithm 1). The term that
+    learns them is in `auxiliary`, {name: likelihood, on: demonstrations}.
+    """
+
+    warmup: int = Field(ge=1)
+    """Steps at the start of the stage that are all supervised."""
+    gamma: float = Field(default=1.0, ge=0)
+    """Weight of G_w: the larger, the fewer steps are supervised."""
+
+
 class AlgorithmConfig(Section):
     """From scored rollouts to a loss."""
 
@@ -149,6 +163,9 @@ class AlgorithmConfig(Section):
     taken to it."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
+    supervised_steps: SupervisedStepsConfig | None = None
+    """Learn demonstrations in steps of their own, drawn by chance; null: beside the groups of every step, where a term
+    of `auxiliary` learns them."""
     splice: SpliceConfig | None = None
     """Learn the task's answer in the place of the policy's own; null: the response as it was sampled."""
 

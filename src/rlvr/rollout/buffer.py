@@ -206,6 +206,8 @@ class StepRollouts:
     """Seconds of the wait in which only verdicts were missing."""
     ready: int | None = None
     """Groups of later steps that were complete when this one was taken; None where nothing is sampled."""
+    step: int | None = None
+    """The step of the stage, counted from 0: the ranks that did not collect learn it here."""
     monitored: list[tuple[Monitoring, list[Rollout]]] = field(default_factory=list)
     """Responses that rewards asked for and that are not trained."""
     columns: dict[str, np.ndarray] | None = None
