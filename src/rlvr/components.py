@@ -109,6 +109,23 @@ class Continuation:
     temperature: float = 1.0
 
 
+@dataclass(frozen=True)
+class Monitoring:
+    """A sample of a stage's tasks that the policy answers now and then, as it is in that step; nothing is trained on
+    the responses. ValueError for a number below 1."""
+
+    every: int
+    """Steps from one time to the next, the first before the first step of the stage."""
+    tasks: int
+    """Tasks, drawn once for the stage; all where it has fewer."""
+    samples: int
+    """Responses to each."""
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.tasks, self.samples) < 1:
+            raise ValueError("the steps, tasks and responses of a monitoring must be at least 1")
+
+
 class RewardTerm(AdaptiveComponent):
     """A term of the reward: a function of the batch."""
 
@@ -125,6 +142,15 @@ class RewardTerm(AdaptiveComponent):
     def reads_characters(self) -> bool:
         """True where `Rollout.char_ends` is read."""
         return False
+
+    @declared
+    def monitoring(self) -> Monitoring | None:
+        """The responses that `monitored` is shown; None: none. Read after `bind`."""
+        return None
+
+    def monitored(self, batch: Batch, **given: Any) -> None:
+        """Take in the responses of a monitoring, one group for each task, before the rewards of the step; `given` as of
+        `__call__`. All ranks are shown the same."""
 
     def bind(self, setting: RewardContext) -> RewardTerm:
         """Return the term with what it takes from the run. ConfigError where the run contradicts it."""

@@ -97,6 +97,7 @@ RECIPES: dict[str, dict[str, str]] = {
     },
     "reward": {
         "adaptive_length_target": "laser_002_343.adaptive_length_target",
+        "boxed_after_thinking": "laser_002_343.boxed_after_thinking",
         "boxed_in_thinking": "practical_two_stage_recipe.character_rewards",
         "brief_characters": "practical_two_stage_recipe.character_rewards",
         "by_condition": "autothink.autothink",

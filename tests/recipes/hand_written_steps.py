@@ -96,6 +96,8 @@ class RecipeStep:
         total = torch.zeros((), dtype=torch.float64)
         for component in objective.components:
             assert not isinstance(component.loss, SequenceLoss), "losses of whole responses are not computed here"
+            if not any(own.any() for own in batch.tokens(f"weight/{component.weights}")):
+                continue  # a term without a token adds nothing
             over = objective.denominators(batch)[component.name]
             tokens = _tokens(batch, component.weights, policy, old, reference)
             total = total + float(component.coef) * component.loss(tokens, over).value

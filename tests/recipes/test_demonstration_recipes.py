@@ -88,3 +88,14 @@ def test_the_critique_is_learned_and_the_solution_is_not(recipe_step, logits):
     assert [weights.tolist() for weights in batch.tokens("weight/likelihood")] == [[0, 1, 1, 1], [0, 1, 1, 1, 1, 1]]
     expected = imitation([(1.0, ids_of("ab")), (1.0, ids_of("bbba"))], logits)
     np.testing.assert_allclose(step.gradient(batch, logits), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_numbers_of_the_critiques_are_those_of_the_authors_script():
+    """8 devices with 64 accumulated rows each, 50 epochs of 600 rows, 0.05 of the steps to warm up."""
+    plan = plan_of("one-shot-cft", "sft")
+    optim = plan.config.optim
+    assert plan.config.rollout.prompts_per_step == 8 * 1 * 64
+    assert plan.steps == 50 * 600 // 512
+    assert (optim.lr, optim.schedule, optim.warmup_steps) == (5e-6, "cosine", round(0.05 * plan.steps))
+    assert optim.optimizer.options == {"weight_decay": 0.05, "betas": [0.9, 0.95]}
+    assert plan.config.data.skip_long_prompts

@@ -1,4 +1,4 @@
-"""SASR: both losses in a step, and the share of the supervised one (the recipe is in part)."""
+"""SASR: one of the two losses in each step, drawn by the norm of the supervised gradient (the recipe is in part)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hand_written_steps import Response, of_the_group, policy_gradient, score_function
 
-from rlvr.config.stage_plan import stage_plans
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Task
+from rlvr.rollout import StepRollouts
+from rlvr.stages.grpo.demonstrations import demonstration
 
 TASK = Task(
     id="t", prompt="Two and two apples are how many?", answer="2 + 2 = <<2+2=4>>4\n#### 4", demonstration="abba"
@@ -40,55 +41,63 @@ def test_ten_responses(step):
     assert step.rewards([text for text, _ in RESPONSES]) == [float(right) for _, right in RESPONSES]
 
 
-def both(logits, share):
-    ids = [response.ids for response in GROUP]
-    reinforced = policy_gradient(of_the_group([1.0, 0.0, 0.0]), ids, logits, "sequences")
-    return reinforced - share * score_function(SHOWN, logits) / len(SHOWN)
-
-
-def share_of(step, logits):
-    """The supervised loss's weight in the recipe's gradient, which is solved for it."""
-    rest = step.gradient(step.score([GROUP]), logits) - both(logits, 0.0)
-    supervised = both(logits, 1.0) - both(logits, 0.0)
-    share = float(rest @ supervised / (supervised @ supervised))
-    np.testing.assert_allclose(rest, share * supervised, rtol=1e-6, atol=1e-12)
-    return share
-
-
-def test_gradient_of_a_step_is_the_sum_of_both_losses(step):
+def test_a_supervised_step_learns_the_demonstration_alone(step):
     logits = np.random.default_rng(2).normal(size=8)
-    np.testing.assert_allclose(step.gradient(step.score([GROUP]), logits), both(logits, 1.0), rtol=1e-9)
+    expected = -score_function(SHOWN, logits) / len(SHOWN)
+    np.testing.assert_allclose(step.gradient(step.demonstrations(), logits), expected, rtol=1e-9)
 
 
-def test_the_supervised_share_falls_as_the_gradient_does(step):
-    """The paper gives imitation less as its gradient shrinks, and more again where the policy drifts away."""
-    logits = np.random.default_rng(3).normal(size=8)
-    shares = [share_of(step, logits)]
-    for norm in (0.9, 0.7, 0.4, 0.2, 0.1):
-        step.stage.observe({"grad_norm": norm})
-        shares.append(share_of(step, logits))
-    assert shares == sorted(shares, reverse=True)
-    assert shares[-1] < 0.75 * shares[0]
-    step.stage.observe({"grad_norm": 3.0})
-    assert share_of(step, logits) > shares[-1]
+def test_another_step_is_of_reinforcement_alone(step):
+    logits = np.random.default_rng(2).normal(size=8)
+    ids = [response.ids for response in GROUP]
+    expected = policy_gradient(of_the_group([1.0, 0.0, 0.0]), ids, logits, "sequences")
+    np.testing.assert_allclose(step.gradient(step.score([GROUP]), logits), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_imitation_comes_first():
-    assert [plan.kind for plan in stage_plans(find_paper("sasr").config)] == ["sft", "grpo"]
+def observed(step, number, norm):
+    """Train a supervised step whose gradient has this norm."""
+    step.stage.score(StepRollouts([demonstration(TASK, step.stage.context, "0")], step=number))
+    step.stage.observe({"grad_norm": norm})
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="The paper draws one of the two losses for each step, with a probability from the norm of the supervised "
-    "gradient alone. The recipe, which is in part, weighs a sum by the norm of the whole gradient: where the "
-    "demonstration is known and reinforcement alone has a large gradient, the share of imitation rises.",
-)
+def chance(step, number):
+    return step.stage._supervision.probability(number)
+
+
+def test_the_probability_is_of_the_last_supervised_norm_and_that_of_the_warm_up(step):
+    warmup = find_paper("sasr").config.algorithm.supervised_steps.warmup
+    gamma = find_paper("sasr").config.algorithm.supervised_steps.gamma
+    for number in range(warmup):
+        assert chance(step, number) == 1
+        observed(step, number, 5.0 - 3.0 * number / (warmup - 1))
+    # The last norm of the warm-up is 2, and no other supervised step was made yet.
+    assert chance(step, warmup) == pytest.approx(2 / (2 + gamma * 2))
+    probabilities = []
+    for number, norm in enumerate((1.5, 1.0, 0.5, 0.1), start=warmup):
+        observed(step, number, norm)
+        probabilities.append(chance(step, number + 1))
+        assert probabilities[-1] == pytest.approx(norm / (norm + gamma * 2))
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
 def test_the_share_follows_the_supervised_gradient_alone(step):
-    """The policy writes the demonstration as well as it can, while the rewards' gradient is large."""
-    known = np.full(8, -12.0)
-    known[[6, 7, 1]] = np.log([2.0, 2.0, 1.0])
-    assert np.linalg.norm(both(known, 1.0) - both(known, 0.0)) < 1e-4
-    before = share_of(step, known)
-    # The norm of a step whose gradient is that of reinforcement alone.
-    step.stage.observe({"grad_norm": 3.0})
-    assert share_of(step, known) < before
+    """A large gradient of reinforcement, where the demonstration is known, makes imitation no more likely."""
+    warmup = find_paper("sasr").config.algorithm.supervised_steps.warmup
+    for number in range(warmup):
+        observed(step, number, 2.0)
+    observed(step, warmup, 1e-4)
+    before = chance(step, warmup + 1)
+    assert before < 1e-3
+    step.score([GROUP])
+    step.stage.observe({"grad_norm": 30.0})
+    assert chance(step, warmup + 1) == before
+
+
+def test_steps_are_drawn_with_that_probability(step):
+    warmup = find_paper("sasr").config.algorithm.supervised_steps.warmup
+    assert all(step.stage._supervision.drawn(number) for number in range(warmup))
+    observed(step, warmup - 1, 3.0)
+    observed(step, warmup, 1.0)
+    drawn = [step.stage._supervision.drawn(number) for number in range(warmup, warmup + 4000)]
+    # A quarter, with a standard deviation of 0.007.
+    assert 0.22 < np.mean(drawn) < 0.28

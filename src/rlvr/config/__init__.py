@@ -14,7 +14,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, model_validator
 
 from rlvr import registry
-from rlvr.config.algorithm import AlgorithmConfig, KLConfig, KLScaleConfig, over_preset
+from rlvr.config.algorithm import (
+    AlgorithmConfig,
+    KLConfig,
+    KLScaleConfig,
+    SpliceConfig,
+    SupervisedStepsConfig,
+    over_preset,
+)
 from rlvr.config.model_config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.config.renamed_keys import with_new_names
 from rlvr.config.rollout_config import DataConfig, DynamicSamplingConfig, RolloutConfig, VerificationConfig
@@ -57,6 +64,8 @@ __all__ = [
     "RunConfig",
     "ScratchConfig",
     "Section",
+    "SpliceConfig",
+    "SupervisedStepsConfig",
     "TensorBoardConfig",
     "VerificationConfig",
     "WandbConfig",

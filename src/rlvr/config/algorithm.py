@@ -85,6 +85,45 @@ class KLConfig(Section):
     with renew_every 1: a moving average."""
 
 
+class SpliceConfig(Section):
+    """The task's answer in the place of the policy's own, for training: the response is cut where its answer begins,
+    `text` is put there, and its tokens are learned.
+
+    Policy and entropy terms then learn the reasoning before it, with the advantage, and the tokens of `text` with the
+    weight that `by` names in the place of the advantage. A response without `opening` is learned as it is. The gradient
+    of VeriFree (Zhou et al. 2025, arXiv 2505.21493; sail-sg/VeriFree, verifree.py, `learning_step`), whose reward is
+    `answer_likelihood` with the same `opening` and `text`.
+    """
+
+    opening: str = Field(default="<answer>", min_length=1)
+    """The text after which the answer stands; its first occurrence counts."""
+    text: str = "{answer}"
+    """What is put there; `{answer}` stands for the task's answer."""
+    by: Literal["reward", "advantage", "one"] = "reward"
+    """The weight of the answer's tokens: the response's reward, its advantage, or 1."""
+
+    @field_validator("text")
+    @classmethod
+    def _names_the_answer(cls, text: str) -> str:
+        if "{answer}" not in text:
+            raise ValueError(f"{text!r} has to name the task's answer as {{answer}}")
+        return text
+
+
+class SupervisedStepsConfig(Section):
+    """Steps that learn demonstrations alone, drawn by chance; the others are of reinforcement alone.
+
+    The probability of a supervised step is G / (G + gamma G_w), of the gradient norms of the last supervised step (G)
+    and of the last step of the warm-up (G_w): SASR (Chen et al. 2025, arXiv 2505.13026, algorithm 1). The term that
+    learns them is in `auxiliary`, {name: likelihood, on: demonstrations}.
+    """
+
+    warmup: int = Field(ge=1)
+    """Steps at the start of the stage that are all supervised."""
+    gamma: float = Field(default=1.0, ge=0)
+    """Weight of G_w: the larger, the fewer steps are supervised."""
+
+
 class AlgorithmConfig(Section):
     """From scored rollouts to a loss."""
 
@@ -124,6 +163,11 @@ class AlgorithmConfig(Section):
     taken to it."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
+    supervised_steps: SupervisedStepsConfig | None = None
+    """Learn demonstrations in steps of their own, drawn by chance; null: beside the groups of every step, where a term
+    of `auxiliary` learns them."""
+    splice: SpliceConfig | None = None
+    """Learn the task's answer in the place of the policy's own; null: the response as it was sampled."""
 
 
 def over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:

@@ -95,8 +95,16 @@ def _pieces(tree: Mapping[str, Any]) -> Iterator[str]:
     yield from ([f"stage {kind[0]}: {texts[0]}", *texts[1:]] if kind and texts else texts)
 
 
+class _WithoutAliases(yaml.SafeDumper):
+    """Writes a value out wherever it stands, without anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def _flow(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False, allow_unicode=True)
+    form: dict[str, Any] = {"default_flow_style": True, "width": 10**9, "sort_keys": False, "allow_unicode": True}
+    text: str = yaml.dump(value, Dumper=_WithoutAliases, **form)
     # PyYAML ends a document that is a bare scalar with the line `...`: `verdict\n...\n`, but not `{a: 1}\n`.
     return text.removesuffix("\n").removesuffix("...").strip()
 

@@ -31,6 +31,7 @@ from rlvr.rewards.terms import (
     paid,
     plain_functions,
     score,
+    show_monitored,
     walk,
 )
 from rlvr.rewards.votes import MajorityVote
@@ -63,5 +64,6 @@ __all__ = [
     "plain_functions",
     "sampled_likelihood",
     "score",
+    "show_monitored",
     "walk",
 ]

@@ -7,8 +7,9 @@ under the policy as it is before the update, in the micro-batches of the update,
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,6 +18,26 @@ from rlvr.components import Continuation, Encode, RewardContext, RewardTerm
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
+
+ANSWER = "{answer}"
+"""The place of the task's answer in a text."""
+
+
+def tokens_before_answer(rollout: Rollout, opening: str) -> int | None:
+    """Tokens of a rollout, its prompt among them, up to the last one that ends within the first `opening` of its text.
+
+    None where there is no opening. Reads `Rollout.char_ends`.
+    """
+    start = rollout.text.find(opening)
+    if start < 0 or rollout.char_ends is None:
+        return None
+    # A token may reach over the opening's end (">42" as one token); it is left out, and the answer's tokens are put
+    # before it.
+    within = np.flatnonzero(rollout.sampled & (rollout.char_ends <= start + len(opening)))
+    if len(within):
+        return int(within[-1]) + 1
+    # No token ends within the opening: the first one reaches over it, so the answer follows the prompt.
+    return int(np.flatnonzero(rollout.sampled)[0])
 
 
 @register("reward", "answer_likelihood")
@@ -27,12 +48,14 @@ class AnswerLikelihood(RewardTerm):
     The response is cut after the last token that ends within `opening`, and the answer's tokens are put there.
 
     - mean_prob: the mean of the tokens' probabilities (RLPR, Yu et al. 2025, arXiv 2506.18254, from notes).
-    - product: the probability of the whole answer (VeriFree, Zhou et al. 2025, arXiv 2505.21493, from notes).
+    - product: the probability of the whole answer (VeriFree, Zhou et al. 2025, arXiv 2505.21493; sail-sg/VeriFree,
+      verifree.py, where `text` closes the tag and `finished` is on).
     - reactive: the mean log-prob, each token weighted by its standard deviation over the group's responses, so that
       tokens count which react to the reasoning (the R3 of DRO, Xu et al. 2025, arXiv 2506.13351, from notes; evenly
       where none does).
 
-    A response without `opening` is worth `without`. Undecided where the task has no answer.
+    A response without `opening` is worth `without`. Undecided where the task has no answer. `algorithm.splice` learns
+    the same tokens.
     """
 
     reduce: Literal["mean_prob", "product", "reactive"] = "mean_prob"
@@ -44,11 +67,20 @@ class AnswerLikelihood(RewardTerm):
     (RLPR)."""
     without: float = 0.0
     """The value of a response without `opening`."""
+    text: str = ANSWER
+    """What is put there; `{answer}` stands for the task's answer."""
+    finished: bool = False
+    """A truncated response is worth `without` too, and so is one whose reasoning has, together with `text`, more tokens
+    than `rollout.max_new_tokens`."""
     reads_characters: ClassVar = True
+    _longest: float = field(default=np.inf, init=False, repr=False)
+    """`rollout.max_new_tokens`."""
 
     def __post_init__(self) -> None:
         if not self.opening:
             raise ValueError("opening is empty: it says where an answer begins")
+        if ANSWER not in self.text:
+            raise ValueError(f"text is {self.text!r}, and has to name the task's answer as {ANSWER}")
         if self.debias and self.reduce == "reactive":
             raise ValueError("debias is of probabilities, and reduce reactive is a log-prob")
 
@@ -60,7 +92,10 @@ class AnswerLikelihood(RewardTerm):
                 f"rewards: answer_likelihood scores a task's answer, and {len(bare)} of {len(setting.tasks)} tasks "
                 f"have none, the first is {bare[0]}"
             )
-        return self
+        bound = dataclasses.replace(self)
+        # Frozen, so not by assignment.
+        object.__setattr__(bound, "_longest", float(setting.config.rollout.max_new_tokens))
+        return bound
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
         """The answer after each response's reasoning; with debias after the prompt too, once for each group."""
@@ -70,11 +105,12 @@ class AnswerLikelihood(RewardTerm):
             if rollout.task.answer is None:
                 answer = []
             else:
-                answer = encode(str(rollout.task.answer))
+                answer = encode(self.text.replace(ANSWER, str(rollout.task.answer)))
             prompt = rollout.token_ids[rollout.origin == 0].tolist()
             if not answer:
                 continue
-            if (cut := self._cut(rollout)) is not None:
+            cut = tokens_before_answer(rollout, self.opening)
+            if cut is not None and not self._unfinished(rollout, cut - len(prompt) + len(answer)):
                 wanted.append(Continuation(i, rollout.token_ids[:cut].tolist(), answer))
             if self.debias and rollout.group not in seen:
                 seen.add(rollout.group)
@@ -83,18 +119,9 @@ class AnswerLikelihood(RewardTerm):
                 wanted.append(Continuation(-1 - i, [*prompt, *encode(self.opening)], answer))
         return wanted
 
-    def _cut(self, rollout: Rollout) -> int | None:
-        """Tokens up to the last one that ends within the opening; None where there is no opening."""
-        start = rollout.text.find(self.opening)
-        if start < 0 or rollout.char_ends is None:
-            return None
-        # A token may reach over the opening's end (">42" as one token); it is left out, and the answer's tokens are put
-        # before it.
-        within = np.flatnonzero(rollout.sampled & (rollout.char_ends <= start + len(self.opening)))
-        if len(within):
-            return int(within[-1]) + 1
-        # No token ends within the opening: the first one reaches over it, so the answer follows the prompt.
-        return int(np.flatnonzero(rollout.sampled)[0])
+    def _unfinished(self, rollout: Rollout, length: int) -> bool:
+        """True where `finished` leaves a response of `length` tokens, with the answer's in it, without a value."""
+        return self.finished and (rollout.stop.truncated or length > self._longest)
 
     def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
         result = np.asarray(

@@ -14,7 +14,8 @@ the whole batch, its groups, and any other term. It may also declare, all option
 the policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood), `reads_characters` (it
 reads `Rollout.char_ends`), `bind(setting) -> term` (what it takes from the run, and ConfigError where it contradicts
 it), and for a term with a state `observe(metrics)`, which is called once per trained step with all metrics (the mean
-of a term is `reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a
+of a term is `reward/<name>`), `monitoring` and `monitored` (responses that are not trained), `state_dict` and
+`load_state_dict`. Options that are Scalars may be schedules or follow a
 metric; a term with a state takes none.
 """
 
@@ -31,7 +32,7 @@ import numpy as np
 from pydantic import AfterValidator
 
 from rlvr import registry
-from rlvr.components import RewardContext, RewardTerm
+from rlvr.components import Monitoring, RewardContext, RewardTerm
 from rlvr.config import RewardSpec
 from rlvr.core.calling import name_of
 from rlvr.core.component import called_as
@@ -268,6 +269,13 @@ def score(batch: Batch, terms: Sequence[Term]) -> Batch:
     return batch
 
 
+def show_monitored(batch: Batch, terms: Sequence[Term], monitoring: Monitoring) -> None:
+    """Show the terms that ask for this monitoring the responses to it, with the values of what they are made of."""
+    for term in walk(terms):
+        if term.function.monitoring == monitoring:
+            term.function.monitored(batch, **_inner_values(batch, term))
+
+
 def call_plain(batch: Batch, terms: Sequence[Term]) -> None:
     """Call the terms that are plain functions, and those inside of other terms, for the rollouts that they apply to;
     the values are kept with the rollouts, where `score` finds them."""
@@ -323,10 +331,7 @@ def _values(batch: Batch, term: Term) -> np.ndarray:
     """Compute the columns of a term and of those that it is made of. UserCodeError and ConfigError name the term that
     fails."""
 
-    def weighted(one: Term) -> np.ndarray:
-        return _weighted(one.weight, _evaluate(batch, one))
-
-    held = {k: [weighted(t) for t in v] if isinstance(v, list) else weighted(v) for k, v in term.inner.items()}
+    held = _inner_values(batch, term)
     try:
         returned = term.function(batch, **held)
     # Errors of the library name what is wrong in the configuration; they are no failure of the user's code.
@@ -347,6 +352,15 @@ def _values(batch: Batch, term: Term) -> np.ndarray:
     values = np.where(np.isfinite(values), values, np.nan)
     batch.columns[f"reward/{term.name}"] = values
     return values
+
+
+def _inner_values(batch: Batch, term: Term) -> dict[str, Any]:
+    """Option -> the values of the term, or of the terms, that it holds: float64 [B] each."""
+
+    def weighted(one: Term) -> np.ndarray:
+        return _weighted(one.weight, _evaluate(batch, one))
+
+    return {k: [weighted(t) for t in v] if isinstance(v, list) else weighted(v) for k, v in term.inner.items()}
 
 
 def _weighted(weight: Scalar, values: np.ndarray) -> np.ndarray:

@@ -34,6 +34,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from rlvr.components import Monitoring
 from rlvr.config import RolloutConfig
 from rlvr.core.waits import finished
 from rlvr.data import Draw, Sampler
@@ -205,6 +206,10 @@ class StepRollouts:
     """Seconds of the wait in which only verdicts were missing."""
     ready: int | None = None
     """Groups of later steps that were complete when this one was taken; None where nothing is sampled."""
+    step: int | None = None
+    """The step of the stage, counted from 0: the ranks that did not collect learn it here."""
+    monitored: list[tuple[Monitoring, list[Rollout]]] = field(default_factory=list)
+    """Responses that rewards asked for and that are not trained."""
     columns: dict[str, np.ndarray] | None = None
     """The values that scoring gave to each of [*rollouts, *dropped], float64: set by the stage, or as recorded."""
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlvr.components import RewardContext, RewardTerm
+from rlvr.components import Monitoring, RewardContext, RewardTerm
 from rlvr.records import Batch
 from rlvr.registry import register
 from rlvr.rewards.terms import TermSpec, lengths
@@ -22,10 +22,10 @@ class AdaptiveLengthTarget(RewardTerm):
     """A bonus for right answers within a target that follows what the policy needs, by difficulty.
 
     LASER-D (Liu et al. 2025, arXiv 2505.15612): groups are sorted by pass rate into `buckets` classes of difficulty,
-    and a class's target is the shortest length within which its groups have, on average, one right answer. The paper
-    measures that on a monitoring set every few steps; here it is measured on the last `window` groups of the class that
-    were trained, which is what differs. `explore` also pays wrong answers that go beyond the target (LASER-DE). Before
-    a class has a group, its target is `rollout.max_new_tokens`.
+    and a class's target is the shortest length within which its groups have, on average, one right answer. As in the
+    paper that is measured on a monitoring set with `monitor_every`; without it on the last `window` groups of the class
+    that were trained. `explore` also pays wrong answers that go beyond the target (LASER-DE). Before a class has a
+    group, its target is `rollout.max_new_tokens`.
 
     With `lower`, targets are chosen as in the authors' code (hkust-nlp/Laser, `_choose_target_length` in
     verl/utils/reward_score/length_penalty.py): the shortest of lower, lower + interval, lower + 2 interval ... with
@@ -41,11 +41,17 @@ class AdaptiveLengthTarget(RewardTerm):
     """Classes of equal width of the pass rate."""
     # Arbitrary: a smaller window follows the policy faster and is noisier.
     window: int = 64
-    """Groups of a class that its target is made from."""
+    """Groups of a class that its target is made from, without `monitor_every`."""
     lower: int | None = None
     """The shortest target, in tokens, the knob of the authors' scripts (4,096, 2,048 or 1,024); null: any length."""
     interval: int = 1024
     """With `lower`, the tokens between two candidates."""
+    monitor_every: int | None = None
+    """Measure on responses that are not trained, before the first step and each time after this number of steps (20 in
+    the authors' scripts, `trainer.monitor_freq`); null: on the groups that were trained."""
+    monitor_tasks: int = 500
+    """Tasks of the stage that are measured on, drawn once: 500 in the authors' scripts (`data.monitor_files`). Each is
+    answered `rollout.group_size` times."""
     explore: bool = False
     """Pay wrong answers of more than the target's length the bonus too."""
     of: TermSpec = "verdict"
@@ -65,8 +71,15 @@ class AdaptiveLengthTarget(RewardTerm):
             raise ValueError("buckets and window must be at least 1")
         if self.interval < 1 or (self.lower is not None and self.lower < 1):
             raise ValueError("lower and interval must be at least 1")
-        self._seen = [deque(maxlen=self.window) for _ in range(self.buckets)]
-        self._all = [deque(maxlen=self.window) for _ in range(self.buckets)]
+        if self.monitor_tasks < 1 or (self.monitor_every is not None and self.monitor_every < 1):
+            raise ValueError("monitor_every and monitor_tasks must be at least 1")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without any group; a monitoring is kept whole."""
+        longest = self.window if self.monitor_every is None else None
+        self._seen = [deque(maxlen=longest) for _ in range(self.buckets)]
+        self._all = [deque(maxlen=longest) for _ in range(self.buckets)]
 
     def bind(self, setting: RewardContext) -> AdaptiveLengthTarget:
         """With the run's longest response."""
@@ -74,6 +87,23 @@ class AdaptiveLengthTarget(RewardTerm):
         bound._longest = float(setting.config.rollout.max_new_tokens)
         bound._size = setting.config.rollout.group_size
         return bound
+
+    @property
+    def monitoring(self) -> Monitoring | None:
+        """The monitoring set, where there is one."""
+        if self.monitor_every is None:
+            return None
+        return Monitoring(self.monitor_every, self.monitor_tasks, self._size)
+
+    def monitored(self, batch: Batch, **given: Any) -> None:
+        """Measure again: the groups of before are forgotten."""
+        of: np.ndarray = given["of"]
+        self._forget()
+        used = lengths(batch)
+        for group in batch.groups():
+            index = group.index[np.isfinite(of[group.index])]
+            if len(index):
+                self._count(self._bucket(of[index]), *_lengths(used[index], of[index]))
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
         used = lengths(batch)
@@ -84,15 +114,23 @@ class AdaptiveLengthTarget(RewardTerm):
             index = group.index[np.isfinite(of[group.index])]
             if not len(index):
                 continue
-            right = of[index] >= 1.0
-            # Pass rate 1 belongs to the easiest class, not to one beyond it.
-            bucket = min(int(right.mean() * self.buckets), self.buckets - 1)
+            bucket = self._bucket(of[index])
             within = used[index] <= targets[bucket]
-            result[index] = self.alpha * np.where(right, within, ~within & self.explore)
-            # Only noted: groups count from `observe` on, once for each trained step. Dynamic sampling scores draws by
-            # themselves before the step is scored.
-            self._new.append((bucket, sorted(used[index][right].tolist()), used[index].tolist()))
+            result[index] = self.alpha * np.where(of[index] >= 1.0, within, ~within & self.explore)
+            if self.monitor_every is None:
+                # Only noted: groups count from `observe` on, once for each trained step. Dynamic sampling scores draws
+                # by themselves before the step is scored.
+                self._new.append((bucket, *_lengths(used[index], of[index])))
         return result
+
+    def _bucket(self, of: np.ndarray) -> int:
+        """The class of a group with these values."""
+        # Pass rate 1 belongs to the easiest class, not to one beyond it.
+        return min(int((of >= 1.0).mean() * self.buckets), self.buckets - 1)
+
+    def _count(self, bucket: int, right: list[float], answers: list[float]) -> None:
+        self._seen[bucket].append(right)
+        self._all[bucket].append(answers)
 
     def targets(self) -> list[float]:
         """Each class's target: the shortest length with one right answer per group on average, hardest class first."""
@@ -120,8 +158,7 @@ class AdaptiveLengthTarget(RewardTerm):
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """The step was trained: its groups count."""
         for bucket, right, answers in self._new:
-            self._seen[bucket].append(right)
-            self._all[bucket].append(answers)
+            self._count(bucket, right, answers)
         self._new = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,5 +167,12 @@ class AdaptiveLengthTarget(RewardTerm):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the groups of a checkpoint."""
-        self._seen = [deque(groups, maxlen=self.window) for groups in state["seen"]]
-        self._all = [deque(groups, maxlen=self.window) for groups in state["all"]]
+        self._forget()
+        for bucket in range(self.buckets):
+            self._seen[bucket].extend(state["seen"][bucket])
+            self._all[bucket].extend(state["all"][bucket])
+
+
+def _lengths(used: np.ndarray, of: np.ndarray) -> tuple[list[float], list[float]]:
+    """The sorted lengths of the right answers of a group, and the lengths of all."""
+    return sorted(used[of >= 1.0].tolist()), used.tolist()

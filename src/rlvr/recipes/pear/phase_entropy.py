@@ -21,9 +21,15 @@ from rlvr.rewards.terms import TermSpec
 class PhaseEntropy(RewardTerm):
     """Minus the entropy of the thinking, less a share of that of the answer, for right answers.
 
-    PEAR (Huang et al. 2025, arXiv 2510.08026) penalises a high entropy of the thinking and allows one in the answer;
-    the penalty clip(H_think - alpha H_answer, 0, 1) is a guess at its form. The phases meet after the first
-    `end_of_thinking`; without it all is thinking and H_answer is 0. Add it to the verdict; wrong answers have 0.
+    PEAR (Huang et al. 2025, arXiv 2510.08026) penalises a high entropy of the thinking and allows one in the answer:
+    max(0, H_think - alpha H_answer), H being the mean entropy of a phase under the policy that sampled, in nats. The
+    tokens of `end_of_thinking` are in neither phase; without it all is thinking and H_answer is 0. Add it to the
+    verdict, so that a right answer is worth 1 less the penalty; wrong answers have 0.
+
+    Neither the paper nor its code (iNLP-Lab/PEAR, entropy.py) could be opened: the formula is that of a note on the
+    paper (zhaoyang97/Paper-Notes-en, commit e08dcc0, docs/ICLR2026/llm_reasoning,
+    pear_phase_entropy_aware_reward_for_efficient_reasoning.md). The reviews of the paper name the maximum of its
+    equation 7, and the case without `end_of_thinking`.
     """
 
     end_of_thinking: str = "</think>"
@@ -38,9 +44,7 @@ class PhaseEntropy(RewardTerm):
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
         penalty = [
-            # H_think - alpha H_answer in nats, cut to [0, 1] so that the penalty of a right answer never exceeds its
-            # reward of 1.
-            np.clip(think - float(self.alpha) * answer, 0.0, 1.0)
+            max(0.0, think - float(self.alpha) * answer)
             for think, answer in map(self._phases, batch.rollouts, batch.tokens("entropy/current"))
         ]
         values = np.where(of >= 1.0, -np.asarray(penalty, dtype=np.float64), 0.0)
@@ -50,6 +54,10 @@ class PhaseEntropy(RewardTerm):
     def _phases(self, rollout: Rollout, entropy: np.ndarray) -> tuple[float, float]:
         """The mean entropy of the thinking and of the answer, 0 for a phase without tokens."""
         thinking = thinking_tokens(rollout, self.end_of_thinking)
-        parts = (mean_of_finite(entropy[thinking]), mean_of_finite(entropy[rollout.sampled & ~thinking]))
-        think, answer = (0.0 if np.isnan(part) else part for part in parts)
-        return think, answer
+        answer = rollout.sampled & ~thinking
+        place = rollout.text.find(self.end_of_thinking)
+        if place >= 0 and rollout.char_ends is not None:
+            thinking &= rollout.char_ends <= place
+        means = (mean_of_finite(entropy[thinking]), mean_of_finite(entropy[answer]))
+        of_thinking, of_answer = (0.0 if np.isnan(mean) else mean for mean in means)
+        return of_thinking, of_answer

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import Advantage, AdvantageComponent, RewardTerm, Selector
+from rlvr.components import Advantage, AdvantageComponent, Monitoring, RewardTerm, Selector
 from rlvr.config import AlgorithmConfig, Config, OptimConfig
 from rlvr.core.component import called_as
 from rlvr.core.needs import Need
@@ -29,7 +29,18 @@ from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.policy.statistics import add_statistics, continuation_logprobs, encoded
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, call_plain, components_of, score, walk
+from rlvr.rewards import (
+    RewardContext,
+    Term,
+    at_step,
+    bind,
+    build_terms,
+    call_plain,
+    components_of,
+    score,
+    show_monitored,
+    walk,
+)
 from rlvr.rollout.characters import char_ends
 from rlvr.selection.member_selectors import check_order
 from rlvr.stages.grpo.build_objective import build_penalty, check_group_size
@@ -110,8 +121,36 @@ class Scoring:
         if known is not None:
             self._add_what_is_needed(batch, policy)
             return batch
+        terms = self._prepared(batch, policy, history, when, peek)
+        with self._lock:
+            return score(batch, terms)
+
+    def show_monitored(
+        self,
+        rollouts: Sequence[Rollout],
+        monitoring: Monitoring,
+        policy: Policy,
+        history: History,
+        when: tuple[int, int],
+    ) -> None:
+        """Show responses that are not trained to the terms that asked for them."""
+        batch = Batch(list(rollouts))
+        terms = self._prepared(batch, policy, history, when)
+        with self._lock:
+            show_monitored(batch, terms, monitoring)
+
+    @property
+    def monitorings(self) -> list[Monitoring]:
+        """The different monitorings that terms ask for."""
+        asked = (term.function.monitoring for term in walk(self.terms))
+        return list(dict.fromkeys(monitoring for monitoring in asked if monitoring is not None))
+
+    def _prepared(
+        self, batch: Batch, policy: Policy, history: History, when: tuple[int, int], peek: bool = False
+    ) -> list[Term]:
+        """The terms as they are called for a batch, to which the columns that they read are added."""
         # Before this step is noted in the history, so that a rollout is not compared with itself.
-        rates = [history[r.task.id].pass_rate for r in rollouts]
+        rates = [history[r.task.id].pass_rate for r in batch.rollouts]
         batch.columns["history/mean"] = np.asarray(
             [np.nan if rate is None else rate for rate in rates], dtype=np.float64
         )
@@ -122,8 +161,7 @@ class Scoring:
             terms = [term.each(_untouched) for term in terms]
         if self._reads.continuations:
             terms = [term.each(lambda one: self._given(one, batch, policy)) for term in terms]
-        with self._lock:
-            return score(batch, terms)
+        return terms
 
     def call_plain(self, rollouts: Sequence[Rollout]) -> None:
         """Call the plain functions among the terms for those of these rollouts that they have not valued yet."""

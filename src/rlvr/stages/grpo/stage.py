@@ -17,7 +17,7 @@ from rlvr.core.schedules import ComponentList, Controller
 from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
-from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
+from rlvr.records import BASELINE, Batch, Origin, Rollout, StopReason, Task
 from rlvr.registry import register
 from rlvr.rewards import RewardContext, paid, plain_functions, walk
 from rlvr.rollout import RolloutBuffer, StepRollouts
@@ -25,10 +25,13 @@ from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
 from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
-from rlvr.stages.grpo.demonstrations import with_demonstrations
+from rlvr.stages.grpo.demonstrations import demonstration, with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
+from rlvr.stages.grpo.monitoring import MonitoringSampler
 from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
 from rlvr.stages.grpo.scoring import Advantages, Scoring
+from rlvr.stages.grpo.splice import check_splice, with_answers
+from rlvr.stages.grpo.supervised_steps import SupervisedSteps, check_supervised_steps
 from rlvr.stages.stage_base import Stage, StageContext, token_weights
 from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.raised_verdicts import Raised
@@ -52,6 +55,12 @@ class GRPOStage(Stage):
         self._appended = token_after(self._objective, context.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
+        check_splice(plan.config, self._objective)
+        check_supervised_steps(plan.config, self._objective)
+        steps = plan.config.algorithm.supervised_steps
+        self._supervision = None if steps is None else SupervisedSteps(steps, seed)
+        self._supervised = False
+        """True if the step last collected learns demonstrations alone."""
         # After `_shows_demonstrations`, which the base class reads; before what needs the pool of tasks that fit.
         super().__init__(plan, context, tasks, seed)
         self._step = 0
@@ -64,6 +73,18 @@ class GRPOStage(Stage):
         rollout_plan.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
+        if recorded is not None and self._supervision is not None:
+            raise ConfigError(
+                "algorithm.supervised_steps draws steps that sample and steps that do not, and the rollouts here are "
+                "recorded: set it to null"
+            )
+        # Recorded rollouts have no policy that could be monitored.
+        monitorings = self.scoring.monitorings if recorded is None else []
+        self._monitoring: MonitoringSampler | None = None
+        if monitorings:
+            self._monitoring = MonitoringSampler(
+                monitorings, kept, rollout, context.collector, self.rollout_context_at, plan.config.run.seed
+            )
         self.buffer: RolloutBuffer | RecordedBuffer
         if recorded is None:
             self.buffer = RolloutBuffer(
@@ -104,17 +125,33 @@ class GRPOStage(Stage):
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
 
     def collect(self, step: int) -> StepRollouts:
-        """Groups of verified responses."""
+        """Groups of verified responses, after those that rewards monitor the policy by; the demonstrations of the next
+        tasks in a step that learns them alone."""
         self._step = step
-        return self.buffer.next(step)
+        self._supervised = self._supervision is not None and self._supervision.drawn(step)
+        if self._supervised:
+            # Kept for `roll_back`.
+            self._before = self.sampler.state_dict()
+            draws = self.sampler.next(self.config.rollout.prompts_per_step)
+            shown = [demonstration(draw.task, self.context, str(draw.number)) for draw in draws]
+            return StepRollouts(shown, step=step)
+        monitored = [] if self._monitoring is None else self._monitoring.collect(step)
+        collected = self.buffer.next(step)
+        collected.step = step
+        collected.monitored = monitored
+        return collected
 
     def call_functions(self, collected: StepRollouts) -> None:
         """Value what was collected by the plain functions among the rewards, unless its rewards were recorded."""
         if collected.columns is None:
             self._call_plain([*collected.rollouts, *collected.dropped])
+        for _, rollouts in collected.monitored:
+            self._call_plain(rollouts)
 
     def roll_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
+        if self._supervised:
+            self.sampler.load_state_dict(self._before)
         self.buffer.roll_back()
 
     def draws_state(self) -> dict[str, Any]:
@@ -140,6 +177,16 @@ class GRPOStage(Stage):
 
     def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights."""
+        if collected.step is not None:
+            self._step = collected.step
+        if self._supervision is not None:
+            # Of the rollouts, since only rank 0 drew the kind of the step.
+            self._supervised = all(r.stop is StopReason.GIVEN for r in collected.rollouts)
+            if self._supervised:
+                return self._score_demonstrations(collected.rollouts), {}
+        when = (self._step, self.steps)
+        for monitoring, rollouts in collected.monitored:
+            self.scoring.show_monitored(rollouts, monitoring, self.context.policy, self.context.history, when)
         # Without baselines: the sampled rollouts first, then those that dynamic sampling dropped.
         everything, compared = self._scored_all(collected)
         self._sampled = everything.with_own_columns()
@@ -166,7 +213,9 @@ class GRPOStage(Stage):
         # Before rollouts and tokens are appended that nobody sampled: metrics are of what the policy did.
         self._trained = batch.with_own_columns()
         metrics |= self._penalised
-        if self._shows_demonstrations:
+        if self.config.algorithm.splice is not None:
+            batch = with_answers(batch, self.config.algorithm.splice, self.context.policy)
+        if self._shows_demonstrations and self._supervision is None:
             batch = with_demonstrations(batch, self.context)
         if self._appended is not None:
             batch = with_token(batch, self._appended, self.context.policy.context)
@@ -177,8 +226,23 @@ class GRPOStage(Stage):
             batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
         return batch, metrics
 
+    def _score_demonstrations(self, rollouts: list[Rollout]) -> Batch:
+        """The batch of a step that learns demonstrations alone: no term but theirs has a token."""
+        batch = Batch(rollouts)
+        nothing = np.zeros(len(batch), dtype=bool)
+        batch.token_columns["weight/policy"] = token_weights(rollouts, Origin.POLICY, nothing)
+        self._trained = batch.with_own_columns()
+        batch.columns["reward"] = np.full(len(batch), np.nan)
+        if any(c.by_token for c in self._objective.components):
+            batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
+        for component in self._choosing:
+            batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
+        return batch
+
     def metrics_of_scoring(self) -> dict[str, Any]:
         """Metrics of all that was sampled, and of the advantages of what trains."""
+        if self._supervised:
+            return batch_metrics(self._trained)
         return batch_metrics(self._sampled) | advantage_metrics(self._trained)
 
     def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
@@ -257,6 +321,8 @@ class GRPOStage(Stage):
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let controllers and adaptive components move by what the step measured."""
         super().observe(metrics)
+        if self._supervision is not None and self._supervised:
+            self._supervision.observe(self._step, metrics)
         self.advantages.components.observe(metrics)
         self.scoring.components.observe(metrics)
 
@@ -264,12 +330,16 @@ class GRPOStage(Stage):
         return super().state_dict() | {
             "advantages": self.advantages.components.state_dict(),
             "scoring": self.scoring.components.state_dict(),
+            "supervision": None if self._supervision is None else self._supervision.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.advantages.components.load_state_dict(state["advantages"])
         self.scoring.components.load_state_dict(state["scoring"])
+        # Checkpoints of earlier versions lack the key.
+        if self._supervision is not None and state.get("supervision") is not None:
+            self._supervision.load_state_dict(state["supervision"])
 
     @property
     def most_groups(self) -> int | None:
@@ -285,7 +355,20 @@ class GRPOStage(Stage):
         return self._objective.needs_reference or self.penalty is not None
 
     def check_tasks(self) -> None:
-        """DataError when demonstrations are to be learned from and no task has one."""
+        """DataError when demonstrations are to be learned from and no task has one; in steps of their own, or where
+        answers are learned, when one task has none."""
+        bare = [task.named for task in self.pool if task.answer is None or not str(task.answer)]
+        if self.config.algorithm.splice is not None and bare:
+            raise DataError(
+                f"stage {self.plan.name!r}: algorithm.splice learns the tasks' answers, and {len(bare)} of "
+                f"{len(self.pool)} tasks have none, the first is {bare[0]}"
+            )
+        undemonstrated = [task.named for task in self.pool if not task.demonstration]
+        if self.config.algorithm.supervised_steps is not None and undemonstrated:
+            raise DataError(
+                f"stage {self.plan.name!r}: algorithm.supervised_steps learns the tasks' demonstrations, and "
+                f"{len(undemonstrated)} of {len(self.pool)} tasks have none, the first is {undemonstrated[0]}"
+            )
         if self._shows_demonstrations and not any(task.demonstration for task in self.pool):
             raise DataError(
                 f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: give "
