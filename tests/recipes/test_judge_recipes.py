@@ -72,12 +72,6 @@ def test_ten_judgements_of_rm_r1(recipe_step, winner):
     assert {1.0, -1.0} == set(got)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="The authors read <answer>[[A]]</answer> in the last 80 characters, and pay nobody for both tags there. The "
-    "recipe's label verifier reads the last line that names a label, with or without the tags, wherever the "
-    "response ends, the last one of two tags, and the label's own name.",
-)
 @pytest.mark.parametrize(
     "text",
     [
@@ -85,10 +79,21 @@ def test_ten_judgements_of_rm_r1(recipe_step, winner):
         "<answer>[[A]]</answer>\n" + "and so on " * 12,
         "<answer>[[B]]</answer> <answer>[[A]]</answer>",
         "The better one is model_a.",
+        "<answer>[[A]]</answer>\n<answer>[[B]]</answer>",
     ],
 )
 def test_a_verdict_that_the_authors_do_not_read_is_wrong(recipe_step, text):
-    assert recipe_step("rm-r1", [FOR_RM_R1]).rewards([text]) == [lm_as_judge(text, "model_a")]
+    for winner in ("model_a", "model_b"):
+        task = Task(id="t", prompt="Which is better?", answer=winner)
+        assert recipe_step("rm-r1", [task]).rewards([text]) == [lm_as_judge(text, winner)] == [-1.0]
+
+
+def test_the_end_of_the_turn_is_counted_in_the_80_characters(recipe_step):
+    """The authors' text ends in `<|im_end|>`, ours before it. One character decides on both sides."""
+    texts = ["<answer>[[A]]</answer>" + "." * after for after in range(40, 60)]
+    got = recipe_step("rm-r1", [FOR_RM_R1]).rewards(texts)
+    assert got == [lm_as_judge(text + "<|im_end|>", "model_a") for text in texts]
+    assert got == [1.0] * 9 + [-1.0] * 11
 
 
 GROUPS = {
@@ -99,7 +104,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(("slug", "weight"), [("j1-7b", 0.001), ("rm-r1", 0.001), ("spct", 0.08)])
+@pytest.mark.parametrize(("slug", "weight"), [("j1-7b", 0.001), ("spct", 0.08)])
 def test_gradient_of_a_two_token_policy(recipe_step, slug, weight):
     """GRPO's gradient of right and wrong judgements and the KL's to the policy after the cold start. The policy has
     moved away from it by 2 nats of log-odds, where the larger weight of SPCT shows."""
@@ -114,6 +119,20 @@ def test_gradient_of_a_two_token_policy(recipe_step, slug, weight):
     reward = policy_gradient(of_the_group([1.0, 1.0] + [0.0] * (size - 2)), ids, logits, "sequences")
     # 1 and -1 have the same standardised advantages as 1 and 0, up to the 1e-4 beside the deviation.
     np.testing.assert_allclose(got, reward + weight * k3_gradient(ids, logits, reference), rtol=3e-4)
+
+
+def test_gradient_of_rm_r1_is_that_of_verl(recipe_step):
+    """1 and -1 by the unbiased deviation with 1e-6, over all tokens, and the KL over all tokens."""
+    size = plan_of("rm-r1").config.rollout.group_size
+    ids = [(1, 0), (1,), (0, 0, 1)] + [(0,)] * (size - 3)
+    texts = [RM_R1[0], RM_R1[0]] + [RM_R1[2]] * (size - 2)
+    step = recipe_step("rm-r1", [FOR_RM_R1])
+    batch = step.score([[Response(text, own) for text, own in zip(texts, ids, strict=True)]])
+    logits, reference = [0.0, 1.3], [0.0, -0.7]
+    advantages = of_the_group([lm_as_judge(text, "model_a") for text in texts], 1e-6, unbiased=True)
+    expected = policy_gradient(advantages, ids, logits, "tokens")
+    expected += 0.001 * k3_gradient(ids, logits, reference, "tokens")
+    np.testing.assert_allclose(step.gradient(batch, logits, reference=reference), expected, rtol=1e-9)
 
 
 def test_the_kl_of_spct_holds_a_drifted_policy_back(recipe_step):

@@ -90,6 +90,64 @@ def test_bad_labels_are_refused_when_built():
         registry.build("verifier", {"name": "label", "labels": [True, False]})
 
 
+# verbatim
+
+TAGS = {"model_a": ["<answer>[[A]]</answer>"], "model_b": ["<answer>[[B]]</answer>"]}
+
+
+@pytest.mark.parametrize(
+    ("completion", "label"),
+    [
+        ("<answer>[[A]]</answer>", "model_a"),
+        ("so <answer>[[A]]</answer>.", "model_a"),
+        ("<think><answer>[[A]]</answer>", "model_a"),
+        ("Not B != A or <answer>[[B]]</answer>?", "model_b"),
+        ("<answer>[[A]]</answer> <answer>[[B]]</answer>", None),
+        ("<answer>[[A]]</answer>\n<answer>[[B]]</answer>", None),
+        ("<answer>[[a]]</answer>", None),
+        ("<answer>[[A]] </answer>", None),
+        ("[[A]]", None),
+        ("model_a", None),
+        ("", None),
+    ],
+)
+def test_a_verbatim_label_is_the_exact_text_alone(completion, label):
+    for gold in TAGS:
+        verdict = judge(completion, gold, TAGS, verbatim=True)
+        assert verdict.score == float(gold == label), verdict
+
+
+def test_the_tail_is_counted_in_characters():
+    tag = TAGS["model_a"][0]
+    assert len(tag) == 22
+    for after in range(20):
+        score = judge(tag + "x" * after, "model_a", TAGS, verbatim=True, tail=30).score
+        assert score == float(after <= 8)
+    # What stands before the tail names nothing.
+    text = TAGS["model_b"][0] + "x" * 20 + tag
+    assert judge(text, "model_a", TAGS, verbatim=True, tail=30).score == 1
+    assert judge(text, "model_a", TAGS, verbatim=True).score == 0
+    # No bound on the length of a completion that is read as it is.
+    assert judge("x" * 5000 + tag, "model_a", TAGS, verbatim=True).score == 1
+
+
+def test_verbatim_labels_without_spellings_are_their_own():
+    assert judge("the verdict is yes", "yes", ["yes", "no"], verbatim=True).score == 1
+    assert judge("the verdict is Yes", "yes", ["yes", "no"], verbatim=True).score == 0
+    assert judge("I know: yes", "yes", ["yes", "no"], verbatim=True).score == 0
+
+
+def test_bad_verbatim_options_are_refused():
+    with pytest.raises(ConfigError, match="needs `verbatim"):
+        LabelVerifier(labels=JUDGE, tail=80)
+    with pytest.raises(ConfigError, match="1 or more"):
+        LabelVerifier(labels=JUDGE, verbatim=True, tail=0)
+    with pytest.raises(ConfigError, match="supported is a part of one of not supported"):
+        LabelVerifier(labels=SUPPORT, verbatim=True)
+    task = Task("t", "p", "supported", info={"labels": SUPPORT})
+    assert "is a part of" in LabelVerifier(verbatim=True).check_task(task)
+
+
 @settings(deadline=None)
 @given(
     st.lists(

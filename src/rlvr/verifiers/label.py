@@ -39,16 +39,24 @@ class LabelVerifier(AnswerVerifier):
     """The last line of the answer that names a label names `task.answer`, and no other label.
 
     Labels match as whole words, whatever the case (one-letter labels: as capitals), the longest first. A line that also
-    hedges or negates names none.
+    hedges or negates names none. With `verbatim` a label is named by the exact text of a spelling alone.
     """
 
     labels: tuple[Any, ...] | dict[str, Any] = ()
     """The labels: a list, or a mapping of each label to its spellings (`{A: [A is better, "[[A]]"]}`); empty: those of
     `info["labels"]`."""
+    verbatim: bool = False
+    """A label is named where one of its spellings stands in the completion, reasoning included, character for character
+    and in any place, and no spelling of another label does. A label with spellings is not one of them itself. What says
+    where an answer stands (`methods`, `fallback`, `think_opened_by_prompt`, `max_length`) is not used."""
+    tail: int | None = None
+    """With `verbatim`: the number of characters at the end of the completion that are read; null: all."""
 
     def __post_init__(self) -> None:
+        if self.tail is not None and (self.tail < 1 or not self.verbatim):
+            raise ConfigError(f"label: tail={self.tail} is a number of 1 or more, and needs `verbatim: true`")
         if self.labels:
-            labels = read_labels(self.labels)
+            labels = self._read(self.labels)
             if isinstance(labels, str):
                 raise ConfigError(f"label: {labels}")
 
@@ -60,12 +68,21 @@ class LabelVerifier(AnswerVerifier):
             return f"the answer {_short(task.answer)} is none of the labels {', '.join(labels)}"
         return None
 
+    def _find(self, task: Task, completion: str) -> str | Verdict:
+        if not self.verbatim:
+            return super()._find(task, completion)
+        problem = self.check_task(task)
+        if problem is not None:
+            return Verdict.undecided(f"bad gold: {problem}")
+        return completion if self.tail is None else completion[-self.tail :]
+
     def judge(self, task: Task, answer: str) -> Verdict:
         labels = self._labels(task)
         assert not isinstance(labels, str)
-        label = last_label(answer, labels)
+        label = verbatim_label(answer, labels) if self.verbatim else last_label(answer, labels)
         if label is None:
-            return unparsable("no label, or several in the last line that names one", answer)
+            where = "the text" if self.verbatim else "the last line that names one"
+            return unparsable(f"no label, or several in {where}", answer[: self.max_length])
         if label == _gold(task.answer, labels):
             return Verdict.from_score(1.0, answer=label)
         return wrong("", label)
@@ -74,7 +91,19 @@ class LabelVerifier(AnswerVerifier):
         return bare(first).casefold() == bare(second).casefold()
 
     def _labels(self, task: Task) -> Labels | str:
-        return read_labels(self.labels or task.info.get("labels"))
+        return self._read(self.labels or task.info.get("labels"))
+
+    def _read(self, written: Any) -> Labels | str:
+        labels = read_labels(written)
+        if not self.verbatim or isinstance(labels, str):
+            return labels
+        exact = {label: words[1:] or words for label, words in labels.items()}
+        # "supported" stands in every "not supported", whose label could then never be named.
+        for label, words in exact.items():
+            for other, others in exact.items():
+                if label != other and any(word in longer for word in words for longer in others):
+                    return f"with verbatim, a spelling of {label} is a part of one of {other}, which cannot be named"
+        return exact
 
 
 def _gold(answer: Any, labels: Labels) -> str | None:
@@ -130,6 +159,12 @@ def last_label(answer: str, labels: Labels) -> str | None:
             clear = len(named) == 1 and not _DOUBT.search(pattern.sub(" ", text))
             return named.pop() if clear else None
     return None
+
+
+def verbatim_label(text: str, labels: Labels) -> str | None:
+    """The only label of which a spelling stands in the text; None where it is none, or more than one."""
+    named = [label for label, spellings in labels.items() if any(spelling in text for spelling in spellings)]
+    return named[0] if len(named) == 1 else None
 
 
 @functools.lru_cache(maxsize=256)
