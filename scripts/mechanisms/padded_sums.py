@@ -23,7 +23,8 @@ def padded_sums(*, count: int, split: Literal["train", "eval"]) -> Iterator[Task
     """`count` different additions of two numbers of two digits, of one side of the split (rlvr.data.in_split)."""
     draws = random.Random(seed_of("filler", split))
     for task in arithmetic(count=count, split=split, digits=[2]):
-        yield dataclasses.replace(task, demonstration="so " * draws.randint(0, MOST_WORDS) + task.demonstration)
+        words = "so " * draws.randint(0, MOST_WORDS)
+        yield dataclasses.replace(task, demonstration=f"{words}{task.demonstration}")
 
 
 def one_in_ten_wrong(completion: str, answer: str, prompt: str) -> float:
