@@ -32,6 +32,8 @@ another machine rounding differs, and so does the path; the shape should not. Bl
 step. Brown: the score on held-out tasks, greedy (dots) and sampled (dashes). The grey line marks the end of the first
 stage.
 
+[Mechanisms against GRPO](mechanisms/README.md) compares ten published methods with GRPO at equal samples.
+
 Made on 21 November 2026 on a CPU. `scripts/curves.py` writes this page from the numbers beside each picture.
 """
 
