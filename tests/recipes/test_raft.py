@@ -7,6 +7,7 @@ import pytest
 import torch
 from hand_written_steps import Response, score_function
 
+from rlvr.errors import ConfigError
 from rlvr.recipes.raft import reward_model
 from rlvr.recipes.raft.clean_reply import CleanReply
 from rlvr.records import Task
@@ -87,6 +88,11 @@ def test_what_follows_the_other_side_s_turn_is_not_looked_at(recipe_step, scored
 )
 def test_what_is_discarded(reply, kept):
     assert CleanReply().verify(task(), reply).score == kept
+
+
+def test_an_expression_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="turn is no regular expression"):
+        CleanReply(turn="(")
 
 
 def test_the_score_is_the_first_logit_of_the_classifier(tmp_path):

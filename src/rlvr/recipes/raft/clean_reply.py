@@ -23,20 +23,21 @@ class CleanReply(Verifier):
     forbidden: str = "#"
     """A regular expression: a reply in which it is found is discarded; empty: none is."""
     turn: str = "Human:"
-    """The text that begins the other side's turn: it and what follows do not count."""
+    """A regular expression: what begins the other side's turn. It and what follows do not count."""
     shortest: int = 2
     """Fewest characters of a reply, without white space around it."""
 
     needs: ClassVar[Needs] = Needs()
 
     def __post_init__(self) -> None:
-        try:
-            re.compile(self.forbidden)
-        except re.error as error:
-            raise ConfigError(f"the verifier CleanReply: forbidden is no regular expression: {error}") from error
+        for name, expression in (("forbidden", self.forbidden), ("turn", self.turn)):
+            try:
+                re.compile(expression)
+            except re.error as error:
+                raise ConfigError(f"the verifier CleanReply: {name} is no regular expression: {error}") from error
 
     def verify(self, task: Task, completion: str) -> Verdict:
-        reply = completion.partition(self.turn)[0].strip()
+        reply = re.split(self.turn, completion, maxsplit=1)[0].strip()
         if len(reply) < self.shortest:
             return Verdict.from_score(0.0, reason=f"fewer than {self.shortest} characters")
         if self.forbidden and re.search(self.forbidden, reply):

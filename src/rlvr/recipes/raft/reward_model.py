@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -65,7 +66,7 @@ class RewardModelScore(RewardTerm):
     batch_size: int = 8
     """Texts in one forward pass, at least 1."""
     turn: str = "Human:"
-    """The text that begins the other side's turn in a reply: it and what follows are not scored."""
+    """A regular expression: what begins the other side's turn in a reply. It and what follows are not scored."""
     of: TermSpec = "verdict"
     """The term that says which replies are kept: those with a value above 0."""
     inner: ClassVar = ("of",)
@@ -95,4 +96,4 @@ class RewardModelScore(RewardTerm):
         prompt = rollout.task.prompt
         if not isinstance(prompt, str):
             prompt = "\n\n".join(str(message["content"]) for message in prompt)
-        return f"{prompt} {rollout.text.partition(self.turn)[0].strip()}"
+        return f"{prompt} {re.split(self.turn, rollout.text, maxsplit=1)[0].strip()}"
