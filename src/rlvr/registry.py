@@ -77,6 +77,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "external_policy": "rl_plus.external_policy",
         "inverse_soft_q": "scalable_irl.inverse_soft_q",
         "last_token": "laser.last_token_loss",
+        "leftover_lunch": "a_lol.leftover_lunch",
     },
     "loss": {
         "copg": "copg.copg",

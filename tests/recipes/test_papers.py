@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SLUGS = sorted(recipe_files())
 SAMPLE = ("chord", "co-reward", "pacs", "reasonrank", "toolrl")
 """Run in the default set: one of each kind of task, loss, reward, stages."""
-NO_POLICY_STAGE = ("openchat", "one-shot-cft", "scalable-irl", "implicit-prm")
+NO_POLICY_STAGE = ("a-lol", "openchat", "one-shot-cft", "scalable-irl", "implicit-prm")
 """Recipes of supervised learning alone."""
 
 
@@ -77,7 +77,7 @@ def test_recipes_are_in_the_wheel():
     """Everything in the package that git does not ignore is in the wheel."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build == {"targets": {"wheel": {"packages": ["src/rlvr"]}}}
-    assert len(SLUGS) == 52
+    assert len(SLUGS) == 55
     assert ROOT / "src/rlvr/recipes" == RECIPES
     files = [
         str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]
