@@ -75,6 +75,10 @@ class Started:
     async def start(self, timeout):
         return Process()
 
+    def explain(self):
+        """Nothing to tell."""
+        return ""
+
     def end(self):
         """Nothing runs."""
 
