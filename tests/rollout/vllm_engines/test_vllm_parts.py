@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import mmap
+import os
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 import torch
 from engine_helpers import small
 
+from rlvr.core.process import child_process
 from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, DataError, WaitTimeoutError
 from rlvr.rollout import Request, Sampling
@@ -19,7 +21,7 @@ from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, installed, launch,
 from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.gate import RequestGate
 from rlvr.rollout.vllm.serve import KEY, RequireKey
-from rlvr.rollout.vllm.started import check_free, flags, free_port
+from rlvr.rollout.vllm.started import StartedServer, check_free, flags, free_port
 from rlvr.rollout.vllm.transfer import FileTransfer, SharedMemoryTransfer, checksum, mismatched_weights
 
 
@@ -165,6 +167,19 @@ def test_a_taken_port_is_named():
         taken.listen()
         with pytest.raises(ConfigError, match=f"port {port} for the server is taken"):
             check_free(port, "the server")
+
+
+def test_a_server_that_hangs_at_its_start_is_told_with_its_stack(tmp_path, monkeypatch):
+    (tmp_path / "server_that_hangs.py").write_text(
+        "import time\n\ndef hangs_here():\n    time.sleep(600)\n\nhangs_here()\n"
+    )
+    start = child_process.start
+    monkeypatch.setattr(child_process, "start", lambda module, *rest: start("server_that_hangs", *rest))
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    server = StartedServer("vLLM server 0", {}, {"PYTHONPATH": path}, tmp_path, None, "policy")
+    with pytest.raises(WaitTimeoutError, match=r"(?s)vLLM server 0 did not start in time.*in hangs_here"):
+        asyncio.run(server.start(4.0))
+    assert server.process is None and server.explain() == ""
 
 
 def test_remote_code_is_off_unless_asked_for(tmp_path):

@@ -1,4 +1,4 @@
-"""What explains a hang, a crash or an error of another process: the stacks of its threads, and tracebacks.
+"""Explanations of a hang, a crash or an error of another process: the stacks of its threads, and tracebacks.
 
 A process that runs our Python calls `write_stacks` when it begins. From then on faulthandler writes the stacks of all
 its threads when it crashes (SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL) and when `request_stacks` asks for them, before a
@@ -76,7 +76,7 @@ class StackPipe:
         self._text = b""
 
     def text(self) -> str:
-        """What was written until now."""
+        """The text that was written until now."""
         with contextlib.suppress(OSError):  # empty, or closed
             while part := os.read(self._read, 2**16):
                 self._text = (self._text + part)[:MOST]

@@ -27,7 +27,7 @@ from rlvr.rollout.vllm.requests import Answer
 
 MODULE = "rlvr.rollout.vllm.engine_process"
 PLACE = "the vLLM engine's process"
-"""What messages call it."""
+"""The name of the process in messages."""
 
 
 class EngineHost:

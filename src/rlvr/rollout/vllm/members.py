@@ -297,6 +297,8 @@ class Members:
                 await asyncio.sleep(self._every)
 
     async def _watch(self) -> None:
+        # Asked over HTTP and not watched as a child (core/process): a server given by URL is another's process, and one
+        # that hangs lives on.
         while True:
             await asyncio.sleep(self._every)
             # A server that answered since `lately` is well, and may be too busy for a check. A call that is under
