@@ -13,7 +13,7 @@ import pytest
 from rlvr.distributed import engine_router
 from rlvr.distributed.engine_router import EngineRouter
 from rlvr.distributed.world import World
-from rlvr.errors import LostRankError
+from rlvr.errors import DataError, LostRankError, TrainingError
 
 
 class Pair(World):
@@ -113,6 +113,38 @@ class Passes:
         except asyncio.CancelledError:
             self.given_up.append(request)
             raise
+
+
+class Fails:
+    """An engine that raises what it is asked for."""
+
+    async def generate(self, request):
+        raise request
+
+
+def test_errors_of_another_rank_are_told_with_their_traceback():
+    here, there = Pipe()
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    other = EngineRouter.__new__(EngineRouter)
+    other.own, other.collector = Fails(), SimpleNamespace(loop=loop)
+    other.world = SimpleNamespace(rank=1)
+    other._connection, other._sending = there, threading.Lock()
+    threading.Thread(target=other._answer, daemon=True).start()
+
+    async def asked():
+        link = engine_router._Link(1, here)
+        with pytest.raises(TrainingError, match=r"(?s)^rank 1 could not sample: ValueError: odd; in rank 1:.*generate"):
+            await link.ask(ValueError("odd"))
+        # An error of ours is written for users: its text stays as it is, and a traceback of it shows the note.
+        with pytest.raises(DataError) as refused:
+            await link.ask(DataError("too long"))
+        assert str(refused.value) == "too long"
+        assert "in generate" in "".join(refused.value.__notes__)
+        with socket.socket(fileno=os.dup(there.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+    asyncio.run(asked())
 
 
 def test_what_is_asked_together_is_sampled_together_on_another_rank():

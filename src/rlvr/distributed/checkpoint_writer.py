@@ -274,7 +274,8 @@ class Writer:
         while True:
             missing -= {rank for rank in missing if (aside / notes[rank]).exists()}
             sizes = {rank: _size(aside / f"tensors-{rank}.safetensors") for rank in missing}
-            # Progress, not time, decides: the deadline moves while any missing file grows.
+            # Progress, not time, decides: the deadline moves while any missing file grows. No `Wait` and no `Deadline`,
+            # which end at a time that is known before.
             if sizes != before:
                 before = sizes
                 deadline = time.monotonic() + WRITE_SECONDS / 2

@@ -27,6 +27,7 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.core.process.pending_replies import Replies
+from rlvr.core.process.tracing import RemoteFailure
 from rlvr.core.specs import SpecLike
 from rlvr.core.waits import Wait
 from rlvr.distributed.world import World, machine
@@ -291,12 +292,24 @@ class EngineRouter:
         if done.cancelled():
             return
         error = done.exception()
-        answer: Any = done.result() if error is None else error
-        # Only our own exceptions are sent as they are: another class may not be importable, or picklable, on rank 0.
-        if error is not None and not isinstance(error, RlvrError):
-            answer = TrainingError(f"rank {self.world.rank} could not sample: {type(error).__name__}: {error}")
+        answer: Any
+        if error is None:
+            answer = done.result()
+        else:
+            answer = _sent(error, f"rank {self.world.rank}")
         with contextlib.suppress(OSError), self._sending:
             self._connection.send((number, answer))
+
+
+def _sent(error: BaseException, rank: str) -> RlvrError:
+    """The exception of a rank as rank 0 raises it."""
+    failure = RemoteFailure.of(error)
+    # Only our own exceptions are sent as they are: another class may not be importable, or picklable, on rank 0. Their
+    # text is written for users; a traceback shows the note.
+    if isinstance(error, RlvrError):
+        error.add_note(f"on {rank}:\n{failure.traceback}")
+        return error
+    return TrainingError(f"{rank} could not sample: {failure.told(rank)}")
 
 
 class _Link:

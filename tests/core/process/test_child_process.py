@@ -73,6 +73,51 @@ def test_a_module_that_fails_leaves_its_traceback_in_the_log(tmp_path):
     assert child_process.tail(tmp_path / "no such log") == ""
 
 
+MODULE_THAT_HANGS = """
+import sys, time
+
+def hangs_here():
+    print("ready", flush=True)
+    time.sleep(600)
+
+hangs_here()
+"""
+
+
+def module(name, text, tmp_path):
+    (tmp_path / f"{name}.py").write_text(text)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return child_process.start(name, [], {"PYTHONPATH": path}, tmp_path, tmp_path / "log")
+
+
+def test_a_module_that_hangs_is_explained_by_its_stack_and_goes_on(tmp_path):
+    process = module("hangs_in_a_function", MODULE_THAT_HANGS, tmp_path)
+    try:
+        until(lambda: "ready" in child_process.tail(tmp_path / "log"), 60, "the process to start")
+        text = child_process.explain(process, tmp_path / "log")
+        assert text.startswith("ready") and "in hangs_here" in text
+        assert process.poll() is None
+    finally:
+        child_process.kill(process)
+    assert child_process.explain(process, tmp_path / "log") == text  # it has ended: the log as it is
+
+
+def test_a_module_that_crashes_leaves_its_stack_in_the_log(tmp_path):
+    crashes = "import os\n\ndef breaks():\n    os.abort()\n\nbreaks()\n"
+    process = module("aborts_in_a_function", crashes, tmp_path)
+    assert process.wait(timeout=60) == -signal.SIGABRT
+    text = child_process.explain(process, tmp_path / "log")
+    assert "Fatal Python error: Aborted" in text and "in breaks" in text
+
+
+def test_a_process_that_is_killed_for_its_deadline_leaves_its_stack(tmp_path):
+    process = module("ends_by_no_socket", MODULE_THAT_HANGS, tmp_path)
+    until(lambda: "ready" in child_process.tail(tmp_path / "log"), 60, "the process to start")
+    asyncio.run(child_process.stop(process, seconds=0.2))
+    assert process.returncode == -signal.SIGKILL
+    assert "in hangs_here" in child_process.tail(tmp_path / "log", child_process.STACK_LINES)
+
+
 def test_a_process_gets_a_group_of_its_own_and_reads_nothing_of_the_terminal(tmp_path):
     process = python(READS_UNTIL_THE_END, tmp_path)
     assert os.getpgid(process.pid) == process.pid != os.getpgrp() or process.poll() is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -124,3 +125,52 @@ def test_a_reply_for_a_loop_that_was_closed_harms_no_other():
         return await replies.ask(answer, lambda number: None)
 
     assert asyncio.run(ask()) == "mine"
+
+
+def test_a_thread_waits_beside_a_loop_with_numbers_of_their_own():
+    replies = Replies()
+    sent = []
+    future = replies.submit(sent.append)
+
+    async def ask():
+        def answer_both(number):
+            sent.append(number)
+            replies.settle((n, n) for n in sent)
+
+        return await replies.ask(answer_both, lambda number: None)
+
+    assert asyncio.run(ask()) == sent[1] != sent[0]
+    assert future.result(timeout=0) == sent[0]
+    assert not replies.waiting
+
+
+def test_a_thread_gets_the_error_in_place_of_a_reply_and_that_of_a_connection_that_ends():
+    replies = Replies()
+    future = replies.submit(lambda number: replies.settle([(number, LostError("this one"))]))
+    with pytest.raises(LostError, match="this one"):
+        future.result(timeout=0)
+    waiting = replies.submit(lambda number: None)
+    replies.fail(ErrorOf("gone"))
+    with pytest.raises(LostError, match="gone"):
+        waiting.result(timeout=0)
+    with pytest.raises(LostError, match="gone"):
+        replies.submit(lambda number: pytest.fail("sent to a connection that ended"))
+    assert not replies.waiting
+
+
+def test_a_reply_that_a_thread_gave_up_is_dropped_and_a_request_that_was_not_sent_forgotten():
+    replies = Replies()
+    sent = []
+    future = replies.submit(sent.append)
+    future.cancel()
+    assert not replies.waiting
+    replies.settle([(sent[0], "late")])
+    with pytest.raises(CancelledError):
+        future.result(timeout=0)
+
+    def fails(number):
+        raise LostError("not sent")
+
+    with pytest.raises(LostError, match="not sent"):
+        replies.submit(fails)
+    assert not replies.waiting

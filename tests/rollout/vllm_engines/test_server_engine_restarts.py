@@ -75,6 +75,10 @@ class Started:
     async def start(self, timeout):
         return Process()
 
+    def explain(self):
+        """Nothing to tell."""
+        return ""
+
     def end(self):
         """Nothing runs."""
 
@@ -152,6 +156,18 @@ def test_a_server_restarted_in_an_update_gets_the_weights_under_the_adapter(open
     assert process.methods == whole
     assert sound.client.methods == whole
     assert [member.state for member in engine._members.all] == [State.READY] * 2
+
+
+def test_what_a_lost_server_left_is_told_before_it_is_ended(opened, monkeypatch, caplog):
+    engine = opened(small(), "files")
+    engine.publish(0, PlainBackend(engine.policy).named_weights)
+    member = engine._members.all[0]
+    ended = []
+    monkeypatch.setattr(member.started, "end", lambda: ended.append(True))
+    monkeypatch.setattr(member.started, "explain", lambda: f"stacks, ended {len(ended)} times")
+    restarted(engine, member)
+    assert "is started anew; the log of its process ends with:\nstacks, ended 0 times" in caplog.text
+    assert ended == [True]
 
 
 def test_a_server_that_returns_waits_for_the_next_publish_where_ranks_have_parts_of_the_weights(opened):

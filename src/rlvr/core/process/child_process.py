@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from rlvr.core.process import parent_death
+from rlvr.core.process import parent_death, tracing
 from rlvr.core.process.deadline import Deadline
 
 # Matches RANK, LOCAL_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, TORCHELASTIC_RUN_ID, ACCELERATE_MIXED_PRECISION; not RANKING,
@@ -26,13 +26,19 @@ RUN = """
 import sys
 from rlvr.core.process import parent_death
 parent_death.die_with_parent()
+from rlvr.core.process import tracing
+tracing.write_stacks()
 import runpy
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-"""Program that runs a module: first `die_with_parent`, then the imports, which take time."""
+"""Program that runs a module: first `die_with_parent` and `write_stacks`, then the imports, which take time."""
 TRACKER_SECONDS = 5.0
 """Seconds for a group's resource tracker to clean up after the others; it takes some milliseconds."""
+
+# Arbitrary: the stack of a main thread below vLLM has some 30 frames.
+STACK_LINES = 60
+"""Lines of a log that may end with stacks."""
 
 
 def spawn(
@@ -70,14 +76,16 @@ def start(
 
 
 async def stop(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
-    """Wait for the end of a process that ends when its socket closes, which the caller has done; kill it when it takes
-    longer than `seconds`."""
+    """Wait for the end of a process that ends when its socket closes, which the caller has done. When it takes longer
+    than `seconds`, it writes the stacks of its threads, if it runs our Python, and is killed."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGCONT)  # a stopped process would not see that its socket is closed
     try:
         async with Deadline(seconds):
             await _ended(process)
     except TimeoutError:
+        if tracing.request_stacks([process.pid]):
+            await asyncio.sleep(tracing.WRITE_SECONDS)
         process.kill()
         await _ended(process)
 
@@ -104,6 +112,28 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     # Else it stays a zombie until this process ends.
     process.wait()
+
+
+def explain(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The end of the log of a module that was started here, for the text of an error about its hang or its death. While
+    it runs, the stacks of the threads of its group are added to the log before, those of main threads last."""
+    before = _size(log)
+    if process.poll() is None and tracing.request_stacks(parent_death.members(process.pid)):
+        until = time.monotonic() + tracing.WRITE_SECONDS
+        last = before
+        while time.monotonic() < until:
+            time.sleep(tracing.QUIET_SECONDS)
+            if before != last == _size(log):
+                break
+            last = _size(log)
+    return tail(log, STACK_LINES)
+
+
+def _size(log: Path) -> int:
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
 
 
 def tail(log: Path, lines: int = 12) -> str:

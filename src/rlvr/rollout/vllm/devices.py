@@ -108,6 +108,7 @@ def look(names: Sequence[str]) -> list[GPU]:
     """The GPUs that a process sees whose CUDA_VISIBLE_DEVICES is `names`, up to the first that does not exist.
 
     In a process of its own, because a CUDA context takes hundreds of MiB of each GPU for as long as its process lives.
+    `subprocess.run` and not core/process/child_process: it starts nothing, ends by itself, and is waited for.
     """
     # -P keeps the current directory off sys.path, where a user's `torch.py` or `json.py` would be taken for the
     # library.

@@ -1,9 +1,9 @@
 """A process that serves one vLLM engine over a private pipe: `python -m rlvr.rollout.vllm.engine_process FD`.
 
-In: ("start", engine arguments) first, then ("generate", id, token ids, sampling parameters, adapter), ("abort", [ids])
-and ("call", id, method, arguments). Out: ("ready", facts), ("done", [(id, Answer or error text)]), ("result", id,
-value), ("error", id, text). Between two steps all that has arrived is taken, so requests made together are scheduled
-together.
+In: ("start", id, engine arguments) first, then ("generate", id, token ids, sampling parameters, adapter), ("abort",
+[ids]) and ("call", id, method, arguments). Out: ("done", [(id, Answer or RemoteFailure)]), ("result", id, value), of a
+start the facts, ("error", id, RemoteFailure), and ("failed", id, RemoteFailure) of a start. Between two steps all that
+has arrived is taken, so requests made together are scheduled together.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlvr.core.process import parent_death
+from rlvr.core.process.tracing import RemoteFailure
 from rlvr.rollout.vllm.requests import Answer
 
 WEIGHTS = (
@@ -36,15 +37,16 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The number of an inherited file descriptor, one end of a socket pair.
     pipe = Connection(int(sys.argv[1]))
-    _, arguments = pipe.recv()
+    _, start, arguments = pipe.recv()
     try:
         server = EngineServer(arguments, pipe)
-    # BaseException: vLLM may call sys.exit while it starts, and the trainer would wait for `ready` until its deadline.
+    # BaseException: vLLM may call sys.exit while it starts, and the trainer would wait for facts until its deadline.
     except BaseException as error:
         traceback.print_exc()
-        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+        pipe.send(("failed", start, RemoteFailure.of(error)))
         sys.stdout.flush()
         os._exit(1)
+    pipe.send(("result", start, server.facts))
     with contextlib.suppress(EOFError):  # the trainer closed the pipe
         server.serve()
     sys.stdout.flush()
@@ -77,7 +79,7 @@ class EngineServer:
         self._pauses = 0
         """Updates of the weights after which requests under way kept their keys and values."""
         self._warm_up()
-        pipe.send(("ready", {"max_model_len": self.engine.model_config.max_model_len}))
+        self.facts = {"max_model_len": self.engine.model_config.max_model_len}
 
     def _warm_up(self) -> None:
         """Sample two tokens: what the first use compiles is done then, and a model that cannot be computed is
@@ -118,7 +120,7 @@ class EngineServer:
                 self.pipe.send(("result", number, self._call(method, arguments)))
             except Exception as error:
                 traceback.print_exc()
-                self.pipe.send(("error", number, f"{type(error).__name__}: {error}"))
+                self.pipe.send(("error", number, RemoteFailure.of(error)))
 
     def _generate(
         self, number: int, token_ids: tuple[int, ...], fields: dict[str, Any], adapter: dict[str, Any] | None
@@ -139,7 +141,7 @@ class EngineServer:
                 str(number), prompt, sampling, lora_request=LoRARequest(**adapter) if adapter else None
             )
         except Exception as error:  # what vLLM refuses concerns this request alone
-            self._done.append((number, f"{type(error).__name__}: {error}"))
+            self._done.append((number, RemoteFailure.of(error)))
 
     def _call(self, method: str, arguments: dict[str, Any]) -> Any:
         if method in WEIGHTS:

@@ -8,25 +8,26 @@ log.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from rlvr.core.process import child_process
 from rlvr.core.process.pending_replies import Replies
+from rlvr.core.process.tracing import RemoteFailure
 from rlvr.core.waits import finished
-from rlvr.errors import ConfigError, TrainingError
+from rlvr.errors import ConfigError, TrainingError, WaitTimeoutError
 from rlvr.rollout.vllm.requests import Answer
 
 MODULE = "rlvr.rollout.vllm.engine_process"
+PLACE = "the vLLM engine's process"
+"""The name of the process in messages."""
 
 
 class EngineHost:
@@ -36,13 +37,10 @@ class EngineHost:
         self, arguments: Mapping[str, Any], environment: Mapping[str, str], folder: Path, start_timeout: float
     ) -> None:
         self.log = folder / "engine.log"
-        self._numbers = itertools.count()
-        self._replies = Replies[Answer]()
-        self._calls: dict[int, Future[Any]] = {}
+        self._replies = Replies[Any]()
         # Held while a message is written: two threads at once would mix the bytes of their messages.
         self._lock = threading.Lock()
         self._dead: str | None = None
-        self._ready: Future[dict[str, Any]] = Future()
         # A socket pair and not a named socket: no other process of the user can open it.
         ours, theirs = socket.socketpair()
         with theirs:
@@ -52,19 +50,18 @@ class EngineHost:
         self._pipe = Connection(ours.detach())
         # Also for an engine that is dropped without `close`, and at the interpreter's exit.
         self._finalizer = weakref.finalize(self, child_process.kill, self.process)
-        self._pipe.send(("start", dict(arguments)))
         reader = threading.Thread(target=_read, args=(weakref.ref(self), self._pipe), name="rlvr-vllm", daemon=True)
         reader.start()
         try:
-            finished(self._ready, "the vLLM engine to start", time.monotonic() + start_timeout)
-            self.facts = self._ready.result()
+            self.facts = self._call("the vLLM engine to start", start_timeout, "start", dict(arguments))
         except BaseException:
             self.close()
             raise
 
     async def generate(self, *content: Any) -> Answer:
         """The answer to one request; its arguments are those of the message `generate`."""
-        return await self._replies.ask(lambda number: self._send("generate", number, *content), self._abort)
+        answer: Answer = await self._replies.ask(lambda number: self._send("generate", number, *content), self._abort)
+        return answer
 
     def _abort(self, number: int) -> None:
         # The process may be gone, and then there is nothing to abort.
@@ -72,18 +69,21 @@ class EngineHost:
             self._send("abort", [number])
 
     def call(self, method: str, what: str, timeout: float, **arguments: Any) -> Any:
-        """The result of a method of the engine. WaitTimeoutError, naming `what`, when it does not answer within
-        `timeout` seconds."""
-        number = next(self._numbers)
-        future = Future[Any]()
-        # Registered before sending: the result may come on the reading thread at once.
-        self._calls[number] = future
-        self._send("call", number, method, arguments)
+        """The result of a method of the engine. WaitTimeoutError, naming `what` and with the stacks of the process's
+        threads, when it does not answer within `timeout` seconds."""
+        return self._call(what, timeout, "call", method, arguments)
+
+    def _call(self, what: str, timeout: float, kind: str, *content: Any) -> Any:
+        future = self._replies.submit(lambda number: self._send(kind, number, *content))
         try:
             finished(future, what, time.monotonic() + timeout)
-            return future.result()
+        except WaitTimeoutError as error:
+            text = child_process.explain(self.process, self.log)
+            raise WaitTimeoutError(f"{error}; the log of {PLACE} ends with:\n{text}") from error
         finally:
-            self._calls.pop(number, None)
+            # Also after Ctrl-C: nobody waits for it any more.
+            future.cancel()
+        return future.result()
 
     def close(self) -> None:
         """End the process."""
@@ -105,41 +105,34 @@ class EngineHost:
     def _death(self) -> Exception:
         code = self.process.poll()
         text = f"the vLLM engine's process is gone ({self._dead or f'exit code {code}'})"
-        return TrainingError(f"{text}; its log ends with:\n{child_process.tail(self.log)}")
+        return TrainingError(f"{text}; its log ends with:\n{child_process.tail(self.log, child_process.STACK_LINES)}")
 
     def _take(self, kind: str, *content: Any) -> None:
         """One message of the process; on the reading thread."""
         if kind == "done":
             self._replies.settle((number, _reply(answer)) for number, answer in content[0])
-        elif kind == "ready":
-            self._ready.set_result(content[0])
-        elif kind == "failed":
-            self._ready.set_exception(ConfigError(f"rollout.engine vllm: the engine cannot be started: {content[0]}"))
-        elif (future := self._calls.get(content[0])) is not None and kind == "result":
-            future.set_result(content[1])
-        elif future is not None:
-            future.set_exception(TrainingError(f"the vLLM engine failed: {content[1]}"))
+            return
+        number, reply = content
+        if kind == "failed":
+            reply = ConfigError(f"rollout.engine vllm: the engine cannot be started: {reply.told(PLACE)}")
+        elif kind == "error":
+            reply = TrainingError(f"the vLLM engine failed: {reply.told(PLACE)}")
+        self._replies.settle([(number, reply)])
 
     def _ended(self) -> None:
         """The pipe is closed; on the reading thread."""
         with contextlib.suppress(Exception):
             # The pipe closes a moment before the process ends; the exit code is part of the message.
             self.process.wait(5)
-        error = self._death()
         self._dead = self._dead or f"exit code {self.process.poll()}"
-        if not self._ready.done():
-            self._ready.set_exception(error)
-        for future in list(self._calls.values()):
-            if not future.done():
-                future.set_exception(error)
         self._replies.fail(self._death)
 
 
-def _reply(answer: Answer | str) -> Answer | TrainingError:
+def _reply(answer: Answer | RemoteFailure) -> Answer | TrainingError:
     """The answer to a request, or the error of one that vLLM refused."""
     if isinstance(answer, Answer):
         return answer
-    return TrainingError(f"vLLM refused a request: {answer}")
+    return TrainingError(f"vLLM refused a request: {answer.told(PLACE)}")
 
 
 def _read(host: weakref.ref[EngineHost], pipe: Connection) -> None:

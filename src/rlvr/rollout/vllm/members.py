@@ -282,6 +282,10 @@ class Members:
         member.generation += 1  # also for a server given by URL: whoever runs it may have started it anew
         if member.started is not None:
             await member.client.close()
+            # Now, since its end and the start of the next process overwrite what tells why it hung or died.
+            text = await asyncio.to_thread(member.started.explain)
+            if text:
+                log.warning("%s is started anew; the log of its process ends with:\n%s", member.name, text)
             # Ended first also where it only hangs: it holds the GPU's memory, which the new process needs. `end` waits
             # for a process group.
             await asyncio.to_thread(member.started.end)
@@ -293,6 +297,8 @@ class Members:
                 await asyncio.sleep(self._every)
 
     async def _watch(self) -> None:
+        # Asked over HTTP and not watched as a child (core/process): a server given by URL is another's process, and one
+        # that hangs lives on.
         while True:
             await asyncio.sleep(self._every)
             # A server that answered since `lately` is well, and may be too busy for a check. A call that is under

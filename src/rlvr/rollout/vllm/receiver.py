@@ -1,7 +1,8 @@
 """Inside vLLM's workers: weights that arrive through shared memory, and proof of what arrived.
 
 Imported by vLLM as its `worker_extension_cls`, which is also how the transfer `shared_memory` gets into vLLM's
-registry, beside its own `nccl` and `ipc`, and how every worker process is tied to the life of the trainer.
+registry, beside its own `nccl` and `ipc`, and how every worker process is tied to the life of the trainer and can be
+asked for the stacks of its threads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlvr.core.process import parent_death
+from rlvr.core.process import parent_death, tracing
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, checksum
 
 
@@ -154,3 +155,4 @@ WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedMemoryEngine)
 if os.environ.get(parent_death.OWNER):
     # Here, because vLLM imports this module in every worker process that it starts itself.
     parent_death.die_with_parent()
+    tracing.write_stacks()

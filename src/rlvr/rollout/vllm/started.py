@@ -83,6 +83,12 @@ class StartedServer:
                 break
         raise ConfigError(f"{self.name}: the port {port} was taken by another process while the server started")
 
+    def explain(self) -> str:
+        """The end of its log; while it runs, with the stacks of its threads and of those of its engine core."""
+        if self.process is None:
+            return ""
+        return child_process.explain(self.process, self.log)
+
     def end(self) -> None:
         """End the process and what it started."""
         self._finalizer()
@@ -107,8 +113,8 @@ class StartedServer:
                 try:
                     waiting.check()
                 except WaitTimeoutError as error:
-                    tail = child_process.tail(self.log)
-                    raise WaitTimeoutError(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
+                    text = await asyncio.to_thread(self.explain)
+                    raise WaitTimeoutError(f"{self.name} did not start in time; its log ends with:\n{text}") from error
                 await asyncio.sleep(SETTLE)
         text = child_process.tail(self.log, 40)
         # Python's and uvicorn's words for EADDRINUSE: "[Errno 98] error while attempting to bind ...: address already

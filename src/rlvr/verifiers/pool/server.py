@@ -3,7 +3,8 @@
 The server is started by exec, `main` with the number of its control socket and the process id of the trainer, and knows
 no verifier. On request it forks a template, which loads one verifier (the import of a user's file, the seconds that
 SymPy takes) and then forks workers in milliseconds. So a verifier whose import crashes or hangs costs its template
-only.
+only. These are the only processes of the library that are forked: core/process/child_process starts by exec, and has no
+part in starting and reaping them.
 
 Invariants: every process here has one thread when it forks (a template that has more becomes a worker itself); each
 child leads a session of its own; it is killed, with what it forked, when its parent ends or is asked to end it; a child
@@ -25,13 +26,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from rlvr.core.process import tracing
 from rlvr.core.process.framing import receive, send
 from rlvr.core.process.parent_death import adopt_orphans, signal_on_parent_death
 from rlvr.errors import user_traceback
 from rlvr.records import cut
 from rlvr.registry import load_file
 from rlvr.verifiers.base import Verifier
-from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load
+from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, STACKS, WORK, Load
 from rlvr.verifiers.pool.worker import work
 
 Run = Callable[[socket.socket], None]
@@ -46,6 +48,7 @@ def main() -> None:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
+    tracing.write_stacks()
     family = Family()
 
     def on_death(*_: object) -> None:
@@ -103,12 +106,15 @@ class Family:
         try:
             while True:
                 # A request and its descriptor come in one message; a short read is the end of the stream.
-                request, fds, _, _ = socket.recv_fds(control, REQUEST.size, 1)
+                request, fds, _, _ = socket.recv_fds(control, REQUEST.size, 2)
                 if len(request) < REQUEST.size:
                     return
                 what, pid = REQUEST.unpack(request)
                 if what == FORK:
-                    answer = self.fork(control, fds[0], run)
+                    answer = self.fork(control, fds[0], fds[1], run)
+                elif what == STACKS:
+                    # By number: a child that was not reaped keeps its own.
+                    answer = int(pid in self.pids and tracing.request_stacks([pid]))
                 elif what == END:
                     answer = self.end(pid)
                 else:
@@ -121,13 +127,15 @@ class Family:
         finally:
             self.end_all()
 
-    def fork(self, control: socket.socket, fd: int, run: Run) -> int:
-        """The process id of a new child that serves the socket `fd`; 0 when the system has none to spare."""
+    def fork(self, control: socket.socket, fd: int, stacks: int, run: Run) -> int:
+        """The process id of a new child that serves the socket `fd` and writes its stacks to `stacks`; 0 when the
+        system has none to spare."""
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError:
             os.close(fd)
+            os.close(stacks)
             return 0
         if pid == 0:
             try:
@@ -139,10 +147,12 @@ class Family:
                 os.setsid()
                 # After fork and before the user's code, which could not be trusted to end.
                 signal_on_parent_death(parent, signal.SIGKILL)
+                tracing.write_stacks(stacks)
                 run(socket.socket(fileno=fd))
             finally:
                 os._exit(0)
         os.close(fd)
+        os.close(stacks)
         self.pids.add(pid)
         return pid
 

@@ -22,11 +22,14 @@ MAX_FRAME = 64 * 2**20
 REQUEST = struct.Struct("!ci")
 """The kind of a request, and the process id that it is about."""
 FORK = b"F"
+STACKS = b"S"
 END = b"E"
 WORK = b"W"
-"""Kinds of requests: fork, to serve the socket sent along; kill a child and reap it; become a worker oneself."""
+"""Kinds of requests: fork, to serve the socket sent along and write stacks into the pipe sent along; ask a child for
+the stacks of its threads; kill a child and reap it; become a worker oneself."""
 REPLY = struct.Struct("!i")
-"""The process id of the fork (0: it failed), or the exit code of the child that was ended."""
+"""The process id of the fork (0: it failed), 1 where a child will write its stacks (else 0), or the exit code of the
+child that was ended."""
 
 
 @dataclass(frozen=True)

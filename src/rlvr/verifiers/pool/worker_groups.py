@@ -7,7 +7,6 @@ a job is ended, never used again; at most `most` workers are kept idle.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import pickle
@@ -46,6 +45,9 @@ MAX_TRIES = 5
 # Loading may take seconds or fail at once: without the pause every answer would pay for it.
 RETRY_SECONDS = 60.0
 """Seconds before a verifier that could not be loaded is tried again."""
+LATE = "gave no verdict within its time limit"
+EXHAUSTED = "exhausted"
+"""Keys of warnings that a group gives once."""
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 """Signals of a process that crashed by itself; SIGKILL comes from outside."""
 
@@ -165,8 +167,7 @@ def packed(verifier: Verifier) -> Load | str:
 class WorkerTemplate:
     """A process that has loaded a verifier. `forks`: it may be forked; else it has threads, and is to work itself."""
 
-    parent: Server
-    pid: int
+    process: Worker
     forker: Forker
     forks: bool
 
@@ -186,7 +187,8 @@ class WorkerGroup:
         self._failed_at = 0.0
         self._has_decided = False
         """True once a worker has given a score: at least one answer did not need too much memory."""
-        self._warned = False
+        self._warned: set[str] = set()
+        """The warnings that were given, each once."""
 
     async def run(self, job: VerifierJob, limit: float) -> list[Verdict]:
         """The verdicts of one job; a worker that broke off is worth a second try, and one that has used up a resource
@@ -229,18 +231,30 @@ class WorkerGroup:
             # Waited for, since the exit code decides whether the answer crashed the verifier; shielded, since a
             # dismissal that is cut off would leave the process.
             error.code = await asyncio.shield(self.dismiss(worker))
+            if error.code is not None and -error.code in CRASHES:
+                self._tell_stacks("crashed", worker)
             raise
-        except BaseException:  # too late, or cancelled
+        except DeadlineExceededError:
+            self.dismiss(worker, late=True)
+            raise
+        except BaseException:  # cancelled
             self.dismiss(worker)
             raise
         self.idle.append(worker)
         return verdicts
 
-    def dismiss(self, worker: Worker) -> asyncio.Task[int | None]:
-        """End a worker, without waiting for it."""
+    def dismiss(self, worker: Worker, late: bool = False) -> asyncio.Task[int | None]:
+        """End a worker, without waiting for it. The first one that is `late` is asked where it hangs."""
         self.alive -= 1
         worker.link.close()
+        if late and LATE not in self._warned:
+            return self.groups.background.start(self._end_late(worker))
         return self.groups.background.start(worker.end())
+
+    async def _end_late(self, worker: Worker) -> int | None:
+        code = await worker.end(ask_stacks=True)
+        self._tell_stacks(LATE, worker)
+        return code
 
     async def disband(self) -> None:
         """End all processes of the group."""
@@ -248,16 +262,15 @@ class WorkerGroup:
         if self._template is not None:
             async with Deadline(worker_process.START_SECONDS):
                 template = await asyncio.shield(self._template)
-            template.forker.link.close()
-            await template.parent.end(template.pid)
+            await template.process.end()
 
     def forget(self) -> None:
         """Close what leads to processes that are gone."""
         for worker in self.idle:
-            worker.link.close()
+            worker.forget()
         self.idle.clear()
         if self._template is not None and self._template.done() and not self._template.exception():
-            self._template.result().forker.link.close()
+            self._template.result().process.forget()
 
     async def _take(self, fresh: bool = False) -> Worker:
         """A worker for one job, `fresh` from its template or one that has waited."""
@@ -283,21 +296,17 @@ class WorkerGroup:
                     if self._template is not starting:
                         continue  # somebody else has taken it
                     self._template = None
-                    worker = Worker(template.parent, template.pid, template.forker.link)
+                    worker = template.process
                     worker.promote()
                 else:
                     # Whole: a fork that was asked for and not taken would leave a process that nobody knows.
-                    worker = await background.whole(self._hire(template), self._return)
+                    worker = await background.whole(template.forker.fork(), self._return)
                 self.alive += 1
                 return worker
             except (WorkerError, LoadError):
                 if self._template is starting:
                     self._template = None
                 raise
-
-    async def _hire(self, template: WorkerTemplate) -> Worker:
-        pid, link = await template.forker.fork()
-        return Worker(template.forker, pid, link)
 
     async def _return(self, worker: Worker) -> None:
         self.alive += 1
@@ -310,33 +319,46 @@ class WorkerGroup:
         else:
             sandbox = None
         server = self.groups.server(sandbox)
-        pid, link = await server.fork()
+        process = await server.fork()
         try:
             try:
                 async with Deadline(worker_process.START_SECONDS):
-                    await link.send(pickle.dumps(self.load))
-                    reply = json.loads(await link.receive(MAX_FRAME))
+                    await process.link.send(pickle.dumps(self.load))
+                    reply = json.loads(await process.link.receive(MAX_FRAME))
             except TimeoutError:
-                raise LoadError(f"it did not load within {worker_process.START_SECONDS:g} s", crashed=True) from None
+                await process.end(ask_stacks=True)
+                reason = f"it did not load within {worker_process.START_SECONDS:g} s"
+                raise LoadError(reason, True, f"{process.stacks}\n{reason}".strip()) from None
             except (OSError, EOFError):
-                code = await server.end(pid)
-                raise LoadError(f"its process ended with code {code} while loading it", crashed=True) from None
+                code = await server.end(process.pid)
+                reason = f"its process ended with code {code} while loading it"
+                raise LoadError(reason, True, f"{process.stacks}\n{reason}".strip()) from None
             if reply["problem"] is not None:
                 raise LoadError(reply["problem"], crashed=False, traceback=reply["traceback"])
-            return WorkerTemplate(server, pid, Forker(link), reply["forks"])
+            return WorkerTemplate(process, Forker(process.link), reply["forks"])
         except BaseException as error:
-            link.close()
             # Remembered for RETRY_SECONDS; a server that died is not the verifier's fault and is not.
             if isinstance(error, LoadError):
                 self._failure = error
                 self._failed_at = time.monotonic()
-            with contextlib.suppress(WorkerError):
-                await server.end(pid)
+            await process.end()
             raise
 
+    def _tell_stacks(self, what: str, worker: Worker) -> None:
+        """Warn, once for each, that a worker `what`, with the stacks that it has written."""
+        if what not in self._warned and worker.stacks:
+            self._warned.add(what)
+            log.warning(
+                "a worker process of the verifier %r %s and was replaced; the stacks of its threads then (logged "
+                "once):\n%s",
+                display_name(self.verifier),
+                what,
+                worker.stacks,
+            )
+
     def _warn(self, error: ExhaustedError) -> None:
-        if not self._warned:
-            self._warned = True
+        if EXHAUSTED not in self._warned:
+            self._warned.add(EXHAUSTED)
             log.warning(
                 "a worker process of the verifier %r ran out of a resource (%s); it is replaced and the answer is "
                 "checked once more. An answer that runs out of memory there, too, scores 0 if another answer did "

@@ -19,9 +19,10 @@ from rlvr.core.process.child_process import spawn, stop
 from rlvr.core.process.deadline import Deadline
 from rlvr.core.process.framing import Link
 from rlvr.core.process.parent_death import state
+from rlvr.core.process.tracing import StackPipe
 from rlvr.records import Verdict
 from rlvr.verifiers.pool.printed import forwarded
-from rlvr.verifiers.pool.wire import END, FORK, MAX_FRAME, REPLY, REQUEST, WORK, verdicts_from_json
+from rlvr.verifiers.pool.wire import END, FORK, MAX_FRAME, REPLY, REQUEST, STACKS, WORK, verdicts_from_json
 
 T = TypeVar("T")
 
@@ -59,19 +60,26 @@ class Forker:
         # One request at a time: an answer has no number, and is that of the request before it.
         self._turn = asyncio.Lock()
 
-    async def fork(self) -> tuple[int, Link]:
-        """A new child: its process id and our end of its socket. WorkerError when there is none to be had."""
+    async def fork(self) -> Worker:
+        """A new child. WorkerError when there is none to be had."""
         ours, theirs = socket.socketpair()
+        pipe = StackPipe()
         try:
-            pid = await self._ask(FORK, fds=[theirs.fileno()])
+            pid = await self._ask(FORK, fds=[theirs.fileno(), pipe.writer])
             if not pid:
                 raise WorkerError("the system has no process to spare")
         except BaseException:
             ours.close()
+            pipe.close()
             raise
         finally:
             theirs.close()
-        return pid, Link(ours)
+            os.close(pipe.writer)
+        return Worker(self, pid, Link(ours), pipe)
+
+    async def request_stacks(self, pid: int) -> bool:
+        """Ask a child for the stacks of its threads, and return True if it will write them."""
+        return bool(await self._ask(STACKS, pid))
 
     async def end(self, pid: int) -> int:
         """Kill a child with all that it forked, reap it; its exit code. WorkerError when this process is gone too."""
@@ -132,12 +140,13 @@ class Server(Forker):
 
 
 class Worker:
-    """A worker process, for one job at a time."""
+    """A forked process: a worker, for one job at a time, or a template, which may become one."""
 
-    def __init__(self, parent: Forker, pid: int, link: Link) -> None:
+    def __init__(self, parent: Forker, pid: int, link: Link, pipe: StackPipe) -> None:
         self.parent = parent
         self.pid = pid
         self.link = link
+        self._pipe = pipe
 
     def promote(self) -> None:
         """Have a template become a worker."""
@@ -164,13 +173,28 @@ class Worker:
         except ValueError as error:
             raise WorkerError(f"its reply is no verdict: {error}") from error
 
-    async def end(self) -> int | None:
-        """Kill and reap the process; its exit code, None when nobody knows it any more."""
+    @property
+    def stacks(self) -> str:
+        """The stacks of its threads, if it was asked for them or has crashed."""
+        return self._pipe.text()
+
+    async def end(self, ask_stacks: bool = False) -> int | None:
+        """Kill and reap the process; its exit code, None when nobody knows it any more. `ask_stacks`: it is asked for
+        the stacks of its threads before."""
         self.link.close()
         try:
+            if ask_stacks and await self.parent.request_stacks(self.pid):
+                await self._pipe.written()
             return await self.parent.end(self.pid)
         except WorkerError:
             return None
+        finally:
+            self._pipe.close()
+
+    def forget(self) -> None:
+        """Close what leads to the process, which is gone."""
+        self.link.close()
+        self._pipe.close()
 
 
 class Background:
