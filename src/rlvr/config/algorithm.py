@@ -98,7 +98,7 @@ class SpliceConfig(Section):
     opening: str = Field(default="<answer>", min_length=1)
     """The text after which the answer stands; its first occurrence counts."""
     text: str = "{answer}"
-    """What is put there; `{answer}` stands for the task's answer."""
+    """The text that is put there; `{answer}` stands for the task's answer."""
     by: Literal["reward", "advantage", "one"] = "reward"
     """The weight of the answer's tokens: the response's reward, its advantage, or 1."""
 

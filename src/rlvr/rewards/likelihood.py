@@ -68,7 +68,7 @@ class AnswerLikelihood(RewardTerm):
     without: float = 0.0
     """The value of a response without `opening`."""
     text: str = ANSWER
-    """What is put there; `{answer}` stands for the task's answer."""
+    """The text that is put there; `{answer}` stands for the task's answer."""
     finished: bool = False
     """A truncated response is worth `without` too, and so is one whose reasoning has, together with `text`, more tokens
     than `rollout.max_new_tokens`."""
