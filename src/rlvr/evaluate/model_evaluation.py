@@ -9,8 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,16 @@ from rlvr.config.stage_plan import stage_plans
 from rlvr.core.own_files import check_output
 from rlvr.core.tree import read_mapping
 from rlvr.core.waits import StopRequest
-from rlvr.data import Prompts, load_tasks
-from rlvr.data.prompts import refuse_long
+from rlvr.data import load_tasks
 from rlvr.distributed import World
 from rlvr.distributed.checkpoint import latest
-from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
 from rlvr.evaluation import Evaluation, compare, contamination, describe, evaluate, read_result
-from rlvr.evaluation.evaluation_loop import Collect
 from rlvr.monitor.whole_file import write_whole
-from rlvr.planner import engine_of_run
-from rlvr.policy import Policy, load_policy
 from rlvr.records import Task
 from rlvr.rollout import CollectionInterruptedError
-from rlvr.rollout.weights import weight_buckets
-from rlvr.run.rollout_runtime import RolloutRuntime
-from rlvr.run.run_tasks import encoded_lengths
+from rlvr.run.open_sampling import open_sampling
 from rlvr.stages.grpo.scoring import chooser
-from rlvr.verifiers.pool import Verification
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 WRITTEN = "config.yaml"
@@ -212,41 +203,6 @@ def _model_folder(path: str) -> Path | str:
         return folder / "model"
     newest = latest(folder / "checkpoints")
     return path if newest is None else newest / "model"
-
-
-@dataclass(frozen=True)
-class OpenSampling:
-    """A model with its engine and the verifier of its responses, open for sampling."""
-
-    policy: Policy
-    verification: Verification
-    collect: Collect
-    """Called on rank 0 alone. Samples are those that the trainer's own evaluation would draw: both sample with
-    `RolloutRuntime.evaluation_samples`."""
-    stop: StopRequest
-    """Entered by whoever samples: signals are then requests to stop."""
-
-
-@contextmanager
-def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterator[OpenSampling]:
-    """Open the sampling and verification of `config` for `tasks`, on all ranks of `world`."""
-    config, engine_reason = engine_of_run(config, world)
-    check_gpus(config, world, engine_reason)
-    stop = StopRequest("stopping; nothing will be written" if world.is_main else "")
-    rollouts = RolloutRuntime(config, world, stop)
-    with closing(rollouts):
-        rollouts.build_verifiers([config.verifier])
-        (verification,) = rollouts.verifications
-        if world.is_main:
-            verification.check(tasks)
-        policy = load_policy(config.model, config.run.seed)
-        prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))
-        rollouts.start_engine(policy)
-        # After the engine has started, whose context may be shorter than the model's.
-        refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], rollouts.context)
-        # An engine samples only with published weights; 1 is any version.
-        rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
-        yield OpenSampling(policy, verification, rollouts.evaluation_samples(config, verification, prompts), stop)
 
 
 @contextmanager

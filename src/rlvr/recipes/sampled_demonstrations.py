@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from rlvr.config import Config
 from rlvr.data.files import Placed
 from rlvr.distributed import World
-from rlvr.evaluate.model_evaluation import open_sampling
 from rlvr.records import Rollout, Task
 from rlvr.rollout import Draw, Sampling
+from rlvr.run.open_sampling import open_sampling
 
 RIGHT = 1.0
 """The score of a right response; a verifier that gives parts of it gives this to a whole one."""

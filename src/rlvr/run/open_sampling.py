@@ -1,0 +1,58 @@
+"""A model opened for sampling without training: its engine and the verifier of its responses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from rlvr.config import Config
+from rlvr.core.waits import StopRequest
+from rlvr.data import Prompts
+from rlvr.data.prompts import refuse_long
+from rlvr.distributed import World
+from rlvr.distributed.gpu_checks import check_gpus
+from rlvr.evaluation.evaluation_loop import Collect
+from rlvr.planner import engine_of_run
+from rlvr.policy import Policy, load_policy
+from rlvr.records import Task
+from rlvr.rollout.weights import weight_buckets
+from rlvr.run.rollout_runtime import RolloutRuntime
+from rlvr.run.run_tasks import encoded_lengths
+from rlvr.verifiers.pool import Verification
+
+
+@dataclass(frozen=True)
+class OpenSampling:
+    """A model with its engine and the verifier of its responses, open for sampling."""
+
+    policy: Policy
+    verification: Verification
+    collect: Collect
+    """Called on rank 0 alone. Samples are those that the trainer's own evaluation would draw: both sample with
+    `RolloutRuntime.evaluation_samples`."""
+    stop: StopRequest
+    """Entered by whoever samples: signals are then requests to stop."""
+
+
+@contextmanager
+def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterator[OpenSampling]:
+    """Open the sampling and verification of `config` for `tasks`, on all ranks of `world`."""
+    config, engine_reason = engine_of_run(config, world)
+    check_gpus(config, world, engine_reason)
+    stop = StopRequest("stopping; nothing will be written" if world.is_main else "")
+    rollouts = RolloutRuntime(config, world, stop)
+    with closing(rollouts):
+        rollouts.build_verifiers([config.verifier])
+        (verification,) = rollouts.verifications
+        if world.is_main:
+            verification.check(tasks)
+        policy = load_policy(config.model, config.run.seed)
+        prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))
+        rollouts.start_engine(policy)
+        # After the engine has started, whose context may be shorter than the model's.
+        refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], rollouts.context)
+        # An engine samples only with published weights; 1 is any version.
+        rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
+        yield OpenSampling(policy, verification, rollouts.evaluation_samples(config, verification, prompts), stop)
