@@ -67,6 +67,22 @@ def test_a_step_that_failed_is_drawn_again(make_trainer):
     assert [r.task.id for r in again.rollouts] == [r.task.id for r in before.rollouts]
 
 
+def test_a_supervised_step_that_failed_draws_no_trained_task_again(make_trainer, monkeypatch):
+    """Reinforcement, a supervised step that is collected twice, reinforcement: each has draws of its own."""
+    stage = make_trainer(drawn()).stages[0]
+    monkeypatch.setattr(stage._supervision, "drawn", {0: False, 1: True, 2: False}.__getitem__)
+
+    def draws(step):
+        return {int(rollout.group.split("/")[0]) for rollout in stage.collect(step).rollouts}
+
+    first = draws(0)
+    failed = draws(1)
+    stage.roll_back()
+    assert draws(1) == failed
+    third = draws(2)
+    assert sorted([*first, *failed, *third]) == list(range(len(first) + len(failed) + len(third)))
+
+
 def test_without_the_option_demonstrations_stand_beside_the_groups(make_trainer):
     rows = make_trainer({"run": {"steps": 2}, "algorithm": LEARNED}).train()
     assert kinds(rows) == [False, False]

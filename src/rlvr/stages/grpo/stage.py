@@ -55,8 +55,8 @@ class GRPOStage(Stage):
         self._appended = token_after(self._objective, context.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
+        # Not in `check_plan`: whether `correction: auto` is one depends on the engine.
         check_splice(plan.config, self._objective)
-        check_supervised_steps(plan.config, self._objective)
         steps = plan.config.algorithm.supervised_steps
         self._supervision = None if steps is None else SupervisedSteps(steps, seed)
         self._supervised = False
@@ -106,7 +106,8 @@ class GRPOStage(Stage):
     @classmethod
     def check_plan(cls, plan: StagePlan) -> None:
         """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
-        build_objective(plan, shares_weights=False)
+        objective = build_objective(plan, shares_weights=False)
+        check_supervised_steps(plan.config, objective)
         rollout = plan.config.rollout
         if rollout.dynamic_sampling and rollout.group_size < 2:
             raise ConfigError(
@@ -151,8 +152,10 @@ class GRPOStage(Stage):
     def roll_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
         if self._supervised:
+            # Not the buffer: the step that it took last is trained.
             self.sampler.load_state_dict(self._before)
-        self.buffer.roll_back()
+        else:
+            self.buffer.roll_back()
 
     def draws_state(self) -> dict[str, Any]:
         """The sampler, and what was drawn ahead of training."""
@@ -219,12 +222,15 @@ class GRPOStage(Stage):
             batch = with_demonstrations(batch, self.context)
         if self._appended is not None:
             batch = with_token(batch, self._appended, self.context.policy.context)
+        self._add_columns_of_terms(batch)
+        return batch, metrics
+
+    def _add_columns_of_terms(self, batch: Batch) -> None:
+        """Factors and weights that terms of the objective choose: last, when every rollout and token is there."""
         if any(c.by_token for c in self._objective.components):
             batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
         for component in self._choosing:
-            # Last, when every rollout and token that a component may choose is there.
             batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
-        return batch, metrics
 
     def _score_demonstrations(self, rollouts: list[Rollout]) -> Batch:
         """The batch of a step that learns demonstrations alone: no term but theirs has a token."""
@@ -233,10 +239,7 @@ class GRPOStage(Stage):
         batch.token_columns["weight/policy"] = token_weights(rollouts, Origin.POLICY, nothing)
         self._trained = batch.with_own_columns()
         batch.columns["reward"] = np.full(len(batch), np.nan)
-        if any(c.by_token for c in self._objective.components):
-            batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
-        for component in self._choosing:
-            batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
+        self._add_columns_of_terms(batch)
         return batch
 
     def metrics_of_scoring(self) -> dict[str, Any]:
