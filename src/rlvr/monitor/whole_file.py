@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from rlvr.errors import TrainingError
 
@@ -31,17 +32,26 @@ def write_whole(path: Path, text: str) -> None:
         with path.open("w", encoding="utf-8") as stream:
             stream.write(text)
         return
+    with whole_file(path) as stream:
+        stream.write(text)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A text to write to, which becomes the file `path` at the end; after an exception nothing of it is left. OSError,
+    which names the file, where the disk refuses."""
     aside = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with aside.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())  # else a power cut after the rename may leave a file of zero bytes under the name
         os.replace(aside, path)
-    except OSError as error:
+    except BaseException as error:
         aside.unlink(missing_ok=True)  # half a file would keep a full disk full
-        error.filename = error.filename or str(path)  # a write that fails does not say of which file
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)  # a write that fails does not say of which file
         raise
 
 

@@ -8,11 +8,9 @@ file that is there is left as it is. How each is made lies beside its recipe: a 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from rlvr.config.config_loading import load_config
 from rlvr.data.files import Placed
 from rlvr.data.row_adapters import to_task
 from rlvr.errors import ConfigError, DataError
+from rlvr.monitor.whole_file import whole_file
 from rlvr.recipes.hub_schemas import hub_schemas, named_data
 from rlvr.recipes.papers import Paper
 
@@ -40,8 +39,9 @@ def prepare(paper: Paper, limit: int | None = None, overrides: Sequence[str] = (
         path = Path(name)
         if path.exists():
             yield f"{name} is there, and is left as it is"
-        elif "maker" in hub_schemas()["files"][name]:
-            count = _write(path, _module_rows(name, config), limit)
+        elif (module := maker(name)) is not None:
+            rows = importlib.import_module(f"rlvr.recipes.{module}").rows(config)
+            count = _write(path, rows, limit)
             yield f"{name}: {count} rows written"
         else:
             raise ConfigError(yours_to_make(name))
@@ -57,7 +57,7 @@ def refuse_missing_files(slug: str, config: Config) -> None:
     for name in files_of(config):
         if Path(name).exists():
             continue
-        if "maker" in hub_schemas()["files"][name]:
+        if maker(name) is not None:
             raise ConfigError(
                 f"{slug} trains on {name}, which is not there: `python -m rlvr.recipes prepare {slug}` makes it"
             )
@@ -71,30 +71,23 @@ def yours_to_make(name: str) -> str:
     return f"{name} is not there and is yours to make: {schema['make']}. A row of it: {row}"
 
 
-def _module_rows(name: str, config: Config) -> Iterator[Placed]:
-    module = importlib.import_module(f"rlvr.recipes.{hub_schemas()['files'][name]['maker']}")
-    rows: Iterator[Placed] = module.rows(config)
-    return rows
+def maker(name: str) -> str | None:
+    """The module of rlvr.recipes that makes the file `name`; None for one that its user makes."""
+    module: str | None = hub_schemas()["files"][name].get("maker")
+    return module
 
 
 def _write(path: Path, rows: Iterator[Placed], limit: int | None) -> int:
-    """Write rows aside and rename the file when it is whole; the number of rows. DataError for a row that is no task,
+    """Write the rows; the number of rows. DataError for a row that is no task,
     and where there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
     count = 0
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            for place, row in itertools.islice(rows, limit):
-                to_task(row, place=place)
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                count += 1
+    with whole_file(path) as file:
+        for place, row in itertools.islice(rows, limit):
+            to_task(row, place=place)
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
         if not count:
             raise DataError(f"no row of {path} could be made: the set that it is made from gave none")
-        os.replace(aside, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            aside.unlink()
     return count
 
 
