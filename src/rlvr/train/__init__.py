@@ -20,7 +20,7 @@ import yaml
 
 from rlvr import registry
 from rlvr.config import Config
-from rlvr.config.config_loading import load_config, recipe_files
+from rlvr.config.config_loading import config_file, load_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.waits import reporting
 from rlvr.errors import ConfigError, DataError, command
@@ -80,10 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--devices describes GPUs that need not be here: it goes with --dry-run, a run takes those that are"
         )
     config = load_config(options.config, options.overrides)
-    if options.config in recipe_files() and not Path(options.config).exists() and not options.dry_run:
+    # A published recipe may train on a file that has to be made first.
+    if not options.dry_run and config_file(options.config) in recipe_files().values():
         from rlvr.recipes.prepare import refuse_missing_files
 
-        refuse_missing_files(options.config, config)
+        refuse_missing_files(config_file(options.config).stem, config)
     if options.control is not None:
         config = as_control(config, options.control)
     if config.run.seeds:

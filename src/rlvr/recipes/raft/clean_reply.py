@@ -11,6 +11,11 @@ from rlvr.records import Task, Verdict
 from rlvr.verifiers.base import Needs, Verifier
 
 
+def own_turn(completion: str, turn: str) -> str:
+    """The reply before the other side's turn, which the regular expression `turn` finds, without white space around."""
+    return re.split(turn, completion, maxsplit=1)[0].strip()
+
+
 @dataclass(frozen=True)
 class CleanReply(Verifier):
     """1 for a reply that may be trained on, 0 for one to discard: too short, or with text that the reward model misses.
@@ -37,7 +42,7 @@ class CleanReply(Verifier):
                 raise ConfigError(f"the verifier CleanReply: {name} is no regular expression: {error}") from error
 
     def verify(self, task: Task, completion: str) -> Verdict:
-        reply = re.split(self.turn, completion, maxsplit=1)[0].strip()
+        reply = own_turn(completion, self.turn)
         if len(reply) < self.shortest:
             return Verdict.from_score(0.0, reason=f"fewer than {self.shortest} characters")
         if self.forbidden and re.search(self.forbidden, reply):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -11,6 +10,7 @@ import numpy as np
 
 from rlvr.components import RewardTerm
 from rlvr.errors import ConfigError
+from rlvr.recipes.raft.clean_reply import own_turn
 from rlvr.records import Batch, Rollout
 from rlvr.rewards.terms import TermSpec
 
@@ -96,4 +96,4 @@ class RewardModelScore(RewardTerm):
         prompt = rollout.task.prompt
         if not isinstance(prompt, str):
             prompt = "\n\n".join(str(message["content"]) for message in prompt)
-        return f"{prompt} {re.split(self.turn, rollout.text, maxsplit=1)[0].strip()}"
+        return f"{prompt} {own_turn(rollout.text, self.turn)}"
