@@ -155,6 +155,9 @@ def test_the_gate_of_the_pass_rate(column, nan):
     close(reward(top=0.3), [9, 9, 1, 0, 0, 0, nan, nan])  # one of three groups with a rate
     close(reward(top=0.5), [9, 9, 9, 9, 0, 0, nan, nan])  # a half of three: two
     close(reward(top=0), [1, 1, 1, 0, 0, 0, nan, nan])
+    # Three groups that are all right: one of them, however many tie with it.
+    tied = {"name": "by_pass_rate", "then": {"name": "constant", "value": 9}, "top": 0.3}
+    close(column(make_batch([1.0] * 6, groups=["c", "c", "a", "a", "b", "b"]), tied), [1, 1, 9, 9, 1, 1])
     close(reward(top=1)[:6], [9] * 6)
     close(reward(at_least=0)[:6], [9] * 6)
     with pytest.raises(ConfigError, match="exclude each other"):

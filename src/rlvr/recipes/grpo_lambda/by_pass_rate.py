@@ -22,8 +22,8 @@ class ByPassRate(RewardTerm):
 
     The switch of GRPO-lambda (Dai et al. 2025, arXiv 2505.18086): a length penalty only where the group is right often
     enough, so that it does not make accuracy collapse. `top` is the paper's batch-relative form: the share of the
-    batch's groups with the highest pass rates; of groups that tie at the border the first ones are in. `top: 1` and
-    `at_least: 0` are `then` alone.
+    batch's groups with the highest pass rates; of groups that tie at the border the first ones by name are in. `top: 1`
+    and `at_least: 0` are `then` alone.
     """
 
     then: TermSpec = "brevity"
@@ -44,20 +44,20 @@ class ByPassRate(RewardTerm):
 
     def __call__(self, batch: Batch, then: np.ndarray, otherwise: np.ndarray, of: np.ndarray) -> np.ndarray:
         groups = batch.group_index()
-        high = self._high(pass_rates(of, groups))
+        high = self._high(pass_rates(of, groups), np.asarray([group.key for group in batch.groups()], dtype=str))
         if len(batch):
             return np.where(high[groups], then, otherwise)
         return np.zeros(0)
 
-    def _high(self, rates: np.ndarray) -> np.ndarray:
+    def _high(self, rates: np.ndarray, names: np.ndarray) -> np.ndarray:
         """bool [G], False for groups without a decided member."""
         if self.top is None:
             return rates >= (0.5 if self.at_least is None else float(self.at_least))
         decided = np.flatnonzero(np.isfinite(rates))
         # The tolerance is for products such as 0.07 x 100 = 7.000000000000001, whose ceiling would be 8.
         count = int(np.ceil(float(self.top) * len(decided) - 1e-9))
-        # Stable, so that exactly `count` groups are taken where many have the same rate, the first of these.
-        highest_first = decided[np.argsort(-rates[decided], kind="stable")]
+        # Exactly `count` groups are taken where many have the same rate, whatever the order of the rollouts is.
+        highest_first = decided[np.lexsort((names[decided], -rates[decided]))]
         high = np.zeros(len(rates), dtype=bool)
         high[highest_first[:count]] = True
         return high
