@@ -8,6 +8,7 @@ logit per token whatever stands before it. Its gradient has a closed form, which
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from rlvr import registry
 from rlvr.components import SequenceLoss
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.data import History
+from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import TokenBatch
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
@@ -58,14 +60,14 @@ class RecipeStep:
     _verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
     """By task and text, since wide groups repeat a few texts."""
 
-    def score(self, groups: Sequence[Sequence[Response]]) -> Batch:
-        """The batch that trains, made of one group of responses for each task."""
+    def score(self, groups: Sequence[Sequence[Response]], step: int = 0) -> Batch:
+        """The batch that trains in step number `step`, made of one group of responses for each task."""
         rollouts = [
             self._rollout(task, f"g{number}", member, response)
             for number, (task, responses) in enumerate(zip(self.tasks, groups, strict=True))
             for member, response in enumerate(responses)
         ]
-        batch, _ = self.stage.score(StepRollouts(rollouts))
+        batch, _ = self.stage.score(StepRollouts(rollouts, step=step))
         return batch
 
     def demonstrations(self) -> Batch:
@@ -88,19 +90,30 @@ class RecipeStep:
         logits: Sequence[float],
         old: Sequence[float] | None = None,
         reference: Sequence[float] | None = None,
+        engine: Sequence[float] | None = None,
+        step: int = 0,
     ) -> np.ndarray:
-        """d loss / d logits of the stage's objective. `old`: the logits that sampled, where an earlier optimizer step
-        of the batch has moved the policy."""
+        """d loss / d logits of the stage's objective in its step number `step`. `old`: the logits at the begin of the
+        update, where an earlier optimizer step of the batch has moved the policy. `engine`: those that sampled, where
+        an engine computes others than the trainer."""
         policy = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
-        objective = self.stage.objective().at(0, self.stage.steps)
+        objective = self.stage.objective().at(step, self.stage.steps)
+        if engine is not None and old is not None and not objective.recalls_update:
+            old = engine  # ratios are to the policy that sampled
+        policies = _Policies(policy, old, reference, engine)
         total = torch.zeros((), dtype=torch.float64)
         for component in objective.components:
-            assert not isinstance(component.loss, SequenceLoss), "losses of whole responses are not computed here"
             if not any(own.any() for own in batch.tokens(f"weight/{component.weights}")):
                 continue  # a term without a token adds nothing
-            over = objective.denominators(batch)[component.name]
-            tokens = _tokens(batch, component.weights, policy, old, reference)
-            total = total + float(component.coef) * component.loss(tokens, over).value
+            if isinstance(component.loss, SequenceLoss):
+                value = component.loss.sequence_losses(_sequences(batch, component.weights, policies)).sum()
+            else:
+                over = objective.denominators(batch)[component.name]
+                tokens = _tokens(batch, component.weights, policies)
+                if component.corrected and objective.correction is not None:
+                    tokens = dataclasses.replace(tokens, importance=objective.correction(tokens))
+                value = component.loss(tokens, over).value
+            total = total + float(component.coef) * value
         (gradient,) = torch.autograd.grad(total, policy)
         return gradient.numpy()
 
@@ -131,14 +144,45 @@ class RecipeStep:
         return self._verdicts[task.id, text]
 
 
-def _tokens(
-    batch: Batch,
-    weights: str,
-    policy: torch.Tensor,
-    old: Sequence[float] | None,
-    reference: Sequence[float] | None,
-) -> TokenBatch:
-    table = torch.log_softmax(policy, dim=0)
+@dataclass(frozen=True)
+class _Policies:
+    """Policies of one logit per token."""
+
+    current: torch.Tensor
+    """The only one with a gradient."""
+    old: Sequence[float] | None
+    reference: Sequence[float] | None
+    engine: Sequence[float] | None
+
+    @staticmethod
+    def _of(logits: Sequence[float], ids: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(torch.tensor(logits, dtype=torch.float64), dim=0)[ids]
+
+    def statistics(self, ids: torch.Tensor) -> dict[tuple[str, str], torch.Tensor]:
+        """[T] each."""
+        table = torch.log_softmax(self.current, dim=0)
+        entropy = -(table.exp() * table).sum()
+        result = {
+            ("logprobs", "current"): table[ids],
+            ("entropy", "current"): entropy.expand(len(ids)),
+            ("logsumexp", "current"): self.current.logsumexp(0).expand(len(ids)),
+        }
+        if self.reference is not None:
+            result["logprobs", "reference"] = self._of(self.reference, ids)
+        return result
+
+    def proximal(self, ids: torch.Tensor) -> torch.Tensor:
+        """[T]: the log-probs that ratios are taken to."""
+        if self.old is not None:
+            return self._of(self.old, ids)
+        return torch.log_softmax(self.current.detach(), dim=0)[ids]
+
+    def behaviour(self, ids: torch.Tensor) -> torch.Tensor:
+        """[T]: the log-probs that sampled."""
+        return self.proximal(ids) if self.engine is None else self._of(self.engine, ids)
+
+
+def _tokens(batch: Batch, weights: str, policies: _Policies) -> TokenBatch:
     ids: list[int] = []
     sequence: list[int] = []
     weight: list[float] = []
@@ -150,23 +194,40 @@ def _tokens(
             sequence.append(number)
             weight.append(float(own[place]))
             advantage.append(float(of_batch[number][place]))
-    logprobs = table[torch.tensor(ids)]
-    entropy = -(table.exp() * table).sum()
-    statistics = {("logprobs", "current"): logprobs, ("entropy", "current"): entropy.expand(len(ids))}
-    proximal = logprobs.detach()
-    if old is not None:
-        proximal = torch.log_softmax(torch.tensor(old, dtype=torch.float64), dim=0)[torch.tensor(ids)]
-    if reference is not None:
-        other = torch.log_softmax(torch.tensor(reference, dtype=torch.float64), dim=0)
-        statistics["logprobs", "reference"] = other[torch.tensor(ids)]
+    tokens = torch.tensor(ids)
     return TokenBatch(
         sequence=torch.tensor(sequence),
         sequences=len(batch),
         weight=torch.tensor(weight, dtype=torch.float64),
         advantage=torch.tensor(advantage, dtype=torch.float64),
-        proximal_logprobs=proximal,
-        behaviour_logprobs=proximal,
-        statistics=statistics,
+        proximal_logprobs=policies.proximal(tokens),
+        behaviour_logprobs=policies.behaviour(tokens),
+        statistics=policies.statistics(tokens),
+    )
+
+
+def _sequences(batch: Batch, weights: str, policies: _Policies) -> SequenceBatch:
+    marks = batch.tokens(f"weight/{weights}")
+    index = np.flatnonzero([bool(own.any()) for own in marks])
+    part = batch.select(index)
+    logprobs, proximal, reference, length = [], [], [], []
+    for rollout, own in zip(part.rollouts, part.tokens(f"weight/{weights}"), strict=True):
+        places = np.flatnonzero(own)
+        ids = torch.tensor(rollout.token_ids[places])
+        of_tokens = policies.statistics(ids)
+        factor = torch.tensor(own[places], dtype=torch.float64)
+        logprobs.append((factor * of_tokens["logprobs", "current"]).sum())
+        proximal.append((factor * policies.proximal(ids)).sum())
+        reference.append((factor * of_tokens.get(("logprobs", "reference"), torch.full((), torch.nan))).sum())
+        length.append(factor.sum())
+    return SequenceBatch(
+        logprobs=torch.stack(logprobs),
+        proximal=torch.stack(proximal),
+        reference=torch.stack(reference),
+        length=torch.stack(length),
+        group=torch.from_numpy(part.group_index()),
+        reward=torch.from_numpy(part.column("reward")),
+        advantage=torch.zeros(len(part), dtype=torch.float64),
     )
 
 
@@ -195,7 +256,7 @@ def open_step(policy: Any, plan: StagePlan, tasks: Sequence[Task]) -> RecipeStep
         collector=nothing,
         rollout_context=rollout_context,
         longest_sequence=policy.context,
-        shares_weights=True,
+        shares_weights=False,  # the engine is vLLM
     )
     stage = registry.find("stage", plan.kind)(plan, context, list(tasks), 0, **plan.options)
     return RecipeStep(plan, stage, list(tasks))
@@ -218,17 +279,76 @@ def score_function(ids: Sequence[int], logits: Sequence[float]) -> np.ndarray:
     return result
 
 
+PROBES = (0.79, 0.81, 1.19, 1.21, 1.27, 1.29, 2.95, 3.05)
+"""Ratios to the policy at the begin of the update, on both sides of the usual bounds: 0.8, 1.2, 1.28 and 3."""
+
+
+def moved_policy(size: int) -> tuple[list[float], list[float]]:
+    """(logits, those at the begin of the update) of `size` tokens, of which 1 to 8 have the ratios of PROBES."""
+    before = np.full(size, 1e-9)
+    before[1 : 1 + len(PROBES)] = 0.03
+    now = before.copy()
+    now[1 : 1 + len(PROBES)] *= PROBES
+    for probabilities in (before, now):
+        probabilities[0] = 1 - probabilities[1:].sum()
+    return np.log(now).tolist(), np.log(before).tolist()
+
+
+def probing_group(right: str, wrong: str) -> list[Response]:
+    """Sixteen responses of one token: each token that has moved is written once in a right and once in a wrong one."""
+    return [Response(text, (1 + number,)) for number in range(len(PROBES)) for text in (right, wrong)]
+
+
+def share_of_token(by: str, ids: Sequence[int], responses: Sequence[Sequence[int]], constant: float) -> float:
+    """The weight of each token of a response in the mean over `responses` of each one's mean (by `sequences`), over all
+    `tokens`, or over responses of the sum divided by a `constant` length."""
+    tokens = sum(map(len, responses))
+    return {
+        "tokens": 1 / tokens,
+        "sequences": 1 / (len(responses) * len(ids)),
+        "constant": 1 / (len(responses) * constant),
+    }[by]
+
+
+def clipped_gradient(
+    advantages: Sequence[float],
+    responses: Sequence[Sequence[int]],
+    logits: Sequence[float],
+    old: Sequence[float],
+    by: str,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    cap: float = math.inf,
+    constant: float = 1.0,
+) -> np.ndarray:
+    """d loss / d logits of -min(rho A, clip(rho, 1 - low, 1 + high) A), rho = pi / pi_old (Schulman et al. 2017, eq.
+    7), which for A < 0 is at most -cap A (Ye et al. 2020, dual clip)."""
+    ratio = softmax(logits) / softmax(old)
+    result = np.zeros(len(logits))
+    for advantage, ids in zip(advantages, responses, strict=True):
+        share = share_of_token(by, ids, responses, constant)
+        for token in ids:
+            rho = ratio[token]
+            clipped = rho > 1 + high if advantage > 0 else (rho < 1 - low or rho > cap)
+            if not clipped:
+                result -= share * advantage * rho * score_function([token], logits)
+    return result
+
+
+def entropy_gradient(coef: float, logits: Sequence[float], weight: float = 1.0) -> np.ndarray:
+    """d / d logits of -coef x weight x H: d H / d logit_i = -p_i (log p_i + H)."""
+    p = softmax(logits)
+    entropy = -(p * np.log(p)).sum()
+    return coef * weight * p * (np.log(p) + entropy)
+
+
 def policy_gradient(
     advantages: Sequence[float], responses: Sequence[Sequence[int]], logits: Sequence[float], by: str
 ) -> np.ndarray:
     """d loss / d logits of -A log pi where the ratio is 1: the mean over `sequences` of each one's mean, or the mean
     over all `tokens`."""
-    result = np.zeros(len(logits))
-    tokens = sum(len(ids) for ids in responses)
-    for advantage, ids in zip(advantages, responses, strict=True):
-        share = 1 / tokens if by == "tokens" else 1 / (len(responses) * len(ids))
-        result -= share * advantage * score_function(ids, logits)
-    return result
+    return clipped_gradient(advantages, responses, logits, logits, by)
 
 
 def of_the_group(rewards: Sequence[float], epsilon: float = 1e-4, unbiased: bool = False) -> list[float]:
@@ -241,15 +361,18 @@ def of_the_group(rewards: Sequence[float], epsilon: float = 1e-4, unbiased: bool
 
 
 def k3_gradient(
-    responses: Sequence[Sequence[int]], logits: Sequence[float], reference: Sequence[float], by: str = "sequences"
+    responses: Sequence[Sequence[int]],
+    logits: Sequence[float],
+    reference: Sequence[float],
+    by: str = "sequences",
+    constant: float = 1.0,
 ) -> np.ndarray:
     """d / d logits of the mean of exp(d) - 1 - d, d = log reference - log pi (Shao et al. 2024, eq. 4): each token's
-    score function times 1 - exp(d). The mean is that over responses of each one's, or over all `tokens`."""
+    score function times 1 - exp(d). The mean is as in `share_of_token`."""
     ratio = softmax(reference) / softmax(logits)
     result = np.zeros(len(logits))
-    tokens = sum(len(ids) for ids in responses)
     for ids in responses:
-        share = 1 / tokens if by == "tokens" else 1 / (len(ids) * len(responses))
+        share = share_of_token(by, ids, responses, constant)
         for token in ids:
             result += share * (1 - ratio[token]) * score_function([token], logits)
     return result
