@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +21,12 @@ import torch
 from rlvr import registry
 from rlvr.components import SequenceLoss
 from rlvr.config.stage_plan import StagePlan, stage_plans
-from rlvr.data import History
+from rlvr.data import Draw, History
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import TokenBatch
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
-from rlvr.rollout import RolloutContext, Sampling, StepRollouts
+from rlvr.rollout import Completion, Request, RolloutContext, Sampling, StepRollouts
 from rlvr.stages.grpo.demonstrations import demonstration
 from rlvr.stages.stage_base import Stage, StageContext
 from rlvr.verifiers.base import as_verifier, judged
@@ -68,6 +68,46 @@ class RecipeStep:
             for member, response in enumerate(responses)
         ]
         batch, _ = self.stage.score(StepRollouts(rollouts, step=step))
+        return batch
+
+    def sample(self, members: int, written: Callable[[int, int], Response]) -> list[Rollout]:
+        """The rollouts of a draw of the only task by the recipe's own plan: `written(member, turn)` is what the policy
+        writes, both counted from 0. By member."""
+        (task,) = self.tasks
+
+        async def generate(request: Request) -> Completion:
+            response = written(*divmod(request.seed, 1000))
+            count = len(response.ids)
+            stop = StopReason.LENGTH if response.truncated else StopReason.END
+            ids, unknown = np.asarray(response.ids, dtype=np.int64), np.full(count, np.nan, dtype=np.float32)
+            return Completion(ids, unknown, np.zeros(count, dtype=np.int32), stop, response.text, 0.0)
+
+        async def verify(rollout: Rollout) -> Rollout:
+            rollout.verdicts["verifier"] = await self._verdict(rollout.task, rollout.text)
+            return rollout
+
+        prompts: Any = _Prompts()
+        engine: Any = SimpleNamespace(generate=generate)
+        verification: Any = SimpleNamespace(verify=verify, by_group=lambda task: False)
+        context = _NumberedContext(
+            engine=engine,
+            verification=verification,
+            prompts=prompts,
+            sampling=Sampling(1000),
+            group_size=members,
+            context=10_000,
+            history=History(),
+        )
+
+        async def collected() -> list[Rollout]:
+            plan = registry.build("plan", self.plan.config.rollout.plan)
+            return [rollout async for rollout in plan(Draw(0, task), context)]
+
+        return sorted(asyncio.run(collected()), key=lambda rollout: rollout.member)
+
+    def batch_of(self, rollouts: Sequence[Rollout]) -> Batch:
+        """The batch that trains, made of sampled rollouts."""
+        batch, _ = self.stage.score(StepRollouts(list(rollouts), step=0))
         return batch
 
     def demonstrations(self) -> Batch:
@@ -133,15 +173,32 @@ class RecipeStep:
             stop=StopReason.LENGTH if response.truncated else StopReason.END,
             text=response.text,
         )
-        rollout.verdicts["verifier"] = self._verdict(task, response.text)
+        rollout.verdicts["verifier"] = asyncio.run(self._verdict(task, response.text))
         return rollout
 
-    def _verdict(self, task: Task, text: str) -> Verdict:
+    async def _verdict(self, task: Task, text: str) -> Verdict:
         if (task.id, text) not in self._verdicts:
             verifier = as_verifier(self.plan.config.verifier)
             assert verifier.check_task(task) is None, verifier.check_task(task)
-            self._verdicts[task.id, text] = asyncio.run(judged(verifier, task, text))
+            self._verdicts[task.id, text] = await judged(verifier, task, text)
         return self._verdicts[task.id, text]
+
+
+class _Prompts:
+    """A prompt and a reply are one token each."""
+
+    def __call__(self, task: Task) -> tuple[int, ...]:
+        return (PROMPT,)
+
+    def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
+        return (PROMPT,)
+
+
+class _NumberedContext(RolloutContext):
+    """Its seeds say which turn of which member a request is for."""
+
+    def seed(self, draw: int, member: int, call: int) -> int:
+        return 1000 * member + call
 
 
 @dataclass(frozen=True)
@@ -238,11 +295,14 @@ def open_step(policy: Any, plan: StagePlan, tasks: Sequence[Task]) -> RecipeStep
         return np.ones(len(of), dtype=np.int32), np.ones(len(of), dtype=np.int32)
 
     nothing: Any = None
-    verification: Any = SimpleNamespace(same_answer=lambda task, first, second: first == second)
+    prompts: Any = _Prompts()
+    verification: Any = SimpleNamespace(
+        same_answer=lambda task, first, second: first == second, by_group=lambda task: False
+    )
     rollout_context = RolloutContext(
         engine=nothing,
         verification=verification,
-        prompts=nothing,
+        prompts=prompts,
         sampling=Sampling(plan.config.rollout.max_new_tokens),
         group_size=plan.config.rollout.group_size,
         context=policy.context,
