@@ -7,10 +7,19 @@ import statistics
 
 import numpy as np
 import pytest
+from hand_written_steps import (
+    PROBES,
+    Response,
+    clipped_gradient,
+    entropy_gradient,
+    moved_policy,
+    of_the_group,
+    probing_group,
+)
 
 from rlvr.config.stage_plan import stage_plans
 from rlvr.recipes.papers import find_paper
-from rlvr.records import Batch, Verdict
+from rlvr.records import Batch, Task, Verdict
 from rlvr.rewards import build_terms, score
 
 THINKS = "so </think> \\boxed{2}"
@@ -94,3 +103,47 @@ def test_length_counts_the_other_way_for_wrong_answers(rewards):
     assert max(abs(short_right - 1), abs(long_wrong)) < 0.05
     # One answer of its kind has nothing to compare with.
     assert list(rewards("short", [[(True, True, 10), (False, False, 99)]])) == [1.0, -1.0]
+
+
+TASK = Task(id="t", prompt="What is 2 + 2?", answer="4")
+# (text, base reward); the prompt has opened <think>. A response without </think> or without a box is wrong.
+RESPONSES = [
+    ("so </think> \\boxed{4}", 1.0),
+    ("</think>\n\n\\boxed{4}", 2.0),
+    (" \n</think> It is \\boxed{4}.", 2.0),
+    ("so </think> \\boxed{5}", 0.0),
+    ("so \\boxed{4} </think> \\boxed{5}", 0.0),
+    ("</think> \\boxed{5}", -1.0),
+    ("</think> The answer is 4.", -1.0),
+    ("so </think> The answer is 4.", 0.0),
+    ("so \\boxed{4}", 0.0),
+    ("so it is 4 </think>", 0.0),
+    ("", 0.0),
+]
+
+
+def test_ten_responses_by_the_recipe_s_own_verifier(recipe_step):
+    """deepscaler/rewards/math_reward.py and reward_types.py of github TU2021/AutoThink, commit be0bcb0."""
+    assert recipe_step("autothink", [TASK], "both").rewards([text for text, _ in RESPONSES]) == [
+        reward for _, reward in RESPONSES
+    ]
+
+
+@pytest.mark.parametrize("stage", ["balance", "both", "short"])
+def test_gradient_of_each_stage(recipe_step, stage):
+    """verl's GRPO (train_stage1.sh to train_stage3.sh): std with n - 1 and 1e-6, clip 0.2 on both sides, no cap on
+    negative advantages, the mean over tokens, an entropy bonus of 0.001, and no weight for the engine's log-probs."""
+    logits, old = moved_policy(12)
+    step = recipe_step("autothink", [TASK], stage)
+    # As many that think as do not: no mode is too frequent.
+    group = [*probing_group(THINKS.replace("2", "4"), SKIPS), Response(SKIPS, (1, 2, 3)), Response(THINKS, (4,))]
+    batch = step.score([group])
+    rewards = batch.column("reward").tolist()
+    if stage != "short":
+        assert rewards == [1.0, -1.0] * len(PROBES) + [-1.0, 0.0]
+    ids = [response.ids for response in group]
+    expected = clipped_gradient(of_the_group(rewards, 1e-6, True), ids, logits, old, "tokens")
+    expected += entropy_gradient(0.001, logits)
+    for engine in (None, np.linspace(1, 0, 12).tolist()):
+        got = step.gradient(batch, logits, old=old, engine=engine)
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)

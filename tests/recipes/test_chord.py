@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from hand_written_steps import (
+    Response,
+    clipped_gradient,
+    moved_policy,
+    of_the_group,
+    probing_group,
+    score_function,
+    softmax,
+)
 
 from rlvr.config.stage_plan import stage_plans
 from rlvr.losses.tokens import Denominators, TokenBatch
 from rlvr.recipes.papers import find_paper
+from rlvr.records import Task
 from rlvr.stages.grpo.build_objective import build_objective
 
 MU = 0.1
@@ -64,3 +75,49 @@ def test_sure_and_hopeless_tokens_of_a_demonstration_hardly_count():
     assert third == pytest.approx(-MU * 4 / 27)
     assert abs(hopeless) < 0.01 * abs(third)
     assert abs(sure) < 0.01 * abs(third)
+
+
+TASK = Task(id="t", prompt="What is 2 + 2?", answer="4", demonstration="abba")
+SHOWN = (6, 7, 7, 6, 1)
+"""The demonstration in the lent tokenizer's ids, with its end."""
+THOUGHT = "<think>2 + 2</think>"
+# (text, reward): 1 for the answer, 0.1 for one pair of <think> tags at the begin.
+RESPONSES = [
+    (f"{THOUGHT} \\boxed{{4}}", 1.1),
+    (f"{THOUGHT} so\n\\boxed{{4}}.", 1.1),
+    ("\\boxed{4}", 1.0),
+    (f"{THOUGHT}{THOUGHT} \\boxed{{4}}", 1.0),
+    ("2 + 2</think> \\boxed{4}", 1.0),
+    (f"{THOUGHT} \\boxed{{5}}", 0.1),
+    (f"{THOUGHT} I do not know", 0.1),
+    ("\\boxed{5}", 0.0),
+    ("<think>2 + 2 \\boxed{5}", 0.0),
+    ("", 0.0),
+]
+
+
+def test_ten_responses(recipe_step):
+    """format_score_coef 0.1 of MathBoxedRewardFn (modelscope/Trinity-RFT, trinity/common/rewards/math_reward.py)."""
+    got = recipe_step("chord", [TASK]).rewards([text for text, _ in RESPONSES])
+    assert got == pytest.approx([reward for _, reward in RESPONSES])
+
+
+def test_gradient_of_the_recipe_s_own_batch(recipe_step):
+    """0.9 of the clipped loss (0.2 on both sides, at most 3 times a negative advantage, the mean over tokens, the
+    deviation with n - 1 and 1e-6) and 0.1 of the mean over the demonstration's tokens, each weighed by p (1 - p). The
+    engine's log-probs have no weight."""
+    logits, old = moved_policy(12)
+    step = recipe_step("chord", [TASK])
+    right, wrong = RESPONSES[0][0], RESPONSES[7][0]
+    group = [*probing_group(right, wrong), Response(wrong, (1, 2, 3))]
+    batch = step.score([group])
+    ids = [response.ids for response in group]
+    advantages = of_the_group([1.1 if response.text == right else 0.0 for response in group], 1e-6, True)
+    policy = clipped_gradient(advantages, ids, logits, old, "tokens", cap=3.0)
+    p = softmax(logits)
+    shown = -sum(p[token] * (1 - p[token]) * score_function([token], logits) for token in SHOWN) / len(SHOWN)
+    got = step.gradient(batch, logits, old=old)
+    np.testing.assert_allclose(got, (1 - MU) * policy + MU * shown, rtol=1e-9, atol=1e-12)
+    engine = np.linspace(1, 0, 12).tolist()
+    at_once = step.gradient(batch, logits, engine=engine)
+    np.testing.assert_allclose(at_once, step.gradient(batch, logits), rtol=1e-9, atol=1e-12)

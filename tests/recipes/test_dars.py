@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hand_written_steps import Response, clipped_gradient, entropy_gradient, moved_policy, probing_group
 
 from rlvr.errors import ConfigError
 from rlvr.recipes.dars.dars import DifficultyAdaptiveSampling
+from rlvr.records import Task
 
 
 def absolute_advantages(right: float, responses: int) -> float:
@@ -59,3 +61,38 @@ def test_a_run_samples_more_where_the_first_responses_were_wrong(make_trainer):
 def test_no_room_for_further_responses_is_refused(make_trainer):
     with pytest.raises(ConfigError, match=r"most is 4, and has to be above rollout\.group_size, 4"):
         make_trainer({"rollout": {"group_size": 4, "plan": {"name": "dars", "most": 4}}})
+
+
+TASK = Task(id="t", prompt="What is 2 + 2?", answer="4")
+RIGHT, WRONG = "\\boxed{4}", "\\boxed{5}"
+
+
+@pytest.mark.parametrize("right", range(9))
+def test_the_recipe_samples_more_of_a_hard_prompt(recipe_step, right):
+    """experiments/DARS-7B-ET-Breadth.sh of yangzhch6/DARS, commit 9b21b71: at most 32 in all after 8, so that the sums
+    of the absolute advantages are those of a pass rate of one half."""
+    step = recipe_step("dars", [TASK])
+    rollouts = step.sample(8, lambda member, turn: Response(RIGHT if member < right else WRONG))
+    assert len(rollouts) - 8 == [24, 11, 3, 1, 0, 0, 0, 0, 0][right]
+
+
+def test_gradient_of_the_recipe(recipe_step):
+    """Centred rewards without a deviation, of the groups with a difference alone; clip 0.2; sums over tokens divided by
+    3,072 (compute_policy_loss of verl/verl/trainer/ppo/core_algos.py), and an eighth of the entropy bonus of 0.001,
+    which is theirs beside a mean over the tokens of a micro-batch of 24,576. No weight for the engine's log-probs."""
+    logits, old = moved_policy(12)
+    tasks = [TASK, Task(id="u", prompt="What is 1 + 3?", answer="4"), Task(id="v", prompt="What is 4?", answer="4")]
+    step = recipe_step("dars", tasks)
+    group = [*probing_group(RIGHT, WRONG), Response(WRONG, (1, 2, 3)), Response(WRONG, (5,))]
+    batch = step.score([group, [Response(RIGHT, (9,))] * 8, [Response(WRONG, (10,))] * 8])
+    assert {rollout.task.id for rollout in batch.rollouts} == {"t"}
+    rate = 8 / 18
+    advantages = [float(response.text == RIGHT) - rate for response in group]
+    np.testing.assert_allclose(batch.column("advantage"), advantages, rtol=1e-9)
+    ids = [response.ids for response in group]
+    expected = clipped_gradient(advantages, ids, logits, old, "constant", constant=3072.0)
+    tokens = sum(map(len, ids))
+    expected += entropy_gradient(0.001 / 8, logits, tokens / (len(ids) * 3072))
+    for engine in (None, np.linspace(1, 0, 12).tolist()):
+        got = step.gradient(batch, logits, old=old, engine=engine)
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-15)
