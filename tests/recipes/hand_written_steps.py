@@ -371,7 +371,7 @@ def share_of_token(by: str, ids: Sequence[int], responses: Sequence[Sequence[int
 
 
 def clipped_gradient(
-    advantages: Sequence[float],
+    advantages: Sequence[float] | Sequence[Sequence[float]],
     responses: Sequence[Sequence[int]],
     logits: Sequence[float],
     old: Sequence[float],
@@ -383,12 +383,13 @@ def clipped_gradient(
     constant: float = 1.0,
 ) -> np.ndarray:
     """d loss / d logits of -min(rho A, clip(rho, 1 - low, 1 + high) A), rho = pi / pi_old (Schulman et al. 2017, eq.
-    7), which for A < 0 is at most -cap A (Ye et al. 2020, dual clip)."""
+    7), which for A < 0 is at most -cap A (Ye et al. 2020, dual clip). An advantage for each response, or for each token
+    of each."""
     ratio = softmax(logits) / softmax(old)
     result = np.zeros(len(logits))
-    for advantage, ids in zip(advantages, responses, strict=True):
+    for of_response, ids in zip(advantages, responses, strict=True):
         share = share_of_token(by, ids, responses, constant)
-        for token in ids:
+        for advantage, token in zip(np.broadcast_to(of_response, len(ids)), ids, strict=True):
             rho = ratio[token]
             clipped = rho > 1 + high if advantage > 0 else (rho < 1 - low or rho > cap)
             if not clipped:

@@ -78,8 +78,9 @@ def test_sure_and_hopeless_tokens_of_a_demonstration_hardly_count():
 
 
 TASK = Task(id="t", prompt="What is 2 + 2?", answer="4", demonstration="abba")
-SHOWN = (6, 7, 7, 6, 1)
-"""The demonstration in the lent tokenizer's ids, with its end."""
+OTHER = Task(id="u", prompt="What is 1 + 3?", answer="4", demonstration="a")
+SHOWN = [6, 7, 7, 6, 1, 6, 1]
+"""Both demonstrations in the lent tokenizer's ids, with their ends."""
 THOUGHT = "<think>2 + 2</think>"
 # (text, reward): 1 for the answer, 0.1 for one pair of <think> tags at the begin.
 RESPONSES = [
@@ -107,12 +108,13 @@ def test_gradient_of_the_recipe_s_own_batch(recipe_step):
     deviation with n - 1 and 1e-6) and 0.1 of the mean over the demonstration's tokens, each weighed by p (1 - p). The
     engine's log-probs have no weight."""
     logits, old = moved_policy(12)
-    step = recipe_step("chord", [TASK])
+    step = recipe_step("chord", [TASK, OTHER])
     right, wrong = RESPONSES[0][0], RESPONSES[7][0]
     group = [*probing_group(right, wrong), Response(wrong, (1, 2, 3))]
-    batch = step.score([group])
-    ids = [response.ids for response in group]
-    advantages = of_the_group([1.1 if response.text == right else 0.0 for response in group], 1e-6, True)
+    same = [Response(wrong, (1,))] * 2
+    batch = step.score([group, same])
+    ids = [response.ids for response in (*group, *same)]
+    advantages = [*of_the_group([1.1 if response.text == right else 0.0 for response in group], 1e-6, True), 0.0, 0.0]
     policy = clipped_gradient(advantages, ids, logits, old, "tokens", cap=3.0)
     p = softmax(logits)
     shown = -sum(p[token] * (1 - p[token]) * score_function([token], logits) for token in SHOWN) / len(SHOWN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_written_steps import Response, clipped_gradient, entropy_gradient, moved_policy, probing_group
+from hand_written_steps import Response, clipped_gradient, entropy_gradient, moved_policy, plan_of, probing_group
 
 from rlvr.errors import ConfigError
 from rlvr.recipes.dars.dars import DifficultyAdaptiveSampling
@@ -96,3 +96,9 @@ def test_gradient_of_the_recipe(recipe_step):
     for engine in (None, np.linspace(1, 0, 12).tolist()):
         got = step.gradient(batch, logits, old=old, engine=engine)
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-15)
+
+
+def test_two_passes_over_the_whole_batch():
+    """ppo_epochs 2 with update_actor_full_ministep: the clip acts in the second one alone."""
+    optim = plan_of("dars").config.optim
+    assert (optim.updates_per_batch, optim.epochs_per_batch) == (1, 2)
