@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
 import pytest
+from hand_written_steps import Response, clipped_gradient, moved_policy, softmax
 
 from rlvr import registry
 from rlvr.recipes.papers import find_paper
-from rlvr.records import Batch, Verdict
+from rlvr.records import Batch, Task, Verdict
 from rlvr.rewards import RewardContext, bind, build_terms, score
+from rlvr.stages.grpo import reference_penalty
 
 GRAM, PENALTY, GAMMA = 40, -0.05, 0.99
 """--math_rule_common_repetition_ngram_size, --math_rule_repetition_dense_penalty and the second of --gamma."""
@@ -112,3 +115,85 @@ def test_the_cosine_reward_of_ten_responses(make_rollout):
 
     expected = [-10.0 if length == LONGEST else cosine(length, is_right) for length, is_right in cases]
     np.testing.assert_allclose(batch.columns["reward"], expected, rtol=1e-12)
+
+
+KL = 0.01
+"""--init_kl_coef"""
+TASK = Task(id="t", prompt="What is 2 + 2?", answer="4")
+RIGHT, WRONG = "\\boxed{4}", "\\boxed{5}"
+LOGITS, OLD = moved_policy(12)
+LOG_RATIO = np.linspace(-1, 1, 12)
+"""log pi / pi_reference before the update, by token."""
+
+
+class Reference:
+    """A snapshot whose log-probs are written by hand."""
+
+    active = False
+
+    @contextlib.contextmanager
+    def in_place(self):
+        self.active = True
+        yield
+        self.active = False
+
+
+@pytest.fixture
+def step(recipe_step, monkeypatch):
+    reference = Reference()
+
+    def add_statistics(policy, batch, needs, where, optim):
+        table = np.zeros(12) if reference.active else LOG_RATIO
+        batch.token_columns["logprobs/current"] = [
+            np.where(on, table[r.token_ids], np.nan) for on, r in zip(where, batch.rollouts, strict=True)
+        ]
+
+    monkeypatch.setattr(reference_penalty, "add_statistics", add_statistics)
+    opened = recipe_step("demystifying-long-cot", [TASK])
+    opened.stage.reference = reference
+    return opened
+
+
+def value(text, ids):
+    """The cosine reward of a short response."""
+    way = (1 + math.cos(math.pi * len(ids) / LONGEST)) / 2
+    return 1 + way if text == RIGHT else -10 * way
+
+
+def advantages_of_the_recipe(group):
+    """Outcome against the group's mean, the penalty's stream and the KL from each token on, whitened over tokens."""
+    outcomes = [value(text, ids) for text, ids in group]
+    rows = []
+    for (_, ids), outcome in zip(group, outcomes, strict=True):
+        stream = of_the_authors(list(ids))
+        to_come = [KL * math.fsum(LOG_RATIO[token] for token in ids[t:]) for t in range(len(ids))]
+        centred = outcome - math.fsum(outcomes) / len(outcomes)
+        rows.append([centred + s - k for s, k in zip(stream, to_come, strict=True)])
+    flat = [a for row in rows for a in row]
+    mean = math.fsum(flat) / len(flat)
+    deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in flat) / len(flat))
+    return [[(a - mean) / deviation for a in row] for row in rows]
+
+
+GROUP = [
+    *[(text, (number,)) for number in range(1, 9) for text in (RIGHT, WRONG)],
+    (RIGHT, (5,) * 45),
+    (WRONG, (1, 2, 3, 6, 7)),
+]
+
+
+def test_advantages_of_tokens(step):
+    batch = step.score([[Response(text, ids) for text, ids in GROUP]])
+    for got, expected in zip(batch.tokens("advantage"), advantages_of_the_recipe(GROUP), strict=True):
+        np.testing.assert_allclose(got[1:], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_gradient(step):
+    """clip 0.2 on both sides (--eps_clip), the mean over each response (PolicyLoss with masked_mean and then a mean),
+    and no weight for the engine's log-probs."""
+    batch = step.score([[Response(text, ids) for text, ids in GROUP]])
+    ids = [own for _, own in GROUP]
+    expected = clipped_gradient(advantages_of_the_recipe(GROUP), ids, LOGITS, OLD, "sequences")
+    for engine in (None, np.log(softmax(LOG_RATIO)).tolist()):
+        got = step.gradient(batch, LOGITS, old=OLD, engine=engine)
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-9)
