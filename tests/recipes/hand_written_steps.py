@@ -150,6 +150,9 @@ class RecipeStep:
             else:
                 over = objective.denominators(batch)[component.name]
                 tokens = _tokens(batch, component.weights, policies)
+                if component.by_token:
+                    factor = _at_tokens(batch, component.weights, batch.tokens(f"factor/{component.name}"))
+                    tokens = dataclasses.replace(tokens, factor=torch.tensor(factor, dtype=torch.float64))
                 if component.corrected and objective.correction is not None:
                     tokens = dataclasses.replace(tokens, importance=objective.correction(tokens))
                 value = component.loss(tokens, over).value
@@ -239,24 +242,23 @@ class _Policies:
         return self.proximal(ids) if self.engine is None else self._of(self.engine, ids)
 
 
+def _at_tokens(batch: Batch, weights: str, columns: Sequence[np.ndarray]) -> np.ndarray:
+    """The values of a token column at the tokens that a term trains, one response after the other."""
+    marks = batch.tokens(f"weight/{weights}")
+    return np.concatenate([column[own != 0] for column, own in zip(columns, marks, strict=True)])
+
+
 def _tokens(batch: Batch, weights: str, policies: _Policies) -> TokenBatch:
-    ids: list[int] = []
-    sequence: list[int] = []
-    weight: list[float] = []
-    advantage: list[float] = []
-    of_batch = batch.tokens("advantage") if batch.has("advantage") else [np.zeros(len(r)) for r in batch.rollouts]
-    for number, (rollout, own) in enumerate(zip(batch.rollouts, batch.tokens(f"weight/{weights}"), strict=True)):
-        for place in np.flatnonzero(own):
-            ids.append(int(rollout.token_ids[place]))
-            sequence.append(number)
-            weight.append(float(own[place]))
-            advantage.append(float(of_batch[number][place]))
-    tokens = torch.tensor(ids)
+    def column(values: Sequence[np.ndarray], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.tensor(_at_tokens(batch, weights, values), dtype=dtype)
+
+    nothing = [np.zeros(len(rollout)) for rollout in batch.rollouts]
+    tokens = column([rollout.token_ids for rollout in batch.rollouts], torch.int64)
     return TokenBatch(
-        sequence=torch.tensor(sequence),
+        sequence=column([number + zeros for number, zeros in enumerate(nothing)], torch.int64),
         sequences=len(batch),
-        weight=torch.tensor(weight, dtype=torch.float64),
-        advantage=torch.tensor(advantage, dtype=torch.float64),
+        weight=column(batch.tokens(f"weight/{weights}")),
+        advantage=column(batch.tokens("advantage") if batch.has("advantage") else nothing),
         proximal_logprobs=policies.proximal(tokens),
         behaviour_logprobs=policies.behaviour(tokens),
         statistics=policies.statistics(tokens),

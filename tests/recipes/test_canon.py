@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from hand_written_steps import Response, clipped_gradient, moved_policy, probing_group
 
 from rlvr import registry
 from rlvr.recipes.papers import find_paper
-from rlvr.records import Batch
+from rlvr.records import Batch, Task
+from rlvr.stages.grpo import scoring
 
 
 @pytest.fixture
@@ -64,3 +66,30 @@ def test_the_metric_and_not_the_order_of_the_group_decides(advantages):
     np.testing.assert_allclose(got, turned, rtol=0, atol=1e-12)
     mixed = advantages([(r, [e]) for r, e in zip(rewards, entropies[::2] + entropies[1::2], strict=True)])
     assert np.abs(got - mixed).max() > 0.1
+
+
+def test_gradient_of_the_recipe(recipe_step, monkeypatch):
+    """agg_loss with seq-mean-token-sum-norm over 8,192 tokens (scripts/setups.sh and core_algos.py of biuboomc/CANON,
+    commit 7d6f814), clip 0.2 below and 0.28 above, at most 3 times a negative advantage, no KL, no entropy bonus, and
+    no weight for the engine's log-probs."""
+    entropies = np.linspace(0.1, 1.2, 12) ** 2
+
+    def add_statistics(policy, batch, needs, where, optim):
+        batch.token_columns["entropy/current"] = [
+            np.where(on, entropies[r.token_ids], np.nan) for on, r in zip(where, batch.rollouts, strict=True)
+        ]
+
+    monkeypatch.setattr(scoring, "add_statistics", add_statistics)
+    logits, old = moved_policy(12)
+    step = recipe_step("canon", [Task(id="t", prompt="What is 2 + 2?", answer="4")])
+    right, wrong = "\\boxed{4}", "\\boxed{5}"
+    group = [*probing_group(right, wrong), Response(wrong, (1, 2, 3)), Response(right, (8, 8, 9, 2))]
+    batch = step.score([group])
+    ids = [response.ids for response in group]
+    members = [(float(r.text == right), [entropies[token] for token in r.ids]) for r in group]
+    advantages = of_the_paper(members)
+    np.testing.assert_allclose(batch.column("advantage"), advantages, rtol=1e-9)
+    expected = clipped_gradient(advantages, ids, logits, old, "constant", high=0.28, cap=3.0, constant=8192.0)
+    for engine in (None, np.linspace(1, 0, 12).tolist()):
+        got = step.gradient(batch, logits, old=old, engine=engine)
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-15)

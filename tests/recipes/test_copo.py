@@ -8,10 +8,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hand_written_steps import PROBES, Response, clipped_gradient, moved_policy
 
 from rlvr import registry
 from rlvr.recipes.papers import find_paper
-from rlvr.records import Batch, Verdict, VerdictStatus
+from rlvr.records import Batch, Task, Verdict, VerdictStatus
 
 K, B, EPSILON = 5.0, 1.0, 1e-6
 """soft_blending_k and soft_blending_b of verl/run_copo.sh"""
@@ -73,3 +74,24 @@ def test_groups_that_agree_learn_from_their_rank_and_wrong_answers_from_it_alone
     # Entropy 1.79 bits: the right ones have 98 % of GRPO's advantage, sqrt(5 / 6).
     weight = 1 / (1 + math.exp(-5 * (0.5 * 1 + 3 / 6 * math.log2(6) - 1)))
     np.testing.assert_allclose(got[2, :3], weight * math.sqrt(5 / 6), rtol=1e-4)
+
+
+def test_gradient_of_the_recipe(recipe_step):
+    """verl/run_copo.sh of hijih/copo-code, commit c15c75f: clip 0.2 on both sides and at most 3 times a negative
+    advantage, the mean over each response, no KL, no entropy bonus, and no weight for the engine's log-probs."""
+    logits, old = moved_policy(12)
+    step = recipe_step("copo", [Task(id=f"t{i}", prompt=f"What is {i} + 2?", answer="4") for i in range(2)])
+    # Each token that has moved with the right answer and with a wrong one, in a response of two and in one of one.
+    mixed = [(answer, (1 + i, *more)) for i in range(len(PROBES)) for answer, more in (("4", (9,)), ("5", ()))]
+    hard = [("5", (1 + i,)) for i in range(len(PROBES))] + [("4", (9, 9, 9))]
+    groups = [mixed, hard]
+    batch = step.score([[Response(f"\\boxed{{{answer}}}", ids) for answer, ids in group] for group in groups])
+    advantages = of_the_authors([[(answer, float(answer == "4")) for answer, _ in group] for group in groups])
+    np.testing.assert_allclose(batch.column("advantage"), advantages, rtol=1e-9)
+    assert min(advantages) < 0 < max(advantages)
+    expected = clipped_gradient(
+        advantages, [ids for group in groups for _, ids in group], logits, old, "sequences", cap=3.0
+    )
+    for engine in (None, np.linspace(1, 0, 12).tolist()):
+        got = step.gradient(batch, logits, old=old, engine=engine)
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hand_written_steps import Response, clipped_gradient, k3_gradient
 
 from rlvr import registry
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError
 from rlvr.recipes.papers import find_paper
-from rlvr.records import Batch, Origin, Segment, Verdict
+from rlvr.records import Batch, Origin, Segment, Task, Verdict
 
 FIRST, SECOND = [1, 2], [4, 5, 6]
 """Tokens of the two attempts; token 0 is the prompt, token 3 the instruction between them."""
@@ -103,3 +104,38 @@ def test_a_term_that_is_not_there_is_named():
     ):
         with pytest.raises(ConfigError, match=message):
             registry.build("advantage", {"name": "attempts", **options}).check(plan.config, [])
+
+
+LONGEST = 4096
+RIGHT, WRONG = "\\boxed{4}", "\\boxed{5}"
+ATTEMPTS = [
+    # (text, tokens) of the first and of the second attempt
+    ((WRONG, (1, 1)), (WRONG, (2,))),
+    ((WRONG, (1,)), (RIGHT, (2, 0, 1))),
+    ((RIGHT, (0, 2)), (WRONG, (1, 1))),
+    ((RIGHT, (2,)), (RIGHT, (0,))),
+]
+
+
+@pytest.mark.parametrize(("stage", "factor"), [("first", 10), ("second", 1)])
+def test_gradient_of_each_stage(recipe_step, stage, factor):
+    """REINFORCE with each attempt's own credit, and a KL of 0.01, ten times as strong on the first attempt in stage I
+    (configs/math.yaml of BY571/SCoRe, commit 3e0d90e); all divided by the longest length, which is chosen here."""
+    step = recipe_step("score", [Task(id="t", prompt="What is 2 + 2?", answer="4")], stage)
+    batch = step.batch_of(step.sample(4, lambda member, turn: Response(*ATTEMPTS[member][turn])))
+    logits, reference = [0.0, 0.9, -0.4], [0.3, -0.6, 0.2]
+    one, two = ([float(attempts[turn][0] == RIGHT) for attempts in ATTEMPTS] for turn in (0, 1))
+    if stage == "first":
+        credits = [[0.0] * 4, against_the_others(two)]
+    else:
+        credits = [
+            against_the_others(one),
+            against_the_others([b + 10 * (b - a) for a, b in zip(one, two, strict=True)]),
+        ]
+    expected = np.zeros(3)
+    for turn, weight in ((0, 0.01 * factor), (1, 0.01)):
+        ids = [attempts[turn][1] for attempts in ATTEMPTS]
+        expected += clipped_gradient(credits[turn], ids, logits, logits, "constant", constant=LONGEST)
+        expected += weight * k3_gradient(ids, logits, reference, "constant", LONGEST)
+    got = step.gradient(batch, logits, reference=reference)
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-12)
