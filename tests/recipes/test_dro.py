@@ -108,7 +108,7 @@ def test_gradient(step, policy):
     opened = step([TASK], TABLE)
     group = [response(policy, text, number == 5) for number, text in enumerate(TEN[:6])]
     # Each letter once more with a high and with a low reward.
-    group += [response(policy, text) for text in ("a<answer>abcdefgh", "b<answer>abcdefgh")]
+    group += [response(policy, text) for text in ("a<answer>abcdefgh", "abcdefgh")]
     batch = opened.score([group])
     rewards = batch.column("reward").tolist()
     trained = [number for number in range(len(group)) if number != 5]

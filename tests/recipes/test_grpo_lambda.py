@@ -55,7 +55,7 @@ def test_rewards_of_a_batch(recipe_step):
     np.testing.assert_allclose(batch.column("reward"), np.ravel(rewards()), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("groups", "count"), [(1, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
+@pytest.mark.parametrize(("groups", "count"), [(1, 1), (5, 1), (6, 2), (10, 2), (11, 3), (26, 6)])
 def test_a_fifth_of_the_batch_and_no_more_is_penalised_where_all_are_solved(recipe_step, groups, count):
     """What keeps the accuracy from collapsing: length never counts in most groups."""
     _, batch, _ = score(recipe_step, [4] * groups)

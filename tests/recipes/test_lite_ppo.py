@@ -31,8 +31,9 @@ RESPONSES = [
 
 def test_ten_responses(recipe_step):
     """The verdict alone: long responses lose nothing (LitePPO.md has no filter of overlong ones)."""
-    got = recipe_step("lite-ppo", TASKS[:1]).rewards([text for text, _ in RESPONSES])
-    assert got == [reward for _, reward in RESPONSES]
+    group = [Response(text, (1,) * (8192 if len(text) > 1000 else 1)) for text, _ in RESPONSES]
+    batch = recipe_step("lite-ppo", TASKS[:1]).score([group])
+    assert batch.column("reward").tolist() == [reward for _, reward in RESPONSES]
 
 
 def by_the_batch(groups):
