@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advantage_helpers import (
-    assert_alone,
-    assert_ordered,
-    assert_sound,
-    batch_of,
-    cases,
-    members,
-    of_case,
-)
+from advantage_helpers import assert_alone, assert_ordered, assert_sound, batch_of, cases, members, of_case
 from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.recipes.papers import find_paper
