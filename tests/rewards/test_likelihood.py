@@ -86,6 +86,8 @@ def test_a_task_without_an_answer():
         bind(build_terms(["answer_likelihood"]), RewardContext(Config(), [batch.rollouts[0].task]))
     with pytest.raises(ConfigError, match="debias is of probabilities"):
         build_terms([{"name": "answer_likelihood", "debias": True, "reduce": "reactive"}])
+    with pytest.raises(ConfigError, match=r"the text 'so 4' has to name the task's answer as \{answer\}"):
+        build_terms([{"name": "answer_likelihood", "text": "so 4"}])
 
 
 def test_the_log_probs_are_those_of_a_plain_forward_pass(make_policy):

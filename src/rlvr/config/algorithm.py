@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlvr import registry
 from rlvr.config.sections import AuxiliarySpec, OfKind, Section
+from rlvr.core.answer_text import PLACE, check_place
 from rlvr.core.schedules import Scalar
 from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
@@ -97,17 +98,10 @@ class SpliceConfig(Section):
 
     opening: str = Field(default="<answer>", min_length=1)
     """The text after which the answer stands; its first occurrence counts."""
-    text: str = "{answer}"
+    text: Annotated[str, AfterValidator(check_place)] = PLACE
     """The text that is put there; `{answer}` stands for the task's answer."""
     by: Literal["reward", "advantage", "one"] = "reward"
     """The weight of the answer's tokens: the response's reward, its advantage, or 1."""
-
-    @field_validator("text")
-    @classmethod
-    def _names_the_answer(cls, text: str) -> str:
-        if "{answer}" not in text:
-            raise ValueError(f"{text!r} has to name the task's answer as {{answer}}")
-        return text
 
 
 class SupervisedStepsConfig(Section):

@@ -15,12 +15,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from rlvr.components import Continuation, Encode, RewardContext, RewardTerm
+from rlvr.core.answer_text import PLACE, check_place, with_answer
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
-
-ANSWER = "{answer}"
-"""The place of the task's answer in a text."""
 
 
 def tokens_before_answer(rollout: Rollout, opening: str) -> int | None:
@@ -67,7 +65,7 @@ class AnswerLikelihood(RewardTerm):
     (RLPR)."""
     without: float = 0.0
     """The value of a response without `opening`."""
-    text: str = ANSWER
+    text: str = PLACE
     """The text that is put there; `{answer}` stands for the task's answer."""
     finished: bool = False
     """A truncated response is worth `without` too, and so is one whose reasoning has, together with `text`, more tokens
@@ -79,8 +77,7 @@ class AnswerLikelihood(RewardTerm):
     def __post_init__(self) -> None:
         if not self.opening:
             raise ValueError("opening is empty: it says where an answer begins")
-        if ANSWER not in self.text:
-            raise ValueError(f"text is {self.text!r}, and has to name the task's answer as {ANSWER}")
+        check_place(self.text)
         if self.debias and self.reduce == "reactive":
             raise ValueError("debias is of probabilities, and reduce reactive is a log-prob")
 
@@ -105,7 +102,7 @@ class AnswerLikelihood(RewardTerm):
             if rollout.task.answer is None:
                 answer = []
             else:
-                answer = encode(self.text.replace(ANSWER, str(rollout.task.answer)))
+                answer = encode(with_answer(self.text, rollout.task.answer))
             prompt = rollout.token_ids[rollout.origin == 0].tolist()
             if not answer:
                 continue
