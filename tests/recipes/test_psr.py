@@ -34,7 +34,7 @@ RESPONSES = [
     ("so " * 200 + "\\boxed{4}", True),
     ("So the final answer is \\boxed{5}.", False),
     ("\\boxed{}", False),
-    ("I do not know.", False),
+    ("2 + 2 makes 4", False),
     ("so " * 200, False),
     ("", False),
 ]

@@ -25,7 +25,7 @@ RESPONSES = [
     ("2 + 2 is \\boxed{4.0}", True),
     ("Step 1: add. The answer is \\boxed{5}", False),
     ("\\boxed{}", False),
-    ("I do not know.", False),
+    ("2 + 2 makes 4", False),
     ("4? No. \\boxed{5}", False),
     ("", False),
 ]
@@ -92,7 +92,7 @@ def test_seven_responses_equal_a_loop(step, seed):
         assert own == pytest.approx(expected, rel=1e-9)
 
 
-IDS = [(0, 1, 2, 3), (0, 1, 0), (0, 2, 1), (3, 1, 1), (1,), (2, 0, 3), (3,)]
+IDS = [(0, 1, 2, 3), (0, 1, 0), (0, 2, 1), (3, 2, 1), (1,), (2, 0, 3), (3,)]
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
 
 
