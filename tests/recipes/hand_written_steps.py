@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlvr import registry
 from rlvr.components import SequenceLoss
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.data import History
+from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import TokenBatch
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
@@ -88,21 +89,45 @@ class RecipeStep:
         logits: Sequence[float],
         old: Sequence[float] | None = None,
         reference: Sequence[float] | None = None,
+        engine: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """d loss / d logits of the stage's objective. `old`: the logits that sampled, where an earlier optimizer step
-        of the batch has moved the policy."""
+        """d loss / d logits of the stage's objective. `old`: the logits before the batch's first optimizer step, where
+        an earlier one has moved the policy. `engine`: the logits of the engine that sampled, where they are others."""
         policy = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
         objective = self.stage.objective().at(0, self.stage.steps)
+        before = logits if old is None else old
+        sampled = before if engine is None else engine
+        # Later optimizer steps take their ratio to the policy before the first one, or to the one that sampled.
+        proximal = before if old is None or objective.recalls_update else sampled
         total = torch.zeros((), dtype=torch.float64)
         for component in objective.components:
-            assert not isinstance(component.loss, SequenceLoss), "losses of whole responses are not computed here"
             if not any(own.any() for own in batch.tokens(f"weight/{component.weights}")):
                 continue  # a term without a token adds nothing
-            over = objective.denominators(batch)[component.name]
-            tokens = _tokens(batch, component.weights, policy, old, reference)
-            total = total + float(component.coef) * component.loss(tokens, over).value
+            tokens = _tokens(batch, component.weights, policy, proximal, sampled, reference)
+            if component.corrected and objective.correction is not None:
+                tokens = replace(tokens, importance=objective.correction(tokens))
+            if isinstance(component.loss, SequenceLoss):
+                value = component.loss.sequence_losses(_sequences(batch, tokens)).sum()
+            else:
+                value = component.loss(tokens, objective.denominators(batch)[component.name]).value
+            total = total + float(component.coef) * value
         (gradient,) = torch.autograd.grad(total, policy)
         return gradient.numpy()
+
+    def after_the_updates(
+        self, groups: Sequence[Sequence[Response]], logits: Sequence[float], rate: float
+    ) -> np.ndarray:
+        """The logits after all optimizer steps of a batch, by plain gradient descent; each takes its share of the
+        groups."""
+        batch = self.score(groups)
+        optim = self.plan.config.optim
+        index = batch.group_index()
+        moved = np.asarray(logits, dtype=np.float64)
+        shares = np.array_split(np.arange(len(groups)), optim.updates_per_batch) * optim.epochs_per_batch
+        for number, share in enumerate(shares):
+            part = batch.select(np.flatnonzero(np.isin(index, share)))
+            moved = moved - rate * self.gradient(part, moved.tolist(), old=logits if number else None)
+        return moved
 
     def _rollout(self, task: Task, group: str, member: int, response: Response) -> Rollout:
         ids = np.asarray([PROMPT, *response.ids], dtype=np.int64)
@@ -135,10 +160,10 @@ def _tokens(
     batch: Batch,
     weights: str,
     policy: torch.Tensor,
-    old: Sequence[float] | None,
+    proximal: Sequence[float],
+    sampled: Sequence[float],
     reference: Sequence[float] | None,
 ) -> TokenBatch:
-    table = torch.log_softmax(policy, dim=0)
     ids: list[int] = []
     sequence: list[int] = []
     weight: list[float] = []
@@ -150,23 +175,46 @@ def _tokens(
             sequence.append(number)
             weight.append(float(own[place]))
             advantage.append(float(of_batch[number][place]))
-    logprobs = table[torch.tensor(ids)]
-    entropy = -(table.exp() * table).sum()
-    statistics = {("logprobs", "current"): logprobs, ("entropy", "current"): entropy.expand(len(ids))}
-    proximal = logprobs.detach()
-    if old is not None:
-        proximal = torch.log_softmax(torch.tensor(old, dtype=torch.float64), dim=0)[torch.tensor(ids)]
+    before = _statistics(torch.tensor(proximal, dtype=torch.float64), ids)
+    models = {"current": _statistics(policy, ids), "proximal": before}
     if reference is not None:
-        other = torch.log_softmax(torch.tensor(reference, dtype=torch.float64), dim=0)
-        statistics["logprobs", "reference"] = other[torch.tensor(ids)]
+        models["reference"] = _statistics(torch.tensor(reference, dtype=torch.float64), ids)
     return TokenBatch(
         sequence=torch.tensor(sequence),
         sequences=len(batch),
         weight=torch.tensor(weight, dtype=torch.float64),
         advantage=torch.tensor(advantage, dtype=torch.float64),
-        proximal_logprobs=proximal,
-        behaviour_logprobs=proximal,
-        statistics=statistics,
+        proximal_logprobs=before["logprobs"],
+        behaviour_logprobs=_statistics(torch.tensor(sampled, dtype=torch.float64), ids)["logprobs"],
+        statistics={(name, model): values for model, all_ in models.items() for name, values in all_.items()},
+    )
+
+
+def _statistics(logits: torch.Tensor, ids: list[int]) -> dict[str, torch.Tensor]:
+    """Each statistic at the tokens [T]; they depend on the token alone."""
+    table = torch.log_softmax(logits, dim=0)
+    entropy = -(table.exp() * table).sum()
+    of_all = {"entropy": entropy, "mean_logit": logits.mean(), "logsumexp": logits.logsumexp(0)}
+    return {"logprobs": table[torch.tensor(ids)]} | {name: value.expand(len(ids)) for name, value in of_all.items()}
+
+
+def _sequences(batch: Batch, tokens: TokenBatch) -> SequenceBatch:
+    """The responses with a trained token."""
+    on = torch.unique(tokens.sequence)
+
+    def sums(values: torch.Tensor) -> torch.Tensor:
+        return tokens.sum_by_sequence(tokens.weight * values)[on]
+
+    nothing = torch.full_like(tokens.weight, math.nan)
+    length = sums(torch.ones_like(tokens.weight))
+    return SequenceBatch(
+        logprobs=sums(tokens.logprobs),
+        proximal=sums(tokens.proximal_logprobs),
+        reference=sums(tokens.statistics.get(("logprobs", "reference"), nothing)),
+        length=length,
+        group=torch.from_numpy(batch.group_index())[on],
+        reward=torch.from_numpy(batch.column("reward"))[on],
+        advantage=sums(tokens.advantage) / length,
     )
 
 
@@ -195,10 +243,18 @@ def open_step(policy: Any, plan: StagePlan, tasks: Sequence[Task]) -> RecipeStep
         collector=nothing,
         rollout_context=rollout_context,
         longest_sequence=policy.context,
-        shares_weights=True,
+        # With weights of its own an engine is corrected for where the recipe leaves `correction` at auto.
+        shares_weights=plan.config.rollout.engine.name != "vllm",
     )
     stage = registry.find("stage", plan.kind)(plan, context, list(tasks), 0, **plan.options)
     return RecipeStep(plan, stage, list(tasks))
+
+
+# A policy of four tokens before and after some optimizer steps of a batch. The ratios are 5, beyond a dual clip of 3;
+# 1.24 and 0.76, beyond clips of 0.2 and within 0.28; and 0.29. The engine that sampled is a third one.
+BEFORE = tuple(math.log(p) for p in (0.06, 0.30, 0.30, 0.34))
+MOVED = tuple(math.log(p) for p in (0.30, 0.372, 0.228, 0.10))
+ENGINE = tuple(math.log(p) for p in (0.03, 0.37, 0.15, 0.45))
 
 
 # What the tests compare with, from formulas and not from the library.
@@ -229,6 +285,39 @@ def policy_gradient(
         share = 1 / tokens if by == "tokens" else 1 / (len(responses) * len(ids))
         result -= share * advantage * score_function(ids, logits)
     return result
+
+
+def clipped_gradient(
+    advantages: Sequence[float | Sequence[float]],
+    responses: Sequence[Sequence[int]],
+    logits: Sequence[float],
+    old: Sequence[float],
+    by: str,
+    clip: tuple[float, float] = (0.2, 0.2),
+    cap: float | None = None,
+    longest: int = 1,
+) -> np.ndarray:
+    """d loss / d logits of max(-A r, -A clip(r, 1 - low, 1 + high)), r = pi / old, and of no more than -A `cap` where
+    A < 0 (PPO, and the dual clip of Ye et al. 2020). An advantage is one number, or one for each token. The mean is
+    over all `tokens`, over `sequences` of each one's, or the sum over their number times `longest` ("constant")."""
+    ratio = softmax(logits) / softmax(old)
+    result = np.zeros(len(logits))
+    divisor = {"tokens": sum(map(len, responses)), "sequences": len(responses), "constant": len(responses) * longest}
+    for advantage, ids in zip(advantages, responses, strict=True):
+        of_tokens = np.broadcast_to(np.asarray(advantage, dtype=np.float64), len(ids))
+        for own, token in zip(of_tokens, ids, strict=True):
+            r = ratio[token]
+            clipped = r > 1 + clip[1] if own > 0 else r < 1 - clip[0] or (cap is not None and r > cap)
+            if not clipped:
+                share = divisor[by] * (len(ids) if by == "sequences" else 1)
+                result -= own * r * score_function([token], logits) / share
+    return result
+
+
+def entropy_gradient(logits: Sequence[float]) -> np.ndarray:
+    """d H / d logits = -p (log p + H), the same at each token of a policy of one logit per token."""
+    p = softmax(logits)
+    return -p * (np.log(p) - np.sum(p * np.log(p)))
 
 
 def of_the_group(rewards: Sequence[float], epsilon: float = 1e-4, unbiased: bool = False) -> list[float]:

@@ -1,34 +1,82 @@
-"""FoR: trajectory balance where the policy is flat and where it is proportional to the reward, and its options."""
+"""Flow of reasoning: each response becomes as likely as its reward says (arXiv 2406.05673; Yu-Fangxu/FoR@84c8f82).
+
+BlocksWorld/util.py, tb_loss with logpartition: the mean over a problem's trajectories of (s - mean s)^2, s = log pi -
+log R. Game24/lightning_module.py: R is 100 where the numbers make 24, and 0.001 where they do not.
+"""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-import torch
+from hand_written_steps import BEFORE, ENGINE, MOVED, Response, score_function, softmax
 
-from rlvr.recipes.for_.trajectory_balance import TrajectoryBalance
-from sequence_cases import as_batch, responses
+from rlvr.records import Task
+
+TASK = Task(id="t", prompt="Use 4, 9, 10 and 13.", answer=24, info={"numbers": [4, 9, 10, 13]})
+GOOD, BAD = 100.0, 0.001
+# (text, right)
+RESPONSES = [
+    ("\\boxed{(10 - 4) * (13 - 9)}", True),
+    ("13 - 9 is 4, 10 - 4 is 6.\n\\boxed{(13 - 9) * (10 - 4)}", True),
+    ("\\boxed{4 * (10 - 13 + 9)}", True),
+    ("\\boxed{(10 - 4) / (1 / 4)}? No: \\boxed{(9 - 13) * (4 - 10)}", True),
+    ("\\boxed{4 + 9 + 10 + 13}", False),
+    ("\\boxed{4 * (10 - 4)}", False),
+    ("\\boxed{24}", False),
+    ("\\boxed{(10 - 4) * 4}", False),
+    ("I find no way.", False),
+    ("", False),
+]
 
 
-def test_trajectory_balance_is_reinforce_where_the_policy_is_flat():
-    """Equal log-probs: twice the gradient of REINFORCE on log R with the group's mean as baseline; proportional to R:
-    0."""
-    s = responses(1, [1.0, 0.0, 0.3, 0.9], [0, 0, 0, 0])
-    s.logprobs = np.full(4, -7.0)
-    batch, log_reward = as_batch(s), np.log(1e-3 + 100.0 * np.asarray(s.reward))
-    (gradient,) = torch.autograd.grad(TrajectoryBalance().sequence_losses(batch).sum(), batch.logprobs)
-    np.testing.assert_allclose(gradient.numpy(), -2 * (log_reward - log_reward.mean()) / 4, rtol=1e-9)
-    s.logprobs = log_reward - 11.0
-    batch = as_batch(s)
-    value = TrajectoryBalance().sequence_losses(batch).sum()
-    assert float(value.detach()) == pytest.approx(0, abs=1e-20)
+@pytest.fixture
+def step(recipe_step):
+    return recipe_step("for", [TASK])
 
 
-@pytest.mark.parametrize(
-    ("option", "problem"),
-    [({"floor": 0.0}, "floor is 0, and must be above 0"), ({"scale": -1.0}, "scale is .*, and must be above 0")],
-    ids=str,
-)
-def test_options_out_of_range_are_refused(option, problem):
-    with pytest.raises(ValueError, match=problem):
-        TrajectoryBalance(**option)
+def gradient(rights, responses, now):
+    logs = np.log(softmax(now))
+    scores = [sum(logs[list(ids)]) - math.log(GOOD if r else BAD) for r, ids in zip(rights, responses, strict=True)]
+    mean = sum(scores) / len(scores)
+    result = np.zeros(len(now))
+    for score, ids in zip(scores, responses, strict=True):
+        result += 2 * (score - mean) * score_function(ids, now) / len(responses)
+    return result
+
+
+def batch_of(step, rights, responses):
+    texts = [RESPONSES[0 if right else 4][0] for right in rights]
+    return step.score([[Response(text, ids) for text, ids in zip(texts, responses, strict=True)]])
+
+
+def test_ten_responses(step):
+    """Any expression that uses each number once and makes 24 is right, and nothing else is."""
+    assert step.rewards([text for text, _ in RESPONSES]) == [float(right) for _, right in RESPONSES]
+
+
+def test_gradient(step):
+    """Of whole responses, whose log-probs are summed; old and engine log-probs say nothing. The recipe's 100.001 is the
+    authors' 100 up to 1e-5 nats."""
+    rights, ids = [1, 0, 0, 1, 1], [(0, 1, 2, 3), (1,), (2, 1, 2), (3,), (0, 0)]
+    batch = batch_of(step, rights, ids)
+    for old in (None, BEFORE):
+        got = step.gradient(batch, MOVED, old=old, engine=ENGINE)
+        np.testing.assert_allclose(got, gradient(rights, ids, MOVED), rtol=1e-4)
+
+
+def test_nothing_is_learned_where_probabilities_are_proportional_to_rewards(step):
+    """Two right responses alike, and a wrong one 100,000 times less likely."""
+    p = GOOD / (2 * GOOD + BAD)
+    batch = batch_of(step, [1, 1, 0], [(0,), (1,), (2,)])
+    at_rest = step.gradient(batch, [math.log(p), math.log(p), math.log(p * BAD / GOOD)])
+    assert np.abs(at_rest).max() < 1e-4
+    assert np.abs(step.gradient(batch, [0.0, 0.0, 0.0])).max() > 1
+
+
+def test_the_less_likely_one_of_two_right_responses_is_raised(step):
+    """Reinforcement of the right ones would have no gradient at all in this group: diversity is what is learned."""
+    batch = batch_of(step, [1, 1], [(0,), (1,)])
+    common, rare = step.gradient(batch, [math.log(0.9), math.log(0.1)])
+    assert rare < 0 < common
