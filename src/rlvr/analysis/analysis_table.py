@@ -59,7 +59,7 @@ class Evaluated:
     path: Path
     by_id: dict[str, TaskResult]
     settings: dict[str, Any]
-    """The values in the file beside the tasks: `model`, `k`, `sampling`, `scorer` ...; a run's own files have `step`."""
+    """The values in the file beside the tasks: `model`, `k`, `sampling`, `scorer` ...; `step` in a run's own files."""
 
     def on(self, ids: Sequence[str]) -> list[TaskResult]:
         """The results of these tasks, in this order."""
