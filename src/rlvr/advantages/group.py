@@ -185,10 +185,10 @@ class GroupAdvantage(Advantage):
     | forward noise correction (same) | 1 - false negative rate | none | |
 
     Confirmed against the authors' code or verl's: OPO, REINFORCE++, GDPO, PSR, BR-RM (github yzjiao/BR-RM, commit
-    34a58b25, nemo_rl/algorithms/utils.py, calculate_baseline_and_std_per_prompt, and grpo.py); from the abstract and the
-    algebra of the noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has nothing
-    to compare: its advantage is 0 under a baseline of the group. Where a given baseline is undecided the response's
-    advantage is 0.
+    34a58b25, nemo_rl/algorithms/utils.py, calculate_baseline_and_std_per_prompt, and grpo.py); from the abstract and
+    the algebra of the noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has
+    nothing to compare: its advantage is 0 under a baseline of the group. Where a given baseline is undecided the
+    response's advantage is 0.
     """
 
     baseline: Baseline | Scalar = "mean"
