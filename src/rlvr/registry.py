@@ -112,6 +112,9 @@ RECIPES: dict[str, dict[str, str]] = {
         "self_aligned": "sar.self_aligned",
         "tagged_answer": "warm_up_before_you_train.tagged_answer",
     },
+    "verifier": {
+        "toolrl": "toolrl.reference_calls",
+    },
 }
 """Kind -> name -> module in rlvr.recipes, for components that a single paper uses. They lie beside its recipe, and the
 module is imported when the name is looked up."""
