@@ -115,6 +115,9 @@ RECIPES: dict[str, dict[str, str]] = {
     "source": {
         "helped_problems": "sparkle.helped_problems",
     },
+    "verifier": {
+        "toolrl": "toolrl.reference_calls",
+    },
 }
 """Kind -> name -> module in rlvr.recipes, for components that a single paper uses. They lie beside its recipe, and the
 module is imported when the name is looked up."""

@@ -155,6 +155,11 @@ class AlgorithmConfig(Section):
     """Without a correction and with several optimizer steps per batch, take the ratio to the policy as it was before
     the first of them (one forward pass) in place of the policy that sampled. With a correction the ratio is always
     taken to it."""
+    truncated_sampling: bool = False
+    """Accept `rollout.top_p`, `top_k` and `min_p` in training, as TRL and verl do: responses are sampled from the
+    truncated distribution, log-probs, ratios and entropy are those of the whole one. The gradient is biased: tokens
+    that truncation leaves out are never sampled, and only the normalisation lowers them. `mismatch/*` then has the
+    probability that was kept. Needs `correction: null`, and with several optimizer steps per batch `decoupled`."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
     supervised_steps: SupervisedStepsConfig | None = None

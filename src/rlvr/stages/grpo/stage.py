@@ -32,6 +32,7 @@ from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
 from rlvr.stages.grpo.scoring import Advantages, Scoring
 from rlvr.stages.grpo.splice import check_splice, with_answers
 from rlvr.stages.grpo.supervised_steps import SupervisedSteps, check_supervised_steps
+from rlvr.stages.grpo.truncated_sampling import check_truncation
 from rlvr.stages.stage_base import Stage, StageContext, token_weights
 from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.raised_verdicts import Raised
@@ -114,14 +115,7 @@ class GRPOStage(Stage):
                 "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
                 "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
             )
-        for name in ("top_p", "top_k", "min_p"):
-            # The neutral values are the defaults: top_p 1, top_k and min_p 0.
-            neutral = type(rollout).model_fields[name].default
-            if getattr(rollout, name) != neutral:
-                raise ConfigError(
-                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those "
-                    f"of the whole distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
-                )
+        check_truncation(plan.config, objective)
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
 
