@@ -196,6 +196,10 @@ class Selector(AdaptiveComponent):
         """Return the selector with what it takes from the run. ConfigError where the run contradicts it."""
         return self
 
+    def sampled(self, batch: Batch) -> None:
+        """Take in all that was sampled for the step, with its rewards and what dynamic sampling dropped, before the
+        choice. All ranks are shown the same."""
+
     @abstractmethod
     def __call__(self, batch: Batch) -> np.ndarray | Sequence[int]:
         """Return the positions that stay, int [K], or a bool for each rollout, [B]."""

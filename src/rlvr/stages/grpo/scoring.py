@@ -182,6 +182,11 @@ class Scoring:
         everyone = np.ones(len(batch), dtype=bool)
         self._reads.add(batch, policy, everyone, batch.rollouts, self.config.optim)
 
+    def show_sampled(self, batch: Batch) -> None:
+        """Show all that was sampled for a step to the selectors."""
+        for _, selector in self.selectors:
+            selector.sampled(batch)
+
     def select(self, batch: Batch, step: int, steps: int) -> Batch:
         """The rollouts of the batch that train. ConfigError names a selector that gives positions which are not
         there."""

@@ -205,6 +205,7 @@ class GRPOStage(Stage):
             batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
+        self.scoring.show_sampled(everything)
         batch = self.scoring.select(batch, self._step, self.steps)
         if not self.config.algorithm.select_after:
             self._add_advantages(batch)
