@@ -110,6 +110,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "phase_entropy": "pear.phase_entropy",
         "rank_overlap": "reasonrank.rank_overlap",
         "self_aligned": "sar.self_aligned",
+        "spared_zero": "rlpr.spared_zero",
         "tagged_answer": "warm_up_before_you_train.tagged_answer",
     },
     "source": {

@@ -183,7 +183,8 @@ class GRPOStage(Stage):
                 return self._score_demonstrations(collected.rollouts), {}
         when = (self._step, self.steps)
         for monitoring, rollouts in collected.monitored:
-            self.scoring.show_monitored(rollouts, monitoring, self.context.policy, self.context.history, when)
+            policy, history = self.context.policy, self.context.history
+            self.scoring.show_monitored(rollouts, monitoring, policy, history, when, self.reference)
         # Without baselines: the sampled rollouts first, then those that dynamic sampling dropped.
         everything, compared = self._scored_all(collected)
         self._sampled = everything.with_own_columns()
@@ -199,6 +200,7 @@ class GRPOStage(Stage):
             batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
+        self.scoring.show_sampled(everything)
         batch = self.scoring.select(batch, self._step, self.steps)
         if not self.config.algorithm.select_after:
             self._add_advantages(batch)
@@ -278,7 +280,8 @@ class GRPOStage(Stage):
 
     def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
         when = (self._step, self.steps)
-        return self.scoring.score(rollouts, self.context.policy, self.context.history, when, peek, known)
+        policy = self.context.policy
+        return self.scoring.score(rollouts, policy, self.context.history, when, peek, known, self.reference)
 
     def _add_advantages(self, batch: Batch) -> None:
         if self.penalty is not None:
@@ -348,8 +351,8 @@ class GRPOStage(Stage):
 
     @property
     def keeps_reference(self) -> bool:
-        """Return True if the loss or the reward compares with the reference."""
-        return self._objective.needs_reference or self.penalty is not None
+        """Return True if the loss, a penalty or a term of the reward compares with the reference."""
+        return self._objective.needs_reference or self.penalty is not None or self.scoring.needs_reference
 
     def check_tasks(self) -> None:
         """DataError when demonstrations are to be learned from and no task has one; in steps of their own, or where
