@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from line_chart import LineChart
 
 ROOT = Path(__file__).resolve().parents[1]
 CURVES = ROOT / "docs/curves"
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 260, 46, 34, 16, 12
 LEFT_OUT = {
     "gsm8k-qwen2.5-0.5b": "needs a GPU and a model from the hub; it has not been run here.",
     "mbpp-qwen2.5-coder-1.5b": "needs a GPU and a model from the hub; it has not been run here.",
@@ -69,36 +69,16 @@ def keep(run: Path) -> None:
 def picture(run: dict[str, Any]) -> str:
     """A run as an SVG."""
     last = max(step for step, _ in [*run["reward"], *run["greedy"]])
-
-    def at(step: float, value: float) -> str:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * step / last
-        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - value)
-        return f"{x:.1f},{y:.1f}"
-
-    def line(points: list[list[float]], style: str) -> str:
-        return f'<polyline fill="none" {style} points="{" ".join(at(*point) for point in points)}"/>'
-
-    def words(x: float, y: float, text: str, anchor: str = "middle") -> str:
-        return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{text}</text>'
-
-    parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>']
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(line([[0, share], [last, share]], 'stroke="#ddd"'))
-        parts.append(words(LEFT - 6, float(at(0, share).split(",")[1]) + 4, f"{share:g}", "end"))
-    for step in range(0, last + 1, max(1, round(last / 80) * 10)):
-        parts.append(words(float(at(step, 0).split(",")[0]), HEIGHT - BOTTOM + 16, str(step)))
+    chart = LineChart(0, last, 0, 1)
+    chart.axes(range(0, last + 1, max(1, round(last / 80) * 10)))
     stage, ends = run["first_stage"]
     if ends < last:
-        parts.append(line([[ends, 0], [ends, 1]], 'stroke="#888"'))
-        parts.append(words(float(at(ends, 0).split(",")[0]) - 5, TOP + 12, f"{stage} ends", "end"))
-    parts.append(line(run["reward"], 'stroke="#7a96d8" stroke-width="1"'))
-    for scores, style in ((run["sampled"], 'stroke-dasharray="5 4"'), (run["greedy"], "")):
-        parts.append(line(scores, f'stroke="#b3400e" stroke-width="2" {style}'))
-    dots = (at(*point).split(",") for point in run["greedy"])
-    parts += [f'<circle cx="{x}" cy="{y}" r="3.5" fill="#b3400e"/>' for x, y in dots]
-    parts.append(words(WIDTH / 2, HEIGHT - 4, "step"))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    return f'{head} font-family="sans-serif" font-size="12" fill="#333">\n' + "\n".join(parts) + "\n</svg>\n"
+        chart.mark(ends, f"{stage} ends")
+    chart.line(run["reward"], 'stroke="#7a96d8" stroke-width="1"')
+    chart.line(run["sampled"], 'stroke="#b3400e" stroke-width="2" stroke-dasharray="5 4"')
+    chart.line(run["greedy"], 'stroke="#b3400e" stroke-width="2"')
+    chart.dots(run["greedy"], "#b3400e")
+    return chart.svg()
 
 
 def page() -> str:

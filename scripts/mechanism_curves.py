@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from line_chart import LineChart
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs/curves/mechanisms"
 COMMAND = "OMP_NUM_THREADS=1 python scripts/mechanism_curves.py RUNS"
 T_QUANTILE = 4.302653  # the 0.975 quantile of Student's t with 2 degrees of freedom: three seeds
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 240, 52, 34, 14, 12
 HEAD = """# Mechanisms against GRPO
 
 This page compares ten published mechanisms with GRPO on a policy of 372 thousand parameters that adds numbers of two
@@ -254,53 +254,26 @@ def picture(results: dict[str, Any], name: str) -> str:
     }
     points = [value for seeds in lines.values() for line in seeds for value in line if value is not None]
     if not points:
-        return svg([])
-    low, high = min(points), max(points)
-    # A series without any change is drawn in the middle.
-    span = (high - low) or 1.0
+        return LineChart(1, 1, 0, 1).svg()
     steps = max(len(line) for seeds in lines.values() for line in seeds)
-
-    def place(step: int, value: float) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * (step - 1) / max(1, steps - 1)
-        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / span)
-        return x, y
-
-    def drawn(line: list[float | None], color: str, width: float) -> str:
-        places = [place(step, value) for step, value in enumerate(line, start=1) if value is not None]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        return f'<polyline fill="none" stroke="{color}" stroke-width="{width:g}" points="{path}"/>'
-
-    parts = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        value = low + share * span
-        _, y = place(1, value)
-        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
-    for step in (1, *range(5, steps + 1, 5)):
-        x, _ = place(step, low)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{step}</text>')
+    chart = LineChart(1, steps, min(points), max(points))
+    chart.axes((1, *range(5, steps + 1, 5)))
     for method, color in (("grpo", "#7a96d8"), (name, "#b3400e")):
-        parts += [drawn(line, color, 0.7) for line in lines[method]]
-        parts.append(drawn(mean_by_step(lines[method]), color, 2.5))
-    parts.append(f'<text x="{WIDTH / 2:.0f}" y="{HEIGHT - 4}" text-anchor="middle">step</text>')
-    return svg(parts)
+        for line in lines[method]:
+            chart.line(known(line), f'stroke="{color}" stroke-width="0.7"')
+        chart.line(known(mean_by_step(lines[method])), f'stroke="{color}" stroke-width="2.5"')
+    return chart.svg()
+
+
+def known(line: list[float | None]) -> list[tuple[int, float]]:
+    """(step, value) of the steps that have one."""
+    return [(step, value) for step, value in enumerate(line, start=1) if value is not None]
 
 
 def mean_by_step(lines: list[list[float | None]]) -> list[float | None]:
     """The mean over the lines at each step; None where a line has no value."""
     columns = zip(*lines, strict=True)
     return [None if None in column else statistics.fmean(column) for column in columns]
-
-
-def svg(parts: list[str]) -> str:
-    """A picture of these elements."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-    return (
-        f'{head} font-family="sans-serif" font-size="12" fill="#333">\n'
-        + "\n".join([background, *parts])
-        + "\n</svg>\n"
-    )
 
 
 def page(results: dict[str, Any]) -> str:

@@ -107,6 +107,9 @@ class Continuation:
     context: Sequence[int]
     target: Sequence[int]
     temperature: float = 1.0
+    model: Literal["current", "reference"] = "current"
+    """The policy that scores it: as it is before the update, or as it was at the start of the stage. A term that asks
+    for the second sets `needs_reference`."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,11 @@ class RewardTerm(AdaptiveComponent):
     @declared
     def reads_characters(self) -> bool:
         """True where `Rollout.char_ends` is read."""
+        return False
+
+    @declared
+    def needs_reference(self) -> bool:
+        """True where continuations are scored by the reference, of which the stage then keeps a copy."""
         return False
 
     @declared
@@ -195,6 +203,10 @@ class Selector(AdaptiveComponent):
     def bind(self, setting: RewardContext) -> Selector:
         """Return the selector with what it takes from the run. ConfigError where the run contradicts it."""
         return self
+
+    def sampled(self, batch: Batch) -> None:
+        """Take in all that was sampled for the step, with its rewards and what dynamic sampling dropped, before the
+        choice. All ranks are shown the same."""
 
     @abstractmethod
     def __call__(self, batch: Batch) -> np.ndarray | Sequence[int]:

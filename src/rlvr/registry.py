@@ -110,7 +110,14 @@ RECIPES: dict[str, dict[str, str]] = {
         "phase_entropy": "pear.phase_entropy",
         "rank_overlap": "reasonrank.rank_overlap",
         "self_aligned": "sar.self_aligned",
+        "spared_zero": "rlpr.spared_zero",
         "tagged_answer": "warm_up_before_you_train.tagged_answer",
+    },
+    "source": {
+        "helped_problems": "sparkle.helped_problems",
+    },
+    "verifier": {
+        "toolrl": "toolrl.reference_calls",
     },
 }
 """Kind -> name -> module in rlvr.recipes, for components that a single paper uses. They lie beside its recipe, and the

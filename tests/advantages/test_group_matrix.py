@@ -25,7 +25,7 @@ from rlvr.advantages import GroupAdvantage
 from rlvr.errors import ConfigError
 
 BASELINES = ("mean", "leave_one_out", "length_weighted", "batch_mean", "none", 0.5)
-SCALES = ("std", "batch_std", "none", 2.0)
+SCALES = ("std", "others_std", "batch_std", "none", 2.0)
 OF_THE_GROUP = ("mean", "leave_one_out", "length_weighted")
 
 
@@ -54,6 +54,8 @@ def oracle(rewards, groups, lengths, baseline, scale, epsilon, unbiased):
             a = 0.0
         if scale == "std" and max(peers) > min(peers):
             a /= deviation(peers, unbiased) + epsilon
+        elif scale == "others_std" and len(others) > 1 and max(others) > min(others):
+            a /= deviation(others, unbiased) + epsilon
         elif scale == "batch_std" and max(everyone) > min(everyone):
             a /= deviation(everyone, unbiased) + epsilon
         elif isinstance(scale, float):
@@ -94,6 +96,35 @@ def test_by_hand():
     np.testing.assert_allclose(got("mean", "batch_std", unbiased=True)[4], 1 / math.sqrt(2.8))
     np.testing.assert_allclose(got("mean", "std", unbiased=True)[3:], [-1 / math.sqrt(2), 1 / math.sqrt(2)])
     np.testing.assert_allclose(got(0.5, 0.5), [1, -1, -1, 3, 7])
+
+
+def nemo(rewards):
+    """calculate_baseline_and_std_per_prompt of NeMo-RL and the division behind it, of one prompt, in float64."""
+    advantages = []
+    for i, reward in enumerate(rewards):
+        others = np.delete(np.asarray(rewards, dtype=np.float64), i)
+        baseline = others.sum() / len(others)
+        std = np.sqrt(max((others**2).sum() / len(others) - baseline**2, 0.0))
+        advantages.append((reward - baseline) / std if std > 0 else reward - baseline)
+    return advantages
+
+
+@pytest.mark.parametrize(
+    ("rewards", "first", "last"),
+    [
+        ([0.0, *[-10.0] * 7], 10.0, -1 / math.sqrt(6)),  # one right of eight: nothing to divide it by
+        ([-10.0, *[0.0] * 7], -10.0, 1 / math.sqrt(6)),
+        # One without the form beside four right and three wrong: the others' mean is -30/7, their variance 1,200/49.
+        ([-100.0, *[-10.0] * 3, *[0.0] * 4], -(670 / 7) / math.sqrt(1200 / 49), None),
+        ([0.0, -10.0], 10.0, -10.0),
+        ([-10.0] * 8, 0.0, 0.0),
+    ],
+)
+def test_the_deviation_of_the_other_responses_is_nemos(rewards, first, last):
+    got = GroupAdvantage("leave_one_out", "others_std", epsilon=0.0)(batch_of(rewards))
+    np.testing.assert_allclose(got, nemo(rewards), rtol=1e-9, atol=1e-9)
+    assert got[0] == pytest.approx(first, rel=1e-12)
+    assert last is None or got[-1] == pytest.approx(last, rel=1e-12)
 
 
 def test_baselines_that_are_given():
@@ -159,7 +190,7 @@ def test_edge_cases(baseline, scale):
     same = estimate(batch_of([0.1] * 300, lengths=[0] * 300))
     assert np.ptp(same) == 0
     assert not (own and same.any())
-    assert estimate.smallest_group == (2 if baseline in OF_THE_GROUP or scale == "std" else 1)
+    assert estimate.smallest_group == (2 if baseline in OF_THE_GROUP or scale in ("std", "others_std") else 1)
     big = np.random.default_rng(0).choice([0.0, 1.0], 700)
     assert_sound(batch_of(big), estimate(batch_of(big)))
 

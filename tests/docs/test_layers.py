@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+from collections.abc import Iterable, Iterator
 
 import pytest
 from public_names import public_names
@@ -27,6 +28,12 @@ def modules(root):
     }
 
 
+@pytest.fixture(scope="module")
+def trees(modules):
+    """Module name -> its syntax tree, without `rlvr` itself, which imports public names when they are first used."""
+    return {name: ast.parse(path.read_text()) for name, path in modules.items() if name != "rlvr"}
+
+
 def test_every_package_is_in_a_layer_and_in_the_table(root, layers, modules):
     packages = {name.split(".")[1] for name in modules if name != "rlvr"}
     assert set(layers) == packages
@@ -36,46 +43,53 @@ def test_every_package_is_in_a_layer_and_in_the_table(root, layers, modules):
     } == packages
 
 
-def test_no_import_points_up_or_to_its_own_layer(layers, modules):
+def test_no_import_points_up_or_to_its_own_layer(layers, modules, trees):
     wrong = [
         f"{name} imports {target}"
-        for name, path in modules.items()
-        if name != "rlvr"
-        for target in imported(path, modules)
+        for name, tree in trees.items()
+        for target in imports(running(tree), modules)
         if (mine := name.split(".")[1]) != (theirs := target.split(".")[1]) and layers[theirs] >= layers[mine]
     ]
     assert not wrong
 
 
-def test_no_files_import_each_other_in_a_circle(modules):
+def test_no_files_import_each_other_in_a_circle(modules, trees):
     """Imports for the type checker count too: a reader follows them as any other."""
-    graph = {name: every_import(path.read_text(), modules) - {name} for name, path in modules.items() if name != "rlvr"}
+    graph = {name: imports(ast.walk(tree), modules) - {name} for name, tree in trees.items()}
     graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_imports_of_public_names_are_followed_and_relative_ones_refused(modules):
-    assert every_import("from rlvr import GRPOTrainer, registry", modules) == {"rlvr.trainer", "rlvr.registry"}
-    assert every_import("from rlvr.records import Task\nimport rlvr.errors", modules) == {"rlvr.records", "rlvr.errors"}
+    def of(source):
+        return imports(ast.walk(ast.parse(source)), modules)
+
+    assert of("from rlvr import GRPOTrainer, registry") == {"rlvr.trainer", "rlvr.registry"}
+    assert of("from rlvr.records import Task\nimport rlvr.errors") == {"rlvr.records", "rlvr.errors"}
     with pytest.raises(AssertionError, match="a relative import"):
-        every_import("from ..trainer import GRPOTrainer", modules)
+        of("from ..trainer import GRPOTrainer")
 
 
-class Running(ast.NodeTransformer):
-    """Leaves out what only a type checker reads."""
-
-    def visit_If(self, node):
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
-
-
-def imported(path, modules) -> set[str]:
-    """The modules of the library that a file imports, anywhere in it but for the type checker."""
-    return every_import(ast.unparse(Running().visit(ast.parse(path.read_text()))), modules)
+def test_imports_for_the_type_checker_are_told_apart(modules):
+    source = "if TYPE_CHECKING:\n    import rlvr.trainer\nelse:\n    import rlvr.records\nimport rlvr.errors\n"
+    assert imports(running(ast.parse(source)), modules) == {"rlvr.errors"}
+    assert imports(ast.walk(ast.parse(source)), modules) == {"rlvr.trainer", "rlvr.records", "rlvr.errors"}
 
 
-def every_import(source, modules) -> set[str]:
-    """The modules of the library that a file imports, anywhere in its source."""
+def running(tree) -> Iterator[ast.AST]:
+    """The nodes of a tree without what only a type checker reads."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        nodes.extend(ast.iter_child_nodes(node))
+
+
+def imports(nodes: Iterable[ast.AST], modules) -> set[str]:
+    """The modules of the library that these nodes import."""
     result = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -9,15 +9,11 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from loss_cases import Case, value_and_gradient
 
+from loss_cases import Case, value_and_gradient
 from number_oracles import clipped, finite_differences
 from rlvr.core.needs import CURRENT
-from rlvr.losses import (
-    ClippedPolicyLoss,
-    Denominators,
-    TokenBatch,
-)
+from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
 
 AVERAGES = ("tokens", "sequences", "constant")
 

@@ -7,15 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import Case, value_and_gradient
 
+from loss_cases import Case, value_and_gradient
 from number_oracles import divergence, finite_differences
-from rlvr.losses import (
-    KLPenalty,
-    k1,
-    k2,
-    k3,
-)
+from rlvr.losses import KLPenalty, k1, k2, k3
 
 AVERAGES = ("tokens", "sequences", "constant")
 

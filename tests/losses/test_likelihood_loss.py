@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from loss_cases import Case, value_and_gradient
 
+from loss_cases import Case, value_and_gradient
 from number_oracles import finite_differences
 from rlvr.core.needs import CURRENT
-from rlvr.losses import (
-    EntropyBonus,
-    LikelihoodLoss,
-)
+from rlvr.losses import EntropyBonus, LikelihoodLoss
 
 AVERAGES = ("tokens", "sequences", "constant")
 

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from rlvr.core.needs import REFERENCE
-from rlvr.losses import (
-    ClippedPolicyLoss,
-    KLPenalty,
-    Objective,
-    ObjectiveTerm,
-    k3,
-)
+from rlvr.losses import ClippedPolicyLoss, KLPenalty, Objective, ObjectiveTerm, k3
 from rlvr.records import Batch
 
 

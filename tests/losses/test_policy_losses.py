@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import loss_oracles as oracle
 import numpy as np
 import pytest
 import torch
-from loss_cases import Case, value_and_gradient
 
-from number_oracles import finite_differences
-from rlvr.core.needs import CURRENT, PROXIMAL
+import loss_oracles as oracle
+from loss_cases import Case, check, same_sign, value_and_gradient
+from rlvr.core.needs import CURRENT
 from rlvr.losses import (
     ClipCovLoss,
     ClippedPolicyLoss,
@@ -27,7 +26,6 @@ from rlvr.losses import (
     TopEntropy,
     WeightedLikelihood,
 )
-from rlvr.recipes.rover.rover import RandomPolicyValueLoss
 from rlvr.recipes.topr.topr import TaperedLoss
 
 AVERAGES = ("tokens", "sequences", "constant")
@@ -43,12 +41,6 @@ NOT_PLAIN_CLIPS = [
 ]
 
 
-def same_sign(case):
-    """One advantage per sequence, as the level of the response asks for."""
-    case.advantage = np.asarray([(-1.0) ** s * (1 + 0.3 * s) for s in case.sequence])
-    return case
-
-
 def expected(case, function, average):
     """The averaged loss as a function of the flat log-probs, from a function of rows."""
 
@@ -59,16 +51,6 @@ def expected(case, function, average):
         return case.average(flat, average)
 
     return loss
-
-
-def check(loss, case, wanted, smooth=slice(None), chosen=None, point=None, rtol=1e-6):
-    """Value and gradient of `loss` are those of `wanted`, a function of the flat log-probs."""
-    tokens = replace(case.batch(), chosen=chosen)
-    value, gradient = value_and_gradient(loss, tokens, case.over())
-    assert value == pytest.approx(wanted(case.logprobs), rel=1e-10, abs=1e-12)
-    numeric = finite_differences(wanted if point is None else point, case.logprobs)
-    np.testing.assert_allclose(gradient[smooth], numeric[smooth], rtol=rtol, atol=1e-8)
-    assert np.abs(gradient).max() > 1e-4
 
 
 def far_from(case, level, *edges):
@@ -193,46 +175,6 @@ def test_vespo(average):
     for s in range(case.S):
         flat[np.flatnonzero(case.sequence == s)] = weights[s]
     check(GammaWeightedLoss(average=average), case, lambda x: case.average(-flat * case.advantage * x, average))
-
-
-@pytest.mark.parametrize("average", AVERAGES)
-def test_topr(average):
-    """Case's behaviour log-probs are its proximal ones."""
-    case = same_sign(Case(8, spread=0.5))
-    weights = np.zeros(len(case.sequence))
-    for s in range(case.S):
-        where = np.flatnonzero(case.sequence == s)
-        ratio = math.exp(math.fsum(case.logprobs[where] - case.proximal[where]))
-        weights[where] = [1.0 if case.advantage[t] >= 0 else min(max(ratio, 0.0), 1.0) for t in where]
-    assert len({w for w, a in zip(weights, case.advantage, strict=True) if a < 0}) > 1
-    check(TaperedLoss(average=average), case, lambda x: case.average(-weights * case.advantage * x, average))
-
-
-@pytest.mark.parametrize("average", AVERAGES)
-def test_rover(average):
-    case = Case(9)
-    rng = np.random.default_rng(1)
-    means = {model: (rng.normal(0, 1, len(case.sequence)), rng.normal(9, 1, len(case.sequence))) for model in "cp"}
-    targets = np.zeros(len(case.sequence))
-    for s in range(case.S):
-        where = np.flatnonzero(case.sequence == s)
-        for t, following in zip(where, [*where[1:], None], strict=True):
-            change = 0.0
-            if following is not None:
-                now, before = (means[m][0][following] - means[m][1][following] for m in "cp")
-                change = now - before
-            targets[t] = case.advantage[t] + 0.5 * 1.5 * change
-
-    def wanted(x):
-        return case.average((1.5 * (x - case.proximal) - targets) ** 2, average)
-
-    tokens = case.batch()
-    for model, key in ((CURRENT, "c"), (PROXIMAL, "p")):
-        for name, values in zip(("mean_logit", "logsumexp"), means[key], strict=True):
-            tokens.statistics[name, model] = torch.tensor(values)
-    value, gradient = value_and_gradient(RandomPolicyValueLoss(1.5, 0.5, average), tokens, case.over())
-    assert value == pytest.approx(wanted(case.logprobs), rel=1e-10)
-    np.testing.assert_allclose(gradient, finite_differences(wanted, case.logprobs), rtol=1e-6, atol=1e-8)
 
 
 def test_m2po():

@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 import torch
-from loss_cases import Case
 
+from loss_cases import Case
 from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.losses import (

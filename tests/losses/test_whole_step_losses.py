@@ -7,15 +7,14 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
-import loss_oracles as oracle
 import numpy as np
 import pytest
 import torch
 
-from number_oracles import double, finite_differences, gap, gradient_of, token_statistics
-from rlvr.config import OptimConfig
+import loss_oracles as oracle
+from learner_steps import CUTS, component
+from number_oracles import finite_differences, gap, gradient_of, token_statistics
 from rlvr.errors import TrainingError
-from rlvr.learner import Learner
 from rlvr.losses import (
     DPO,
     IPO,
@@ -28,7 +27,6 @@ from rlvr.losses import (
     GeometricMeanLoss,
     KLCovLoss,
     KLPenalty,
-    LikelihoodLoss,
     Objective,
     ObjectiveTerm,
     OutcomeClassifier,
@@ -36,14 +34,12 @@ from rlvr.losses import (
     Reinforce,
     Renewal,
     SecondMomentLoss,
-    SequenceBatch,
     TopEntropy,
     WeightedLikelihood,
     k1,
     k2,
     k3,
 )
-from rlvr.policy import Snapshot
 from rlvr.recipes.copg.copg import ContrastiveLoss
 from rlvr.recipes.for_.trajectory_balance import TrajectoryBalance
 from rlvr.recipes.laser.last_token_loss import LastTokenReward
@@ -51,40 +47,7 @@ from rlvr.recipes.pacs.pacs import RewardClassification
 from rlvr.recipes.rover.rover import RandomPolicyValueLoss
 from rlvr.recipes.scalable_irl.inverse_soft_q import InverseSoftQ
 from rlvr.recipes.topr.topr import TaperedLoss
-
-CUTS = [{}, {"micro_batch_size": 1}, {"micro_batch_size": 3}, {"micro_batch_tokens": 30}]
-GROUPS = [0, 0, 0, 0, 1, 1, 2, 2, 2, 3]
-REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.25, 1.0]
-
-
-def responses(seed=0, rewards=REWARDS, groups=GROUPS):
-    """Sums of log-probs of ten responses in four groups: mixed, equal, with a part score, alone."""
-    rng = np.random.default_rng(seed)
-    n = len(groups)
-    logprobs = rng.normal(-9, 2, n)
-    return SimpleNamespace(
-        logprobs=logprobs,
-        proximal=logprobs + rng.normal(0, 0.5, n),
-        reference=logprobs + rng.normal(0, 0.8, n),
-        group=list(groups),
-        reward=list(rewards),
-    )
-
-
-def as_batch(s):
-    def tensor(values):
-        return torch.tensor(values, dtype=torch.float64)
-
-    one = torch.ones(len(s.group), dtype=torch.float64)
-    return SequenceBatch(
-        tensor(s.logprobs).requires_grad_(),
-        tensor(s.proximal),
-        tensor(s.reference),
-        one,
-        torch.tensor(s.group, dtype=torch.int64),
-        tensor(s.reward),
-        0 * one,
-    )
+from sequence_cases import as_batch, responses
 
 
 def zero_point(s):
@@ -155,13 +118,9 @@ def test_hundreds_of_members_and_huge_log_ratios():
 
 
 def test_neutral_settings():
-    """At beta 0 CoPG is twice RLOO; DPO at a flat sigmoid is half beta times the contrast of the pairs."""
+    """DPO at a flat sigmoid is half beta times the contrast of the pairs."""
     s = responses(1, [1.0, 0.0, 0.3, 0.9], [0, 0, 0, 0])
     batch = as_batch(s)
-    (gradient,) = torch.autograd.grad(ContrastiveLoss(0.0).sequence_losses(batch).sum(), batch.logprobs)
-    reward = np.asarray(s.reward)
-    leave_one_out = reward - (reward.sum() - reward) / 3
-    np.testing.assert_allclose(gradient.numpy(), -2 * leave_one_out / 4, rtol=1e-9)
     (flat,) = torch.autograd.grad(DPO(1e-7).sequence_losses(batch).sum(), batch.logprobs)
     wins = [sum(a > b for b in s.reward) - sum(a < b for b in s.reward) for a in s.reward]
     np.testing.assert_allclose(flat.numpy(), -0.5e-7 * np.asarray(wins) / 6, rtol=1e-5)
@@ -173,86 +132,7 @@ def test_rewards_that_are_no_probabilities_are_refused(loss):
         loss.sequence_losses(as_batch(responses(0, [1.0, -0.5], [0, 0])))
 
 
-def test_trajectory_balance_is_reinforce_where_the_policy_is_flat():
-    """Equal log-probs: twice the gradient of REINFORCE on log R with the group's mean as baseline; proportional to R:
-    0."""
-    s = responses(1, [1.0, 0.0, 0.3, 0.9], [0, 0, 0, 0])
-    s.logprobs = np.full(4, -7.0)
-    batch, log_reward = as_batch(s), np.log(1e-3 + 100.0 * np.asarray(s.reward))
-    (gradient,) = torch.autograd.grad(TrajectoryBalance().sequence_losses(batch).sum(), batch.logprobs)
-    np.testing.assert_allclose(gradient.numpy(), -2 * (log_reward - log_reward.mean()) / 4, rtol=1e-9)
-    s.logprobs = log_reward - 11.0
-    batch = as_batch(s)
-    value = TrajectoryBalance().sequence_losses(batch).sum()
-    assert float(value.detach()) == pytest.approx(0, abs=1e-20)
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: TrajectoryBalance(floor=0.0), "floor is 0, and must be above 0"),
-        (lambda: TrajectoryBalance(scale=-1.0), "scale is .*, and must be above 0"),
-        (lambda: LastTokenReward("~", beta=0.0), "beta=0.0 must be above 0"),
-        (lambda: LastTokenReward("~", constant=1.0), "constant=1.0 below 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(make, problem):
-    with pytest.raises(ValueError, match=problem):
-        make()
-
-
 # In the learner ------------------------------------------------------------------------------------------------------
-
-
-def config(**options):
-    return OptimConfig(**{"optimizer": "sgd", "lr": 1.0, "max_grad_norm": 1e9, **options})
-
-
-def moved(policy, size=0.03):
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in policy.trainable().values():
-            p.add_(size * torch.randn(p.shape, generator=generator))
-
-
-class Steps:
-    """A batch with recorded behaviour log-probs near the policy's own, and the gradients of its second optimizer
-    step."""
-
-    def __init__(self, make_policy, make_batch, recording):
-        self.recording, self.policy = recording, make_policy()
-        self.reference, self.reference_model = Snapshot(self.policy), double(self.policy)
-        moved(self.policy)
-        self.batch = make_batch(
-            self.policy, rewards=((1.0, 0.0, 0.0, 0.5), (1.0, 1.0, 1.0), (0.25, np.nan, 1.0), (0.0, 1.0))
-        )
-        self.model = double(self.policy)
-        rng = np.random.default_rng(1)
-        self.batch.token_columns["factor/kl"] = [
-            rng.choice([0.0, 1.0, 3.0], len(r)).astype(np.float32) for r in self.batch.rollouts
-        ]
-        for rollout in self.batch.rollouts:
-            now = token_statistics(self.model, rollout)[0].detach().numpy()
-            rollout.behaviour_logprobs[rollout.sampled] = now[rollout.sampled[1:]] + rng.normal(
-                0, 0.3, int(rollout.sampled.sum())
-            )
-
-    def gradients(self, objective, **options):
-        """Of every optimizer step; the policy does not move."""
-        backend = self.recording(self.policy, moves=False)
-        metrics = Learner(backend, self.reference).update(self.batch, objective, config(**options), 1.0)
-        return backend.gradients, metrics
-
-
-@pytest.fixture
-def steps(make_policy, make_batch, recording):
-    return Steps(make_policy, make_batch, recording)
-
-
-def component(loss, **more):
-    return ObjectiveTerm(
-        "policy", loss, "policy", zero_without_advantage=getattr(loss, "zero_without_advantage", False), **more
-    )
 
 
 OBJECTIVES = {
@@ -357,38 +237,6 @@ def test_the_gradient_of_a_loss_of_responses_is_that_of_the_float64_model(steps,
         assert metrics["loss/policy"] == pytest.approx(wanted(values, s), rel=1e-5)
 
 
-def implied(steps, penalty, discount):
-    """The loss of inverse soft Q-learning over all decided tokens, from the float64 model's own logits."""
-    total, count = 0.0, 0.0
-    for rollout, weight in zip(steps.batch.rollouts, steps.batch.token_columns["weight/policy"], strict=True):
-        logits = steps.model(input_ids=torch.as_tensor(rollout.token_ids)[None]).logits[0, :-1].double()
-        logits = logits / rollout.temperature
-        places = np.flatnonzero(weight[1:])
-        for k, t in enumerate(places):
-            q, v = logits[t, rollout.token_ids[t + 1]], torch.logsumexp(logits[t], 0)
-            following = torch.logsumexp(logits[places[k + 1]], 0) if k + 1 < len(places) else 0.0
-            total = total + (v - q) + penalty * (q - discount * following) ** 2
-            count += 1
-    return total / count
-
-
-@pytest.mark.parametrize(("penalty", "discount"), [(0.3, 0.9), (1.0, 1.0), (0.2, 0.0)])
-def test_inverse_soft_q_is_that_of_the_float64_model(steps, penalty, discount):
-    value = implied(steps, penalty, discount)
-    want = gradient_of(steps.model, value)
-    objective = Objective((ObjectiveTerm("td", InverseSoftQ(penalty, discount), "policy"),))
-    for options in CUTS:
-        (gradient,), metrics = steps.gradients(objective, **options)
-        assert gap(gradient, want) < 1e-5, options
-        assert metrics["loss/td"] == pytest.approx(float(value.detach()), rel=1e-5)
-
-
-def test_inverse_soft_q_without_a_penalty_is_the_likelihood(steps):
-    plain = steps.gradients(Objective((ObjectiveTerm("td", LikelihoodLoss(), "policy"),)))[0][0]
-    own = steps.gradients(Objective((ObjectiveTerm("td", InverseSoftQ(0.0), "policy"),)))[0][0]
-    assert gap(own, plain) < 1e-6
-
-
 def test_factors_of_tokens_multiply_a_coefficient(steps):
     """They count in no denominator: 0, 1 and 3 times the penalty of each token, over the number of all tokens."""
     factors, weights = steps.batch.token_columns["factor/kl"], steps.batch.token_columns["weight/policy"]
@@ -467,16 +315,6 @@ def test_only_who_asks_pays_for_the_extra_pass(steps, monkeypatch):
         seen.clear()
         steps.gradients(Objective((component(loss),)))
         assert seen == mismatch + passes
-
-
-def test_rover_recalls_the_policy_that_the_update_began_with(steps):
-    """On later steps its ratio is to that policy, so while the policy stands still every step is the first one."""
-    first, second = steps.gradients(Objective((component(RandomPolicyValueLoss()),)), epochs_per_batch=2)[0]
-    assert gap(second, first) < 1e-5
-    assert "mean_logit/proximal" in steps.batch.token_columns
-    advantages = Objective((component(Reinforce()),))
-    ours, plain = (steps.gradients(o)[0][0] for o in (Objective((component(RandomPolicyValueLoss()),)), advantages))
-    assert gap(ours, 2 * plain) < 1e-5
 
 
 def test_unknown_behaviour_is_refused_where_it_is_read(steps):

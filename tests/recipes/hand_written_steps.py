@@ -8,10 +8,9 @@ logit per token whatever stands before it. Its gradient has a closed form, which
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,7 @@ from rlvr import registry
 from rlvr.components import SequenceLoss
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.data import Draw, History
+from rlvr.losses.objective import ObjectiveTerm
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import TokenBatch
 from rlvr.recipes.papers import find_paper
@@ -133,32 +133,46 @@ class RecipeStep:
         engine: Sequence[float] | None = None,
         step: int = 0,
     ) -> np.ndarray:
-        """d loss / d logits of the stage's objective in its step number `step`. `old`: the logits at the begin of the
-        update, where an earlier optimizer step of the batch has moved the policy. `engine`: those that sampled, where
-        an engine computes others than the trainer."""
+        """d loss / d logits of the stage's objective in its step number `step`. `old`: the logits before the batch's
+        first optimizer step, where an earlier one has moved the policy. `engine`: the logits of the engine that
+        sampled, where they are others."""
         policy = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
         objective = self.stage.objective().at(step, self.stage.steps)
-        if engine is not None and old is not None and not objective.recalls_update:
-            old = engine  # ratios are to the policy that sampled
-        policies = _Policies(policy, old, reference, engine)
+        before = logits if old is None else old
+        sampled = before if engine is None else engine
+        # Later optimizer steps take their ratio to the policy before the first one, or to the one that sampled.
+        proximal = before if old is None or objective.recalls_update else sampled
         total = torch.zeros((), dtype=torch.float64)
         for component in objective.components:
             if not any(own.any() for own in batch.tokens(f"weight/{component.weights}")):
                 continue  # a term without a token adds nothing
+            tokens = _tokens(batch, component.weights, policy, proximal, sampled, reference)
+            if component.by_token:
+                tokens = replace(tokens, factor=_factors(batch, component))
+            if component.corrected and objective.correction is not None:
+                tokens = replace(tokens, importance=objective.correction(tokens))
             if isinstance(component.loss, SequenceLoss):
-                value = component.loss.sequence_losses(_sequences(batch, component.weights, policies)).sum()
+                value = component.loss.sequence_losses(_sequences(batch, tokens)).sum()
             else:
-                over = objective.denominators(batch)[component.name]
-                tokens = _tokens(batch, component.weights, policies)
-                if component.by_token:
-                    factor = _at_tokens(batch, component.weights, batch.tokens(f"factor/{component.name}"))
-                    tokens = dataclasses.replace(tokens, factor=torch.tensor(factor, dtype=torch.float64))
-                if component.corrected and objective.correction is not None:
-                    tokens = dataclasses.replace(tokens, importance=objective.correction(tokens))
-                value = component.loss(tokens, over).value
+                value = component.loss(tokens, objective.denominators(batch)[component.name]).value
             total = total + float(component.coef) * value
         (gradient,) = torch.autograd.grad(total, policy)
         return gradient.numpy()
+
+    def after_the_updates(
+        self, groups: Sequence[Sequence[Response]], logits: Sequence[float], rate: float
+    ) -> np.ndarray:
+        """The logits after all optimizer steps of a batch, by plain gradient descent; each takes its share of the
+        groups."""
+        batch = self.score(groups)
+        optim = self.plan.config.optim
+        index = batch.group_index()
+        moved = np.asarray(logits, dtype=np.float64)
+        shares = np.array_split(np.arange(len(groups)), optim.updates_per_batch) * optim.epochs_per_batch
+        for number, share in enumerate(shares):
+            part = batch.select(np.flatnonzero(np.isin(index, share)))
+            moved = moved - rate * self.gradient(part, moved.tolist(), old=logits if number else None)
+        return moved
 
     def _rollout(self, task: Task, group: str, member: int, response: Response) -> Rollout:
         ids = np.asarray([PROMPT, *response.ids], dtype=np.int64)
@@ -204,89 +218,72 @@ class _NumberedContext(RolloutContext):
         return 1000 * member + call
 
 
-@dataclass(frozen=True)
-class _Policies:
-    """Policies of one logit per token."""
-
-    current: torch.Tensor
-    """The only one with a gradient."""
-    old: Sequence[float] | None
-    reference: Sequence[float] | None
-    engine: Sequence[float] | None
-
-    @staticmethod
-    def _of(logits: Sequence[float], ids: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(torch.tensor(logits, dtype=torch.float64), dim=0)[ids]
-
-    def statistics(self, ids: torch.Tensor) -> dict[tuple[str, str], torch.Tensor]:
-        """[T] each."""
-        table = torch.log_softmax(self.current, dim=0)
-        entropy = -(table.exp() * table).sum()
-        result = {
-            ("logprobs", "current"): table[ids],
-            ("entropy", "current"): entropy.expand(len(ids)),
-            ("logsumexp", "current"): self.current.logsumexp(0).expand(len(ids)),
-        }
-        if self.reference is not None:
-            result["logprobs", "reference"] = self._of(self.reference, ids)
-        return result
-
-    def proximal(self, ids: torch.Tensor) -> torch.Tensor:
-        """[T]: the log-probs that ratios are taken to."""
-        if self.old is not None:
-            return self._of(self.old, ids)
-        return torch.log_softmax(self.current.detach(), dim=0)[ids]
-
-    def behaviour(self, ids: torch.Tensor) -> torch.Tensor:
-        """[T]: the log-probs that sampled."""
-        return self.proximal(ids) if self.engine is None else self._of(self.engine, ids)
+def _factors(batch: Batch, component: ObjectiveTerm) -> torch.Tensor:
+    """The factor of the coefficient at each trained token, [T]."""
+    marks = batch.tokens(f"weight/{component.weights}")
+    factors = batch.tokens(f"factor/{component.name}")
+    return torch.tensor(np.concatenate([f[own != 0] for f, own in zip(factors, marks, strict=True)])).double()
 
 
-def _at_tokens(batch: Batch, weights: str, columns: Sequence[np.ndarray]) -> np.ndarray:
-    """The values of a token column at the tokens that a term trains, one response after the other."""
-    marks = batch.tokens(f"weight/{weights}")
-    return np.concatenate([column[own != 0] for column, own in zip(columns, marks, strict=True)])
-
-
-def _tokens(batch: Batch, weights: str, policies: _Policies) -> TokenBatch:
-    def column(values: Sequence[np.ndarray], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return torch.tensor(_at_tokens(batch, weights, values), dtype=dtype)
-
-    nothing = [np.zeros(len(rollout)) for rollout in batch.rollouts]
-    tokens = column([rollout.token_ids for rollout in batch.rollouts], torch.int64)
+def _tokens(
+    batch: Batch,
+    weights: str,
+    policy: torch.Tensor,
+    proximal: Sequence[float],
+    sampled: Sequence[float],
+    reference: Sequence[float] | None,
+) -> TokenBatch:
+    ids: list[int] = []
+    sequence: list[int] = []
+    weight: list[float] = []
+    advantage: list[float] = []
+    of_batch = batch.tokens("advantage") if batch.has("advantage") else [np.zeros(len(r)) for r in batch.rollouts]
+    for number, (rollout, own) in enumerate(zip(batch.rollouts, batch.tokens(f"weight/{weights}"), strict=True)):
+        for place in np.flatnonzero(own):
+            ids.append(int(rollout.token_ids[place]))
+            sequence.append(number)
+            weight.append(float(own[place]))
+            advantage.append(float(of_batch[number][place]))
+    before = _statistics(torch.tensor(proximal, dtype=torch.float64), ids)
+    models = {"current": _statistics(policy, ids), "proximal": before}
+    if reference is not None:
+        models["reference"] = _statistics(torch.tensor(reference, dtype=torch.float64), ids)
     return TokenBatch(
-        sequence=column([number + zeros for number, zeros in enumerate(nothing)], torch.int64),
+        sequence=torch.tensor(sequence),
         sequences=len(batch),
-        weight=column(batch.tokens(f"weight/{weights}")),
-        advantage=column(batch.tokens("advantage") if batch.has("advantage") else nothing),
-        proximal_logprobs=policies.proximal(tokens),
-        behaviour_logprobs=policies.behaviour(tokens),
-        statistics=policies.statistics(tokens),
+        weight=torch.tensor(weight, dtype=torch.float64),
+        advantage=torch.tensor(advantage, dtype=torch.float64),
+        proximal_logprobs=before["logprobs"],
+        behaviour_logprobs=_statistics(torch.tensor(sampled, dtype=torch.float64), ids)["logprobs"],
+        statistics={(name, model): values for model, all_ in models.items() for name, values in all_.items()},
     )
 
 
-def _sequences(batch: Batch, weights: str, policies: _Policies) -> SequenceBatch:
-    marks = batch.tokens(f"weight/{weights}")
-    index = np.flatnonzero([bool(own.any()) for own in marks])
-    part = batch.select(index)
-    logprobs, proximal, reference, length = [], [], [], []
-    for rollout, own in zip(part.rollouts, part.tokens(f"weight/{weights}"), strict=True):
-        places = np.flatnonzero(own)
-        ids = torch.tensor(rollout.token_ids[places])
-        of_tokens = policies.statistics(ids)
-        factor = torch.tensor(own[places], dtype=torch.float64)
-        logprobs.append((factor * of_tokens["logprobs", "current"]).sum())
-        proximal.append((factor * policies.proximal(ids)).sum())
-        reference.append((factor * of_tokens.get(("logprobs", "reference"), torch.full((), torch.nan))).sum())
-        length.append(factor.sum())
+def _statistics(logits: torch.Tensor, ids: list[int]) -> dict[str, torch.Tensor]:
+    """Each statistic at the tokens [T]; they depend on the token alone."""
+    table = torch.log_softmax(logits, dim=0)
+    entropy = -(table.exp() * table).sum()
+    of_all = {"entropy": entropy, "mean_logit": logits.mean(), "logsumexp": logits.logsumexp(0)}
+    return {"logprobs": table[torch.tensor(ids)]} | {name: value.expand(len(ids)) for name, value in of_all.items()}
+
+
+def _sequences(batch: Batch, tokens: TokenBatch) -> SequenceBatch:
+    """The responses with a trained token."""
+    on = torch.unique(tokens.sequence)
+
+    def sums(values: torch.Tensor) -> torch.Tensor:
+        return tokens.sum_by_sequence(tokens.weight * values)[on]
+
+    nothing = torch.full_like(tokens.weight, math.nan)
+    length = sums(torch.ones_like(tokens.weight))
     return SequenceBatch(
-        logprobs=torch.stack(logprobs),
-        proximal=torch.stack(proximal),
-        reference=torch.stack(reference),
-        length=torch.stack(length),
-        group=torch.from_numpy(part.group_index()),
-        reward=torch.from_numpy(part.column("reward")),
-        advantage=torch.zeros(len(part), dtype=torch.float64),
+        logprobs=sums(tokens.logprobs),
+        proximal=sums(tokens.proximal_logprobs),
+        reference=sums(tokens.statistics.get(("logprobs", "reference"), nothing)),
+        length=length,
+        group=torch.from_numpy(batch.group_index())[on],
+        reward=torch.from_numpy(batch.column("reward"))[on],
+        advantage=sums(tokens.advantage) / length,
     )
 
 
@@ -318,27 +315,18 @@ def open_step(policy: Any, plan: StagePlan, tasks: Sequence[Task]) -> RecipeStep
         collector=nothing,
         rollout_context=rollout_context,
         longest_sequence=policy.context,
-        shares_weights=False,  # the engine is vLLM
+        # With weights of its own an engine is corrected for where the recipe leaves `correction` at auto.
+        shares_weights=plan.config.rollout.engine.name != "vllm",
     )
     stage = registry.find("stage", plan.kind)(plan, context, list(tasks), 0, **plan.options)
     return RecipeStep(plan, stage, list(tasks))
 
 
-# What the tests compare with, from formulas and not from the library.
-
-
-def softmax(logits: Sequence[float]) -> np.ndarray:
-    """The probabilities."""
-    raised = np.exp(np.asarray(logits, dtype=np.float64) - max(logits))
-    return raised / raised.sum()
-
-
-def score_function(ids: Sequence[int], logits: Sequence[float]) -> np.ndarray:
-    """The sum over the tokens of d log pi(token) / d logits, which is one at the token minus the probabilities."""
-    result = -len(ids) * softmax(logits)
-    for token in ids:
-        result[token] += 1
-    return result
+# A policy of four tokens before and after some optimizer steps of a batch. The ratios are 5, beyond a dual clip of 3;
+# 1.24 and 0.76, beyond clips of 0.2 and within 0.28; and 0.29. The engine that sampled is a third one.
+BEFORE = tuple(math.log(p) for p in (0.06, 0.30, 0.30, 0.34))
+MOVED = tuple(math.log(p) for p in (0.30, 0.372, 0.228, 0.10))
+ENGINE = tuple(math.log(p) for p in (0.03, 0.37, 0.15, 0.45))
 
 
 PROBES = (0.79, 0.81, 1.19, 1.21, 1.27, 1.29, 2.95, 3.05)
@@ -361,49 +349,21 @@ def probing_group(right: str, wrong: str) -> list[Response]:
     return [Response(text, (1 + number,)) for number in range(len(PROBES)) for text in (right, wrong)]
 
 
-def share_of_token(by: str, ids: Sequence[int], responses: Sequence[Sequence[int]], constant: float) -> float:
-    """The weight of each token of a response in the mean over `responses` of each one's mean (by `sequences`), over all
-    `tokens`, or over responses of the sum divided by a `constant` length."""
-    tokens = sum(map(len, responses))
-    return {
-        "tokens": 1 / tokens,
-        "sequences": 1 / (len(responses) * len(ids)),
-        "constant": 1 / (len(responses) * constant),
-    }[by]
+# What the tests compare with, from formulas and not from the library.
 
 
-def clipped_gradient(
-    advantages: Sequence[float] | Sequence[Sequence[float]],
-    responses: Sequence[Sequence[int]],
-    logits: Sequence[float],
-    old: Sequence[float],
-    by: str,
-    *,
-    low: float = 0.2,
-    high: float = 0.2,
-    cap: float = math.inf,
-    constant: float = 1.0,
-) -> np.ndarray:
-    """d loss / d logits of -min(rho A, clip(rho, 1 - low, 1 + high) A), rho = pi / pi_old (Schulman et al. 2017, eq.
-    7), which for A < 0 is at most -cap A (Ye et al. 2020, dual clip). An advantage for each response, or for each token
-    of each."""
-    ratio = softmax(logits) / softmax(old)
-    result = np.zeros(len(logits))
-    for of_response, ids in zip(advantages, responses, strict=True):
-        share = share_of_token(by, ids, responses, constant)
-        for advantage, token in zip(np.broadcast_to(of_response, len(ids)), ids, strict=True):
-            rho = ratio[token]
-            clipped = rho > 1 + high if advantage > 0 else (rho < 1 - low or rho > cap)
-            if not clipped:
-                result -= share * advantage * rho * score_function([token], logits)
+def softmax(logits: Sequence[float]) -> np.ndarray:
+    """The probabilities."""
+    raised = np.exp(np.asarray(logits, dtype=np.float64) - max(logits))
+    return raised / raised.sum()
+
+
+def score_function(ids: Sequence[int], logits: Sequence[float]) -> np.ndarray:
+    """The sum over the tokens of d log pi(token) / d logits, which is one at the token minus the probabilities."""
+    result = -len(ids) * softmax(logits)
+    for token in ids:
+        result[token] += 1
     return result
-
-
-def entropy_gradient(coef: float, logits: Sequence[float], weight: float = 1.0) -> np.ndarray:
-    """d / d logits of -coef x weight x H: d H / d logit_i = -p_i (log p_i + H)."""
-    p = softmax(logits)
-    entropy = -(p * np.log(p)).sum()
-    return coef * weight * p * (np.log(p) + entropy)
 
 
 def policy_gradient(
@@ -411,7 +371,45 @@ def policy_gradient(
 ) -> np.ndarray:
     """d loss / d logits of -A log pi where the ratio is 1: the mean over `sequences` of each one's mean, or the mean
     over all `tokens`."""
-    return clipped_gradient(advantages, responses, logits, logits, by)
+    result = np.zeros(len(logits))
+    tokens = sum(len(ids) for ids in responses)
+    for advantage, ids in zip(advantages, responses, strict=True):
+        share = 1 / tokens if by == "tokens" else 1 / (len(responses) * len(ids))
+        result -= share * advantage * score_function(ids, logits)
+    return result
+
+
+def clipped_gradient(
+    advantages: Sequence[float | Sequence[float]],
+    responses: Sequence[Sequence[int]],
+    logits: Sequence[float],
+    old: Sequence[float],
+    by: str,
+    clip: tuple[float, float] = (0.2, 0.2),
+    cap: float | None = None,
+    longest: int = 1,
+) -> np.ndarray:
+    """d loss / d logits of max(-A r, -A clip(r, 1 - low, 1 + high)), r = pi / old, and of no more than -A `cap` where
+    A < 0 (PPO, and the dual clip of Ye et al. 2020). An advantage is one number, or one for each token. The mean is
+    over all `tokens`, over `sequences` of each one's, or the sum over their number times `longest` ("constant")."""
+    ratio = softmax(logits) / softmax(old)
+    result = np.zeros(len(logits))
+    divisor = {"tokens": sum(map(len, responses)), "sequences": len(responses), "constant": len(responses) * longest}
+    for advantage, ids in zip(advantages, responses, strict=True):
+        of_tokens = np.broadcast_to(np.asarray(advantage, dtype=np.float64), len(ids))
+        for own, token in zip(of_tokens, ids, strict=True):
+            r = ratio[token]
+            clipped = r > 1 + clip[1] if own > 0 else r < 1 - clip[0] or (cap is not None and r > cap)
+            if not clipped:
+                share = divisor[by] * (len(ids) if by == "sequences" else 1)
+                result -= own * r * score_function([token], logits) / share
+    return result
+
+
+def entropy_gradient(logits: Sequence[float]) -> np.ndarray:
+    """d H / d logits = -p (log p + H), the same at each token of a policy of one logit per token."""
+    p = softmax(logits)
+    return -p * (np.log(p) - np.sum(p * np.log(p)))
 
 
 def of_the_group(rewards: Sequence[float], epsilon: float = 1e-4, unbiased: bool = False) -> list[float]:
@@ -428,14 +426,15 @@ def k3_gradient(
     logits: Sequence[float],
     reference: Sequence[float],
     by: str = "sequences",
-    constant: float = 1.0,
+    longest: int = 1,
 ) -> np.ndarray:
     """d / d logits of the mean of exp(d) - 1 - d, d = log reference - log pi (Shao et al. 2024, eq. 4): each token's
-    score function times 1 - exp(d). The mean is as in `share_of_token`."""
+    score function times 1 - exp(d). The mean is as in `clipped_gradient`."""
     ratio = softmax(reference) / softmax(logits)
     result = np.zeros(len(logits))
+    divisor = {"tokens": sum(map(len, responses)), "sequences": len(responses), "constant": len(responses) * longest}
     for ids in responses:
-        share = share_of_token(by, ids, responses, constant)
+        share = 1 / (divisor[by] * (len(ids) if by == "sequences" else 1))
         for token in ids:
             result += share * (1 - ratio[token]) * score_function([token], logits)
     return result

@@ -143,7 +143,7 @@ def test_gradient_of_each_stage(recipe_step, stage):
         assert rewards == [1.0, -1.0] * len(PROBES) + [-1.0, 0.0]
     ids = [response.ids for response in group]
     expected = clipped_gradient(of_the_group(rewards, 1e-6, True), ids, logits, old, "tokens")
-    expected += entropy_gradient(0.001, logits)
+    expected -= 0.001 * entropy_gradient(logits)
     for engine in (None, np.linspace(1, 0, 12).tolist()):
         got = step.gradient(batch, logits, old=old, engine=engine)
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)

@@ -7,6 +7,8 @@ nemo_rl/algorithms/utils.py (`calculate_baseline_and_std_per_prompt`).
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
 from hand_written_steps import PROBES, Response, clipped_gradient, k3_gradient, moved_policy, softmax
@@ -55,11 +57,13 @@ def test_rewards_of_conversations(step):
 
 
 def leave_one_out(rewards):
-    """Reward less the mean of the others, over the deviation of the group."""
-    mean = sum(rewards) / len(rewards)
-    spread = (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
-    others = [(sum(rewards) - reward) / (len(rewards) - 1) for reward in rewards]
-    return [(reward - other) / (spread + 1e-4) for reward, other in zip(rewards, others, strict=True)]
+    """Reward less the mean of the others, over their deviation; not divided where the others are equal."""
+    result = []
+    for number, reward in enumerate(rewards):
+        others = [other for i, other in enumerate(rewards) if i != number]
+        gain = reward - statistics.fmean(others)
+        result.append(gain / (statistics.pstdev(others) or 1.0))
+    return result
 
 
 def test_a_broken_form_costs_far_more_than_a_wrong_verdict(step):
@@ -81,7 +85,7 @@ def test_gradient_of_both_turns(step):
     reference = np.log(softmax(np.linspace(0, 1, 12))).tolist()
     whole = [first + second for first, second in ids]
     advantages = leave_one_out([RIGHT, WRONG] * len(PROBES))
-    expected = clipped_gradient(advantages, whole, logits, old, "tokens", high=0.28)
+    expected = clipped_gradient(advantages, whole, logits, old, "tokens", clip=(0.2, 0.28))
     expected += 0.001 * k3_gradient(whole, logits, reference, "tokens")
     for engine in (None, np.linspace(1, 0, 12).tolist()):
         got = step.gradient(batch, logits, old=old, reference=reference, engine=engine)

@@ -89,7 +89,7 @@ def test_gradient_of_the_recipe(recipe_step, monkeypatch):
     members = [(float(r.text == right), [entropies[token] for token in r.ids]) for r in group]
     advantages = of_the_paper(members)
     np.testing.assert_allclose(batch.column("advantage"), advantages, rtol=1e-9)
-    expected = clipped_gradient(advantages, ids, logits, old, "constant", high=0.28, cap=3.0, constant=8192.0)
+    expected = clipped_gradient(advantages, ids, logits, old, "constant", clip=(0.2, 0.28), cap=3.0, longest=8192)
     for engine in (None, np.linspace(1, 0, 12).tolist()):
         got = step.gradient(batch, logits, old=old, engine=engine)
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-15)

@@ -10,9 +10,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hand_written_steps import Response, score_function, softmax
 
+from rlvr.recipes.copg.copg import ContrastiveLoss
 from rlvr.records import Task
+from sequence_cases import as_batch, responses
 
 BETA = 0.1
 TASKS = [Task(id=f"t{i}", prompt=f"What is {i} + 2?", answer="4") for i in range(2)]
@@ -80,3 +83,12 @@ def test_where_it_comes_to_rest(recipe_step):
 
     assert slope(0.5 + 1 / BETA) == pytest.approx(0, abs=1e-9)
     assert slope(0.5 + 0.9 / BETA) < 0 < slope(0.5 + 1.1 / BETA)
+
+
+def test_at_beta_0_copg_is_twice_rloo():
+    s = responses(1, [1.0, 0.0, 0.3, 0.9], [0, 0, 0, 0])
+    batch = as_batch(s)
+    (gradient,) = torch.autograd.grad(ContrastiveLoss(0.0).sequence_losses(batch).sum(), batch.logprobs)
+    reward = np.asarray(s.reward)
+    leave_one_out = reward - (reward.sum() - reward) / 3
+    np.testing.assert_allclose(gradient.numpy(), -2 * leave_one_out / 4, rtol=1e-9)

@@ -90,9 +90,9 @@ def test_gradient_of_the_recipe(recipe_step):
     advantages = [float(response.text == RIGHT) - rate for response in group]
     np.testing.assert_allclose(batch.column("advantage"), advantages, rtol=1e-9)
     ids = [response.ids for response in group]
-    expected = clipped_gradient(advantages, ids, logits, old, "constant", constant=3072.0)
+    expected = clipped_gradient(advantages, ids, logits, old, "constant", longest=3072)
     tokens = sum(map(len, ids))
-    expected += entropy_gradient(0.001 / 8, logits, tokens / (len(ids) * 3072))
+    expected -= 0.001 / 8 * tokens / (len(ids) * 3072) * entropy_gradient(logits)
     for engine in (None, np.linspace(1, 0, 12).tolist()):
         got = step.gradient(batch, logits, old=old, engine=engine)
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-15)

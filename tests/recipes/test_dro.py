@@ -116,7 +116,7 @@ def test_gradient(step, policy):
     assert max(advantages) > 0 > min(advantages)
     ids = [group[number].ids for number in trained]
     chosen = [advantages[number] for number in trained]
-    expected = clipped_gradient(chosen, ids, logits, old, "constant", constant=LONGEST)
+    expected = clipped_gradient(chosen, ids, logits, old, "constant", longest=LONGEST)
     expected += 0.001 * k3_gradient(ids, logits, reference, "constant", LONGEST)
     got = opened.gradient(batch, logits, old=old, reference=reference)
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-15)

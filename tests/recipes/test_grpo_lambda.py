@@ -1,7 +1,6 @@
 """GRPO-lambda: the fifth of a batch's groups with the highest pass rates is paid by length, the others by the verdict.
 
-The share, the penalty and the plain reward were read in a write-up of the method (arXiv 2505.18086); alpha is chosen
-here.
+The share, the penalty with its alpha and the plain reward were read in a write-up of the method (arXiv 2505.18086).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from hand_written_steps import Response, moved_policy, of_the_group, policy_grad
 
 from rlvr.records import Task
 
-ALPHA = 0.2
+ALPHA = 0.6
 RIGHT, WRONG = "\\boxed{4}", "\\boxed{5}"
 LENGTHS = (2, 4, 6, 12)
 SOLVED = (0, 1, 3, 2, 1, 4, 2, 0, 3, 1)
@@ -64,7 +63,7 @@ def test_a_fifth_of_the_batch_and_no_more_is_penalised_where_all_are_solved(reci
 
 
 def test_a_long_right_answer_stays_above_a_wrong_one(recipe_step):
-    """At most 0.2 is lost, so that the order of right and wrong stays, and the longest right answer of an easy group
+    """At most 0.6 is lost, so that the order of right and wrong stays, and the longest right answer of an easy group
     has the lowest advantage of the right ones."""
     _, batch, _ = score(recipe_step)
     advantage = batch.column("advantage").reshape(10, 4)

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ScratchConfig
 from rlvr.config.config_loading import recipe_files
-from rlvr.data import Template
+from rlvr.data import Template, load_tasks
 from rlvr.errors import RlvrError
 from rlvr.planner.meta_model import shipped_sizes
 from rlvr.policy.loading import override_config
@@ -114,9 +114,12 @@ def opened(paper):
 
 
 def schema_of(spec):
-    """The schema of the data set that `data.train` writes."""
+    """The schema of the data set that `data.train` writes; of a source that makes its tasks, what it makes."""
     if isinstance(spec, list):
         (spec,) = spec
+    if isinstance(spec, dict) and not {"data", "path"} & set(spec):
+        made = load_tasks(spec)
+        return {"rows": made, "right": ["It is {answer}."] * len(made)}
     if isinstance(spec, dict):
         spec = spec.get("data", spec.get("path"))
     if spec in SCHEMAS["files"]:

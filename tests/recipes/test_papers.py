@@ -77,7 +77,7 @@ def test_recipes_are_in_the_wheel():
     """Everything in the package that git does not ignore is in the wheel."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build == {"targets": {"wheel": {"packages": ["src/rlvr"]}}}
-    assert len(SLUGS) == 55
+    assert len(SLUGS) == 60
     assert ROOT / "src/rlvr/recipes" == RECIPES
     files = [
         str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]
@@ -113,7 +113,7 @@ def test_a_recipe_is_not_plain_grpo(slug):
         assert changed > 1e-5  # rounding is below 1e-6; pear's bonus is small at this size
 
 
-PLAIN = ("vmr", "j1-7b", "one-shot-cft")
+PLAIN = ("vmr", "j1-7b", "one-shot-cft", "vb-vs-vf")
 """GRPO's own loss, reward up to a scale, and advantage (or the plain likelihood): the paper is about data, stages or
 judges."""
 

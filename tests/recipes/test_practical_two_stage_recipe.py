@@ -7,9 +7,10 @@ import re
 
 import numpy as np
 import pytest
+from hand_written_steps import BEFORE, ENGINE, MOVED, Response, clipped_gradient, k3_gradient, of_the_group
 
 from rlvr.recipes.papers import find_paper
-from rlvr.records import Batch, Verdict
+from rlvr.records import Batch, Task, Verdict
 from rlvr.rewards import build_terms, score
 
 RESPONSES = [
@@ -26,6 +27,8 @@ RESPONSES = [
     ("<think>" + "hm " * 400, False),
 ]
 BOXED = [1, 0, 1, 0, 1, 0, 1, 1, 1, 0]
+AFTER_THE_THINKING = [True, True, False, True, False, False, False, False, False, False]
+"""What the library's verifier finds right: an answer that stands in the thinking alone is none for it."""
 
 
 def cosine(length, right):
@@ -88,3 +91,25 @@ def test_the_pattern_is_the_authors(rewards):
     texts = [text for text, _ in RESPONSES] + ["\\boxed{} </think>", "\\boxed{4 </think> }", "</think>", ""]
     got = rewards([(text, False) for text in texts])["reward/boxed_in_thinking"]
     assert [bool(value) for value in got] == [pattern.match(text) is not None for text in texts]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradient_of_a_step(recipe_step, moved):
+    """finetune/openr1_mod/faster_grpo_trainer.py: the group's advantages with torch's deviation and 1e-4, a clip of 0.2
+    on both sides, KL 0.04 by exp(d) - d - 1, the mean over tokens."""
+    ids = [(0, 1, 2, 3), (1,), (2, 1), (0, 0, 3), (2, 3), (0,), (2,), (1, 1), (3,), (2, 0, 3, 1)]
+    lengths = [len(text) for text, _ in RESPONSES]
+    rewards = [
+        boxed + cosine(own, right) + length(own, lengths, right)
+        for boxed, own, right in zip(BOXED, lengths, AFTER_THE_THINKING, strict=True)
+    ]
+    step = recipe_step("practical-two-stage-recipe", [Task(id="t", prompt="What is 2 + 2?", answer="4")])
+    batch = step.score([[Response(text, own) for (text, _), own in zip(RESPONSES, ids, strict=True)]])
+    np.testing.assert_allclose(batch.column("reward"), rewards, rtol=0, atol=1e-9)
+    # One update a batch has no policy before it but its own; the clip is there for a second one.
+    got = step.gradient(batch, MOVED, old=BEFORE if moved else None, reference=ENGINE)
+    advantages = of_the_group(rewards, 1e-4, unbiased=True)
+    policy = clipped_gradient(advantages, ids, MOVED, BEFORE if moved else MOVED, "tokens")
+    np.testing.assert_allclose(got, policy + 0.04 * k3_gradient(ids, MOVED, ENGINE, "tokens"), rtol=1e-6)
+    if not moved:
+        np.testing.assert_array_equal(step.gradient(batch, MOVED, reference=ENGINE, engine=ENGINE), got)

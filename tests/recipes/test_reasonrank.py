@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from hand_written_steps import BEFORE, ENGINE, MOVED, Response, clipped_gradient, k3_gradient, of_the_group
 
 from reward_helpers import make_batch, reward_of
 from rlvr import registry
@@ -66,6 +67,33 @@ def test_the_reference_order_is_best_only_by_its_overlap():
     """NDCG prefers the two relevant passages first; the overlap with the reference is worth less than that."""
     assert reward("cdab") > reward("cadb") > reward("acdb") > reward("abcd")
     assert reward("cdab") < 1.3 == pytest.approx(1 + 0.2 + 0.1)
+
+
+@pytest.mark.parametrize("place", [1, 6, 10, 11])
+def test_ten_places_count(recipe_step, place):
+    """Of twelve passages one is relevant: NDCG@10 and recall@10 see it down to the tenth place."""
+    names = list("abcdefghijkl")
+    order = [*names[1:place], "a", *names[place:]]
+    task = Task("t", "p", {one: int(one == "a") for one in names}, info={"ranking": names})
+    overlaps = [len(set(order[:depth]) & set(names[:depth])) / depth for depth in range(1, 13)]
+    seen = 1 / math.log2(place + 1) + 0.2 if place <= 10 else 0.0
+    got = recipe_step("reasonrank", [task]).rewards([formed(*order)])
+    assert got == pytest.approx([seen + 0.1 * sum(overlaps) / 12])
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradient_of_a_step(recipe_step, moved):
+    """GRPO with torch's deviation, 0.2 on both sides and a dual clip of 3, the mean over tokens
+    (verl/verl/trainer/config/ppo_trainer.yaml), KL 0.001 (train_grpo.sh); nothing of the engine's log-probs."""
+    task = Task("t", "p", {one: int(one in RELEVANT) for one in "abcd"}, info={"ranking": REFERENCE})
+    ids = [(0, 1, 2, 3), (1,), (2, 1), (0, 0, 3), (3, 2), (0,), (2,), (1, 1), (3,), (2, 0, 3, 1)]
+    step = recipe_step("reasonrank", [task])
+    batch = step.score([[Response(text, own) for (text, _), own in zip(RESPONSES, ids, strict=True)]])
+    advantages = of_the_group([value for _, value in RESPONSES], 1e-6, unbiased=True)
+    got = step.gradient(batch, MOVED, old=BEFORE if moved else None, reference=BEFORE, engine=ENGINE)
+    before = BEFORE if moved else MOVED
+    policy = clipped_gradient(advantages, ids, MOVED, before, "tokens", cap=3.0)
+    np.testing.assert_allclose(got, policy + 0.001 * k3_gradient(ids, MOVED, BEFORE, "tokens"), rtol=1e-6)
 
 
 def close(got, expected):

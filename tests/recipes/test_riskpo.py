@@ -7,23 +7,16 @@ import statistics
 
 import numpy as np
 import pytest
+from hand_written_steps import BEFORE, ENGINE, MOVED, Response, clipped_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advantage_helpers import (
-    assert_alone,
-    assert_ordered,
-    assert_sound,
-    batch_of,
-    cases,
-    members,
-    of_case,
-)
+from advantage_helpers import assert_alone, assert_ordered, assert_sound, batch_of, cases, members, of_case
 from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.recipes.papers import find_paper
 from rlvr.recipes.riskpo.risk import MixedValueAtRisk
-from rlvr.records import Batch
+from rlvr.records import Batch, Task
 
 LOWER, UPPER, WEIGHT, RATE = 0.2, 0.8, 1.5, 0.1
 """quantile_down, quantile_up, w_mix and lr_q of run_qwen2.5_1.5b_MVaR_dapomath.sh."""
@@ -110,6 +103,49 @@ def test_a_bundle_of_one_score_has_no_advantage(batch):
     estimate(batch([[-1, 1] * 5 for _ in range(5)]))
     estimate.observe({})
     assert not estimate(batch([[1] * 10 for _ in range(5)])).any()
+
+
+TASKS = [Task(id=str(n), prompt="What is 2 + 2?", answer="4") for n in range(10)]
+# (text, right)
+RESPONSES = [
+    ("2 + 2 = 4. \\boxed{4}", True),
+    ("\\boxed{4}", True),
+    ("5? No: $\\boxed{4}$", True),
+    ("so " * 100 + "\\boxed{4}", True),
+    ("\\boxed{4.0}", True),
+    ("2 + 2 = 5. \\boxed{5}", False),
+    ("4? No: \\boxed{5}", False),
+    ("2 + 2 makes 4", False),
+    ("\\boxed{}", False),
+    ("", False),
+]
+
+
+def test_ten_responses(recipe_step):
+    """math_dapo.py pays 1 and -1."""
+    got = recipe_step("riskpo", TASKS[:1]).rewards([text for text, _ in RESPONSES])
+    assert got == [1.0 if right else -1.0 for _, right in RESPONSES]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradient_of_a_step(recipe_step, moved):
+    """Of two bundles, by the clipped ratio to the policy before the update: 0.2 on both sides and a dual clip of 3
+    (verl/trainer/config/actor/actor.yaml), the mean over tokens, and nothing of the engine's log-probs."""
+    rng = np.random.default_rng(7)
+    groups = [[1 if rng.random() < rate else -1 for _ in range(10)] for rate in np.linspace(0.2, 0.8, 10)]
+    ids = [[tuple(rng.integers(0, 4, rng.integers(1, 5)).tolist()) for _ in range(10)] for _ in range(10)]
+    texts = {1: RESPONSES[0][0], -1: RESPONSES[5][0]}
+    responses = [
+        [Response(texts[reward], own) for reward, own in zip(rewards, of, strict=True)]
+        for rewards, of in zip(groups, ids, strict=True)
+    ]
+    step = recipe_step("riskpo", TASKS)
+    old = BEFORE if moved else None
+    got = step.gradient(step.score(responses), MOVED, old=old, engine=ENGINE)
+    advantages, _ = of_the_authors(groups, None)
+    before = BEFORE if moved else MOVED
+    expected = clipped_gradient(joined(advantages), joined(ids), MOVED, before, "tokens", cap=3.0)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-9)
 
 
 def risk(scores, s, lower, upper, weight):

@@ -1,4 +1,5 @@
-"""RL-PLUS: the external half of the recipe's loss on a policy of two tokens, and where its advantage comes from."""
+"""RL-PLUS: the external half of the recipe's loss on a policy of two tokens, where its advantage comes from, and the
+gradient of the whole step (YihongDong/RL-PLUS@eb4aa4d rl_plus/verl/verl/recipe/rlplus_core_alg.py)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from hand_written_steps import Response, entropy_gradient, score_function, softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ from rlvr.advantages import GroupAdvantage
 from rlvr.losses.tokens import Denominators, TokenBatch
 from rlvr.recipes.papers import find_paper
 from rlvr.recipes.rl_plus.surprise import Surprise
-from rlvr.records import Batch, Origin
+from rlvr.records import Batch, Origin, Task
 
 
 def external():
@@ -94,6 +96,61 @@ def test_every_answer_of_a_group_counts_the_same():
     (spec,) = config.algorithm.auxiliary
     sampled = config.rollout.group_size
     assert config.algorithm.loss_coef / sampled == spec.coef == 1 / (sampled + 1)
+
+
+# What the authors' script and rlplus_core_alg.py make of a step: 7 sampled responses and the external one to a prompt.
+LONGEST = 8192
+"""data.max_response_length, which loss_remove_token_mean divides each response's sum by."""
+ENTROPY = 0.00025
+"""A quarter of the script's entropy_coeff 0.001, as the recipe says why."""
+DEMONSTRATION = (6, 7, 7, 1)
+"""abb and its end, by the lent tokenizer."""
+TASK = Task(id="t", prompt="What is 2 + 2?", answer="4", demonstration="abb")
+RIGHT, WRONG = "It is \\boxed{4}.", "It is \\boxed{5}."
+SAMPLED = [(0, 1, 2), (3,), (4, 5, 2, 2), (6, 7), (1, 1), (2, 0, 0), (7, 3)]
+
+
+def of_the_step(rewards, now, old):
+    """d loss / d logits: the mean over the eight responses, seven times A r and once A r_mixed sqrt(1 - p)."""
+    ratio, p, before = softmax(now) / softmax(old), softmax(now), softmax(old)
+    mean = sum(rewards) / len(rewards)
+    result = np.zeros(len(now))
+    for reward, ids in zip(rewards, SAMPLED, strict=True):
+        for token in ids:
+            result -= (reward - mean) * ratio[token] * score_function([token], now)
+    for token in DEMONSTRATION:
+        mixed = 2 * p[token] / (before[token] + 0.5 * (before[token] + 1))
+        result -= (1 - mean) * mixed * math.sqrt(1 - p[token]) * score_function([token], now)
+    result /= 8 * LONGEST
+    entropy = sum(map(len, SAMPLED)) / (7 * LONGEST) * entropy_gradient(now)
+    return result - ENTROPY * entropy
+
+
+@pytest.mark.parametrize("rights", [0, 1, 4, 7])
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradient_of_a_step(recipe_step, rights, moved):
+    """Ratios far beyond any clip, and log-probs of the engine that nothing reads. Where no sampled response is right
+    the external one alone is learned; where all are, only the entropy bonus is left."""
+    rng = np.random.default_rng(rights)
+    old, now, engine = (list(rng.normal(0, 2, 8)) for _ in range(3))
+    if not moved:
+        old = now
+    rewards = [1.0] * rights + [0.0] * (7 - rights)
+    group = [Response(RIGHT if r else WRONG, ids) for r, ids in zip(rewards, SAMPLED, strict=True)]
+    step = recipe_step("rl-plus", [TASK])
+    got = step.gradient(step.score([group]), now, old=old if moved else None, engine=engine)
+    np.testing.assert_allclose(got, of_the_step(rewards, now, old), rtol=1e-6, atol=1e-12)
+    if moved:
+        ratio = softmax(now) / softmax(old)
+        assert ratio.min() < 0.5 and ratio.max() > 2
+
+
+def test_the_norm_is_cut_where_the_authors_cut_that_of_their_sum():
+    """Their gradient is the sum over the 64 responses of a device, cut to norm 1; the recipe's is the mean."""
+    limit = find_paper("rl-plus").config.optim.max_grad_norm
+    for norm in (0.001, 0.01, 0.02, 1.0):
+        theirs = min(1.0, 64 * norm)
+        assert 64 * min(limit, norm) == pytest.approx(theirs)
 
 
 @given(case=cases, power=st.floats(0, 3), negative=st.booleans())

@@ -1,11 +1,130 @@
-"""SAR: the drop in perplexity that the prompt makes, worked by hand."""
+"""SAR: the verdict, and by how much the question lowers the response's perplexity (arXiv 2509.05489).
+
+amazon-science/Self-Aligned-Reward-Towards_Effective_and_Efficient_Reasoners@08892d0 verl/utils/reward_score/
+efficiency_reward.py, compute_ppl_qa_log: max((A - QA) / A, -1), QA the perplexity of a response after the question, A
+that without it (verl/trainer/ppo/ray_trainer.py: exp of minus the mean log-prob). scripts/SA-grpo-4B.sh: weights 1 and
+0.2, no division by the group's deviation, loss_agg_mode seq-mean-token-sum-norm over 4,096 tokens, KL 0.001 of
+low_var_kl; ppo_trainer.yaml: clip 0.2 and clip_ratio_c 3.
+"""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
+from hand_written_steps import (
+    BEFORE,
+    ENGINE,
+    MOVED,
+    PROMPT,
+    Response,
+    clipped_gradient,
+    k3_gradient,
+    plan_of,
+    policy_gradient,
+)
 
 from reward_helpers import make_batch
 from rlvr.recipes.sar.self_aligned import SelfAligned
+from rlvr.records import Task
+
+TASK = Task(id="t", prompt="What is 2 + 2?", answer="4")
+LONGEST = 4096
+KL = 0.001
+# (text, right, perplexity after the question, perplexity without it)
+RESPONSES = [
+    ("2 + 2 = 4. \\boxed{4}", True, 1.5, 6.0),
+    ("\\boxed{4}", True, 1.1, 11.0),
+    ("so " * 100 + "\\boxed{4}", True, 1.5, 1.6),
+    ("Two and two make 4", True, 2.0, 8.0),
+    ("A poem of the sea. \\boxed{4}", True, 4.0, 4.0),
+    ("2 + 2 = 5. \\boxed{5}", False, 2.0, 8.0),
+    ("so " * 100, False, 1.2, 1.2),
+    ("Roses are red.", False, 6.0, 4.0),
+    ("\\boxed{}", False, 50.0, 5.0),
+    ("", False, 3.0, 4.0),
+]
+
+
+def reward(right, after, alone):
+    return right + 0.2 * max((alone - after) / alone, -1.0)
+
+
+IDS = [(0, 1, 2, 3), (1,), (2, 1, 2), (0, 0), (3,), (3, 2, 1), (2, 2), (0,), (0, 3), (2,)]
+"""Tokens of the ten responses, which tell them apart."""
+
+
+@pytest.fixture
+def step(recipe_step, monkeypatch):
+    """The recipe's step under a policy to which the responses have these perplexities."""
+
+    def logprobs(policy, asked, config):
+        answers = []
+        for context, target in asked:
+            _, _, after, alone = RESPONSES[IDS.index(tuple(target))]
+            nats = math.log(after if list(context) == [PROMPT] else alone)
+            # Uneven over the tokens: the perplexity is of their mean.
+            answers.append(-nats + np.linspace(-0.5, 0.5, len(target)) if len(target) > 1 else np.asarray([-nats]))
+        return answers
+
+    monkeypatch.setattr("rlvr.stages.grpo.scoring.continuation_logprobs", logprobs)
+    return recipe_step("sar", [TASK])
+
+
+def group(*numbers):
+    return [Response(RESPONSES[n][0], IDS[n]) for n in numbers]
+
+
+def rewards_of(*numbers):
+    return [reward(*RESPONSES[n][1:]) for n in numbers]
+
+
+def test_ten_responses(step):
+    batch = step.score([group(*range(10))])
+    expected = rewards_of(*range(10))
+    np.testing.assert_allclose(batch.column("reward"), expected, rtol=1e-9)
+    # Within one group: less its mean, in the reward's own unit.
+    np.testing.assert_allclose(batch.column("advantage"), np.asarray(expected) - np.mean(expected), rtol=1e-9)
+
+
+def test_what_the_paper_singles_out(step):
+    """Of right answers the concise one to this question is best and one that says little of it worse; no alignment
+    makes a wrong answer better than a right one that has nothing to do with the question."""
+    concise, padded, elsewhere, wrong = step.score([group(1, 2, 4, 5)]).column("advantage")
+    assert concise > padded > elsewhere > 0 > wrong
+
+
+CHOSEN = (0, 2, 3, 5, 6, 8)
+
+
+def centred():
+    rewards = rewards_of(*CHOSEN)
+    return [r - sum(rewards) / len(rewards) for r in rewards]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradient(step, moved):
+    """Sums over tokens divided by 4,096, of the clipped ratio to the policy before the update and of the KL; the
+    engine's log-probs say nothing."""
+    ids = [IDS[n] for n in CHOSEN]
+    share = sum(map(len, ids)) / (len(ids) * LONGEST)
+    got = step.gradient(
+        step.score([group(*CHOSEN)]), MOVED, old=BEFORE if moved else None, reference=BEFORE, engine=ENGINE
+    )
+    if moved:
+        policy = clipped_gradient(centred(), ids, MOVED, BEFORE, "constant", cap=3.0, longest=LONGEST)
+    else:
+        policy = share * policy_gradient(centred(), ids, MOVED, "tokens")
+    expected = policy + KL * share * k3_gradient(ids, MOVED, BEFORE, "tokens")
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+def test_the_norm_is_cut_where_the_authors_cut_that_of_their_sum():
+    """Their gradient is the sum over the 4 responses of a micro-batch (16 on 4 devices), cut to norm 1."""
+    limit = plan_of("sar").config.optim.max_grad_norm
+    for norm in (0.01, 0.2, 0.3, 5.0):
+        assert 4 * min(limit, norm) == pytest.approx(min(1.0, 4 * norm))
 
 
 def encode(text):

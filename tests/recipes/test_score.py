@@ -135,7 +135,7 @@ def test_gradient_of_each_stage(recipe_step, stage, factor):
     expected = np.zeros(3)
     for turn, weight in ((0, 0.01 * factor), (1, 0.01)):
         ids = [attempts[turn][1] for attempts in ATTEMPTS]
-        expected += clipped_gradient(credits[turn], ids, logits, logits, "constant", constant=LONGEST)
+        expected += clipped_gradient(credits[turn], ids, logits, logits, "constant", longest=LONGEST)
         expected += weight * k3_gradient(ids, logits, reference, "constant", LONGEST)
     got = step.gradient(batch, logits, reference=reference)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-12)

@@ -7,10 +7,11 @@ import statistics
 
 import numpy as np
 import pytest
+from hand_written_steps import BEFORE, ENGINE, MOVED, Response, clipped_gradient
 
 from rlvr import registry
 from rlvr.recipes.papers import find_paper
-from rlvr.records import Batch
+from rlvr.records import Batch, Task
 
 RIGHT, WRONG, PENALTY = 0.25, 0.35, 0.05
 """beta_positive, beta_negative and the factor of the logits in compute_ucas_advantage."""
@@ -104,3 +105,20 @@ def test_the_penalty_turns_no_right_answer_into_a_wrong_one(shaped):
     # A group without a spread of rewards pays the penalty all the same.
     equal = shaped([[(1.0, [(5.0, 10.0)]), (1.0, [(5.0, 0.0)])]])
     assert [values[0] for values in equal] == pytest.approx([-PENALTY, 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradient_of_a_step(recipe_step, moved):
+    """The shaped advantages of tokens weigh the clipped ratio to the policy before the update: 0.2 on both sides and a
+    dual clip of 3, the mean over tokens (verl/trainer/config/ppo_trainer.yaml); nothing of the engine's log-probs. The
+    certainties are those of the lent policy."""
+    task = Task(id="t", prompt="What is 2 + 2?", answer="4")
+    texts = ["It is \\boxed{4}.", "It is \\boxed{5}."]
+    ids = [(0, 1, 2, 3), (1,), (0, 1, 2), (2, 1, 0), (3, 3), (0, 2)]
+    step = recipe_step("ucas", [task])
+    batch = step.score([[Response(texts[n % 2], own) for n, own in enumerate(ids)]])
+    shaped = [values[1:] for values in batch.token_columns["advantage"]]
+    assert all((values > 0).all() == (n % 2 == 0) for n, values in enumerate(shaped))
+    got = step.gradient(batch, MOVED, old=BEFORE if moved else None, engine=ENGINE)
+    expected = clipped_gradient(shaped, ids, MOVED, BEFORE if moved else MOVED, "tokens", cap=3.0)
+    np.testing.assert_allclose(got, expected, rtol=1e-9)

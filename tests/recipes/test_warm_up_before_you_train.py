@@ -70,6 +70,9 @@ def test_both_stages_have_one_prompt_and_their_own_optimizer(paper):
     assert warm_up.optim.optimizer.options == {"betas": [0.9, 0.95], "weight_decay": 1e-4}
     assert reinforce.optim.optimizer.options == {"betas": [0.9, 0.99], "weight_decay": 0.1}
     assert (warm_up.optim.lr, warm_up.optim.max_grad_norm, warm_up.optim.warmup_steps) == (1e-6, 0.1, 25)
+    # trainer_qwen.py samples so, and their log-probs are of the whole distribution (_get_per_token_logps).
+    assert (reinforce.rollout.temperature, reinforce.rollout.top_p) == (0.7, 0.95)
+    assert reinforce.algorithm.truncated_sampling and reinforce.algorithm.correction is None
     # 25 epochs of the 100 tasks.
     steps = next(plan.steps for plan in stage_plans(paper.config) if plan.kind == "grpo")
     assert 14 * (steps - 1) < 25 * 100 <= 14 * steps + 14

@@ -141,6 +141,17 @@ def test_repetitions(column):
         column(batch, {"name": "repetition", "n": 0})
 
 
+def test_a_limit_of_repetitions(column):
+    """-1 where one pair of words stands three times, however long the response is."""
+    batch = make_batch([1.0] * 4, texts=["a b c a b c a b", "a b c a b c", "a a a a", "a b c d e f g h"])
+    often = {"name": "repetition", "n": 2, "of": "words", "limit": 3}
+    close(column(batch, often), [-1, 0, -1, 0])
+    with pytest.raises(ConfigError, match="one of the two"):
+        column(batch, {**often, "count": True})
+    with pytest.raises(ConfigError, match="at least 2"):
+        column(batch, {**often, "limit": 1})
+
+
 def test_the_gate_of_the_pass_rate(column, nan):
     """Three groups with rates 1, 0.5 and 0; one all undecided."""
     scores = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, None, None]

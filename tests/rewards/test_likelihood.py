@@ -13,6 +13,7 @@ from reward_helpers import make_rollout
 from rlvr.config import Config, OptimConfig
 from rlvr.data import History
 from rlvr.errors import ConfigError
+from rlvr.policy import Snapshot
 from rlvr.policy.statistics import continuation_logprobs, encoded
 from rlvr.records import Batch, Task
 from rlvr.rewards import AnswerLikelihood, RewardContext, bind, build_terms
@@ -51,6 +52,33 @@ def test_what_is_asked_for():
     assert list(debiased[1].context) == [1, 2, ord("[")]
 
 
+def test_what_is_asked_for_with_the_answer_alone():
+    """The text before the answer is context, but for a token that reaches into it; the text after it is not there."""
+    piece = AnswerLikelihood(opening="[", text="= {answer}]", scored="answer")
+    (one,) = piece.asks(responses("x=[b]"), encode)
+    assert (list(one.context), list(one.target)) == ([1, 2, *encode("x=[= ")], encode("ab"))
+
+    def merging(text):
+        return encode(text.replace(" a", "Z"))
+
+    (one,) = piece.asks(responses("x=[b]"), merging)
+    assert (list(one.context), list(one.target)) == ([1, 2, *encode("x=[=")], encode("Zb"))
+    # No text before it: `encode` of no text is the token that a text begins after, and is not put there.
+    (one,) = AnswerLikelihood(opening="[", scored="answer").asks(responses("["), encode)
+    assert (list(one.context), list(one.target)) == ([1, 2, *encode("[")], encode("ab"))
+
+
+def test_what_is_asked_of_the_reference():
+    piece = AnswerLikelihood(opening="[", debias=True, baseline="reference", bare="", text=" {answer}", scored="answer")
+    assert piece.needs_reference
+    assert not AnswerLikelihood(debias=True).needs_reference
+    own, bare = piece.asks(responses("x["), encode)
+    assert (own.model, bare.model) == ("current", "reference")
+    assert (list(bare.context), list(bare.target)) == ([1, 2, *encode(" ")], encode("ab"))
+    with pytest.raises(ConfigError, match="debias is off"):
+        build_terms([{"name": "answer_likelihood", "baseline": "reference"}])
+
+
 def reward(piece, batch, *logprobs):
     asked = piece.asks(batch, encode)
     return piece(batch, list(zip(asked, map(np.asarray, logprobs), strict=True)))
@@ -86,6 +114,8 @@ def test_a_task_without_an_answer():
         bind(build_terms(["answer_likelihood"]), RewardContext(Config(), [batch.rollouts[0].task]))
     with pytest.raises(ConfigError, match="debias is of probabilities"):
         build_terms([{"name": "answer_likelihood", "debias": True, "reduce": "reactive"}])
+    with pytest.raises(ConfigError, match=r"the text 'so 4' has to name the task's answer as \{answer\}"):
+        build_terms([{"name": "answer_likelihood", "text": "so 4"}])
 
 
 def test_the_log_probs_are_those_of_a_plain_forward_pass(make_policy):
@@ -113,3 +143,33 @@ def test_the_stage_computes_what_a_term_asks_for(make_policy):
     (logprobs,) = continuation_logprobs(policy, [(context, ids[-1:])], OptimConfig())
     np.testing.assert_allclose(batch.column("reward/answer_likelihood"), np.exp(logprobs[0]), atol=1e-6)
     np.testing.assert_allclose(batch.column("reward"), 1 + 0.5 * np.exp(logprobs[0]), atol=1e-6)
+
+
+def test_the_reference_scores_without_the_reasoning(make_policy):
+    """Against plain forward passes: the policy's own after it has moved, the reference's from before."""
+    policy = make_policy(layers=1)
+    ids = policy.tokenizer.encode("so <answer>7", add_special_tokens=False)
+    task = Task(id="t", prompt="?", answer="7")
+    rollout = make_rollout("g", 0, len(ids), 1.0, "so <answer>7", None, task, np.asarray(ids))
+
+    def probability(context):
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([context])).logits[0, -1].double()
+        return float(logits.softmax(-1)[ids[-1]])
+
+    before = probability([1, 2])
+    reference = Snapshot(policy)
+    with torch.no_grad():
+        for number, parameter in enumerate(policy.trainable().values()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            parameter.add_(0.1 * noise)
+    moved = {name: parameter.detach().clone() for name, parameter in policy.trainable().items()}
+    after = probability([1, 2, *ids[:-1]])
+    assert abs(probability([1, 2]) - before) > 1e-3
+    term = {"name": "answer_likelihood", "debias": True, "baseline": "reference", "bare": ""}
+    scoring = Scoring(Config.model_validate({"rewards": [term]}))
+    assert scoring.needs_reference
+    assert after > before + 1e-3, "another seed: the cut to [0, 1] would hide the difference"
+    batch = scoring.score([rollout], policy, History(), (0, 1), reference=reference)
+    assert batch.column("reward")[0] == pytest.approx(after - before, abs=1e-6)
+    assert all(torch.equal(parameter, moved[name]) for name, parameter in policy.trainable().items())

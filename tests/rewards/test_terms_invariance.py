@@ -25,6 +25,7 @@ VARIANTS = [
     {"name": "bounded", "centre": "peers", "term": "length"},
     {"name": "majority_vote", "of": "share"},
     {"name": "repetition", "of": "words", "n": 1},
+    {"name": "repetition", "of": "words", "n": 1, "limit": 2},
     {"name": "format", "strictness": "soft"},
     {"name": "tiers", "terms": ["format", "verdict", "majority_vote"]},
     {"name": "by_pass_rate", "then": "brevity", "at_least": 0.4},

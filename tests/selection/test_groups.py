@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlvr import registry
+from rlvr.errors import ConfigError
 from selector_helpers import NAN, batch_of, kept
 
 
@@ -25,16 +26,56 @@ def test_a_band_of_pass_rates():
         kept("pass_rate_band", batch, column="reward/y")
 
 
+def trained(selector, *groups):
+    """The positions that a step keeps of these groups, which are all that it sampled and trained."""
+    batch = batch_of(*groups)
+    selector.sampled(batch)
+    chosen = selector(batch).tolist()
+    selector.observe({})
+    return chosen
+
+
 def test_a_moving_bound_on_the_spread():
     selector = registry.build("selector", {"name": "spread", "share": 0.5, "decay": 0.5})
     wide, narrow = [1, 0], [0.5, 0.4]
-    assert selector(batch_of(wide, narrow, [1, 1])).tolist() == [0, 1, 2, 3]
-    assert selector.state_dict() == {"average": None}
+    batch = batch_of(wide, narrow, [1, 1])
+    selector.sampled(batch)
+    assert selector(batch).tolist() == [0, 1, 2, 3]
+    assert selector.state_dict()["average"] is None
     selector.observe({})  # mean spread (0.5 + 0.05 + 0) / 3
     assert selector.state_dict()["average"] == pytest.approx(0.55 / 3)
-    assert selector(batch_of(wide, narrow)).tolist() == [0, 1]  # half of 0.183 is more than 0.05
-    selector.observe({})
+    assert trained(selector, wide, narrow) == [0, 1]  # half of 0.183 is more than 0.05
     again = registry.build("selector", {"name": "spread", "share": 0.5, "decay": 0.5})
     again.load_state_dict(selector.state_dict())
     assert again.state_dict()["average"] == pytest.approx(0.5 * 0.55 / 3 + 0.5 * 0.275)
     assert registry.build("selector", {"name": "spread", "share": 0})(batch_of([1, 1], [NAN])).tolist() == [0, 1]
+
+
+def test_a_bound_that_begins_later():
+    """Steps 1 to 3 keep everything, 2 and 3 are averaged, 4 is the first that filters and moves the average."""
+    options = {"name": "spread", "share": 0.5, "decay": 0.9, "average_from": 2, "filter_from": 4}
+    selector = registry.build("selector", options)
+    # Two rewards that differ by d deviate by d / 2.
+    assert trained(selector, [1, 0], [1, 1]) == [0, 1, 2, 3]
+    assert trained(selector, [0.4, 0], [1, 1]) == [0, 1, 2, 3]
+    again = registry.build("selector", options)
+    again.load_state_dict(selector.state_dict())
+    assert trained(again, [0.8, 0], [0.4, 0]) == [0, 1, 2, 3]
+    mean = (0.1 + 0.3) / 2
+    assert again.state_dict()["average"] == pytest.approx(mean)
+    # Half of the mean is 0.1.
+    assert trained(again, [0.21, 0], [0.19, 0]) == [0, 1]
+    assert again.state_dict()["average"] == pytest.approx(0.9 * mean + 0.1 * 0.1)
+    with pytest.raises(ConfigError, match="counted from 1"):
+        registry.build("selector", {"name": "spread", "average_from": 3, "filter_from": 2})
+
+
+def test_the_spread_is_that_of_all_that_was_sampled():
+    """Groups that were dropped for others count in the average; a step that is given up does not."""
+    selector = registry.build("selector", {"name": "spread", "share": 0.5})
+    selector.sampled(batch_of([1, 0], [0.5, 0.5]))
+    selector(batch_of([1, 0]))
+    selector.sampled(batch_of([1, 0], [1, 0], [0, 0]))  # the step begins anew
+    selector(batch_of([1, 0], [1, 0]))
+    selector.observe({})
+    assert selector.state_dict()["average"] == pytest.approx(1 / 3)

@@ -72,6 +72,23 @@ def same(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return low >= high
 
 
+def stds_of_others(values: np.ndarray, groups: np.ndarray, unbiased: bool = False) -> np.ndarray:
+    """float64 [B]: the standard deviation of the other members of each one's group, exactly 0 where they are all equal.
+
+    unbiased divides by their number minus 1. A member with at most one other has 0.
+    """
+    result = np.zeros(len(values))
+    for positions in by_size(groups):
+        size = positions.shape[1]
+        # One member left out at a time. Its part taken from the group's sum of squares would cancel where it is the
+        # only one that differs.
+        for left_out in range(size if size > 2 else 0):
+            others = values[np.delete(positions, left_out, axis=1)]
+            equal = others.min(axis=1) == others.max(axis=1)
+            result[positions[:, left_out]] = np.where(equal, 0.0, others.std(axis=1, ddof=int(unbiased)))
+    return result
+
+
 def by_size(groups: np.ndarray) -> Iterator[np.ndarray]:
     """The positions of the members, int64 [groups of that size, size], for each size of group, smallest size first."""
     order = np.argsort(groups, kind="stable")
@@ -137,7 +154,7 @@ def elementwise(function: np.ufunc, advantage: AdvantageValues, *more: float) ->
 
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted", "batch_mean", "greedy", "reference", "history", "none"]
-Scale = Literal["std", "batch_std", "none"]
+Scale = Literal["std", "others_std", "batch_std", "none"]
 
 OF_THE_GROUP = ("mean", "leave_one_out", "length_weighted")
 """Baselines made of the group's own rewards: equal rewards have no advantage."""
@@ -160,15 +177,18 @@ class GroupAdvantage(Advantage):
     | ReMax (Li et al. 2023, arXiv 2310.10505) | greedy | none | `rollout.plan: {name: single_turn, baseline: greedy}` |
     | REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) | none | none | `modifiers: [whiten]` |
     | REINFORCE++ with baseline | mean | none | `modifiers: [whiten]` |
+    | BR-RM (NVIDIA NeMo-RL's leave-one-out baseline, normalized) | leave_one_out | others_std | `epsilon: 0` |
     | GPG (Chu et al. 2025, arXiv 2504.02546) | mean | none | `modifiers: [informative]` |
     | GDPO (Liu et al. 2026, arXiv 2601.05242) | mean | std | `per_reward`, `modifiers: [whiten]` |
     | PSR, NSR, W-REINFORCE (Zhu et al. 2025, arXiv 2506.01347) | 0.5 | 0.5 | `modifiers: [{name: signs, ...}]` |
     | backward noise correction (Cai et al. 2025, arXiv 2510.00915) | false positive rate | 1 - both rates | |
     | forward noise correction (same) | 1 - false negative rate | none | |
 
-    Confirmed against the authors' code or verl's: OPO, REINFORCE++, GDPO, PSR; from the abstract and the algebra of the
-    noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has nothing to compare:
-    its advantage is 0 under a baseline of the group. Where a given baseline is undecided the response's advantage is 0.
+    Confirmed against the authors' code or verl's: OPO, REINFORCE++, GDPO, PSR, BR-RM (github yzjiao/BR-RM, commit
+    34a58b25, nemo_rl/algorithms/utils.py, calculate_baseline_and_std_per_prompt, and grpo.py); from the abstract and
+    the algebra of the noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has
+    nothing to compare: its advantage is 0 under a baseline of the group. Where a given baseline is undecided the
+    response's advantage is 0.
     """
 
     baseline: Baseline | Scalar = "mean"
@@ -177,7 +197,9 @@ class GroupAdvantage(Advantage):
     response; reference: reward of the task's demonstration (both want the plan to add them: `rollout.plan`); history:
     mean score of the prompt's earlier draws, on its first draw the group's mean; a number: that constant; none: 0."""
     scale: Scale | Scalar = "std"
-    """std: of the group's rewards; batch_std: of all rewards of the batch; a number above 0: that constant; none: 1."""
+    """std: of the group's rewards; others_std: of the rewards of the other members, so that each response has its own;
+    batch_std: of all rewards of the batch; a number above 0: that constant; none: 1. A deviation of 0 divides nothing:
+    of a group in which one reward differs, others_std leaves that response's advantage as it is."""
     # TRL's value (GRPOTrainer); verl has 1e-6. It matters only where a group's deviation is as small.
     epsilon: float = 1e-4
     """Added to a standard deviation."""
@@ -198,7 +220,7 @@ class GroupAdvantage(Advantage):
     @property
     def smallest_group(self) -> int:
         """The smallest group in which the estimator gives an advantage other than 0."""
-        if self.baseline in OF_THE_GROUP or self.scale == "std":
+        if self.baseline in OF_THE_GROUP or self.scale in ("std", "others_std"):
             return 2
         return 1
 
@@ -280,6 +302,10 @@ def group_advantage(
         # [G]. Equal rewards have a deviation of 0: 1 instead leaves their advantage at 0 exactly, whatever epsilon is.
         flat = same(r, g)
         advantage /= np.where(flat, 1.0, stds(r, g, unbiased) + epsilon)[g]
+    elif scale == "others_std":
+        # [decided members], one deviation for each response.
+        of_others = stds_of_others(r, g, unbiased)
+        advantage /= np.where(of_others > 0, of_others + epsilon, 1.0)
     elif scale == "batch_std":
         spread = std(r, unbiased=unbiased)
         advantage /= spread + epsilon if spread > 0 else 1.0

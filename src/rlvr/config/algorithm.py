@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlvr import registry
 from rlvr.config.sections import AuxiliarySpec, OfKind, Section
+from rlvr.core.answer_text import PLACE, check_place
 from rlvr.core.schedules import Scalar
 from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
@@ -97,17 +98,10 @@ class SpliceConfig(Section):
 
     opening: str = Field(default="<answer>", min_length=1)
     """The text after which the answer stands; its first occurrence counts."""
-    text: str = "{answer}"
+    text: Annotated[str, AfterValidator(check_place)] = PLACE
     """The text that is put there; `{answer}` stands for the task's answer."""
     by: Literal["reward", "advantage", "one"] = "reward"
     """The weight of the answer's tokens: the response's reward, its advantage, or 1."""
-
-    @field_validator("text")
-    @classmethod
-    def _names_the_answer(cls, text: str) -> str:
-        if "{answer}" not in text:
-            raise ValueError(f"{text!r} has to name the task's answer as {{answer}}")
-        return text
 
 
 class SupervisedStepsConfig(Section):
@@ -161,6 +155,11 @@ class AlgorithmConfig(Section):
     """Without a correction and with several optimizer steps per batch, take the ratio to the policy as it was before
     the first of them (one forward pass) in place of the policy that sampled. With a correction the ratio is always
     taken to it."""
+    truncated_sampling: bool = False
+    """Accept `rollout.top_p`, `top_k` and `min_p` in training, as TRL and verl do: responses are sampled from the
+    truncated distribution, log-probs, ratios and entropy are those of the whole one. The gradient is biased: tokens
+    that truncation leaves out are never sampled, and only the normalisation lowers them. `mismatch/*` then has the
+    probability that was kept. Needs `correction: null`, and with several optimizer steps per batch `decoupled`."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
     supervised_steps: SupervisedStepsConfig | None = None

@@ -63,11 +63,11 @@ class RolloutConfig(Section):
     temperature: Scalar = 1.0
     """Sampling temperature; training divides logits by it."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling; only 1 in training, because truncated sampling needs a correction."""
+    """Nucleus sampling; in training 1, unless `algorithm.truncated_sampling` accepts the bias."""
     top_k: int = Field(default=0, ge=0)
-    """Sample among the k most likely tokens; 0: all. Only 0 in training."""
+    """Sample among the k most likely tokens; 0: all. In training as `top_p`."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Drop tokens less likely than this share of the most likely one. Only 0 in training."""
+    """Drop tokens less likely than this share of the most likely one. In training as `top_p`."""
     stop: list[Annotated[str, StringConstraints(min_length=1)]] = []
     """Strings that end a response (they stay in it)."""
     ignore_eos: bool = False

@@ -167,6 +167,16 @@ def latest(folder: Path) -> Path | None:
     return None
 
 
+def model_folder(path: str) -> Path | str:
+    """The folder of the model: that of a checkpoint or of the newest whole checkpoint of a run, where `path` is one;
+    else `path` itself."""
+    folder = Path(path)
+    if (folder / "model").is_dir():
+        return folder / "model"
+    newest = latest(folder / "checkpoints")
+    return path if newest is None else newest / "model"
+
+
 def why_unusable(path: Path) -> str | None:
     """Return the problem of a checkpoint in words, None when it is whole and of this format."""
     try:

@@ -21,7 +21,7 @@ from rlvr.core.tree import read_mapping
 from rlvr.core.waits import StopRequest
 from rlvr.data import load_tasks
 from rlvr.distributed import World
-from rlvr.distributed.checkpoint import latest
+from rlvr.distributed.checkpoint import model_folder
 from rlvr.errors import ConfigError
 from rlvr.evaluation import Evaluation, compare, contamination, describe, evaluate, read_result
 from rlvr.monitor.whole_file import write_whole
@@ -135,7 +135,7 @@ def _config(options: argparse.Namespace) -> Config:
     if options.seed is not None:
         tree["run"]["seed"] = options.seed
     if options.model is not None:
-        tree["model"] |= {"path": str(_model_folder(options.model)), "scratch": None}
+        tree["model"] |= {"path": str(model_folder(options.model)), "scratch": None}
     if tree["model"]["path"] is None and tree["model"]["scratch"] is None:
         raise ConfigError("there is no model to evaluate: give --model, a folder or a hub name")
     if not samples and not tree["evaluation"]["greedy"]:
@@ -194,15 +194,6 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
         "run": {"seed": last["run"]["seed"]},
         "model": {"dtype": last["model"]["dtype"]},
     }
-
-
-def _model_folder(path: str) -> Path | str:
-    """The folder of the model: that of a checkpoint or of the newest whole checkpoint of a run, where `path` is one."""
-    folder = Path(path)
-    if (folder / "model").is_dir():
-        return folder / "model"
-    newest = latest(folder / "checkpoints")
-    return path if newest is None else newest / "model"
 
 
 @contextmanager

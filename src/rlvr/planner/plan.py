@@ -36,6 +36,7 @@ from rlvr.planner.trainer_memory import (
 )
 from rlvr.policy.loading import dtype_of
 from rlvr.policy.microbatch import token_limit
+from rlvr.rewards import build_terms, walk
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 
 # An estimate that no GPU has confirmed yet (docs/gpu.md).
@@ -149,7 +150,8 @@ def micro_batch_tokens(shape: Shape, config: Config, ranks: int, sampled: bool) 
 def keeps_reference(stage: StagePlan) -> bool:
     """Return True if the stage keeps a copy of the weights to compare with."""
     if stage.kind != "sft":
-        return compares_with_reference(stage.config.algorithm)
+        terms = walk(build_terms(stage.config.rewards))
+        return compares_with_reference(stage.config.algorithm) or any(t.function.needs_reference for t in terms)
     loss = stage.options.get("loss", "likelihood")
     return loss != "likelihood" and reads_reference("auxiliary", loss)
 

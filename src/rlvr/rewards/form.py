@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -73,7 +74,9 @@ class Repetition(RewardTerm):
     The share is -(1 - distinct / all), 0 without a repetition and for a response shorter than n. The count, with a
     small weight (0.05) and behind a gate that only wrong answers pass, is the penalty of the cosine reward's authors
     (Yeo et al. 2025, arXiv 2502.03373, confirmed in a copy of their code, which sums it into the reward of the whole
-    response; the paper's form with a discount on the repeated tokens is not this). Linear in the length.
+    response; the paper's form with a discount on the repeated tokens is not this). With `limit` it is -1 where one
+    n-gram stands that often, else 0 (RLPR: 10 times 10 words, OpenBMB/RLPR, commit 8490fca,
+    verl/utils/reward_score/repetition.py, which splits words at `_` too and keeps their case). Linear in the length.
     """
 
     # Four tokens, as the metric completion/repetition counts.
@@ -83,10 +86,14 @@ class Repetition(RewardTerm):
     """Token ids that the policy wrote, or words of the text between white space, in lower case."""
     count: bool = False
     """Count repetitions instead of taking their share."""
+    limit: int | None = None
+    """-1 where an n-gram stands this often, at least 2, and 0 elsewhere; null: the share or the count."""
 
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ValueError(f"n is {self.n}: it must be at least 1")
+        if self.limit is not None and (self.limit < 2 or self.count):
+            raise ValueError("limit is at least 2, and takes the place of count: set one of the two")
 
     def __call__(self, batch: Batch) -> np.ndarray:
         return np.asarray([self._penalty(self._units(r)) for r in batch.rollouts], dtype=np.float64)
@@ -99,6 +106,9 @@ class Repetition(RewardTerm):
     def _penalty(self, units: Sequence[Hashable]) -> float:
         # Overlapping n-grams: len - n + 1 of them.
         grams = list(zip(*(units[i:] for i in range(self.n)), strict=False))
+        if self.limit is not None:
+            often = max(Counter(grams).values(), default=0) >= self.limit
+            return -1.0 if often else 0.0
         repeated = len(grams) - len(set(grams))
         if self.count:
             return -float(repeated)

@@ -174,7 +174,7 @@ class Brevity(OfRightAndWrong):
     """The value of a right answer by its length compared within the group; wrong answers are worth 0.
 
     - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq.
-      4; the penalty of GRPO-lambda, as in a write-up of that method).
+      4; also the penalty of GRPO-lambda, arXiv 2505.18086, read in a write-up of third parties).
     - range: 1 + alpha (longest - L) / (longest - shortest) over the right answers (a bonus; from notes on arXiv
       2506.15647, a guess at its formula).
     - kimi: alpha (0.5 - (L - shortest) / (longest - shortest)) over all members, for wrong answers at most 0 (Kimi

@@ -15,12 +15,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from rlvr.components import Continuation, Encode, RewardContext, RewardTerm
+from rlvr.core.answer_text import PLACE, check_place, with_answer
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
-
-ANSWER = "{answer}"
-"""The place of the task's answer in a text."""
 
 
 def tokens_before_answer(rollout: Rollout, opening: str) -> int | None:
@@ -47,7 +45,9 @@ class AnswerLikelihood(RewardTerm):
 
     The response is cut after the last token that ends within `opening`, and the answer's tokens are put there.
 
-    - mean_prob: the mean of the tokens' probabilities (RLPR, Yu et al. 2025, arXiv 2506.18254, from notes).
+    - mean_prob: the mean of the tokens' probabilities (RLPR, Yu et al. 2025, arXiv 2506.18254; OpenBMB/RLPR, commit
+      8490fca, verl/workers/reward_manager/prob.py and verl/trainer/ppo/ray_trainer.py, where `debias` is on, `without`
+      is 0, `scored` is answer, `baseline` is reference and `bare` is empty).
     - product: the probability of the whole answer (VeriFree, Zhou et al. 2025, arXiv 2505.21493; sail-sg/VeriFree,
       verifree.py, where `text` closes the tag and `finished` is on).
     - reactive: the mean log-prob, each token weighted by its standard deviation over the group's responses, so that
@@ -65,10 +65,17 @@ class AnswerLikelihood(RewardTerm):
     debias: bool = False
     """Subtract the same number without reasoning, where `opening` follows the prompt at once, and cut to [0, 1]
     (RLPR)."""
+    baseline: Literal["current", "reference"] = "current"
+    """The policy whose number without reasoning `debias` subtracts: as it is before the update, or as it was at the
+    start of the stage."""
+    bare: str | None = None
+    """The text between the prompt and `text` without reasoning; null: `opening`."""
     without: float = 0.0
     """The value of a response without `opening`."""
-    text: str = ANSWER
+    text: str = PLACE
     """The text that is put there; `{answer}` stands for the task's answer."""
+    scored: Literal["text", "answer"] = "text"
+    """The tokens that count: all of `text`, or those that hold a part of the answer, without `text` after it."""
     finished: bool = False
     """A truncated response is worth `without` too, and so is one whose reasoning has, together with `text`, more tokens
     than `rollout.max_new_tokens`."""
@@ -79,10 +86,16 @@ class AnswerLikelihood(RewardTerm):
     def __post_init__(self) -> None:
         if not self.opening:
             raise ValueError("opening is empty: it says where an answer begins")
-        if ANSWER not in self.text:
-            raise ValueError(f"text is {self.text!r}, and has to name the task's answer as {ANSWER}")
+        check_place(self.text)
         if self.debias and self.reduce == "reactive":
             raise ValueError("debias is of probabilities, and reduce reactive is a log-prob")
+        if not self.debias and (self.baseline != "current" or self.bare is not None):
+            raise ValueError("baseline and bare say what debias subtracts, and debias is off")
+
+    @property
+    def needs_reference(self) -> bool:
+        """True where the reference gives the number without reasoning."""
+        return self.debias and self.baseline == "reference"
 
     def bind(self, setting: RewardContext) -> AnswerLikelihood:
         """Checks that the tasks have answers."""
@@ -102,22 +115,38 @@ class AnswerLikelihood(RewardTerm):
         wanted = []
         seen = set()
         for i, rollout in enumerate(batch.rollouts):
-            if rollout.task.answer is None:
-                answer = []
-            else:
-                answer = encode(self.text.replace(ANSWER, str(rollout.task.answer)))
+            lead, answer = self._tokens(rollout.task.answer, encode)
             prompt = rollout.token_ids[rollout.origin == 0].tolist()
             if not answer:
                 continue
             cut = tokens_before_answer(rollout, self.opening)
-            if cut is not None and not self._unfinished(rollout, cut - len(prompt) + len(answer)):
-                wanted.append(Continuation(i, rollout.token_ids[:cut].tolist(), answer))
+            if cut is not None and not self._unfinished(rollout, cut - len(prompt) + len(lead) + len(answer)):
+                wanted.append(Continuation(i, [*rollout.token_ids[:cut].tolist(), *lead], answer))
             if self.debias and rollout.group not in seen:
                 seen.add(rollout.group)
+                opening = self.opening if self.bare is None else self.bare
+                # `encode` gives a token of its own for no text.
+                bare = encode(opening) if opening else []
                 # -1 - i marks the request without reasoning: negative also for i = 0. One for each group, since it
                 # depends on the prompt alone.
-                wanted.append(Continuation(-1 - i, [*prompt, *encode(self.opening)], answer))
+                wanted.append(Continuation(-1 - i, [*prompt, *bare, *lead], answer, model=self.baseline))
         return wanted
+
+    def _tokens(self, answer: object, encode: Encode) -> tuple[list[int], list[int]]:
+        """(token ids of `text` before those that are scored, the scored ones); two empty lists without an answer."""
+        if answer is None:
+            return [], []
+        if self.scored == "text":
+            return [], encode(with_answer(self.text, answer))
+        before = self.text.partition(PLACE)[0]
+        ids = encode(before + str(answer))
+        # The tokens that the text before has by itself: one that reaches into the answer (" yes") differs, and counts.
+        lead = 0
+        for own, joined in zip(encode(before) if before else [], ids[:-1], strict=False):
+            if own != joined:
+                break
+            lead += 1
+        return ids[:lead], ids[lead:]
 
     def _unfinished(self, rollout: Rollout, length: int) -> bool:
         """True where `finished` leaves a response of `length` tokens, with the answer's in it, without a value."""

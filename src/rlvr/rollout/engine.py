@@ -30,8 +30,8 @@ class Sampling:
     """Sampling parameters. temperature 0 is greedy, with log-probs at temperature 1."""
 
     max_new_tokens: int
-    # Values that truncate nothing (top_p 1, top_k 0, min_p 0) are the defaults because training refuses others: the
-    # log-probs of a truncated distribution are not those that the trainer computes.
+    # Values that truncate nothing (top_p 1, top_k 0, min_p 0) are the defaults because training refuses others unless
+    # asked: the log-probs of a truncated distribution are not those that the trainer computes.
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0

@@ -77,47 +77,69 @@ class PassRateBand(Selector):
 class SpreadFilter(Selector):
     """Keep the groups whose rewards spread at least as much as is usual by now.
 
-    The dynamic filter of RLPR (Yu et al. 2025, arXiv 2506.18254, from notes): groups whose standard deviation is below
-    `share` of its moving average over the steps before are dropped. On the first step all that have a spread stay.
+    The dynamic filter of RLPR (Yu et al. 2025, arXiv 2506.18254; OpenBMB/RLPR, commit 8490fca,
+    verl/trainer/ppo/ray_trainer.py, `fit`): groups whose standard deviation is below `share` of its average over the
+    steps before are dropped. The average is of all groups that were sampled, dropped ones among them. Without a step
+    before it, the first step that filters keeps the groups that have a spread.
     """
 
     share: float = 0.5
-    """The bound as a share of the moving average; 0 keeps all groups with a decided reward."""
+    """The bound as a share of the average; 0 keeps all groups with a decided reward."""
     decay: float = 0.99
     """Share of the moving average that stays at each step, 0 to below 1."""
+    average_from: int = 1
+    """The first step, counted from 1, whose spreads the average holds."""
+    filter_from: int = 1
+    """The first step that drops groups, from `average_from` on. Until then the average is the plain mean of its steps;
+    it moves by `decay` from this step on."""
     _average: float | None = field(default=None, init=False, repr=False)
     _new: float | None = field(default=None, init=False, repr=False)
+    _steps: int = field(default=0, init=False, repr=False)
+    """Steps that were trained."""
 
     def __post_init__(self) -> None:
         if self.share < 0 or not 0 <= self.decay < 1:
             raise ValueError("share must be at least 0, and decay 0 to below 1")
+        if not 1 <= self.average_from <= self.filter_from:
+            raise ValueError("steps are counted from 1, and average_from is not after filter_from")
+
+    def sampled(self, batch: Batch) -> None:
+        """Take in the spreads of the step, which go into the average once it is trained."""
+        spreads = [spread_of(finite) for _, finite in decided_values(batch, "reward") if len(finite)]
+        # Waits for `observe`: a batch that is looked at and not trained does not move the average.
+        self._new = float(np.mean(spreads)) if spreads else None
 
     def __call__(self, batch: Batch) -> np.ndarray:
+        if self._steps + 1 < self.filter_from:
+            return np.arange(len(batch))
         keep = np.zeros(len(batch), dtype=bool)
-        spreads = []
         for group, finite in decided_values(batch, "reward"):
             if len(finite):
                 spread = spread_of(finite)
-                spreads.append(spread)
-                # Without an average yet (first step) the bound is 0 and groups of equal rewards are dropped by `spread
-                # > 0`.
+                # Without an average yet the bound is 0 and groups of equal rewards are dropped by `spread > 0`.
                 keep[group.index] = spread >= self.share * (self._average or 0.0) and (spread > 0 or self.share == 0)
-        # Waits for `observe`: a batch that is looked at and not trained does not move the average.
-        self._new = float(np.mean(spreads)) if spreads else None
         return np.flatnonzero(keep)
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """The step was trained: its mean spread goes into the average."""
-        if self._new is not None:
+        self._steps += 1
+        if self._new is not None and self._steps >= self.average_from:
             # The first step's mean begins the average, which needs no correction for starting at 0 then.
             old = self._new if self._average is None else self._average
-            self._average = self.decay * old + (1 - self.decay) * self._new
+            if self._steps < self.filter_from:
+                # A running mean: the n-th of n steps moves it by 1 / n.
+                stays = 1 - 1 / (self._steps - self.average_from + 1)
+            else:
+                stays = self.decay
+            self._average = stays * old + (1 - stays) * self._new
         self._new = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The moving average."""
-        return {"average": self._average}
+        """The average, and the number of steps trained."""
+        return {"average": self._average, "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the average of a checkpoint."""
         self._average = state["average"]
+        # Checkpoints of earlier versions, which filter from the first step, lack the key.
+        self._steps = state.get("steps", 0)

@@ -125,6 +125,9 @@ class Stage(Component):
         sampling = Sampling(
             max_new_tokens=rollout.max_new_tokens,
             temperature=scalar_value(rollout.temperature, step, self.steps),
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            min_p=rollout.min_p,
             stop=tuple(rollout.stop),
             ignore_eos=rollout.ignore_eos,
         )

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import Advantage, AdvantageComponent, Monitoring, RewardTerm, Selector
+from rlvr.components import Advantage, AdvantageComponent, Continuation, Monitoring, RewardTerm, Selector
 from rlvr.config import AlgorithmConfig, Config, OptimConfig
 from rlvr.core.component import called_as
 from rlvr.core.needs import Need
 from rlvr.core.schedules import ComponentList
 from rlvr.data import History
 from rlvr.errors import ConfigError
-from rlvr.policy import Policy
+from rlvr.policy import Policy, Snapshot
 from rlvr.policy.statistics import add_statistics, continuation_logprobs, encoded
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rewards import (
@@ -112,6 +112,7 @@ class Scoring:
         when: tuple[int, int],
         peek: bool = False,
         known: dict[str, np.ndarray] | None = None,
+        reference: Snapshot | None = None,
     ) -> Batch:
         """The batch of these rollouts with its reward columns, and `history/mean`, the mean score of the task's earlier
         draws (NaN where there is none), at step `when[0]` of `when[1]`. Columns that are `known` are taken as they
@@ -121,7 +122,7 @@ class Scoring:
         if known is not None:
             self._add_what_is_needed(batch, policy)
             return batch
-        terms = self._prepared(batch, policy, history, when, peek)
+        terms = self._prepared(batch, policy, history, when, peek, reference)
         with self._lock:
             return score(batch, terms)
 
@@ -132,10 +133,11 @@ class Scoring:
         policy: Policy,
         history: History,
         when: tuple[int, int],
+        reference: Snapshot | None = None,
     ) -> None:
         """Show responses that are not trained to the terms that asked for them."""
         batch = Batch(list(rollouts))
-        terms = self._prepared(batch, policy, history, when)
+        terms = self._prepared(batch, policy, history, when, reference=reference)
         with self._lock:
             show_monitored(batch, terms, monitoring)
 
@@ -146,7 +148,13 @@ class Scoring:
         return list(dict.fromkeys(monitoring for monitoring in asked if monitoring is not None))
 
     def _prepared(
-        self, batch: Batch, policy: Policy, history: History, when: tuple[int, int], peek: bool = False
+        self,
+        batch: Batch,
+        policy: Policy,
+        history: History,
+        when: tuple[int, int],
+        peek: bool = False,
+        reference: Snapshot | None = None,
     ) -> list[Term]:
         """The terms as they are called for a batch, to which the columns that they read are added."""
         # Before this step is noted in the history, so that a rollout is not compared with itself.
@@ -160,7 +168,7 @@ class Scoring:
         if peek:
             terms = [term.each(_untouched) for term in terms]
         if self._reads.continuations:
-            terms = [term.each(lambda one: self._given(one, batch, policy)) for term in terms]
+            terms = [term.each(lambda one: self._given(one, batch, policy, reference)) for term in terms]
         return terms
 
     def call_plain(self, rollouts: Sequence[Rollout]) -> None:
@@ -168,19 +176,39 @@ class Scoring:
         with self._lock:
             call_plain(Batch(list(rollouts)), self.terms)
 
-    def _given(self, term: Term, batch: Batch, policy: Policy) -> Term:
+    def _given(self, term: Term, batch: Batch, policy: Policy, reference: Snapshot | None) -> Term:
         """The term with the log-probs of the continuations that it asks for."""
         if not term.function.asks_continuations:
             return term
         requests = term.function.asks(batch, lambda text: encoded(policy, text))
-        logprobs = continuation_logprobs(policy, [(one.context, one.target) for one in requests], self.config.optim)
-        scored = list(zip(requests, logprobs, strict=True))
+        own = [one for one in requests if one.model == "current"]
+        others = [one for one in requests if one.model == "reference"]
+        scored = self._scored(own, policy)
+        if others:
+            assert reference is not None, f"the term {term.name!r} asks for the reference and has no `needs_reference`"
+            with reference.in_place():
+                scored += self._scored(others, policy)
         function = functools.partial(term.function, scored=scored)
         return dataclasses.replace(term, function=called_as(RewardTerm, function))
+
+    def _scored(self, requests: Sequence[Continuation], policy: Policy) -> list[tuple[Continuation, np.ndarray]]:
+        """The requests with their log-probs under the weights that are in place."""
+        logprobs = continuation_logprobs(policy, [(one.context, one.target) for one in requests], self.config.optim)
+        return list(zip(requests, logprobs, strict=True))
+
+    @property
+    def needs_reference(self) -> bool:
+        """Return True if a term has continuations scored by the reference."""
+        return any(term.function.needs_reference for term in walk(self.terms))
 
     def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
         everyone = np.ones(len(batch), dtype=bool)
         self._reads.add(batch, policy, everyone, batch.rollouts, self.config.optim)
+
+    def show_sampled(self, batch: Batch) -> None:
+        """Show all that was sampled for a step to the selectors."""
+        for _, selector in self.selectors:
+            selector.sampled(batch)
 
     def select(self, batch: Batch, step: int, steps: int) -> Batch:
         """The rollouts of the batch that train. ConfigError names a selector that gives positions which are not
@@ -318,6 +346,11 @@ def chooser(config: Config, policy: Policy, tasks: Sequence[Task], apart: bool =
     alone = config.model_copy(update={"rewards": [scorer], "algorithm": AlgorithmConfig()})
     scoring = Scoring(alone)
     scoring.bind(tasks, RewardContext(alone, tasks))
+    if scoring.needs_reference:
+        raise ConfigError(
+            f"evaluation.scorer: {scorer.written!r} compares with the policy at the start of a stage, which an "
+            "evaluation does not keep: choose another scorer"
+        )
     if apart and any(term.function.needs_policy for term in walk(scoring.terms)):
         raise ConfigError(
             f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in "

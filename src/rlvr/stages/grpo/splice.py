@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvr.config import Config, SpliceConfig
+from rlvr.core.answer_text import with_answer
 from rlvr.core.needs import PROXIMAL_LOGPROBS
 from rlvr.errors import ConfigError
 from rlvr.losses import Objective
 from rlvr.policy import Policy
 from rlvr.policy.statistics import encoded
 from rlvr.records import Batch, Origin, Rollout
-from rlvr.rewards.likelihood import ANSWER, tokens_before_answer
+from rlvr.rewards.likelihood import tokens_before_answer
 from rlvr.rollout.characters import char_ends
 from rlvr.stages.grpo.appended import filler
 
@@ -87,7 +88,7 @@ def _cut(rollout: Rollout, splice: SpliceConfig, policy: Policy) -> tuple[int, l
     place = tokens_before_answer(rollout, splice.opening)
     if place is None:
         return None
-    put = encoded(policy, splice.text.replace(ANSWER, str(rollout.task.answer)))
+    put = encoded(policy, with_answer(splice.text, rollout.task.answer))
     return place, put if place + len(put) <= policy.context else []
 
 

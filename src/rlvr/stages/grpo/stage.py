@@ -32,6 +32,7 @@ from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
 from rlvr.stages.grpo.scoring import Advantages, Scoring
 from rlvr.stages.grpo.splice import check_splice, with_answers
 from rlvr.stages.grpo.supervised_steps import SupervisedSteps, check_supervised_steps
+from rlvr.stages.grpo.truncated_sampling import check_truncation
 from rlvr.stages.stage_base import Stage, StageContext, token_weights
 from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.raised_verdicts import Raised
@@ -114,14 +115,7 @@ class GRPOStage(Stage):
                 "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
                 "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
             )
-        for name in ("top_p", "top_k", "min_p"):
-            # The neutral values are the defaults: top_p 1, top_k and min_p 0.
-            neutral = type(rollout).model_fields[name].default
-            if getattr(rollout, name) != neutral:
-                raise ConfigError(
-                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those "
-                    f"of the whole distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
-                )
+        check_truncation(plan.config, objective)
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
 
@@ -189,7 +183,8 @@ class GRPOStage(Stage):
                 return self._score_demonstrations(collected.rollouts), {}
         when = (self._step, self.steps)
         for monitoring, rollouts in collected.monitored:
-            self.scoring.show_monitored(rollouts, monitoring, self.context.policy, self.context.history, when)
+            policy, history = self.context.policy, self.context.history
+            self.scoring.show_monitored(rollouts, monitoring, policy, history, when, self.reference)
         # Without baselines: the sampled rollouts first, then those that dynamic sampling dropped.
         everything, compared = self._scored_all(collected)
         self._sampled = everything.with_own_columns()
@@ -205,6 +200,7 @@ class GRPOStage(Stage):
             batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
+        self.scoring.show_sampled(everything)
         batch = self.scoring.select(batch, self._step, self.steps)
         if not self.config.algorithm.select_after:
             self._add_advantages(batch)
@@ -284,7 +280,8 @@ class GRPOStage(Stage):
 
     def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
         when = (self._step, self.steps)
-        return self.scoring.score(rollouts, self.context.policy, self.context.history, when, peek, known)
+        policy = self.context.policy
+        return self.scoring.score(rollouts, policy, self.context.history, when, peek, known, self.reference)
 
     def _add_advantages(self, batch: Batch) -> None:
         if self.penalty is not None:
@@ -354,8 +351,8 @@ class GRPOStage(Stage):
 
     @property
     def keeps_reference(self) -> bool:
-        """Return True if the loss or the reward compares with the reference."""
-        return self._objective.needs_reference or self.penalty is not None
+        """Return True if the loss, a penalty or a term of the reward compares with the reference."""
+        return self._objective.needs_reference or self.penalty is not None or self.scoring.needs_reference
 
     def check_tasks(self) -> None:
         """DataError when demonstrations are to be learned from and no task has one; in steps of their own, or where

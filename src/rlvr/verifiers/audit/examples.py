@@ -19,6 +19,7 @@ _FRACTION = _example("What is 3 divided by 8?", r"\frac{3}{8}")
 _ROOTS = _example("Solve x^2 - 5x + 6 = 0.", "2, 3")
 _CITY = _example("What is the capital of France?", "Paris")
 _SENTENCE = _example("Say who wrote Faust.", "Faust was written by Johann Wolfgang von Goethe")
+_OSLO_CALL = '<think> so </think>\n<tool_call>\n{"name": "weather", "parameters": {"city": "Oslo"}}\n</tool_call>'
 
 EXAMPLES: dict[str, tuple[Example, ...]] = {
     "math": (
@@ -64,6 +65,13 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "What is the weather in Oslo?",
             [{"name": "weather", "arguments": {"city": "Oslo", "days": 1}}],
             gold='<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 1}}\n</tool_call>',
+        ),
+    ),
+    "toolrl": (
+        _example(
+            "Use a tool: what is the weather in Oslo?",
+            _OSLO_CALL,
+            completion=_OSLO_CALL,
         ),
     ),
     "reasoning_gym": (_example("Compute 6 * 7.", "42", dataset="basic_arithmetic", metadata={}),),

@@ -48,7 +48,8 @@ class ToolCallVerifier(Verifier):
     (`f(a=1)`)."""
     credit: Credit = "none"
     """Partial credit: `none`, `fraction` (ToolRL's R_max / S_max), or `toolrl`, its reward 6 R_max / S_max - 3 plus 1
-    for the format (arXiv 2504.13958, section 3.3): one `<think>` block, then nothing but the calls."""
+    for the format (arXiv 2504.13958, section 3.3): one `<think>` block, then nothing but the calls. The verifier
+    `toolrl` is the rule of its authors' code, for their data alone."""
     extra_calls_cost: bool = True
     """With partial credit, calls beyond those wanted lower all parts; false is the paper's formula, where guesses
     pay."""

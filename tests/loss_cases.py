@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
-from number_oracles import averaged
+from number_oracles import averaged, finite_differences
 from rlvr.core.needs import CURRENT, REFERENCE
 from rlvr.losses import Denominators, TokenBatch
 
@@ -64,3 +67,19 @@ def value_and_gradient(loss, tokens, over, of=("logprobs", CURRENT)):
     value = loss(tokens, over).value
     (gradient,) = torch.autograd.grad(value, tokens.statistics[of])
     return float(value.detach()), gradient.numpy()
+
+
+def same_sign(case):
+    """One advantage per sequence, as the level of the response asks for."""
+    case.advantage = np.asarray([(-1.0) ** s * (1 + 0.3 * s) for s in case.sequence])
+    return case
+
+
+def check(loss, case, wanted, smooth=slice(None), chosen=None, point=None, rtol=1e-6):
+    """Value and gradient of `loss` are those of `wanted`, a function of the flat log-probs."""
+    tokens = replace(case.batch(), chosen=chosen)
+    value, gradient = value_and_gradient(loss, tokens, case.over())
+    assert value == pytest.approx(wanted(case.logprobs), rel=1e-10, abs=1e-12)
+    numeric = finite_differences(wanted if point is None else point, case.logprobs)
+    np.testing.assert_allclose(gradient[smooth], numeric[smooth], rtol=rtol, atol=1e-8)
+    assert np.abs(gradient).max() > 1e-4
