@@ -59,3 +59,17 @@ def test_the_first_step_is_a_half_for_each_response(step):
     signs = [1 if label else -1 for _, label in ROWS]
     pulls = [sign * score_function(ids_of(text), logits) for sign, (text, _) in zip(signs, ROWS, strict=True)]
     np.testing.assert_allclose(got, -BETA / 2 * sum(pulls) / len(ROWS), rtol=1e-6)
+
+
+def test_the_rates_are_those_of_the_authors(step):
+    """train/openrlhf/cli/train_ce.py: 3 % of the steps to warm up, then a cosine to a tenth; lr 5e-7 in run_ce.sh."""
+    stage = step.stage
+    warm_up = math.ceil(0.03 * stage.steps)
+    for number in range(0, stage.steps, 13):
+        if number < warm_up:
+            # Their first step has rate 0, ours the rate of their second.
+            expected = (number + 1) / warm_up
+        else:
+            done = (number - warm_up) / (stage.steps - warm_up)
+            expected = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
+        assert stage.learning_rate(number) == pytest.approx(5e-7 * expected)
