@@ -41,6 +41,7 @@ class Response:
     text: str
     ids: tuple[int, ...] = (1,)
     truncated: bool = False
+    role: str = "policy"
 
 
 def plan_of(slug: str, name: str = "grpo") -> StagePlan:
@@ -144,6 +145,7 @@ class RecipeStep:
             policy_version=np.where(origin == Origin.POLICY, 0, -1).astype(np.int32),
             stop=StopReason.LENGTH if response.truncated else StopReason.END,
             text=response.text,
+            role=response.role,
         )
         rollout.verdicts["verifier"] = self._verdict(task, response.text)
         return rollout

@@ -162,6 +162,10 @@ class AlgorithmConfig(Section):
     probability that was kept. Needs `correction: null`, and with several optimizer steps per batch `decoupled`."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
+    demonstrations: Literal["selected", "sampled"] = "selected"
+    """The groups beside which the demonstrations of their tasks are learned, where a term of `auxiliary` learns them:
+    those of which `select` leaves a response, or all of the step, tasks of which the plan sampled no group among
+    them."""
     supervised_steps: SupervisedStepsConfig | None = None
     """Learn demonstrations in steps of their own, drawn by chance; null: beside the groups of every step, where a term
     of `auxiliary` learns them."""
