@@ -82,7 +82,7 @@ def test_the_numbers_are_those_of_the_authors_configuration():
     rollout, optim, adapter = config.rollout, config.optim, config.model.adapter
     assert (rollout.prompts_per_step, rollout.group_size, rollout.max_new_tokens) == (2, 16, 64)
     assert rollout.prompts_per_step * config.run.steps == 10_000
-    assert (rollout.temperature, rollout.stop) == (1.0, ["Human", "Assistant"])
+    assert (rollout.temperature, rollout.top_p, rollout.stop) == (1.0, 0.95, ["Human", "Assistant"])
     assert (optim.schedule, optim.warmup_steps, optim.updates_per_batch, optim.epochs_per_batch) == ("cosine", 32, 1, 1)
     (weight,) = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=optim.lr).param_groups
     assert optim.optimizer.options == {"weight_decay": weight["weight_decay"]}
