@@ -138,5 +138,8 @@ def test_the_numbers_of_the_critiques_are_those_of_the_authors_script():
     assert plan.config.rollout.prompts_per_step == 8 * 1 * 64
     assert plan.steps == 50 * 600 // 512
     assert (optim.lr, optim.schedule, optim.warmup_steps) == (5e-6, "cosine", round(0.05 * plan.steps))
+    assert (optim.min_lr, optim.updates_per_batch, optim.epochs_per_batch) == (0.0, 1, 1)
     assert optim.optimizer.options == {"weight_decay": 0.05, "betas": [0.9, 0.95]}
     assert plan.config.data.skip_long_prompts
+    # The first of the paper's four problems of DeepScaleR.
+    assert plan.config.data.train == "TIGER-Lab/One-Shot-CFT-Data:dsr_cft_p0"
