@@ -263,6 +263,20 @@ def test_two_terms_of_the_same_kind(make_trainer):
     assert row["loss/dpo"] == pytest.approx(math.log(2), rel=1e-4)  # the policy is the reference
 
 
+def test_entropy_select_is_a_factor_of_the_entropy_bonus_alone(make_trainer):
+    def trained(name, **over):
+        trainer = make_trainer(algorithm(**over) | {"run": {"steps": 2}}, name=name)
+        trainer.train()
+        return weights(trainer)
+
+    none = trained("none")
+    zero = trained("zero", entropy=1.0, entropy_select=[{"name": "covariance_softmax", "scale": 0.0}])
+    some = trained("some", entropy=1.0, entropy_select=["covariance_softmax"])
+    everywhere = trained("everywhere", entropy=1.0)
+    assert not changed(none, zero)
+    assert changed(none, some) and changed(everywhere, some)
+
+
 @pytest.mark.parametrize(
     ("over", "problem"),
     [
@@ -283,6 +297,7 @@ def test_two_terms_of_the_same_kind(make_trainer):
         ({"auxiliary": [{"name": "dpo", "beat": 1}]}, "no option 'beat'.*beta"),
         ({"auxiliary": ["dop"]}, "no auxiliary 'dop'.*dpo"),
         ({"token_select": ["top"]}, "no token_selector 'top'"),
+        ({"entropy_select": ["top_entropy"]}, "algorithm.entropy_select is of the entropy bonus, and there is none"),
         ({"kl": {"coef": 0.1, "where": "advantage"}, "modifiers": ["signs", "informative"]}, None),
     ],
     ids=str,

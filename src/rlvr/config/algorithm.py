@@ -144,6 +144,9 @@ class AlgorithmConfig(Section):
     token_select: list[Annotated[ComponentSpec, OfKind("token_selector")]] = []
     """Selectors of the tokens that the policy loss and the entropy bonus learn from; a selector sees all tokens of an
     optimizer step."""
+    entropy_select: list[Annotated[ComponentSpec, OfKind("token_selector")]] = []
+    """Selectors whose factors multiply the entropy bonus at each token, beside those of `token_select`: a coefficient
+    of its own for each token."""
     auxiliary: list[Annotated[AuxiliarySpec, OfKind("auxiliary")]] = []
     """Further terms of the loss: likelihood of chosen responses or demonstrations, preferences between a group's
     members. A term also takes a `coef` (a scalar, 1 by default)."""
