@@ -29,12 +29,12 @@ class RecordingBackend(PlainBackend):
         return super().step(lr, max_norm) if self.moves else float(self.gradients[-1].norm())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def recording():
     return RecordingBackend
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_rollout():
     """`make(ids, prompt=3, group="g", member=0)`: a rollout whose tokens from position `prompt` on were sampled."""
 
@@ -67,7 +67,7 @@ REWARDS = ((1.0, 0.0, 0.0, 0.5), (1.0, 1.0, 1.0), (0.25, np.nan, 1.0), (np.nan, 
 """By group: mixed, zero variance, with an undecided member, all undecided, mixed."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_batch(make_rollout):
     """`make(policy, seed=0, rewards=REWARDS)`: ragged random rollouts with rewards, advantages and weights, as a stage
     makes them; behaviour log-probs are noise round -2 where they are known."""

@@ -67,7 +67,7 @@ def gsm8k() -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_policy():
     """A function that builds a tiny policy: `make_policy(seed=0, adapter=None, **scratch options)`."""
     from rlvr.config import LoraConfig, ModelConfig, ScratchConfig

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -55,9 +57,24 @@ class Steps:
         return backend.gradients, metrics
 
 
+@pytest.fixture(scope="session")
+def recorded_steps(make_policy, make_batch, recording):
+    """The policy, the reference and the recorded batch that all tests of `steps` look at."""
+    made = Steps(make_policy, make_batch, recording)
+    models = made.policy.trainable(), made.reference.weights
+    before = [{name: weight.detach().clone() for name, weight in weights.items()} for weights in models]
+    yield made
+    for weights, old in zip(models, before, strict=True):
+        assert all(torch.equal(weight, old[name]) for name, weight in weights.items()), "a test moved what others share"
+
+
 @pytest.fixture
-def steps(make_policy, make_batch, recording):
-    return Steps(make_policy, make_batch, recording)
+def steps(recorded_steps):
+    """`recorded_steps` with a batch of its own, to which an update writes columns. The policy does not move; a test
+    that changes the reference makes its own `Steps`."""
+    own = copy.copy(recorded_steps)
+    own.batch = copy.deepcopy(recorded_steps.batch)
+    return own
 
 
 def component(loss, **more):

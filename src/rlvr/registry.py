@@ -103,6 +103,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "brief_characters": "practical_two_stage_recipe.character_rewards",
         "by_condition": "autothink.autothink",
         "by_pass_rate": "grpo_lambda.by_pass_rate",
+        "constraint_points": "light_if.constraint_points",
         "cosine_characters": "practical_two_stage_recipe.character_rewards",
         "exponential_length": "autothink.autothink",
         "last_token": "laser.laser",
@@ -115,6 +116,10 @@ RECIPES: dict[str, dict[str, str]] = {
     },
     "source": {
         "helped_problems": "sparkle.helped_problems",
+    },
+    "token_selector": {
+        "covariance_softmax": "light_if.token_factors",
+        "surprise_over_entropy": "light_if.token_factors",
     },
     "verifier": {
         "toolrl": "toolrl.reference_calls",

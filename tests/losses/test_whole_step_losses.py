@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import loss_oracles as oracle
-from learner_steps import CUTS, component
+from learner_steps import CUTS, Steps, component
 from number_oracles import finite_differences, gap, gradient_of, token_statistics
 from rlvr.errors import TrainingError
 from rlvr.losses import (
@@ -329,8 +329,9 @@ def test_unknown_behaviour_is_refused_where_it_is_read(steps):
     steps.gradients(Objective((component(RewardClassification()),)))
 
 
-def test_the_reference_follows(steps):
+def test_the_reference_follows(make_policy, make_batch, recording):
     """After a step: mix x policy + (1 - mix) x reference, and nothing while it is not due."""
+    steps = Steps(make_policy, make_batch, recording)
     objective = Objective(
         (component(ClippedPolicyLoss()), ObjectiveTerm("kl", KLPenalty(k3, "tokens"), "policy", 0.1)),
         renewal=Renewal(every=3, mix=0.25),

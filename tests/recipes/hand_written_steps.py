@@ -42,6 +42,7 @@ class Response:
     text: str
     ids: tuple[int, ...] = (1,)
     truncated: bool = False
+    role: str = "policy"
 
 
 def plan_of(slug: str, name: str = "grpo") -> StagePlan:
@@ -189,6 +190,7 @@ class RecipeStep:
             policy_version=np.where(origin == Origin.POLICY, 0, -1).astype(np.int32),
             stop=StopReason.LENGTH if response.truncated else StopReason.END,
             text=response.text,
+            role=response.role,
         )
         rollout.verdicts["verifier"] = asyncio.run(self._verdict(task, response.text))
         return rollout

@@ -97,6 +97,8 @@ def test_gradient_of_a_two_token_policy(recipe_step, name):
     logits = [0.0, 0.4]
     expected = policy_gradient(advantages, ids, logits, "tokens")
     np.testing.assert_allclose(step.gradient(step.score([GROUP]), logits), expected, rtol=1e-9)
+    # Strictly on-policy: no weight for what the engine's log-probs are.
+    np.testing.assert_allclose(step.gradient(step.score([GROUP]), logits, engine=[0.9, 0.0]), expected, rtol=1e-9)
 
 
 def test_a_truncated_answer_is_punished_in_the_later_stages_alone(recipe_step):

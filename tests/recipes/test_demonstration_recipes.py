@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hand_written_steps import plan_of, score_function, softmax
 
+from rlvr import registry
 from rlvr.data import load_tasks
 from rlvr.records import Task
 
@@ -61,6 +63,45 @@ def test_two_sources_that_disagree_are_learned_by_their_rewards(recipe_step):
     assert step.gradient(batch, logits)[LETTERS["a"]] < -0.02 < 0.02 < step.gradient(batch, logits)[LETTERS["b"]]
 
 
+def test_the_rates_of_openchat_are_those_of_the_authors(recipe_step):
+    """cosine_schedule_with_warmup_lr_lambda of ochat/training_deepspeed/train.py: 5 % of the steps to warm up, a cosine
+    to a tenth."""
+    stage = recipe_step("openchat", [of_source(0, "expert", "a"), of_source(1, "other", "b")], "sft").stage
+    steps = stage.steps
+    peak = max(stage.learning_rate(step) for step in range(steps))
+    warm_up = round(0.05 * steps)
+    for step in range(0, steps, 7):
+        rate = stage.learning_rate(step) / peak
+        if step < warm_up:
+            # Their first step has rate 0, ours the rate of their second.
+            assert rate == pytest.approx((step + 1) / warm_up)
+        else:
+            done = (step - warm_up) / (steps - warm_up)
+            assert rate == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def test_openchat_is_trained_by_the_authors_adamw():
+    """Betas 0.9 and 0.95, epsilon 1e-5, decay 0.1 (train.py), on a matrix of four weights; small gradients, beside
+    which the epsilon shows."""
+    spec = plan_of("openchat", "sft").config.optim.optimizer
+    weights = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 0.0]], dtype=torch.float64))
+    optimizer = registry.find("optimizer", spec.name)([weights], **spec.options)
+    expected = weights.detach().numpy().copy()
+    first, second = np.zeros((2, 2)), np.zeros((2, 2))
+    rng = np.random.default_rng(0)
+    for step in range(1, 4):
+        gradient = rng.normal(0, 1e-4, (2, 2))
+        weights.grad = torch.from_numpy(gradient)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.step()
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.95 * second + 0.05 * gradient**2
+        move = first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.95**step)) + 1e-5)
+        expected = expected - 0.01 * (0.1 * expected + move)
+    np.testing.assert_allclose(weights.detach().numpy(), expected, rtol=1e-9)
+
+
 CRITIQUES = [
     {
         "messages": [
@@ -97,5 +138,8 @@ def test_the_numbers_of_the_critiques_are_those_of_the_authors_script():
     assert plan.config.rollout.prompts_per_step == 8 * 1 * 64
     assert plan.steps == 50 * 600 // 512
     assert (optim.lr, optim.schedule, optim.warmup_steps) == (5e-6, "cosine", round(0.05 * plan.steps))
+    assert (optim.min_lr, optim.updates_per_batch, optim.epochs_per_batch) == (0.0, 1, 1)
     assert optim.optimizer.options == {"weight_decay": 0.05, "betas": [0.9, 0.95]}
     assert plan.config.data.skip_long_prompts
+    # The first of the paper's four problems of DeepScaleR.
+    assert plan.config.data.train == "TIGER-Lab/One-Shot-CFT-Data:dsr_cft_p0"

@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from hand_written_steps import Response, policy_gradient
 
 from advantage_helpers import batch_of
 from rlvr.advantages import GroupAdvantage
 from rlvr.recipes.noisy_verifier_corrections.noise import Noise
+from rlvr.records import Task
 
 
 @pytest.mark.parametrize(("fp", "fn"), [(0.1, 0.3), (0.0, 0.4), (0.25, 0.0)])
@@ -54,3 +56,43 @@ def test_noise_changes_normalised_advantages_where_a_corrected_reward_does_not()
     )
     same = batch_of([1.0, 1.0, 0.0], [0, 0, 1])
     np.testing.assert_array_equal(Noise("forward", 0.0, 0.2)(same, np.asarray([0.5, 0.25, 0.125])), [0.5, 0.25, 0.125])
+
+
+TASK = Task(id="t", prompt="What is 1 + 1?", answer="2")
+LOGITS = [0.3, -0.2, 0.5, 0.1]
+RIGHT, WRONG = "so \\boxed{2}", "so \\boxed{3}"
+GROUP = [(RIGHT, (0, 1)), (WRONG, (2,)), (WRONG, (1, 3, 3)), (RIGHT, (3,)), (WRONG, (0, 0))]
+
+
+def shipped(right, count):
+    """Advantages of an accepted and a rejected response at the recipe's rate of 0.1: GRPO's differ by one deviation's
+    inverse, of which a rejected one loses 0.9 and an accepted one keeps 0.1."""
+    deviation = math.sqrt(right * (count - right)) / count
+    apart = 1 / (deviation + 1e-4)
+    return 0.1 * apart, -0.9 * apart
+
+
+def test_advantages_at_the_shipped_rate(recipe_step):
+    step = recipe_step("noisy-verifier-corrections", [TASK])
+    for right in range(1, 10):
+        texts = [RIGHT] * right + [WRONG] * (10 - right)
+        got = step.score([[Response(text, (1,)) for text in texts]]).column("advantage")
+        accepted, rejected = shipped(right, 10)
+        np.testing.assert_allclose(got, [accepted] * right + [rejected] * (10 - right), rtol=1e-9)
+    # A right answer, rejected once in ten times, has no advantage on the mean; a wrong one has less than none.
+    assert 0.9 * accepted + 0.1 * rejected == pytest.approx(0, abs=1e-12)
+    # Where all are accepted there is nothing to correct.
+    same = step.score([[Response(RIGHT, (1,)), Response(RIGHT, (2,))]]).column("advantage")
+    assert same.tolist() == [0.0, 0.0]
+
+
+def test_gradient_at_the_shipped_rate(recipe_step):
+    step = recipe_step("noisy-verifier-corrections", [TASK])
+    got = step.gradient(step.score([[Response(text, ids) for text, ids in GROUP]]), LOGITS)
+    accepted, rejected = shipped(2, 5)
+    advantages = [accepted if text == RIGHT else rejected for text, _ in GROUP]
+    expected = policy_gradient(advantages, [ids for _, ids in GROUP], LOGITS, "sequences")
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+    plain = [0.6 if text == RIGHT else -0.4 for text, _ in GROUP]
+    other = policy_gradient(plain, [ids for _, ids in GROUP], LOGITS, "sequences")
+    assert abs(got @ other) < 0.9 * np.linalg.norm(got) * np.linalg.norm(other), "another direction than GRPO's"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from hand_written_steps import BEFORE, ENGINE, MOVED, Response, score_function, softmax
 
 from rlvr import registry
 from rlvr.losses import SequenceBatch
 from rlvr.recipes.papers import find_paper
 from rlvr.recipes.smoke import smoke, smoke_config
+from rlvr.records import Task
 
 
 def sigmoid(x):
@@ -75,6 +78,68 @@ def test_a_response_that_is_predicted_teaches_less_than_one_that_is_not():
     for moved in (2.0, 0.0, -2.0):
         error = 1 - sigmoid(4 / 7 * moved)
         assert gradient_of_the_recipe(moved, 0.0, 4, 4) == pytest.approx(-4 / 7 * error, rel=1e-12)
+
+
+TASKS = [Task(id=str(n), prompt="What is 2 + 2?", answer="4") for n in range(2)]
+# (text, right)
+RESPONSES = [
+    ("2 + 2 = 4. \\boxed{4}", True),
+    ("\\boxed{4}", True),
+    ("5? No: $\\boxed{4}$", True),
+    ("so " * 100 + "\\boxed{4}", True),
+    ("\\boxed{4.0}", True),
+    ("2 + 2 = 5. \\boxed{5}", False),
+    ("4? No: \\boxed{5}", False),
+    ("2 + 2 makes 4", False),
+    ("\\boxed{}", False),
+    ("", False),
+]
+
+
+def test_ten_responses(recipe_step):
+    got = recipe_step("pacs", TASKS[:1]).rewards([text for text, _ in RESPONSES])
+    assert got == [float(right) for _, right in RESPONSES]
+
+
+GROUPS = [
+    # (right, tokens): a mixed group, and one in which all are right, whose weights are 1.
+    [(1, (0, 1, 2, 3)), (0, (1,)), (0, (2, 1, 2)), (1, (3, 3)), (0, (0, 2))],
+    [(1, (1, 0)), (1, (2,)), (1, (3, 2, 2))],
+]
+
+
+def gradient_of_two_groups(now, old):
+    """By the chain rule through the centred scores; the mean is over all responses."""
+    ratio = np.log(softmax(now)) - np.log(softmax(old))
+    result = np.zeros(len(now))
+    for group in GROUPS:
+        size, rights = len(group), sum(right for right, _ in group)
+        scores = [sum(ratio[list(ids)]) for _, ids in group]
+        pulls = [score_function(ids, now) for _, ids in group]
+        for n, (right, _) in enumerate(group):
+            others = [k for k in range(size) if k != n]
+            centred = scores[n] - sum(scores[k] for k in others) / len(others)
+            slope = pulls[n] - sum(pulls[k] for k in others) / len(others)
+            weight = 1.0 if rights in (0, size) else size / (2 * (rights if right else size - rights))
+            result += weight * (sigmoid(centred) - right) * slope
+    return result / sum(map(len, GROUPS))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradient_of_a_step(recipe_step, moved):
+    """The score is the log-ratio to the policy before the update, which is 0 in the first one; nothing of the engine's
+    log-probs."""
+    texts = {1: RESPONSES[0][0], 0: RESPONSES[5][0]}
+    step = recipe_step("pacs", TASKS)
+    batch = step.score([[Response(texts[right], ids) for right, ids in group] for group in GROUPS])
+    got = step.gradient(batch, MOVED, old=BEFORE if moved else None, engine=ENGINE)
+    np.testing.assert_allclose(got, gradient_of_two_groups(MOVED, BEFORE if moved else MOVED), rtol=1e-9)
+
+
+def test_no_gradient_is_cut():
+    """src/pacs/pacs_actor.py has an optimizer step of its own, which clips no norm. The loss sums log-ratios over up to
+    4,096 tokens, and d log pi / d logits of a token has a norm of at most the root of 2."""
+    assert find_paper("pacs").config.optim.max_grad_norm > 1e4
 
 
 def test_the_shipped_updates_let_the_score_move():

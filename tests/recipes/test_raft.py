@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hand_written_steps import Response, score_function
 
+from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError
+from rlvr.recipes.papers import find_paper
 from rlvr.recipes.raft import reward_model
 from rlvr.recipes.raft.clean_reply import CleanReply
 from rlvr.records import Task
@@ -30,6 +34,8 @@ def scored_by_table(monkeypatch):
             shown.extend(texts)
             return [SCORES[text.removeprefix("Human: Hi. Assistant: ")] for text in texts]
 
+        assert device.startswith("cuda"), "a reward model of 2.7B parameters on a CPU"
+
         return score
 
     monkeypatch.setattr(reward_model, "load_scorer", load_scorer)
@@ -47,6 +53,8 @@ def test_the_best_reply_of_each_prompt_is_imitated_and_nothing_else(recipe_step,
     second = [Response("worse", (3, 3)), Response("bad", (2, 1, 2))]
     batch = step.score([first, second])
     assert [r.text for r in batch.rollouts] == ["good", "bad"]
+    replies = ["bad", "good", "fair", "worse", "bad"]
+    assert scored_by_table == [f"Human: Hi. Assistant: {reply}" for reply in replies], "the whole text is scored"
     # Cross-entropy: the mean over all imitated tokens of minus their log-probs.
     expected = -(score_function((1, 3), LOGITS) + score_function((2, 1, 2), LOGITS)) / 5
     np.testing.assert_allclose(step.gradient(batch, LOGITS), expected, atol=1e-6)
@@ -66,20 +74,37 @@ def test_discarded_replies_do_not_win(recipe_step, scored_by_table):
     step = recipe_step("raft", [task()])
     batch = step.score([[Response("see # this", (1,)), Response("x", (1,)), Response("fair", (2, 3)), Response("bad")]])
     assert [r.text for r in batch.rollouts] == ["fair"]
-    assert [text.removeprefix("Human: Hi. Assistant: ") for text in scored_by_table] == ["fair", "bad"]
+    assert scored_by_table == ["Human: Hi. Assistant: fair", "Human: Hi. Assistant: bad"]
 
 
 def test_a_prompt_whose_replies_are_all_discarded_trains_nothing(recipe_step, scored_by_table):
     step = recipe_step("raft", [task(0), task(1)])
     batch = step.score([[Response("see # this"), Response("x")], [Response("fair", (2, 3)), Response("bad")]])
     assert [r.text for r in batch.rollouts] == ["fair"]
-    assert not scored_by_table or "#" not in "".join(scored_by_table)
+    assert scored_by_table == ["Human: Hi. Assistant: fair", "Human: Hi. Assistant: bad"]
 
 
 def test_what_follows_the_other_side_s_turn_is_not_looked_at(recipe_step, scored_by_table):
     step = recipe_step("raft", [task()])
     batch = step.score([[Response("good\n\nHuman: # and", (1,)), Response("fair")]])
     assert [r.text[:4] for r in batch.rollouts] == ["good"]
+    assert scored_by_table[0] == "Human: Hi. Assistant: good"
+
+
+def test_the_numbers_are_those_of_the_authors_script():
+    """scripts/archive/run_raft_align.sh: 1,024 prompts in an iteration, of which the best of 8 replies (top_reward
+    0.125) trains for four epochs; raft.md: one epoch of supervised learning, of the 112,052 rows of the set."""
+    supervised, aligned = stage_plans(find_paper("raft").config)
+    rollout = aligned.config.rollout
+    assert (aligned.steps, rollout.prompts_per_step, rollout.group_size) == (20, 1024, int(1 / 0.125))
+    assert (rollout.temperature, rollout.top_p, rollout.stop) == (0.85, 1.0, ["Human:"])
+    optim = aligned.config.optim
+    assert (optim.epochs_per_batch, rollout.prompts_per_step // optim.updates_per_batch) == (4, 8)
+    assert supervised.steps == math.ceil(112_052 / supervised.config.rollout.prompts_per_step)
+    assert supervised.config.optim.updates_per_batch == supervised.config.optim.epochs_per_batch == 1
+    for plan in (supervised, aligned):
+        assert (plan.config.optim.schedule, plan.config.optim.warmup_steps) == ("constant", 0)
+        assert plan.config.data.max_prompt_tokens == 256
 
 
 @pytest.mark.parametrize(

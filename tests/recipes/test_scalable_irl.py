@@ -1,63 +1,75 @@
-"""Scalable IRL: the loss of inverse soft Q-learning against the float64 model, and a stage of it."""
+"""Scalable inverse RL: imitation by offline inverse soft Q-learning (arXiv 2409.01369, equation 14).
+
+The mean over the demonstrations' tokens of lambda (V + log pi - gamma V')^2 - log pi: V + log pi is the token's own
+logit, V' the logsumexp of the logits at the next token, 0 after the last. lambda 0.1 and gamma 1 are chosen here.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from hand_written_steps import score_function, softmax
 
-from learner_steps import CUTS
-from number_oracles import gap, gradient_of
-from rlvr.losses import LikelihoodLoss, Objective, ObjectiveTerm
-from rlvr.recipes.scalable_irl.inverse_soft_q import InverseSoftQ
-from small_run import changed, weights
+from rlvr.records import Task
 
-
-def implied(steps, penalty, discount):
-    """The loss of inverse soft Q-learning over all decided tokens, from the float64 model's own logits."""
-    total, count = 0.0, 0.0
-    for rollout, weight in zip(steps.batch.rollouts, steps.batch.token_columns["weight/policy"], strict=True):
-        logits = steps.model(input_ids=torch.as_tensor(rollout.token_ids)[None]).logits[0, :-1].double()
-        logits = logits / rollout.temperature
-        places = np.flatnonzero(weight[1:])
-        for k, t in enumerate(places):
-            q, v = logits[t, rollout.token_ids[t + 1]], torch.logsumexp(logits[t], 0)
-            following = torch.logsumexp(logits[places[k + 1]], 0) if k + 1 < len(places) else 0.0
-            total = total + (v - q) + penalty * (q - discount * following) ** 2
-            count += 1
-    return total / count
+LAMBDA, GAMMA = 0.1, 1.0
+LETTERS = {"a": 6, "b": 7}
+END = 1
+"""Token ids of the lent tokenizer."""
+DEMONSTRATIONS = ["ab", "bbba", "a"]
 
 
-@pytest.mark.parametrize(("penalty", "discount"), [(0.3, 0.9), (1.0, 1.0), (0.2, 0.0)])
-def test_inverse_soft_q_is_that_of_the_float64_model(steps, penalty, discount):
-    value = implied(steps, penalty, discount)
-    want = gradient_of(steps.model, value)
-    objective = Objective((ObjectiveTerm("td", InverseSoftQ(penalty, discount), "policy"),))
-    for options in CUTS:
-        (gradient,), metrics = steps.gradients(objective, **options)
-        assert gap(gradient, want) < 1e-5, options
-        assert metrics["loss/td"] == pytest.approx(float(value.detach()), rel=1e-5)
+def ids_of(text):
+    return [*(LETTERS[letter] for letter in text), END]
 
 
-def test_inverse_soft_q_without_a_penalty_is_the_likelihood(steps):
-    plain = steps.gradients(Objective((ObjectiveTerm("td", LikelihoodLoss(), "policy"),)))[0][0]
-    own = steps.gradients(Objective((ObjectiveTerm("td", InverseSoftQ(0.0), "policy"),)))[0][0]
-    assert gap(own, plain) < 1e-6
+@pytest.fixture
+def step(recipe_step):
+    tasks = [Task(id=str(n), prompt="?", answer="1", demonstration=text) for n, text in enumerate(DEMONSTRATIONS)]
+    return recipe_step("scalable-irl", tasks, "sft")
 
 
-def test_inverse_soft_q_in_a_stage_of_its_own(make_trainer):
-    trainer = make_trainer({"stages": [{"kind": "sft", "loss": {"name": "inverse_soft_q", "penalty": 0.1}}]})
-    before = weights(trainer)
-    trainer.train(3)
-    assert changed(before, weights(trainer))
-    assert trainer.metrics[2]["loss/inverse_soft_q"] < trainer.metrics[0]["loss/inverse_soft_q"]
-    assert trainer.metrics[0]["loss/implied_reward"] is not None
+def gradient(logits, texts, penalty=LAMBDA):
+    """Of a policy with one logit for each token, so that V is the same everywhere."""
+    logits = np.asarray(logits)
+    p = softmax(logits)
+    value = np.log(np.exp(logits).sum())
+    result, tokens = np.zeros(len(logits)), 0
+    for ids in map(ids_of, texts):
+        for place, token in enumerate(ids):
+            last = place + 1 == len(ids)
+            implied = logits[token] - (0.0 if last else GAMMA * value)
+            slope = np.eye(len(logits))[token] - (0.0 if last else GAMMA * p)
+            result += 2 * penalty * implied * slope - score_function([token], logits)
+            tokens += 1
+    return result / tokens
 
 
-def test_a_penalty_of_nothing_is_the_plain_stage(make_trainer):
-    result = []
-    for name, loss in (("plain", "likelihood"), ("none", {"name": "inverse_soft_q", "penalty": 0.0})):
-        trainer = make_trainer({"stages": [{"kind": "sft", "loss": loss}]}, name)
-        trainer.train(3)
-        result.append(weights(trainer))
-    assert max(float((result[0][k] - result[1][k]).abs().max()) for k in result[0]) < 1e-6
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient(step, seed):
+    logits = np.random.default_rng(seed).normal(0, 1, 8)
+    got = step.gradient(step.demonstrations(), logits.tolist())
+    np.testing.assert_allclose(got, gradient(logits, DEMONSTRATIONS), rtol=1e-9)
+    plain = gradient(logits, DEMONSTRATIONS, penalty=0.0)
+    assert np.linalg.norm(got - plain) > 0.05 * np.linalg.norm(plain)
+
+
+def test_the_implied_reward_keeps_the_policy_from_certainty(recipe_step):
+    """Where every demonstration is one token, the likelihood goes to certainty without end. The reward that a certain
+    policy implies for it is its logit, which the penalty draws to 0: beyond some logit the gradient turns round."""
+    step = recipe_step("scalable-irl", [Task(id="t", prompt="?", answer="1", demonstration="a")], "sft")
+    likely = np.zeros(8)
+    slopes = []
+    for logit in (1.0, 3.0, 9.0):
+        likely[LETTERS["a"]] = likely[END] = logit
+        slopes.append(float(step.gradient(step.demonstrations(), likely.tolist())[END]))
+    assert slopes[0] < 0 < slopes[2]
+    assert slopes == sorted(slopes)
+
+
+def test_the_level_of_the_logits_is_learned_too(step):
+    """The likelihood is the same for logits that differ by a constant; Q is not."""
+    logits = np.random.default_rng(5).normal(0, 1, 8)
+    higher = step.gradient(step.demonstrations(), (logits + 3.0).tolist())
+    np.testing.assert_allclose(higher, gradient(logits + 3.0, DEMONSTRATIONS), rtol=1e-9)
+    assert higher.sum() > 0.1

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hand_written_steps import Response, of_the_group, plan_of, policy_gradient, score_function, softmax
 
-from rlvr.records import Task
+from rlvr import registry
+from rlvr.data import Draw
+from rlvr.records import StopReason, Task
+from rlvr.rollout import Completion, Sampling
+from rlvr.verifiers.base import as_verifier, judged
 
 RIGHT = Response("so 2 + 2 is \\boxed{4}", (2, 2))
 WRONG = Response("so 2 + 2 is \\boxed{5}", (3,))
@@ -35,21 +41,53 @@ def ids_of(text):
     return [*(LETTERS[letter] for letter in text), END]
 
 
-def test_only_tasks_that_are_mostly_failed_are_learned_from(recipe_step):
-    """Of nine groups with 0 to 8 right answers of 8, those with at most half; an easy task has no gradient at all."""
-    size = plan_of("self").config.rollout.group_size
-    step = recipe_step("self", [task(number, "a") for number in range(size + 1)])
-    batch = step.score([with_right(count, size) for count in range(size + 1)])
-    trained = {rollout.task.id for rollout in batch.rollouts if rollout.role == "policy"}
-    assert trained == {f"t{count}" for count in range(size + 1) if count / size <= 0.5}
+def answered(greedy):
+    """What the recipe's plan makes of a task whose greedy response is this one: (role, temperature) of each rollout."""
+    plan = plan_of("self")
+    temperatures = []
+
+    async def generate(request):
+        temperatures.append(request.sampling.temperature)
+        text = greedy.text if request.sampling.temperature == 0 else WRONG.text
+        ids = np.asarray([1])
+        return Completion(ids, np.zeros(1, np.float32), np.zeros(1, np.int32), StopReason.END, text, 0.0)
+
+    async def verify(rollout):
+        rollout.verdicts["verifier"] = await judged(as_verifier(plan.config.verifier), rollout.task, rollout.text)
+        return rollout
+
+    context = SimpleNamespace(
+        generate=generate,
+        verify=verify,
+        encode=lambda task: (0,),
+        by_group=lambda task: False,
+        seed=lambda *path: 0,
+        sampling=Sampling(plan.config.rollout.max_new_tokens),
+        group_size=plan.config.rollout.group_size,
+    )
+
+    async def collected():
+        made = registry.build("plan", plan.config.rollout.plan)
+        return [rollout async for rollout in made(Draw(0, task(0)), context)]
+
+    roles = sorted(rollout.role for rollout in asyncio.run(collected()))
+    return roles, sorted(temperatures)
+
+
+def test_only_tasks_that_the_policy_fails_greedily_are_sampled():
+    """RayMaxPPOTrainer.fit: `incorrect_indices` of the greedy responses, and rollout.n 8 samples of those prompts."""
+    assert answered(RIGHT) == (["baseline"], [0.0])
+    assert answered(WRONG) == (["baseline"] + ["policy"] * 8, [0.0] + [1.0] * 8)
+    # A group of any pass rate trains then.
+    assert plan_of("self").config.algorithm.select == []
 
 
 def test_winners_do_not_take_all(recipe_step):
     """The case of the paper: an easy task beside a hard one. GRPO would raise both tasks' right answers; here the easy
     one's token has only what the softmax gives it, and the hard one's rises."""
-    easy, hard = Response("\\boxed{4}", (4,)), Response("\\boxed{4}", (5,))
+    easy, hard = Response("\\boxed{4}", (4,), role="baseline"), Response("\\boxed{4}", (5,))
     step = recipe_step("self", [task(0), task(1, "a")])
-    batch = step.score([[easy] * 6 + [WRONG] * 2, [hard] * 2 + [WRONG] * 6])
+    batch = step.score([[easy], [hard] * 2 + [WRONG] * 6])
     logits = [0.0] * 8
     gradient = step.gradient(batch, logits)
     assert gradient[5] < 0
@@ -90,13 +128,16 @@ def test_the_kl_is_the_forward_one(recipe_step):
     np.testing.assert_allclose(step.gradient(batch, base), 0, atol=1e-12)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="The recipe says: the likelihood of stored responses of the base model on tasks that it already solves. "
-    "A stage selects first and adds demonstrations to the groups that are left, so the band of 0 to 0.5 removes "
-    "them for exactly the tasks that are solved, and the forward KL holds nothing there.",
-)
 def test_the_kl_is_on_tasks_that_are_solved_already(recipe_step):
-    step = recipe_step("self", [task(0, "a"), task(1, "b")])
-    batch = step.score([with_right(7, 8), with_right(2, 8)])
-    assert "t0" in demonstrated(batch)
+    """A solved task has no group, and its stored response is learned beside those of the others."""
+    step = recipe_step("self", [task(0, "a"), task(1, "b"), task(2)])
+    solved = Response(RIGHT.text, RIGHT.ids, role="baseline")
+    batch = step.score([[solved], with_right(2, 8), [solved]])
+    assert demonstrated(batch) == {"t0", "t1"}
+    assert {rollout.task.id for rollout in batch.rollouts if rollout.role == "policy"} == {"t1"}
+    logits = np.random.default_rng(2).normal(size=8)
+    reward = policy_gradient(
+        of_the_group([1.0] * 2 + [0.0] * 6, 1e-6, unbiased=True), [r.ids for r in with_right(2, 8)], logits, "tokens"
+    )
+    shown = score_function([*ids_of("a"), *ids_of("b")], logits) / 4
+    np.testing.assert_allclose(step.gradient(batch, logits), reward - WEIGHT * shown, rtol=1e-9)

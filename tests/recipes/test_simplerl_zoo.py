@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_written_steps import Response, k3_gradient, of_the_group, policy_gradient, softmax
+from hand_written_steps import (
+    BEFORE,
+    ENGINE,
+    MOVED,
+    Response,
+    clipped_gradient,
+    entropy_gradient,
+    k3_gradient,
+    of_the_group,
+    policy_gradient,
+    softmax,
+)
 
 from rlvr.records import Task
 
@@ -17,9 +28,10 @@ RESPONSES = [
     ("First 2, then 2 more. Therefore, the answer is: 4", True),
     ("<think> 2 + 2 = 4 </think> <answer> \\boxed{4} </answer>", True),
     ("</answer> Step 1: add. The answer is \\boxed{4}. </answer>", True),
+    ("Let me check: 5? No. " + "so " * 200 + "\\boxed{4}", True),
     ("The answer is 5.", False),
     ("<think> 2 + 2 = 5 </think> <answer> \\boxed{5} </answer>", False),
-    ("I do not know.", False),
+    ("I do not know. " + "so " * 200, False),
     ("", False),
 ]
 
@@ -59,7 +71,7 @@ def test_gradient_of_a_two_token_policy(step):
     """GRPO by tokens, as verl has it, the KL of weight 1e-4 with the estimator k3 (low_var_kl of
     train_grpo_math_tune_ray.sh), and the entropy bonus of 0.001."""
     ids = [(1, 0, 0), (1,), (0,), (0, 1)]
-    texts = [RESPONSES[i][0] for i in (0, 2, 6, 8)]
+    texts = [RESPONSES[i][0] for i in (0, 2, 7, 9)]
     batch = step.score([[Response(text, own) for text, own in zip(texts, ids, strict=True)]])
     logits, reference = [0.0, 2.0], [0.0, -2.0]
     got = step.gradient(batch, logits, reference=reference)
@@ -69,11 +81,24 @@ def test_gradient_of_a_two_token_policy(step):
     np.testing.assert_allclose(got, reward + kl + less_entropy(2.0), rtol=1e-9)
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradient_of_a_step(step, moved):
+    """By the ratio to the policy before the first update, clipped at 0.2 on both sides and by no dual clip
+    (verl/trainer/ppo/core_algos.py, compute_policy_loss); nothing of the engine's log-probs."""
+    ids = [(0, 1, 2, 3), (1,), (0, 1, 2, 3), (2, 1, 2)]
+    batch = step.score([[Response(RESPONSES[i][0], own) for i, own in zip((0, 2, 7, 9), ids, strict=True)]])
+    got = step.gradient(batch, MOVED, old=BEFORE if moved else None, reference=ENGINE, engine=ENGINE)
+    advantages = of_the_group([1, 1, 0, 0], 1e-6, unbiased=True)
+    policy = clipped_gradient(advantages, ids, MOVED, BEFORE if moved else MOVED, "tokens")
+    rest = 1e-4 * k3_gradient(ids, MOVED, ENGINE, "tokens") - 0.001 * entropy_gradient(MOVED)
+    np.testing.assert_allclose(got, policy + rest, rtol=1e-9)
+
+
 def test_hard_tasks_alone_teach_nothing(recipe_step):
     """The paper matches the difficulty to the model: a task that is never or always solved has no reward's gradient,
     and the entropy bonus is left."""
     step = recipe_step("simplerl-zoo", [TASK, Task(id="u", prompt="What is 1 + 3?", answer="4")])
-    right, wrong = Response(RESPONSES[0][0], (1,)), Response(RESPONSES[6][0], (0,))
+    right, wrong = Response(RESPONSES[0][0], (1,)), Response(RESPONSES[7][0], (0,))
     batch = step.score([[right] * 4, [wrong] * 4])
     got = step.gradient(batch, [0.0, 1.0], reference=[0.0, 1.0])
     np.testing.assert_allclose(got, less_entropy(1.0), rtol=1e-9)

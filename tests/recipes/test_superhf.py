@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hand_written_steps import Response, k3_gradient, score_function, softmax
 
+from rlvr.recipes.papers import find_paper
 from rlvr.recipes.raft import reward_model
 from rlvr.records import Task
 
@@ -26,8 +28,11 @@ def shown(monkeypatch):
     return texts
 
 
+PROMPT = "\n\nHuman: Hi.\n\nAssistant:"
+
+
 def tasks(count):
-    return [Task(f"t{number}", "\n\nHuman: Hi.\n\nAssistant:") for number in range(count)]
+    return [Task(f"t{number}", PROMPT) for number in range(count)]
 
 
 def test_two_prompts_train_on_their_best_reply_with_the_kl_of_the_authors_sum(recipe_step, shown):
@@ -66,5 +71,21 @@ def test_a_new_turn_is_not_scored(recipe_step, shown):
     batch = step.score(
         [[Response("one! Human", (1,)), Response("two!! and\n\nBob: !!!!!", (2,)), Response("Assistant")]]
     )
-    assert [text.rpartition("Assistant: ")[2] for text in shown] == ["one!", "two!! and"]
+    assert shown == [f"{PROMPT} one!", f"{PROMPT} two!! and"]
     assert [r.text[:5] for r in batch.rollouts] == ["two!!"]
+
+
+def test_the_numbers_are_those_of_the_authors_configuration():
+    """experiments/superhf/shf_iterative_v1/configs/default.yaml, and training.py for the optimizer: torch's AdamW with
+    its own weight decay, one step for each two prompts, no clip of the gradient's norm."""
+    config = find_paper("superhf").config
+    rollout, optim, adapter = config.rollout, config.optim, config.model.adapter
+    assert (rollout.prompts_per_step, rollout.group_size, rollout.max_new_tokens) == (2, 16, 64)
+    assert rollout.prompts_per_step * config.run.steps == 10_000
+    assert (rollout.temperature, rollout.top_p, rollout.stop) == (1.0, 0.95, ["Human", "Assistant"])
+    assert (optim.schedule, optim.warmup_steps, optim.updates_per_batch, optim.epochs_per_batch) == ("cosine", 32, 1, 1)
+    (weight,) = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=optim.lr).param_groups
+    assert optim.optimizer.options == {"weight_decay": weight["weight_decay"]}
+    assert optim.max_grad_norm > 1e6
+    assert (adapter.r, adapter.alpha, adapter.dropout) == (4, 32, 0.05)
+    assert adapter.target_modules == ["q_proj", "v_proj"]

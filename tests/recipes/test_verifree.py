@@ -8,6 +8,7 @@ import torch
 from hand_written_steps import PROMPT, Response, open_step, plan_of, score_function
 
 from rlvr.config import ModelConfig, ScratchConfig
+from rlvr.data import Template
 from rlvr.policy import load_policy
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Task
@@ -114,8 +115,19 @@ def test_a_group_of_equal_rewards_learns_the_answer_alone(step, policy):
     np.testing.assert_allclose(step.gradient(batch, logits), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
+def test_the_prompt_is_the_authors():
+    """verifree.py, apply_ours_qwen3_template: the user's turn."""
+    template = Template.parse(find_paper("verifree").config.data.template)
+    asks = "Please reason step by step, and put your final answer within <answer> \\boxed{} </answer>."
+    assert template.user.replace("{prompt}", "Q?") == f"Q?\n{asks}"
+    assert template.system is None
+
+
 def test_the_numbers_are_those_of_the_authors_script():
     config = find_paper("verifree").config
+    assert config.data.max_prompt_tokens == 1024
+    # oat's Adam (sail-sg/oat, oat/args.py)
+    assert config.optim.optimizer.options == {"betas": [0.9, 0.95]}
     assert config.rollout.prompts_per_step * config.rollout.group_size == 128
     assert (config.rollout.max_new_tokens, config.rollout.stop, config.rollout.temperature) == (
         3000,

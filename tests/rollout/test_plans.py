@@ -14,7 +14,7 @@ from engine_helpers import PATIENCE, DrawOf, alphabet_chain, chain, context_of, 
 
 from rlvr import registry
 from rlvr.core.seeding import seed_of
-from rlvr.errors import WaitTimeoutError
+from rlvr.errors import ConfigError, WaitTimeoutError
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout import (
     Activity,
@@ -126,6 +126,31 @@ def test_a_context_counts_what_was_asked_for_and_what_failed(collector):
     assert activity.counts() == {"sampling": (10, 10), "verifying": (6, 6)}
     assert context.sampled_at > begun
     assert dataclasses.replace(context, group_size=1).sampled_at > context.sampled_at
+
+
+def test_a_probe_samples_only_where_the_greedy_response_fails(collector):
+    """Right, wrong, and a verdict that nobody could give: no group, and two whole ones."""
+    requests = []
+
+    async def generate(request):
+        requests.append(request.sampling.temperature)
+        return await numbered(request)
+
+    async def verify(rollout):
+        undecided = Verdict.undecided("down")
+        rollout.verdicts["here"] = [Verdict.from_score(1.0), Verdict.from_score(0.0), undecided][int(rollout.group)]
+        return rollout
+
+    plan = registry.build("plan", {"name": "single_turn", "baseline": "greedy", "probe": True})
+    assert not plan.independent
+    rollouts = collector.collect(draws_of(3), plan, context_with(generate, verify), DEADLINE)
+    assert [(r.group, r.member, r.role) for r in rollouts if r.group == "0"] == [("0", 4, "baseline")]
+    for group in "12":
+        assert [r.member for r in rollouts if r.group == group and r.role == "policy"] == [0, 1, 2, 3]
+        assert sum(r.role == "baseline" for r in rollouts if r.group == group) == 1
+    assert sorted(requests) == [0.0] * 3 + [1.0] * 8
+    with pytest.raises(ConfigError, match="set baseline to greedy"):
+        registry.build("plan", {"name": "single_turn", "probe": True})
 
 
 def test_nothing_drawn_is_nothing_collected(collector):

@@ -220,11 +220,61 @@ def test_demonstrations_in_the_same_step(make_trainer):
     assert trainer.metrics[1]["loss/likelihood"] < first["loss/likelihood"]
 
 
+def test_demonstrations_that_selection_does_not_take_away(make_trainer):
+    """No group is left, and the demonstrations of all are learned; they are where their groups were."""
+    term = {"name": "likelihood", "on": "demonstrations"}
+    nothing = {"name": "pass_rate_band", "low": 2.0, "high": 3.0}
+    over = {"algorithm": {"auxiliary": [term], "select": [nothing], "demonstrations": "sampled"}}
+    trainer = trained(make_trainer, over, steps=1)
+    assert [r.role for r in trainer.batch.rollouts] == ["demonstrator"] * 2
+    first = trainer.metrics[0]
+    assert not first["loss/policy"] and first["loss/likelihood"] > 0
+    # Where all groups are left both forms are the same batch, by group.
+    kept, plain = (
+        trained(make_trainer, algorithm(auxiliary=[term], demonstrations=of), of, steps=1)
+        for of in ("sampled", "selected")
+    )
+    assert sorted(r.id for r in kept.batch.rollouts) == sorted(r.id for r in plain.batch.rollouts)
+    order = [r.group for r in kept.batch.rollouts]
+    assert order == [order[0]] * 5 + [order[-1]] * 5
+    assert kept.metrics[0]["loss/total"] == pytest.approx(plain.metrics[0]["loss/total"], rel=1e-5)
+
+
+def test_tasks_that_a_probe_finds_solved(make_trainer):
+    """Every task is solved: nothing is sampled but the probes, and the demonstrations are learned all the same."""
+    term = {"name": "likelihood", "on": "demonstrations"}
+    plan = {"name": "single_turn", "baseline": "greedy", "probe": True}
+    over = {"algorithm": {"auxiliary": [term], "demonstrations": "sampled"}, "rollout": {"plan": plan}}
+    trainer = trained(make_trainer, over, steps=2, verifier=lambda completion: 1.0)
+    assert [r.role for r in trainer.batch.rollouts] == ["demonstrator"] * 2
+    assert trainer.metrics[-1]["loss/likelihood"] > 0
+    # Without demonstrations a step of solved tasks changes nothing, and the run goes on.
+    over = {"rollout": {"plan": plan, "dynamic_sampling": {"attempts": 2}}}
+    alone = make_trainer(over, "alone", verifier=lambda completion: 1.0)
+    before = weights(alone)
+    assert [row["reward/mean"] for row in alone.train(2)] == [None, None]
+    assert not changed(before, weights(alone))
+
+
 def test_two_terms_of_the_same_kind(make_trainer):
     terms = [{"name": "dpo", "coef": 0.1}, {"name": "dpo", "pairs": "extremes"}, "kto"]
     row = trained(make_trainer, algorithm(auxiliary=terms), steps=1).metrics[0]
     assert {"loss/dpo", "loss/dpo#2", "loss/kto"} <= set(row)
     assert row["loss/dpo"] == pytest.approx(math.log(2), rel=1e-4)  # the policy is the reference
+
+
+def test_entropy_select_is_a_factor_of_the_entropy_bonus_alone(make_trainer):
+    def trained(name, **over):
+        trainer = make_trainer(algorithm(**over) | {"run": {"steps": 2}}, name=name)
+        trainer.train()
+        return weights(trainer)
+
+    none = trained("none")
+    zero = trained("zero", entropy=1.0, entropy_select=[{"name": "covariance_softmax", "scale": 0.0}])
+    some = trained("some", entropy=1.0, entropy_select=["covariance_softmax"])
+    everywhere = trained("everywhere", entropy=1.0)
+    assert not changed(none, zero)
+    assert changed(none, some) and changed(everywhere, some)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +297,7 @@ def test_two_terms_of_the_same_kind(make_trainer):
         ({"auxiliary": [{"name": "dpo", "beat": 1}]}, "no option 'beat'.*beta"),
         ({"auxiliary": ["dop"]}, "no auxiliary 'dop'.*dpo"),
         ({"token_select": ["top"]}, "no token_selector 'top'"),
+        ({"entropy_select": ["top_entropy"]}, "algorithm.entropy_select is of the entropy bonus, and there is none"),
         ({"kl": {"coef": 0.1, "where": "advantage"}, "modifiers": ["signs", "informative"]}, None),
     ],
     ids=str,

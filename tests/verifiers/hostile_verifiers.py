@@ -63,6 +63,20 @@ class InProcess(Verifier):
                     os.kill(os.getpid(), signal.SIGKILL)
             case ["die", number]:
                 os.kill(os.getpid(), int(number))
+            case ["fork and die", number]:
+                # The fork holds every descriptor of the worker, its socket too.
+                if os.fork() == 0:
+                    time.sleep(1000)
+                os.kill(os.getpid(), int(number))
+            case ["descriptors"]:
+                inherited = []
+                for name in os.listdir("/proc/self/fd"):
+                    try:
+                        if int(name) > 2 and os.get_inheritable(int(name)):
+                            inherited.append(name)
+                    except OSError:  # that of the folder, which is closed again
+                        continue
+                return Verdict(VerdictStatus.CORRECT, 1.0, answer=" ".join(inherited))
             case ["child", path]:
                 worker, pid = os.getpid(), os.fork()
                 if pid:

@@ -144,6 +144,9 @@ class AlgorithmConfig(Section):
     token_select: list[Annotated[ComponentSpec, OfKind("token_selector")]] = []
     """Selectors of the tokens that the policy loss and the entropy bonus learn from; a selector sees all tokens of an
     optimizer step."""
+    entropy_select: list[Annotated[ComponentSpec, OfKind("token_selector")]] = []
+    """Selectors whose factors multiply the entropy bonus at each token, beside those of `token_select`: a coefficient
+    of its own for each token."""
     auxiliary: list[Annotated[AuxiliarySpec, OfKind("auxiliary")]] = []
     """Further terms of the loss: likelihood of chosen responses or demonstrations, preferences between a group's
     members. A term also takes a `coef` (a scalar, 1 by default)."""
@@ -162,6 +165,10 @@ class AlgorithmConfig(Section):
     probability that was kept. Needs `correction: null`, and with several optimizer steps per batch `decoupled`."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
+    demonstrations: Literal["selected", "sampled"] = "selected"
+    """The groups beside which the demonstrations of their tasks are learned, where a term of `auxiliary` learns them:
+    those of which `select` leaves a response, or all of the step, tasks of which the plan sampled no group among
+    them."""
     supervised_steps: SupervisedStepsConfig | None = None
     """Learn demonstrations in steps of their own, drawn by chance; null: beside the groups of every step, where a term
     of `auxiliary` learns them."""

@@ -27,7 +27,7 @@ from rlvr.core.component import CONTRACTS, Component, declared
 from rlvr.core.seeding import seed_of
 from rlvr.core.specs import SpecLike
 from rlvr.data import Draw, Prompts
-from rlvr.records import BASELINE, Origin, Rollout, Segment, StopReason, Task
+from rlvr.records import BASELINE, Origin, Rollout, Segment, StopReason, Task, VerdictStatus
 from rlvr.registry import register
 from rlvr.rollout.engine import Completion, Engine, Request, Sampling
 from rlvr.verifiers.pool import Verification
@@ -298,9 +298,17 @@ class SingleTurn(RolloutPlan):
     baseline: Literal["greedy", "reference"] | None = None
     """A response that is verified and not trained, for advantages that compare with it: greedy, the response sampled at
     temperature 0; reference, the task's demonstration. null: none."""
+    probe: bool = False
+    """With `baseline: greedy`, sample that response first, and the others only where it is not right: tasks that the
+    policy solves have no group (SELF, Nguyen et al. 2025, arXiv 2510.02230; mail-research/SELF-llm-interference, commit
+    d17634b, verl/verl/trainer/ppo/ray_trainer.py, RayMaxPPOTrainer)."""
 
     one_group: ClassVar = True
     turns: ClassVar = 1
+
+    def __post_init__(self) -> None:
+        if self.probe and self.baseline != "greedy":
+            raise ValueError("probe asks whether the greedy response is right: set baseline to greedy")
 
     @property
     def independent(self) -> bool:
@@ -310,15 +318,19 @@ class SingleTurn(RolloutPlan):
 
     def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:
         """Return the rollouts of one draw."""
-        return single_turn(draw, context, baseline=self.baseline)
+        return single_turn(draw, context, baseline=self.baseline, probe=self.probe)
 
 
 def single_turn(
-    draw: Draw, context: RolloutContext, *, baseline: Literal["greedy", "reference"] | None = None
+    draw: Draw,
+    context: RolloutContext,
+    *,
+    baseline: Literal["greedy", "reference"] | None = None,
+    probe: bool = False,
 ) -> AsyncIterator[Rollout]:
     """`group_size` independent responses to the prompt. `baseline` adds one that is verified and not trained, for
     advantages that compare with it: greedy, the response sampled at temperature 0; reference, the task's
-    demonstration."""
+    demonstration. `probe`: first that one, and the others where it is not right."""
     prompt = context.encode(draw.task)
 
     async def member(number: int) -> Rollout:
@@ -329,11 +341,11 @@ def single_turn(
     members = side_by_side(draw, context, member)
     if baseline is None:
         return members
-    return _with_baseline(members, draw, context, baseline)
+    return _with_baseline(members, draw, context, baseline, probe)
 
 
 async def _with_baseline(
-    members: AsyncGenerator[Rollout, None], draw: Draw, context: RolloutContext, baseline: str
+    members: AsyncGenerator[Rollout, None], draw: Draw, context: RolloutContext, baseline: str, probe: bool
 ) -> AsyncIterator[Rollout]:
     """The members, and the rollout that they are compared with, verified by itself."""
 
@@ -357,6 +369,12 @@ async def _with_baseline(
     # Begun before the members are iterated over, so that the engine batches its request with theirs.
     task = asyncio.ensure_future(compared())
     try:
+        if probe:
+            verdict = (await task).verdict
+            if verdict is not None and verdict.status is VerdictStatus.CORRECT:
+                # The members were not asked for, so that none is sampled.
+                yield task.result()
+                return
         # Closed explicitly: where the consumer stops early, `side_by_side` ends its members now and not when it is
         # collected.
         async with contextlib.aclosing(members):

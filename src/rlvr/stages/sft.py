@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.components import TokenSelector
 from rlvr.config import ComponentSpec, OfKind
 from rlvr.config.stage_plan import StagePlan
 from rlvr.errors import ConfigError, DataError, nearest
@@ -41,12 +42,14 @@ class SFTStage(Stage):
         average: Average = "tokens",
         loss: Annotated[ComponentSpec, OfKind("auxiliary")] = LIKELIHOOD,
         source_weights: dict[str, float] | None = None,
+        token_select: list[Annotated[ComponentSpec, OfKind("token_selector")]] | None = None,
     ) -> None:
         """`loss`: what is learned, `likelihood` (of which `average` says what it averages over) or an auxiliary loss
         with its options; one of whole responses reads each task's `label`, a number, as the reward of its
         demonstration. `source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for
         sources that it does not name (OpenChat, Wang et al. 2023, arXiv 2309.11235; github imoneoi/openchat,
-        commit 47a3596, README.md: 1 for GPT-4's, 0.1 for others')."""
+        commit 47a3596, README.md: 1 for GPT-4's, 0.1 for others'). `token_select`: selectors of the tokens that are
+        learned, as in `algorithm.token_select`."""
         self.source_weights = source_weights or {}
         sources = {task.source for task in tasks}
         for source, weight in self.source_weights.items():
@@ -61,7 +64,8 @@ class SFTStage(Stage):
                     f"stage {plan.name!r}: the weight of the source {source!r} is {weight}: it must be above 0"
                 )
         # Before super().__init__, whose check_tasks reads _reads_labels.
-        self._objective = Objective((_component(plan, ComponentSpec.parse(loss), average),))
+        keep = tuple(registry.build("token_selector", spec) for spec in token_select or ())
+        self._objective = Objective((_component(plan, ComponentSpec.parse(loss), average, keep),))
         self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
         super().__init__(plan, context, tasks, seed)
 
@@ -109,10 +113,12 @@ class SFTStage(Stage):
         return self._objective
 
 
-def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> ObjectiveTerm:
+def _component(
+    plan: StagePlan, loss: ComponentSpec, average: Average, keep: tuple[TokenSelector, ...]
+) -> ObjectiveTerm:
     """Return the objective's term for demonstrations. ConfigError for a loss that compares or chooses responses."""
     if loss == LIKELIHOOD:
-        return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
+        return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood", keep=keep)
     auxiliary = registry.build("auxiliary", loss)
     name = loss.short_name
     if auxiliary.has_weights or auxiliary.smallest_group > 1:
@@ -120,7 +126,12 @@ def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> Object
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one "
             "given response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
-    return ObjectiveTerm(name, auxiliary, "likelihood")
+    if keep and isinstance(auxiliary, SequenceLoss):
+        raise ConfigError(
+            f"stage {plan.name!r}: token_select leaves out single tokens, and the loss {name!r} is one of whole "
+            "responses: leave out token_select or choose a loss of tokens"
+        )
+    return ObjectiveTerm(name, auxiliary, "likelihood", keep=keep)
 
 
 def _is_number(value: Any) -> bool:

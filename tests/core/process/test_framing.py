@@ -2,14 +2,17 @@
 
 import asyncio
 import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from contextlib import closing
 
 import pytest
 
-from rlvr.core.process.framing import Link, receive, send
+from rlvr.core.process.framing import Link, receive, receive_fds, send
 
 
 @pytest.fixture
@@ -133,3 +136,62 @@ def test_many_frames_that_are_there_do_not_keep_the_loop(pair):
 
     asyncio.run(read())
     assert turns >= 49  # one for each frame; the other task begins in the first
+
+
+def test_a_stream_ends_with_its_process_though_a_fork_of_it_holds_the_socket(pair):
+    """What the process had sent before is read first; the link closes its descriptor of the process."""
+    near, far = pair
+    program = f"""
+import os, signal, time
+if os.fork() == 0:
+    time.sleep(60)
+os.write({far.fileno()}, b"\\0\\0\\0\\4last")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+    async def read():
+        process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[far.fileno()], start_new_session=True)
+        try:
+            link = Link(near, os.pidfd_open(process.pid))
+            async with asyncio.timeout(30):
+                assert await link.receive(10) == b"last"
+                with pytest.raises(EOFError):
+                    await link.receive(10)
+                with pytest.raises(BrokenPipeError):
+                    await link.send(b"x")
+            assert process.poll() is not None
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(read())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_that_is_closed_first_gives_the_descriptor_of_its_process_back(pair):
+    near, _ = pair
+
+    async def close():
+        before = len(os.listdir("/proc/self/fd"))
+        link = Link(near, os.pidfd_open(os.getpid()))
+        link.close()
+        link.close()
+        return before - len(os.listdir("/proc/self/fd"))
+
+    assert asyncio.run(close()) == 1  # the socket's
+
+
+def test_descriptors_that_come_with_a_message_are_inherited_by_nobody(pair):
+    near, far = pair
+    pipe = os.pipe()
+    socket.send_fds(near, [b"two"], pipe)
+    data, fds = receive_fds(far, 10, 2)
+    assert data == b"two" and len(fds) == 2
+    assert not any(map(os.get_inheritable, fds))
+    os.write(fds[1], b"x")
+    assert os.read(pipe[0], 1) == b"x"
+    for fd in [*pipe, *fds]:
+        os.close(fd)
+    near.close()
+    assert receive_fds(far, 10, 2) == (b"", [])

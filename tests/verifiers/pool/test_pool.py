@@ -204,6 +204,18 @@ def test_a_worker_killed_from_outside_is_tried_again_then_undecided(pool, tmp_pa
     assert run(pool, InProcess(), "good").score == 1
 
 
+def test_a_killed_worker_is_seen_at_once_though_a_process_that_it_forked_holds_its_socket(pool):
+    verdict = run(pool, InProcess(time_limit=30.0), f"fork and die:{signal.SIGKILL}")
+    assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, None)
+    assert "died twice" in verdict.reason
+    verdict = run(pool, InProcess(time_limit=30.0), f"fork and die:{signal.SIGSEGV}")
+    assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, 0.0)
+
+
+def test_no_descriptor_of_a_worker_is_inherited_by_what_its_verifier_starts(pool):
+    assert run(pool, InProcess(), "descriptors").answer == ""
+
+
 def test_an_answer_that_crashes_its_worker_twice_scores_0(pool):
     verdict = run(pool, InProcess(), f"die:{signal.SIGSEGV}")
     assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, 0.0)
@@ -223,8 +235,9 @@ def test_kills_leave_no_process_and_no_file_descriptor(kills):
         assert {(v.status, v.score) for v in verdicts} == {(VerdictStatus.TIMEOUT, 0.0)}
         pool.verify_many(InProcess(), [(TASK, "good")] * 4)
         wait_until(
-            lambda: left() <= (before[0] + 4 + 1, before[1] + 2 * 4 + 1)
-        )  # 4 warm workers, the late one's template
+            # 4 warm workers with a socket, a pipe and a pidfd each; the late one's template
+            lambda: left() <= (before[0] + 4 + 1, before[1] + 3 * 4 + 1)
+        )
         zombies = [p for p in below() if ") Z " in Path(f"/proc/{p}/stat").read_text()]
         assert not zombies
 

@@ -6,8 +6,10 @@ nothing of the library but what is mounted there, and descriptors in the place o
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 
@@ -43,14 +45,35 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
+def receive_fds(sock: socket.socket, size: int, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
+    """A message of at most `size` bytes and the descriptors that came with it, at most `most`. No process that this one
+    starts inherits them."""
+    fds = array.array("i")
+    # Not `socket.recv_fds`, which takes flags and does not pass them on (Lib/socket.py of CPython 3.11).
+    data, parts, _, _ = sock.recvmsg(size, socket.CMSG_LEN(most * fds.itemsize), flags | socket.MSG_CMSG_CLOEXEC)
+    for level, kind, part in parts:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(part[: len(part) - len(part) % fds.itemsize])
+    return data, list(fds)
+
+
 class Link:
     """One end of a socket pair, on an event loop. OSError or EOFError when the other end is gone or says more than it
-    may."""
+    may.
 
-    def __init__(self, sock: socket.socket) -> None:
+    `process` is a pidfd of the process at the other end, which the link closes. With it the stream ends with that
+    process, though one that it has forked keeps the socket open. What it had sent before is read first.
+    """
+
+    def __init__(self, sock: socket.socket, process: int | None = None) -> None:
         sock.setblocking(False)
         self.sock = sock
         self._data = bytearray()
+        self._process = process
+        if process is not None:
+            self._loop = asyncio.get_running_loop()
+            # A pidfd becomes readable when its process ends, as a zombie too.
+            self._loop.add_reader(process, self._process_ended)
 
     @property
     def open(self) -> bool:
@@ -104,7 +127,20 @@ class Link:
         del self._data[:count]
         return taken
 
+    def _process_ended(self) -> None:
+        self._forget_process()
+        with contextlib.suppress(OSError):
+            # The kernel hands out what has come, and then the end of the stream.
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def _forget_process(self) -> None:
+        if self._process is not None:
+            self._loop.remove_reader(self._process)
+            os.close(self._process)
+            self._process = None
+
     def close(self) -> None:
         """Close this end; the other end then reads the end of the stream."""
+        self._forget_process()
         with contextlib.suppress(OSError):
             self.sock.close()

@@ -47,7 +47,11 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
     if algorithm.entropy != 0.0:
         # The same tokens as the policy loss: an entropy bonus at tokens that are left out would work against their
         # exclusion.
-        components.append(ObjectiveTerm("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy, keep=keep))
+        of_entropy = (*keep, *(registry.build("token_selector", spec) for spec in algorithm.entropy_select))
+        bonus = EntropyBonus(loss.average)
+        components.append(ObjectiveTerm("entropy", bonus, "policy", algorithm.entropy, keep=of_entropy))
+    elif algorithm.entropy_select:
+        raise ConfigError("algorithm.entropy_select is of the entropy bonus, and there is none: set algorithm.entropy")
     components += _auxiliary(algorithm, plan.config.rollout.group_size)
     if algorithm.loss_coef == 0.0 and len(components) == 1:
         raise ConfigError(

@@ -26,24 +26,32 @@ def demonstration(task: Task, context: StageContext, group: str, member: int = 0
     )
 
 
-def with_demonstrations(batch: Batch, context: StageContext) -> Batch:
+def with_demonstrations(batch: Batch, context: StageContext, drawn: Sequence[Rollout] | None = None) -> Batch:
     """The batch, and after it one rollout for every group whose task has a demonstration.
 
     Their reward is NaN and their advantage and policy weight 0, so that nothing but a term on demonstrations reads
-    them.
+    them. `drawn`: the rollouts of the groups that are meant, of which the batch may lack some; the result is then by
+    group, in their order. None: those of the batch.
     """
+    groups = list((batch if drawn is None else Batch(list(drawn))).groups())
     shown = [
         # A member number after the last one keeps ids unique and ties in the order of the sampled members.
         demonstration(group.rollouts[0].task, context, group.key, 1 + max(r.member for r in group.rollouts))
-        for group in batch.groups()
+        for group in groups
         if group.rollouts[0].task.demonstration
     ]
 
     def more(name: str, sizes: Sequence[int]) -> list[np.ndarray]:
         return [np.full(size, filler(name), dtype=np.float32) for size in sizes]
 
-    return Batch(
+    result = Batch(
         [*batch.rollouts, *shown],
         {name: np.concatenate([column, *more(name, [len(shown)])]) for name, column in batch.columns.items()},
         {name: [*column, *more(name, [len(r) for r in shown])] for name, column in batch.token_columns.items()},
     )
+    if drawn is None:
+        return result
+    # A batch is cut into optimizer steps by its groups in their order: those that are demonstrations alone must not all
+    # be in the last one.
+    place = {group.key: number for number, group in enumerate(groups)}
+    return result.select(np.argsort([place[r.group] for r in result.rollouts], kind="stable"))

@@ -215,7 +215,8 @@ class GRPOStage(Stage):
         if self.config.algorithm.splice is not None:
             batch = with_answers(batch, self.config.algorithm.splice, self.context.policy)
         if self._shows_demonstrations and self._supervision is None:
-            batch = with_demonstrations(batch, self.context)
+            drawn = collected.rollouts if self.config.algorithm.demonstrations == "sampled" else None
+            batch = with_demonstrations(batch, self.context, drawn)
         if self._appended is not None:
             batch = with_token(batch, self._appended, self.context.policy.context)
         self._add_columns_of_terms(batch)

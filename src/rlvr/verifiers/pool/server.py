@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlvr.core.process import tracing
-from rlvr.core.process.framing import receive, send
+from rlvr.core.process.framing import receive, receive_fds, send
 from rlvr.core.process.parent_death import adopt_orphans, signal_on_parent_death
 from rlvr.errors import user_traceback
 from rlvr.records import cut
@@ -61,6 +61,8 @@ def main() -> None:
         signal.signal(signal.SIGCONT, on_death)
         signal_on_parent_death(trainer, signal.SIGCONT)  # which also wakes a server that somebody has stopped
     gc.freeze()
+    # It was inherited over exec, and is not to be inherited further.
+    os.set_inheritable(control_fd, False)
     family.serve(socket.socket(fileno=control_fd), functools.partial(template, memory_mb=memory_mb))
 
 
@@ -106,7 +108,7 @@ class Family:
         try:
             while True:
                 # A request and its descriptor come in one message; a short read is the end of the stream.
-                request, fds, _, _ = socket.recv_fds(control, REQUEST.size, 2)
+                request, fds = receive_fds(control, REQUEST.size, 2)
                 if len(request) < REQUEST.size:
                     return
                 what, pid = REQUEST.unpack(request)
@@ -129,7 +131,7 @@ class Family:
 
     def fork(self, control: socket.socket, fd: int, stacks: int, run: Run) -> int:
         """The process id of a new child that serves the socket `fd` and writes its stacks to `stacks`; 0 when the
-        system has none to spare."""
+        system has none to spare. A pidfd of it goes to the trainer over `fd`."""
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -151,9 +153,20 @@ class Family:
                 run(socket.socket(fileno=fd))
             finally:
                 os._exit(0)
-        os.close(fd)
         os.close(stacks)
         self.pids.add(pid)
+        with socket.socket(fileno=fd) as job:
+            try:
+                # A descriptor and not the number: in a sandbox processes have other numbers than outside.
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                self.end(pid)
+                return 0
+            try:
+                # The first bytes on this socket: the trainer sends a job only after the answer to this request.
+                socket.send_fds(job, [b"P"], [pidfd])
+            finally:
+                os.close(pidfd)
         return pid
 
     def end(self, pid: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rlvr.core.process.child_process import spawn, stop
 from rlvr.core.process.deadline import Deadline
-from rlvr.core.process.framing import Link
+from rlvr.core.process.framing import Link, receive_fds
 from rlvr.core.process.parent_death import state
 from rlvr.core.process.tracing import StackPipe
 from rlvr.records import Verdict
@@ -68,6 +68,13 @@ class Forker:
             pid = await self._ask(FORK, fds=[theirs.fileno(), pipe.writer])
             if not pid:
                 raise WorkerError("the system has no process to spare")
+            # Its parent has sent it before the answer. None came if this process has no descriptor left: then only the
+            # closed socket tells of the end.
+            _, pidfds = receive_fds(ours, 1, 1, socket.MSG_DONTWAIT)
+        except BlockingIOError as error:
+            ours.close()
+            pipe.close()
+            raise WorkerError("the process that forks is broken") from error
         except BaseException:
             ours.close()
             pipe.close()
@@ -75,7 +82,7 @@ class Forker:
         finally:
             theirs.close()
             os.close(pipe.writer)
-        return Worker(self, pid, Link(ours), pipe)
+        return Worker(self, pid, Link(ours, *pidfds), pipe)
 
     async def request_stacks(self, pid: int) -> bool:
         """Ask a child for the stacks of its threads, and return True if it will write them."""
@@ -165,7 +172,10 @@ class Worker:
             if self.link.has_unread:
                 raise EOFError("more came than one reply")
         except TimeoutError:
-            raise DeadlineExceededError(time.perf_counter() - start, state(self.pid) in ("R", None)) from None
+            now = state(self.pid)
+            if now in ("Z", "X"):
+                raise WorkerError("it has ended without a reply") from None
+            raise DeadlineExceededError(time.perf_counter() - start, now in ("R", None)) from None
         except (OSError, EOFError) as error:
             raise WorkerError(str(error)) from error
         try:
