@@ -349,15 +349,15 @@ class _Link:
             self.connection.send(batch)
         except OSError:
             # The reader fails what it finds waiting, too, and whichever comes second changes nothing.
-            self.replies.settle((number, self._loss()) for number, _ in batch)
+            self.replies.settle((number, LostRankError(self._loss())) for number, _ in batch)
 
     def close(self) -> None:
         """End the connection."""
         with contextlib.suppress(OSError):
             self.connection.close()
 
-    def _loss(self) -> LostRankError:
-        return LostRankError(
+    def _loss(self) -> str:
+        return (
             f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says why, "
             "if it could); go on with --resume auto"
         )
@@ -366,7 +366,7 @@ class _Link:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self.replies.settle([self.connection.recv()])
-        self.replies.fail(self._loss)
+        self.replies.fail(LostRankError, self._loss())
 
 
 class NullEngine:
