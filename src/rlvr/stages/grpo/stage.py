@@ -29,6 +29,7 @@ from rlvr.stages.grpo.demonstrations import demonstration, with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
 from rlvr.stages.grpo.monitoring import MonitoringSampler
 from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
+from rlvr.stages.grpo.redraw import add_round, check_redraw, check_terms, draw_of, drop_draws
 from rlvr.stages.grpo.scoring import Advantages, Scoring
 from rlvr.stages.grpo.splice import check_splice, with_answers
 from rlvr.stages.grpo.supervised_steps import SupervisedSteps, check_supervised_steps
@@ -68,6 +69,7 @@ class GRPOStage(Stage):
         kept = list(self.pool)  # tasks that are left out are never scored
         self.scoring.bind(kept, RewardContext(plan.config, kept, context.rollout_context.same_answer))
         terms = self.scoring.terms
+        check_terms(plan.config, [(term.name, term.function) for term in walk(terms)])
         self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), context.is_main)
         rollout_plan: RolloutPlan = registry.build("plan", rollout.plan)
         context.history.keep_answers(rollout_plan.answer_characters)
@@ -109,8 +111,9 @@ class GRPOStage(Stage):
         """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
         objective = build_objective(plan, shares_weights=False)
         check_supervised_steps(plan.config, objective)
+        check_redraw(plan.config)
         rollout = plan.config.rollout
-        if rollout.dynamic_sampling and rollout.group_size < 2:
+        if rollout.dynamic_sampling and rollout.dynamic_sampling.by == "rewards" and rollout.group_size < 2:
             raise ConfigError(
                 "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
                 "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
@@ -135,6 +138,29 @@ class GRPOStage(Stage):
         collected.step = step
         collected.monitored = monitored
         return collected
+
+    def collect_more(self, count: int) -> StepRollouts:
+        """`count` groups in the place of those that selection dropped."""
+        assert isinstance(self.buffer, RolloutBuffer), "recorded rollouts are not drawn anew"
+        return self.buffer.more(self._step, count)
+
+    def missing(self, collected: StepRollouts) -> int:
+        """With dynamic sampling by selection: score the further round, drop the draws of which selection leaves no
+        response, and return the number of draws to be made in their place; else 0."""
+        dynamic = self.config.rollout.dynamic_sampling
+        if not self.samples or dynamic is None or dynamic.by != "selection":
+            return 0
+        assert collected.step is not None, "`collect` notes the step"
+        self._step = collected.step
+        if (further := collected.further) is not None:
+            self._scored_all(further)
+            add_round(collected, further)
+        chosen = self.scoring.select(self._that_trains(collected)[0], self._step, self.steps, peek=True)
+        kept = {draw_of(rollout) for rollout in chosen.rollouts}
+        drop_draws(collected, kept)
+        drawn = len({draw_of(rollout) for rollout in [*collected.rollouts, *collected.dropped]})
+        wanted = self.config.rollout.prompts_per_step
+        return max(0, min(wanted - len(kept), wanted * dynamic.attempts - drawn))
 
     def call_functions(self, collected: StepRollouts) -> None:
         """Value what was collected by the plain functions among the rewards, unless its rewards were recorded."""
@@ -185,19 +211,9 @@ class GRPOStage(Stage):
         for monitoring, rollouts in collected.monitored:
             policy, history = self.context.policy, self.context.history
             self.scoring.show_monitored(rollouts, monitoring, policy, history, when, self.reference)
-        # Without baselines: the sampled rollouts first, then those that dynamic sampling dropped.
-        everything, compared = self._scored_all(collected)
+        batch, everything = self._that_trains(collected)
         self._sampled = everything.with_own_columns()
         metrics = self.raised.look(everything.rollouts)
-        trained = sum(r.role != BASELINE for r in collected.rollouts)
-        if trained < len(everything):
-            batch = everything.select(np.arange(trained))
-        else:
-            batch = everything
-        if len(compared):
-            # The reward of the draw's baseline rollout; NaN where there is none.
-            of = dict(zip((r.group for r in compared.rollouts), compared.column("reward").tolist(), strict=True))
-            batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
         self.scoring.show_sampled(everything)
@@ -244,6 +260,21 @@ class GRPOStage(Stage):
         if self._supervised:
             return batch_metrics(self._trained)
         return batch_metrics(self._sampled) | advantage_metrics(self._trained)
+
+    def _that_trains(self, collected: StepRollouts) -> tuple[Batch, Batch]:
+        """(what trains unless selection drops it, all that was sampled), without baselines, with their rewards."""
+        # The sampled rollouts first, then those that dynamic sampling dropped.
+        everything, compared = self._scored_all(collected)
+        trained = sum(r.role != BASELINE for r in collected.rollouts)
+        if trained < len(everything):
+            batch = everything.select(np.arange(trained))
+        else:
+            batch = everything.with_own_columns()
+        if len(compared):
+            # The reward of the draw's baseline rollout; NaN where there is none.
+            of = dict(zip((r.group for r in compared.rollouts), compared.column("reward").tolist(), strict=True))
+            batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
+        return batch, everything
 
     def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
         """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
