@@ -31,9 +31,10 @@ VARIABLES = {
 
 
 def commands():
-    """The commands of the page, by module, with the loops' variables filled in."""
+    """The commands of the papers' sections, by module, with the loops' variables filled in."""
+    sections = PAGE.read_text().split("## The tiny run")[0]
     found = []
-    for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL):
+    for block in re.findall(r"```bash\n(.*?)```", sections, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             for name, value in VARIABLES.items():
                 line = line.replace(name, value)
