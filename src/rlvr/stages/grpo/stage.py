@@ -32,7 +32,7 @@ from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
 from rlvr.stages.grpo.redraw import add_round, check_redraw, check_terms, draw_of, drop_draws
 from rlvr.stages.grpo.scoring import Advantages, Scoring
 from rlvr.stages.grpo.splice import check_splice, with_answers
-from rlvr.stages.grpo.supervised_steps import SupervisedSteps, check_supervised_steps
+from rlvr.stages.grpo.supervised_steps import check_supervised_steps, supervision
 from rlvr.stages.grpo.truncated_sampling import check_truncation
 from rlvr.stages.stage_base import Stage, StageContext, token_weights
 from rlvr.verifiers.pool.threads import Threads
@@ -60,7 +60,7 @@ class GRPOStage(Stage):
         # Not in `check_plan`: whether `correction: auto` is one depends on the engine.
         check_splice(plan.config, self._objective)
         steps = plan.config.algorithm.supervised_steps
-        self._supervision = None if steps is None else SupervisedSteps(steps, seed)
+        self._supervision = None if steps is None else supervision(steps, seed, tasks)
         self._supervised = False
         """True if the step last collected learns demonstrations alone."""
         # After `_shows_demonstrations`, which the base class reads; before what needs the pool of tasks that fit.
@@ -127,12 +127,11 @@ class GRPOStage(Stage):
         tasks in a step that learns them alone."""
         self._step = step
         self._supervised = self._supervision is not None and self._supervision.drawn(step)
-        if self._supervised:
+        if self._supervision is not None and self._supervised:
             # Kept for `roll_back`.
             self._before = self.sampler.state_dict()
-            draws = self.sampler.next(self.config.rollout.prompts_per_step)
-            shown = [demonstration(draw.task, self.context, str(draw.number)) for draw in draws]
-            return StepRollouts(shown, step=step)
+            taken = self._supervision.take(self.sampler, self.config.rollout.prompts_per_step)
+            return StepRollouts([demonstration(task, self.context, key) for key, task in taken], step=step)
         monitored = [] if self._monitoring is None else self._monitoring.collect(step)
         collected = self.buffer.next(step)
         collected.step = step
@@ -171,6 +170,8 @@ class GRPOStage(Stage):
 
     def roll_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
+        if self._supervision is not None:
+            self._supervision.roll_back()
         if self._supervised:
             # Not the buffer: the step that it took last is trained.
             self.sampler.load_state_dict(self._before)
@@ -213,6 +214,8 @@ class GRPOStage(Stage):
             self.scoring.show_monitored(rollouts, monitoring, policy, history, when, self.reference)
         batch, everything = self._that_trains(collected)
         self._sampled = everything.with_own_columns()
+        if self._supervision is not None:
+            self._supervision.look(everything)
         metrics = self.raised.look(everything.rollouts)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
