@@ -29,7 +29,7 @@ TREE = {
     "logging": {"console": "off"},
 }
 
-LOG_RATIO_LOSSES = ("dro", "kl_cov", "pacs")
+LOG_RATIO_LOSSES = ("dro", "kl_cov", "pacs", "rover")
 """Losses, and presets of the same names, that need two optimizer steps per batch: in the first their log-ratio is 0."""
 
 

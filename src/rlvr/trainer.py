@@ -149,9 +149,8 @@ class GRPOTrainer:
         return self.state.metrics
 
     def _status(self) -> str:
-        phases = self.meters.phases
-        writer = self.checkpointer.writer
-        return status(self.folder, self.world, self.resolved, self.state, phases, self.rollouts.pool, writer)
+        parts = (self.meters.phases, self.rollouts.pool, self.checkpointer.writer)
+        return status(self.folder, self.world, self.resolved, self.state, *parts)
 
     def _go_through(self, stage: Stage, until: int) -> None:
         self._ready(stage)
@@ -162,8 +161,7 @@ class GRPOTrainer:
                 metrics |= self._update(stage, batch)
                 self._publish(stage)
                 self._record(stage, collected, batch, metrics)
-                # Before the evaluation, which may take hours and fail.
-                self.checkpointer.after_step(last=self.state.step == until)
+                self.checkpointer.after_step(last=self.state.step == until)  # before the evaluation, which may fail
                 self._report(stage, batch)
 
     @contextlib.contextmanager
@@ -190,14 +188,14 @@ class GRPOTrainer:
             self.enter(self.state.stage_number + 1)
         return self.stages[self.state.stage_number]
 
-    def _collect(self, stage: Stage) -> StepRollouts:
-        """The step's rollouts, which rank 0 draws. Raises CollectionInterruptedError when the run is to stop."""
+    def _collect(self, stage: Stage, more: int = 0) -> StepRollouts:
+        """The step's rollouts, or `more` groups, drawn by rank 0. Raises CollectionInterruptedError on a stop."""
         collected = None
         what = f"the rollouts of step {self.state.step + 1}"
         with self.meters.phases("rollout"):
             try:
                 if self.world.is_main:
-                    collected = stage.collect(self.state.stage_step)
+                    collected = stage.collect_more(more) if more else stage.collect(self.state.stage_step)
                     with self.meters.phases("score"):
                         stage.call_functions(collected)
             except CollectionInterruptedError:  # the other ranks wait for a broadcast, and are to leave as well
@@ -211,6 +209,10 @@ class GRPOTrainer:
     def _score(self, stage: Stage, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         with self.meters.phases("score"):
             self.rollouts.engine.release()  # the log-probs of a reference need memory
+            while more := stage.missing(collected):  # a round of groups in the place of dropped ones
+                self._publish(stage)
+                collected.further = self._collect(stage, more)
+                self.rollouts.engine.release()
             batch, metrics = stage.score(collected)
             if self.world.size > 1:  # ranks that train on different batches would drift apart in silence
                 self.world.same(batch.digest(), "the scored batch")
@@ -242,13 +244,12 @@ class GRPOTrainer:
         """Evaluate where that is due, and write the step's line. A line that a kill prevents is in the checkpoint."""
         self.due_evaluations.after_step()
         row = self.state.metrics[-1]
+        message = self.reporting.console.message
         self.reporting.step(row, batch)
         if (fewer := stage.fewer_updates(row)) is not None:
-            self.reporting.console.message(fewer, "warning")
+            message(fewer, "warning")
         finding = self.reporting.health.step(self.state.metrics, batch)
-        stop_when_hopeless(
-            self.state, self.config.run.max_nonfinite, finding, self.save, self.reporting.console.message
-        )
+        stop_when_hopeless(self.state, self.config.run.max_nonfinite, finding, self.save, message)
 
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
         """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name.
@@ -277,8 +278,7 @@ class GRPOTrainer:
         if self.folder.begun:
             return
         checkpoint = self.resumer.begin(resume)
-        longest = [stage.longest_response for stage in self.stages]
-        self.reporting.start(self.config, self.resolved.lines(longest))
+        self.reporting.start(self.config, self.resolved.lines([stage.longest_response for stage in self.stages]))
         if self.meters.notice is not None:
             self.reporting.console.message(self.meters.notice)
         if checkpoint is not None:

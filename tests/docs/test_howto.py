@@ -27,7 +27,7 @@ TWO_PROCESSES = re.compile(r"^torchrun .* -m rlvr\.train (--config configs/(?:.*
 TINY = {
     "run": {"name": "sample", "steps": 2},
     "model": {
-        "scratch": {"hidden_size": 16, "layers": 1, "intermediate_size": 32, "context": 160},
+        "scratch": {"hidden_size": 16, "layers": 1, "intermediate_size": 32, "context": 256},
         "path": None,
         "device": "cpu",
     },
@@ -72,7 +72,7 @@ def test_own_verifier(files, capsys):
 
 def test_own_data(files):
     blocks = files("own-data.md")
-    trainer = trained(blocks["run.yaml"], {"model": {"scratch": {"context": 200}}})
+    trainer = trained(blocks["run.yaml"])
     assert {rollout.task.answer for rollout in trainer.batch.rollouts} <= {"36", "56"}
     assert [row["step"] for row in trainer.evaluations] == [0, 1, 2]
     assert all(row["eval/tasks"] == 1 for row in trainer.evaluations)
@@ -108,7 +108,7 @@ def test_one_gpu_is_a_run_but_for_its_model_engine_and_size(files):
     shipped = load_config(ROOT / "configs/gsm8k-qwen2.5-0.5b.yaml")
     assert config.model == shipped.model and config.data == shipped.data and config.evaluation == shipped.evaluation
     small = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
-    over = {"data": {"train": None, "eval": None}, "model": {"scratch": {"context": 256}}}
+    over = {"data": {"train": None, "eval": None}}
     trained(blocks["run.yaml"], over, tasks=small, eval_tasks=small[:1])
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from datetime import date
 
 import numpy as np
@@ -91,3 +94,38 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path, rollout, line):
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(DataError, match=r"step-000001\.jsonl, line 2: not a rollout"):
         read_rollouts(path)
+
+
+HANGING_DISK = """
+import sys, threading, time
+from rlvr.monitor import rollout_log
+log = rollout_log.RolloutLog(sys.argv[1])
+log.write = lambda *_: time.sleep(600)
+log.later(1, None, [], [], None)
+if sys.argv[2] == "closed":
+    rollout_log.WRITE_SECONDS = 0.5
+    log.close()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("how", ["forgotten", "closed"])
+def test_a_disk_that_hangs_does_not_keep_the_program_from_ending(tmp_path, how):
+    program = [sys.executable, "-c", HANGING_DISK, str(tmp_path), how]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout == "ended\n"
+    assert ("the last file of rollouts was not written: waited" in ended.stderr) == (how == "closed")
+
+
+def test_close_waits_for_the_file_of_the_last_step(tmp_path, rollout):
+    log = RolloutLog(tmp_path)
+    write = log.write
+
+    def slow(*arguments):
+        time.sleep(0.3)
+        return write(*arguments)
+
+    log.write = slow
+    log.later(1, Batch([rollout()]), [], [], None)
+    log.close()
+    assert [path.name for path in log.directory.iterdir()] == ["step-000001.jsonl"]

@@ -97,11 +97,12 @@ def test_the_sum_of_four_means_and_its_clip_are_those_of_one_mean():
 
 def test_the_numbers_are_those_of_the_authors_script():
     """get_scheduler("constant", num_warmup_steps=300) of transformers has no warm-up: it returns the constant schedule
-    before it reads the steps."""
+    before it reads the steps. The optimizer of bitsandbytes keeps its own weight decay, 0.01:
+    Trainer.get_optimizer_cls_and_kwargs hands over the rate, betas and epsilon alone."""
     plan = shipped_plan()
     optim = plan.config.optim
     assert (optim.lr, optim.schedule, optim.warmup_steps) == (2e-4, "constant", 0)
-    assert optim.optimizer.options == {"weight_decay": 0.0, "betas": [0.9, 0.999], "eps": 1e-6}
+    assert optim.optimizer.options == {"weight_decay": 0.01, "betas": [0.9, 0.999], "eps": 1e-6}
     assert optim.updates_per_batch == optim.epochs_per_batch == 1
     adapter = plan.config.model.adapter
     assert (adapter.r, adapter.alpha, adapter.dropout) == (64, 16, 0.05)

@@ -77,7 +77,7 @@ def test_recipes_are_in_the_wheel():
     """Everything in the package that git does not ignore is in the wheel."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build == {"targets": {"wheel": {"packages": ["src/rlvr"]}}}
-    assert len(SLUGS) == 60
+    assert len(SLUGS) == 61
     assert ROOT / "src/rlvr/recipes" == RECIPES
     files = [
         str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]

@@ -113,3 +113,10 @@ def test_gradient_of_a_step(recipe_step, moved):
     np.testing.assert_allclose(got, policy + 0.04 * k3_gradient(ids, MOVED, ENGINE, "tokens"), rtol=1e-6)
     if not moved:
         np.testing.assert_array_equal(step.gradient(batch, MOVED, reference=ENGINE, engine=ENGINE), got)
+
+
+def test_the_engine_samples_as_the_authors_do(recipe_step):
+    """sampling_params_dict of experiments/train_second_stage.py."""
+    step = recipe_step("practical-two-stage-recipe", [Task(id="t", prompt="What is 2 + 2?", answer="4")])
+    sampling = step.stage.rollout_context_at(0).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k) == (1.0, 0.9, 0.05, 0)

@@ -94,6 +94,12 @@ def test_the_base_model_gives_what_is_subtracted():
     assert (likelihood.baseline, likelihood.bare, likelihood.text) == ("reference", "", " {answer}")
 
 
+def test_dropped_groups_are_replaced():
+    """`while len(buffer_batch) < batch_size * n_samples`; tests/stages/grpo/test_redraw.py writes the loop anew."""
+    rollout = plan_of("rlpr").config.rollout
+    assert (rollout.dynamic_sampling.by, rollout.prompts_per_step) == ("selection", 768)
+
+
 def test_the_filter(make_rollout):
     """Steps 1 to 10 drop nothing, 6 to 10 give the average, from 11 on it moves by a hundredth and groups below half of
     it are dropped (ray_trainer.py, `fit`)."""

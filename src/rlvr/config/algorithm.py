@@ -105,17 +105,28 @@ class SpliceConfig(Section):
 
 
 class SupervisedStepsConfig(Section):
-    """Steps that learn demonstrations alone, drawn by chance; the others are of reinforcement alone.
+    """Steps that learn demonstrations alone; the others are of reinforcement alone. The term that learns them is in
+    `auxiliary`, {name: likelihood, on: demonstrations}.
 
-    The probability of a supervised step is G / (G + gamma G_w), of the gradient norms of the last supervised step (G)
-    and of the last step of the warm-up (G_w): SASR (Chen et al. 2025, arXiv 2505.13026, algorithm 1). The term that
-    learns them is in `auxiliary`, {name: likelihood, on: demonstrations}.
+    With `warmup` they are drawn by chance. The probability of a supervised step is G / (G + gamma G_w), of the gradient
+    norms of the last supervised step (G) and of the last step of the warm-up (G_w): SASR (Chen et al. 2025, arXiv
+    2505.13026, algorithm 1). With `gather` they come when enough groups have failed, and learn the tasks of those:
+    ReLIFT (TheRoadQaQ/ReLIFT, commit eb95454, relift/verl/verl/relift/trainer.py).
     """
 
-    warmup: int = Field(ge=1)
-    """Steps at the start of the stage that are all supervised."""
+    warmup: int | None = Field(default=None, ge=1)
+    """Steps at the start of the stage that are all supervised; later ones are drawn by chance."""
     gamma: float = Field(default=1.0, ge=0)
     """Weight of G_w: the larger, the fewer steps are supervised."""
+    gather: int | None = Field(default=None, ge=1)
+    """Demonstrations of a supervised step, of tasks at which every response of a group had the reward 0: it is taken as
+    soon as so many groups have failed."""
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> SupervisedStepsConfig:
+        if (self.warmup is None) == (self.gather is None):
+            raise ValueError("set warmup, to draw supervised steps by chance, or gather, to take them when groups fail")
+        return self
 
 
 class AlgorithmConfig(Section):
@@ -170,8 +181,8 @@ class AlgorithmConfig(Section):
     those of which `select` leaves a response, or all of the step, tasks of which the plan sampled no group among
     them."""
     supervised_steps: SupervisedStepsConfig | None = None
-    """Learn demonstrations in steps of their own, drawn by chance; null: beside the groups of every step, where a term
-    of `auxiliary` learns them."""
+    """Learn demonstrations in steps of their own; null: beside the groups of every step, where a term of `auxiliary`
+    learns them."""
     splice: SpliceConfig | None = None
     """Learn the task's answer in the place of the policy's own; null: the response as it was sampled."""
 

@@ -39,6 +39,11 @@ class DataConfig(Section):
 class DynamicSamplingConfig(Section):
     """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): groups whose rewards are all the same are replaced."""
 
+    by: Literal["rewards", "selection"] = "rewards"
+    """The groups that are replaced. rewards: those whose rewards are all the same, while others are still sampled.
+    selection: those of which `algorithm.select` leaves no response, in rounds, each after all of the round before was
+    scored; rewards may then need the policy (RLPR, Yu et al. 2025; OpenBMB/RLPR, commit 8490fca,
+    verl/trainer/ppo/ray_trainer.py, `fit`)."""
     attempts: int = Field(default=3, ge=1)
     """A step samples at most this many times `prompts_per_step` groups; then it trains with what there is."""
     oversample: float = Field(default=1.0, ge=1, le=2)

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import os
+import pickle
 import secrets
 import socket
 import threading
@@ -21,11 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
-from typing import Any
 
 import numpy as np
 
 from rlvr import registry
+from rlvr.core.process.channel import Channel
 from rlvr.core.process.pending_replies import Replies
 from rlvr.core.process.tracing import RemoteFailure
 from rlvr.core.specs import SpecLike
@@ -45,6 +46,11 @@ JOIN_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
 RequestBatch = list[tuple[int, Request | None]]
 """Requests by number, made in one pass of rank 0's loop; None gives up the one of that number."""
+# The contents are pickled apart, so that what cannot be read is known by its number.
+RequestMessage = tuple[list[int], bytes]
+"""A batch of requests on its way to a rank: the numbers, and the pickled list of requests."""
+ReplyMessage = tuple[int, bytes]
+"""A reply on its way to rank 0: its number, and the pickled completion or error."""
 # Arbitrary: how late the accepting thread sees that all have joined.
 SETTLE = 0.2
 """Seconds after which rank 0 looks whether it still waits for connections."""
@@ -188,17 +194,15 @@ class EngineRouter:
         else:
             host = os.environ["MASTER_ADDR"]
         try:
-            self._connection = Client((host, port), authkey=key)
+            connection = Client((host, port), authkey=key)
         except OSError as error:
             raise TrainingError(
                 f"rank {self.world.rank} cannot connect to rank 0 at {host}:{port}: {error}. MASTER_ADDR has to name "
                 "rank 0's machine, and ranks have to reach its ports"
             ) from error
-        self._connection.send(self.world.rank)
+        connection.send(self.world.rank)
         self.world.barrier("the sampling ranks", JOIN_SECONDS)
-        # `Connection.send` must not run in two threads at once.
-        self._sending = threading.Lock()
-        threading.Thread(target=self._answer, name="rlvr-router", daemon=True).start()
+        self._answer(connection)
 
     # rank 0
 
@@ -257,58 +261,78 @@ class EngineRouter:
         for link in self._links.values():
             link.close()
         if not self.world.is_main:
-            self._connection.close()
+            self._channel.close()
         self.own.close()
 
     # the other ranks
 
-    def _answer(self) -> None:
+    def _answer(self, connection: Connection) -> None:
         """Take requests from rank 0 until it closes the connection."""
-        running: dict[int, asyncio.Task[Completion]] = {}
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self._submit(self._connection.recv(), running)
+        # Touched on the collector's loop alone.
+        self._running: dict[int, asyncio.Task[Completion]] = {}
+        self._channel = Channel(connection, "rlvr-router", self._take_batch, self._ended)
+
+    def _take_batch(self, message: RequestMessage) -> None:
+        numbers, body = message
+        try:
+            batch = list(zip(numbers, pickle.loads(body), strict=True))
+        except Exception as error:  # a class that cannot be imported here, say: these requests alone fail
+            for number in numbers:
+                self._send_reply(number, _sent(error, f"rank {self.world.rank}"))
+            return
+        self._submit(lambda: self._begin(batch))
+
+    def _ended(self, cause: Exception | None) -> None:
+        if cause is not None:
+            log.error("rank %d can take no more requests of rank 0: %r", self.world.rank, cause)
         # Rank 0 has closed the connection: no one reads these, and their rows would hold up a publish.
-        if running:
-            self._submit([(number, None) for number in list(running)], running)
+        self._submit(lambda: self._begin([(number, None) for number in self._running]))
 
-    def _submit(self, batch: RequestBatch, running: dict[int, asyncio.Task[Completion]]) -> None:
+    def _submit(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop ended with the run
-            self.collector.loop.call_soon_threadsafe(self._begin, batch, running)
+            self.collector.loop.call_soon_threadsafe(work)
 
-    def _begin(self, batch: RequestBatch, running: dict[int, asyncio.Task[Completion]]) -> None:
+    def _begin(self, batch: RequestBatch) -> None:
         """Start what rank 0 asked for, in one pass of the loop, so that the engine batches it as it would on rank 0;
         None in the place of a request gives it up."""
         for number, request in batch:
             if request is not None:
-                running[number] = asyncio.create_task(self.own.generate(request))
-                # `running` holds the task, which asyncio itself keeps by a weak reference only.
-                running[number].add_done_callback(functools.partial(self._reply, number, running))
-            elif number in running:
-                running.pop(number).cancel()
+                # `_running` holds the task, which asyncio itself keeps by a weak reference only.
+                self._running[number] = asyncio.create_task(self.own.generate(request))
+                self._running[number].add_done_callback(functools.partial(self._reply, number))
+            elif number in self._running:
+                self._running.pop(number).cancel()
 
-    def _reply(self, number: int, running: dict[int, asyncio.Task[Completion]], done: asyncio.Task[Completion]) -> None:
-        running.pop(number, None)
+    def _reply(self, number: int, done: asyncio.Task[Completion]) -> None:
+        self._running.pop(number, None)
         if done.cancelled():
             return
         error = done.exception()
-        answer: Any
         if error is None:
-            answer = done.result()
+            self._send_reply(number, done.result())
         else:
-            answer = _sent(error, f"rank {self.world.rank}")
-        with contextlib.suppress(OSError), self._sending:
-            self._connection.send((number, answer))
+            self._send_reply(number, _sent(error, f"rank {self.world.rank}"))
+
+    def _send_reply(self, number: int, answer: Completion | RlvrError) -> None:
+        try:
+            body = pickle.dumps(answer)
+        except Exception as error:  # a completion with something in it that cannot be pickled
+            body = pickle.dumps(_sent(error, f"rank {self.world.rank}"))
+        self._channel.send((number, body))
 
 
 def _sent(error: BaseException, rank: str) -> RlvrError:
-    """The exception of a rank as rank 0 raises it."""
+    """The exception of a rank as rank 0 raises it, in a form that can be pickled and read again."""
     failure = RemoteFailure.of(error)
     # Only our own exceptions are sent as they are: another class may not be importable, or picklable, on rank 0. Their
     # text is written for users; a traceback shows the note.
     if isinstance(error, RlvrError):
-        error.add_note(f"on {rank}:\n{failure.traceback}")
-        return error
+        with contextlib.suppress(Exception):
+            # A copy, since this one may hold a lock, or be of a class whose `__init__` has two arguments, which is
+            # pickled and cannot be read.
+            copy: RlvrError = pickle.loads(pickle.dumps(error))
+            copy.add_note(f"on {rank}:\n{failure.traceback}")
+            return copy
     return TrainingError(f"{rank} could not sample: {failure.told(rank)}")
 
 
@@ -317,11 +341,10 @@ class _Link:
 
     def __init__(self, rank: int, connection: Connection) -> None:
         self.rank = rank
-        self.connection = connection
         self.replies = Replies[Completion]()
         self._unsent: RequestBatch = []
         """Requests not yet sent; read and written in the event loop's thread alone."""
-        threading.Thread(target=self._read, name=f"rlvr-router-{rank}", daemon=True).start()
+        self._channel = Channel(connection, f"rlvr-router-{rank}", self._take, self._ended)
 
     async def ask(self, request: Request) -> Completion:
         """Return the rank's completion of a request."""
@@ -346,27 +369,46 @@ class _Link:
         batch = self._unsent
         self._unsent = []
         try:
-            self.connection.send(batch)
-        except OSError:
-            # The reader fails what it finds waiting, too, and whichever comes second changes nothing.
-            self.replies.settle((number, self._loss()) for number, _ in batch)
+            body = pickle.dumps([request for _, request in batch])
+        except Exception:
+            batch = self._picklable(batch)
+            body = pickle.dumps([request for _, request in batch])
+        self._channel.send(([number for number, _ in batch], body))
+
+    def _picklable(self, batch: RequestBatch) -> RequestBatch:
+        """The requests of a batch that can be sent; the others fail."""
+        good: RequestBatch = []
+        for number, request in batch:
+            try:
+                pickle.dumps(request)
+            except Exception as error:
+                text = f"a request cannot be sent to rank {self.rank}: {type(error).__name__}: {error}"
+                self.replies.settle([(number, TrainingError(text))])
+            else:
+                good.append((number, request))
+        return good
 
     def close(self) -> None:
-        """End the connection."""
-        with contextlib.suppress(OSError):
-            self.connection.close()
+        """End the connection; what still waits fails."""
+        self._channel.close()
 
-    def _loss(self) -> LostRankError:
-        return LostRankError(
-            f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says why, "
-            "if it could); go on with --resume auto"
-        )
+    def _take(self, message: ReplyMessage) -> None:
+        number, body = message
+        reply: Completion | Exception
+        try:
+            reply = pickle.loads(body)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            reply = TrainingError(f"the reply of rank {self.rank} to a request cannot be read: {problem}")
+        self.replies.settle([(number, reply)])
 
-    def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self.replies.settle([self.connection.recv()])
-        self.replies.fail(self._loss)
+    def _ended(self, cause: Exception | None) -> None:
+        if cause is None:
+            why = "was closed (its own output says why, if it could)"
+        else:
+            why = f"brought what cannot be read ({type(cause).__name__}: {cause})"
+        text = f"rank {self.rank} is gone: the connection that it was to sample for {why}; go on with --resume auto"
+        self.replies.fail(LostRankError, text)
 
 
 class NullEngine:

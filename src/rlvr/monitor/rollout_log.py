@@ -24,13 +24,14 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from rlvr.core.daemon_calls import in_daemon
 from rlvr.core.own_files import numbered
 from rlvr.core.waits import finished
 from rlvr.monitor.whole_file import naming
@@ -75,7 +76,6 @@ class RolloutLog:
         limit."""
         self._sizes: dict[int, int] | None = None
         """Bytes of the files by step; None until the first one is written."""
-        self._thread = ThreadPoolExecutor(1, "rlvr-rollouts")
         self._under_way: Future[Path | None] | None = None
 
     def due(self, step: int) -> bool:
@@ -122,19 +122,25 @@ class RolloutLog:
         # Waits for the previous file: `_sizes` and the batch belong to one thread at a time.
         self.flush()
         if self.due(step):
-            self._under_way = self._thread.submit(self.write, step, batch, sampled, dropped, columns)
+            self._under_way = in_daemon(lambda: self.write(step, batch, sampled, dropped, columns), "rlvr-rollouts")
 
     def flush(self) -> None:
         """Wait for what is being written. WaitTimeoutError where the disk hangs."""
-        if self._under_way is not None:
-            finished(self._under_way, "the file of rollouts", time.monotonic() + WRITE_SECONDS)
+        under_way = self._under_way
+        # Now: after an error of this wait nothing is to wait for the same file once more.
+        self._under_way = None
+        if under_way is not None:
+            finished(under_way, "the file of rollouts", time.monotonic() + WRITE_SECONDS)
             # Raises here what the write raised there; OSError is caught in `write` and costs the file only.
-            self._under_way.result()
-            self._under_way = None
+            under_way.result()
 
     def close(self) -> None:
-        """End the thread, once what is being written is."""
-        self._thread.shutdown(wait=False)
+        """Wait for what is being written, which the end of the program would cut off."""
+        try:
+            self.flush()
+        except Exception as error:
+            # The run has ended, perhaps with an error of its own.
+            log.warning("the last file of rollouts was not written: %s", error)
 
     def _write(self, step: int, rows: Iterator[dict[str, Any]]) -> Path:
         self.directory.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again

@@ -27,6 +27,8 @@ cp "$(python -m rlvr.recipes path psr)" my.yaml         # a copy to edit
 (`--diff grpo` prints only the differences from plain GRPO). `smoke SLUG` runs a few steps of the real trainer at toy
 size (`--against grpo` prints how far its gradient is from plain GRPO's on the same rollouts).
 
+Five of the papers measure training: [analysis.md](analysis.md) has the runs and the command that makes their tables.
+
 *faithful*: the paper's whole mechanism is implemented. *part*: a table lists what is missing. Compare a run with the
 paper's own claim, under *effect*; this page claims no result of these configurations. `[known]` marks a formula that
 was written from memory, `[guess]` one that was guessed, where the text does not say that it was confirmed.

@@ -71,12 +71,13 @@ class Format(RewardTerm):
 class Repetition(RewardTerm):
     """Minus the repeated n-grams of the response: each one that stood before, as a share of all or as a count.
 
-    The share is -(1 - distinct / all), 0 without a repetition and for a response shorter than n. The count, with a
-    small weight (0.05) and behind a gate that only wrong answers pass, is the penalty of the cosine reward's authors
-    (Yeo et al. 2025, arXiv 2502.03373, confirmed in a copy of their code, which sums it into the reward of the whole
-    response; the paper's form with a discount on the repeated tokens is not this). With `limit` it is -1 where one
-    n-gram stands that often, else 0 (RLPR: 10 times 10 words, OpenBMB/RLPR, commit 8490fca,
-    verl/utils/reward_score/repetition.py, which splits words at `_` too and keeps their case). Linear in the length.
+    The share is -(1 - distinct / all), 0 without a repetition and for a response shorter than n. That of words, times
+    the largest penalty and behind a gate that only wrong answers pass, is what the cosine reward's authors add to it
+    (Yeo et al. 2025, arXiv 2502.03373; eddycmu/demystify-long-cot, commit e90cf9b, openrlhf/openrlhf/reward/cosine.py
+    and repetition.py, get_repetition_penalty); their penalty at each repeated token, with a discount of its own, is the
+    modifier `repeated_tokens`. The count is no formula of a paper. With `limit` it is -1 where one n-gram stands that
+    often, else 0 (RLPR: 10 times 10 words, OpenBMB/RLPR, commit 8490fca, verl/utils/reward_score/repetition.py, which
+    splits words at `_` too and keeps their case). Linear in the length.
     """
 
     # Four tokens, as the metric completion/repetition counts.

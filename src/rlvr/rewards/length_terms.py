@@ -67,9 +67,10 @@ class CosineLength(OfRightAndWrong):
     """Right or wrong, each worth a different amount by length: long + (short - long) (1 + cos(pi L / max_length)) / 2.
 
     The cosine reward (Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", arXiv 2502.03373; shape
-    and ends confirmed in a copy of the authors' code): short right answers are worth most, short wrong ones least, and
-    a response that reached max_length has one value. Replaces the verdict in `rewards`. With both ends the same it is
-    the verdict.
+    by eddycmu/demystify-long-cot, commit e90cf9b, openrlhf/openrlhf/reward/cosine.py, ends by
+    openrlhf/scripts/section_4__impact_of_reward_design_on_long_cot): short right answers are worth most, short wrong
+    ones least, and a response that reached max_length has one value. Replaces the verdict in `rewards`. With both ends
+    the same it is the verdict.
     """
 
     right: tuple[float, float] = (2.0, 1.0)
@@ -103,8 +104,8 @@ class CosineLength(OfRightAndWrong):
 class LengthTarget(OfRightAndWrong):
     """The value of the length, to be added to the verdict.
 
-    - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612; alpha
-      from notes).
+    - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612;
+      hkust-nlp/Laser, commit c9e7c4e, verl/utils/reward_score/length_penalty.py, compute_length_reward_larse).
     - exact: -alpha |target - L| (L1-Exact, Aggarwal & Welleck 2025, arXiv 2503.04697, eq. 1; alpha there 0.0003).
     - at_most: for a right answer clip(alpha (target - L) + 0.5, 0, 1), else 0 (L1-Max, eq. 2, where it is multiplied
       with the verdict: it replaces the verdict then).
@@ -175,8 +176,8 @@ class Brevity(OfRightAndWrong):
 
     - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq.
       4; also the penalty of GRPO-lambda, arXiv 2505.18086, read in a write-up of third parties).
-    - range: 1 + alpha (longest - L) / (longest - shortest) over the right answers (a bonus; from notes on arXiv
-      2506.15647, a guess at its formula).
+    - range: 1 + alpha (longest - L) / (longest - shortest) over the right answers (a bonus; a guess at the formula of
+      arXiv 2506.15647, whose text was not read and of which no code was found).
     - kimi: alpha (0.5 - (L - shortest) / (longest - shortest)) over all members, for wrong answers at most 0 (Kimi
       k1.5, arXiv 2501.12599, section 2.3.3); it is added to the verdict, while the other two replace it.
 

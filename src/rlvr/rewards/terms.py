@@ -189,11 +189,12 @@ def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
     _check_sources(terms, setting)
     _check_fields(terms, setting.tasks)
     needing = [t.name for t in walk(terms) if t.function.needs_policy]
-    if needing and setting.config.rollout.dynamic_sampling:
+    dynamic = setting.config.rollout.dynamic_sampling
+    if needing and dynamic is not None and dynamic.by == "rewards":
         raise ConfigError(
             f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and "
             "rollout.dynamic_sampling looks at rewards while responses are still sampled: set "
-            "rollout.dynamic_sampling to null or leave the term out"
+            "rollout.dynamic_sampling to null, its `by` to selection, or leave the term out"
         )
     return [term.each(bound) for term in terms]
 

@@ -210,6 +210,8 @@ class StepRollouts:
     """The step of the stage, counted from 0: the ranks that did not collect learn it here."""
     monitored: list[tuple[Monitoring, list[Rollout]]] = field(default_factory=list)
     """Responses that rewards asked for and that are not trained."""
+    further: StepRollouts | None = None
+    """A further round for the step, whose rewards are not known yet (dynamic sampling by selection)."""
     columns: dict[str, np.ndarray] | None = None
     """The values that scoring gave to each of [*rollouts, *dropped], float64: set by the stage, or as recorded."""
 
@@ -223,6 +225,8 @@ class _Batch:
     """The groups of one step, under way."""
 
     step: int
+    wanted: int
+    """Groups that are to train."""
     watch: CollectionProgress = field(default_factory=CollectionProgress)
     draws: list[Draw] = field(default_factory=list)
     """All draws made for the step."""
@@ -253,6 +257,10 @@ class RolloutBuffer:
         self.config = config
         self.last = last
         self.has_signal = has_signal
+        self._dynamic = config.dynamic_sampling
+        if self._dynamic is not None and self._dynamic.by == "selection":
+            # The stage finds out what is to be replaced, and asks for it by `more`.
+            self._dynamic = None
         self._lock = threading.Lock()
         """Held for what both the trainer's thread and the collector's touch: the sampler and the lists below."""
         # Made in the trainer's thread and used on the collector's loop: since Python 3.10 a lock belongs to the loop
@@ -283,7 +291,17 @@ class RolloutBuffer:
         else:
             begun = step
         for number in range(begun, min(step + self.config.staleness, self.last - 1) + 1):
-            self._prefetched.append(self._begin(number))
+            self._prefetched.append(self._begin(number, self.config.prompts_per_step))
+        return self._wait(step)
+
+    def more(self, step: int, count: int) -> StepRollouts:
+        """`count` further groups for the step that was taken last; raises as `next`. Nothing may be sampled ahead."""
+        assert not self._prefetched, "groups of later steps are under way"
+        self._prefetched.append(self._begin(step, count))
+        return self._wait(step)
+
+    def _wait(self, step: int) -> StepRollouts:
+        """The groups of the oldest batch, which is of `step`."""
         batch = self._prefetched[0]
         start = time.perf_counter()
         assert batch.work is not None and batch.step == step, f"step {step} is asked for, step {batch.step} is due"
@@ -291,7 +309,7 @@ class RolloutBuffer:
         self._prefetched.popleft()
         with self._lock:
             # From here on a `roll_back` gives them back; until here `_prefetched` did.
-            self._taken = batch.draws
+            self._taken = [*self._taken, *batch.draws]
             ready = sum(b.watch.groups - b.watch.open for b in self._prefetched) + len(self._surplus)
         # verifying = min(waited, finished_at - sampled_at): seconds of this wait in which nothing was sampled for the
         # step. At most the wait itself: with staleness a batch may have been complete before it was waited for.
@@ -339,20 +357,20 @@ class RolloutBuffer:
         ]
         return sorted(drawn, key=lambda draw: draw.number)
 
-    def _begin(self, step: int) -> _Batch:
-        batch = _Batch(step)
+    def _begin(self, step: int, wanted: int) -> _Batch:
+        batch = _Batch(step, wanted)
         batch.work = self.collector.begin(self._sample(batch))
         return batch
 
     async def _sample(self, batch: _Batch) -> tuple[list[Group], list[Group]]:
         """(groups that train, groups that were dropped) of one step."""
         context = self.contexts(batch.step)
-        wanted = self.config.prompts_per_step
+        wanted = batch.wanted
         most = wanted
         oversample = 1.0
-        if (dynamic_sampling := self.config.dynamic_sampling) is not None:
-            most = wanted * dynamic_sampling.attempts
-            oversample = dynamic_sampling.oversample
+        if self._dynamic is not None:
+            most = wanted * self._dynamic.attempts
+            oversample = self._dynamic.oversample
         kept: list[Group] = []
         dropped: list[Group] = []
         running: dict[asyncio.Task[tuple[list[Rollout], bool]], Draw] = {}
@@ -400,7 +418,7 @@ class RolloutBuffer:
     async def _sample_draw(self, batch: _Batch, draw: Draw, context: RolloutContext) -> tuple[list[Rollout], bool]:
         """Sample one draw and, under dynamic sampling, find out whether it trains."""
         rollouts = in_order(await batch.watch.group(draw, self.plan, context))
-        if self.config.dynamic_sampling is None:
+        if self._dynamic is None:
             return rollouts, True
         # One draw at a time: reward functions need not be safe to call from two threads at once.
         batch.watch.scoring += 1

@@ -137,6 +137,14 @@ class Stage(Component):
     def collect(self, step: int) -> StepRollouts:
         """The rollouts of `step` of the stage. Raises CollectionInterruptedError when the run is to stop."""
 
+    def collect_more(self, count: int) -> StepRollouts:
+        """`count` further groups for the step last collected, which `missing` asked for; raises as `collect`."""
+        raise NotImplementedError(f"a stage of the kind {self.plan.kind!r} draws nothing anew")
+
+    def missing(self, collected: StepRollouts) -> int:
+        """Groups that are to be drawn anew, 0 for none; `collected` takes in its further round."""
+        return 0
+
     @abstractmethod
     def roll_back(self) -> None:
         """Take the draws of the step last collected for not trained, and end what is being collected."""

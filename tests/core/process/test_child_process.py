@@ -73,6 +73,13 @@ def test_a_module_that_fails_leaves_its_traceback_in_the_log(tmp_path):
     assert child_process.tail(tmp_path / "no such log") == ""
 
 
+def test_the_end_of_a_long_log_is_read_and_not_the_whole(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("old\n" * 10 + "x" * 3 * child_process.TAIL_BYTES + "\nlast but one\nlast\n")
+    assert child_process.tail(log, 2) == "last but one\nlast"
+    assert len(child_process.tail(log, 60)) <= child_process.TAIL_BYTES
+
+
 MODULE_THAT_HANGS = """
 import sys, time
 

@@ -69,7 +69,7 @@ def test_a_connection_that_ends_fails_what_waits_and_what_is_asked_later():
     async def ask():
         waiting = [asyncio.create_task(replies.ask(lambda number: None, lambda number: None)) for _ in range(3)]
         await asyncio.sleep(0)
-        replies.fail(ErrorOf("gone"))
+        replies.fail(LostError, "gone")
         before = await asyncio.gather(*waiting, return_exceptions=True)
         with pytest.raises(LostError, match="gone"):
             await replies.ask(lambda number: pytest.fail("sent to a connection that ended"), lambda number: None)
@@ -77,16 +77,6 @@ def test_a_connection_that_ends_fails_what_waits_and_what_is_asked_later():
 
     assert [str(error) for error in asyncio.run(ask())] == ["gone"] * 3
     assert not replies.waiting
-
-
-class ErrorOf:
-    """Makes a new error each time: one instance, raised twice, would collect both tracebacks."""
-
-    def __init__(self, text):
-        self.text = text
-
-    def __call__(self):
-        return LostError(self.text)
 
 
 def test_a_cancelled_request_is_given_up_once_and_its_late_reply_is_dropped():
@@ -150,7 +140,7 @@ def test_a_thread_gets_the_error_in_place_of_a_reply_and_that_of_a_connection_th
     with pytest.raises(LostError, match="this one"):
         future.result(timeout=0)
     waiting = replies.submit(lambda number: None)
-    replies.fail(ErrorOf("gone"))
+    replies.fail(LostError, "gone")
     with pytest.raises(LostError, match="gone"):
         waiting.result(timeout=0)
     with pytest.raises(LostError, match="gone"):

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import signal
+import threading
 import time
 
 import pytest
@@ -13,7 +15,7 @@ from rlvr.rollout.vllm.host import EngineHost
 from rlvr.rollout.vllm.requests import Answer
 
 ENGINE = """
-import os, sys, time
+import os, pickle, sys, time
 
 def hangs_here():
     time.sleep(600)
@@ -32,6 +34,10 @@ def breaks_here():
 
 def raises_here():
     raise ValueError("no such method")
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
 
 def failure(function):
     try:
@@ -65,6 +71,8 @@ while True:
             hangs_here()
         elif method == "break":
             breaks_here()
+        elif method == "unreadable":
+            pipe.send_bytes(pickle.dumps(("result", number, Unreadable())))
         elif method == "late":
             time.sleep(arguments["seconds"])
             pipe.send(("result", number, "late"))
@@ -161,3 +169,70 @@ def test_a_process_that_crashes_is_told_at_once_with_its_stack(engine):
     assert time.monotonic() - begun < 60
     with pytest.raises(TrainingError, match="process is gone"):
         one.call("echo", "an echo", 60.0)
+
+
+def test_a_process_that_reads_nothing_stops_no_deadline_of_a_loop_a_call_or_a_close(engine):
+    """Its socket is full after some of these requests: a send that blocked would block the loop."""
+    one = engine()
+    os.kill(one.process.pid, signal.SIGSTOP)
+
+    async def limited():
+        turns = 0
+        requests = [asyncio.ensure_future(one.generate(tuple(range(100_000)))) for _ in range(20)]
+        until_then = time.monotonic() + 1.0
+        while time.monotonic() < until_then:
+            await asyncio.sleep(0.01)
+            turns += 1
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+        return turns
+
+    assert asyncio.run(asyncio.wait_for(limited(), 30)) > 5
+    with pytest.raises(WaitTimeoutError, match="a call"):
+        one.call("echo", "a call", 0.3)
+    one.close()
+    assert one.process.returncode == -signal.SIGKILL
+
+
+def test_a_request_that_cannot_be_sent_fails_alone(engine):
+    one = engine()
+
+    async def both():
+        return await asyncio.gather(one.generate((1,)), one.generate(threading.Lock()), return_exceptions=True)
+
+    good, bad = asyncio.run(both())
+    assert good.token_ids == [1]
+    assert isinstance(bad, TypeError) and "pickle" in str(bad)
+    assert not one._replies.waiting
+
+
+def test_a_message_that_cannot_be_read_fails_all_that_waits_with_the_cause(engine):
+    one = engine()
+
+    async def both():
+        waiting = asyncio.ensure_future(one.generate("never"))
+        await asyncio.sleep(0.1)
+        odd = asyncio.to_thread(one.call, "unreadable", "an odd result", 60.0)
+        return await asyncio.gather(waiting, odd, return_exceptions=True)
+
+    for error in asyncio.run(both()):
+        assert isinstance(error, TrainingError) and "could not be read: ValueError: " in str(error)
+
+
+def test_the_log_is_read_once_for_all_that_waits(engine, monkeypatch):
+    one = engine()
+    read = []
+    monkeypatch.setattr(host.child_process, "tail", lambda *_: read.append(1) or "the end")
+
+    async def many():
+        waiting = [asyncio.ensure_future(one.generate("never")) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        one.process.kill()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    errors = asyncio.run(many())
+    assert {str(error) for error in errors} == {
+        "the vLLM engine's process is gone (exit code -9); its log ends with:\nthe end"
+    }
+    assert len({id(error) for error in errors}) == 50 and len(read) == 1

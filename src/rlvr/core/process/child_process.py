@@ -39,6 +39,9 @@ TRACKER_SECONDS = 5.0
 # Arbitrary: the stack of a main thread below vLLM has some 30 frames.
 STACK_LINES = 60
 """Lines of a log that may end with stacks."""
+# Arbitrary: 60 lines of a thousand characters.
+TAIL_BYTES = 2**16
+"""Bytes at the end of a log among which its last lines are looked for."""
 
 
 def spawn(
@@ -139,6 +142,10 @@ def _size(log: Path) -> int:
 def tail(log: Path, lines: int = 12) -> str:
     """The last lines of a log, for an error's text."""
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+        with log.open("rb") as file:
+            # Only the end is read: the log of a long run has many megabytes.
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            end = file.read(TAIL_BYTES)
     except OSError:
         return ""
+    return "\n".join(end.decode(errors="replace").splitlines()[-lines:])

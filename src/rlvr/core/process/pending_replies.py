@@ -24,7 +24,7 @@ class Replies(Generic[T]):
         self._numbers = itertools.count()
         # With its loop a future of asyncio, with None one that a thread waits for.
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop | None, asyncio.Future[T] | Future[T]]] = {}
-        self._failure: Callable[[], Exception] | None = None
+        self._failure: tuple[Callable[[str], Exception], str] | None = None
         self._lock = threading.Lock()
         """Held for `_waiting` and `_failure`, which the reading thread touches too."""
 
@@ -68,7 +68,8 @@ class Replies(Generic[T]):
             # Under the lock: `fail` sets it and then fails all that wait, so a request registered after that would wait
             # for ever.
             if self._failure is not None:
-                raise self._failure()
+                kind, text = self._failure
+                raise kind(text)
             self._waiting[number] = loop, future
         return number
 
@@ -91,12 +92,13 @@ class Replies(Generic[T]):
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
                 loop.call_soon_threadsafe(_settle, settled)
 
-    def fail(self, error: Callable[[], Exception]) -> None:
-        """Raise `error()` for all that wait, and for whatever is asked from now on. From any thread."""
+    def fail(self, kind: Callable[[str], Exception], text: str) -> None:
+        """Raise `kind(text)` for all that wait, and for whatever is asked from now on. From any thread."""
+        # A text and not an error: one instance, raised for several, would collect the tracebacks of all.
         with self._lock:
-            self._failure = error
+            self._failure = kind, text
             numbers = list(self._waiting)
-        self.settle((number, error()) for number in numbers)
+        self.settle([(number, kind(text)) for number in numbers])
 
 
 def _settle(settled: list[tuple[asyncio.Future[Any] | Future[Any], Any]]) -> None:

@@ -36,6 +36,7 @@ class RandomPolicyValueLoss(Loss):
         {Need("logprobs", grad=True), Need("logprobs", PROXIMAL)}
         | {Need(name, model) for name in ("mean_logit", "logsumexp") for model in (CURRENT, PROXIMAL)}
     )
+    degenerate_on_policy = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         statistics = tokens.statistics

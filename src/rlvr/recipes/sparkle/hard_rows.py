@@ -37,8 +37,8 @@ def rows(config: Config) -> Iterator[Placed]:
 
 
 def parts_of(solution: str, parts: int = PARTS) -> list[str]:
-    """The solution in `parts` pieces of about as many paragraphs each, in order; of sentences where it has fewer
-    paragraphs, and fewer pieces where it has fewer sentences."""
+    """The solution in `parts` parts of about as many paragraphs each, in order; of sentences where it has fewer
+    paragraphs, and fewer parts where it has fewer sentences."""
     paragraphs = [text.strip() for text in re.split(r"\n\s*\n", solution) if text.strip()]
     if len(paragraphs) >= parts:
         return _shares(paragraphs, parts, "\n\n")

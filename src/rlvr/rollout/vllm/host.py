@@ -1,24 +1,24 @@
 """The trainer's end of the pipe to a process that owns an engine: starts it, sends requests, notices its death.
 
 A thread reads the pipe and settles futures, so requests may come from any event loop, a notebook's too, and calls from
-any thread. Invariant: when the process dies, everything that waits for it learns so at once, with the last lines of its
-log.
+any thread. Another one writes, so that deadlines pass though the process reads nothing. Invariant: when the process
+dies, everything that waits for it learns so at once, with the last lines of its log.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from rlvr.core.process import child_process
+from rlvr.core.process.channel import Channel
 from rlvr.core.process.pending_replies import Replies
 from rlvr.core.process.tracing import RemoteFailure
 from rlvr.core.waits import finished
@@ -38,8 +38,6 @@ class EngineHost:
     ) -> None:
         self.log = folder / "engine.log"
         self._replies = Replies[Any]()
-        # Held while a message is written: two threads at once would mix the bytes of their messages.
-        self._lock = threading.Lock()
         self._dead: str | None = None
         # A socket pair and not a named socket: no other process of the user can open it.
         ours, theirs = socket.socketpair()
@@ -47,11 +45,12 @@ class EngineHost:
             self.process = child_process.start(
                 MODULE, [str(theirs.fileno())], environment, folder, self.log, pass_fds=[theirs.fileno()]
             )
-        self._pipe = Connection(ours.detach())
         # Also for an engine that is dropped without `close`, and at the interpreter's exit.
         self._finalizer = weakref.finalize(self, child_process.kill, self.process)
-        reader = threading.Thread(target=_read, args=(weakref.ref(self), self._pipe), name="rlvr-vllm", daemon=True)
-        reader.start()
+        # The threads hold the host only while they have a message for it, so that a forgotten one is collected.
+        host = weakref.ref(self)
+        connection = Connection(ours.detach())
+        self._channel = Channel(connection, "rlvr-vllm", partial(_receive, host), partial(_end, host))
         try:
             self.facts = self._call("the vLLM engine to start", start_timeout, "start", dict(arguments))
         except BaseException:
@@ -74,9 +73,10 @@ class EngineHost:
         return self._call(what, timeout, "call", method, arguments)
 
     def _call(self, what: str, timeout: float, kind: str, *content: Any) -> Any:
+        deadline = time.monotonic() + timeout
         future = self._replies.submit(lambda number: self._send(kind, number, *content))
         try:
-            finished(future, what, time.monotonic() + timeout)
+            finished(future, what, deadline)
         except WaitTimeoutError as error:
             text = child_process.explain(self.process, self.log)
             raise WaitTimeoutError(f"{error}; the log of {PLACE} ends with:\n{text}") from error
@@ -88,24 +88,17 @@ class EngineHost:
     def close(self) -> None:
         """End the process."""
         self._dead = self._dead or "it was closed"
-        with contextlib.suppress(OSError):
-            # `shutdown` and not `close`: it wakes the reading thread, which is inside `recv` and closes the pipe
-            # itself.
-            os.close(os.dup(self._pipe.fileno()))  # raises when it is closed already
-            socket.socket(fileno=os.dup(self._pipe.fileno())).shutdown(socket.SHUT_RDWR)
+        self._channel.close()
         self._finalizer()
 
     def _send(self, *message: Any) -> None:
-        if self._dead is None:
-            with self._lock, contextlib.suppress(OSError):
-                self._pipe.send(message)
-                return
-        raise self._death()
+        if self._dead is not None:
+            raise TrainingError(self._death())
+        self._channel.send(message)
 
-    def _death(self) -> Exception:
-        code = self.process.poll()
-        text = f"the vLLM engine's process is gone ({self._dead or f'exit code {code}'})"
-        return TrainingError(f"{text}; its log ends with:\n{child_process.tail(self.log, child_process.STACK_LINES)}")
+    def _death(self) -> str:
+        log = child_process.tail(self.log, child_process.STACK_LINES)
+        return f"the vLLM engine's process is gone ({self._dead}); its log ends with:\n{log}"
 
     def _take(self, kind: str, *content: Any) -> None:
         """One message of the process; on the reading thread."""
@@ -119,13 +112,17 @@ class EngineHost:
             reply = TrainingError(f"the vLLM engine failed: {reply.told(PLACE)}")
         self._replies.settle([(number, reply)])
 
-    def _ended(self) -> None:
+    def _ended(self, cause: Exception | None) -> None:
         """The pipe is closed; on the reading thread."""
+        if cause is not None:
+            # It lives, and its answers are lost.
+            self._dead = self._dead or f"a message of it could not be read: {type(cause).__name__}: {cause}"
         with contextlib.suppress(Exception):
             # The pipe closes a moment before the process ends; the exit code is part of the message.
             self.process.wait(5)
         self._dead = self._dead or f"exit code {self.process.poll()}"
-        self._replies.fail(self._death)
+        # The text once: with hundreds of requests, the log would be read hundreds of times.
+        self._replies.fail(TrainingError, self._death())
 
 
 def _reply(answer: Answer | RemoteFailure) -> Answer | TrainingError:
@@ -135,16 +132,12 @@ def _reply(answer: Answer | RemoteFailure) -> Answer | TrainingError:
     return TrainingError(f"vLLM refused a request: {answer.told(PLACE)}")
 
 
-def _read(host: weakref.ref[EngineHost], pipe: Connection) -> None:
-    """Until the pipe closes; holds the host only while it has a message for it, so that a forgotten one is
-    collected."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            message = pipe.recv()
-            if (target := host()) is None:
-                break
-            target._take(*message)
-            del target
-    pipe.close()
+def _receive(host: weakref.ref[EngineHost], message: tuple[Any, ...]) -> None:
+    # Without a host the process is being killed, and the pipe about to end.
     if (target := host()) is not None:
-        target._ended()
+        target._take(*message)
+
+
+def _end(host: weakref.ref[EngineHost], cause: Exception | None) -> None:
+    if (target := host()) is not None:
+        target._ended(cause)

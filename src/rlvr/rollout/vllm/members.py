@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
+from rlvr.core.daemon_calls import awaited_in_daemon
 from rlvr.core.process.deadline import Deadline
 from rlvr.errors import TrainingError
 from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.requests import Answer
-from rlvr.rollout.vllm.started import StartedServer
+from rlvr.rollout.vllm.started import CALL, StartedServer
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +268,7 @@ class Members:
             if not answers:
                 await self._revive(member)
             # In a thread: it sends weights and takes the weights lock, which a publish may hold for minutes.
-            if await asyncio.to_thread(self._catch_up, member):
+            if await awaited_in_daemon(lambda: self._catch_up(member), CALL):
                 if member.state != State.READY:  # others of its group took the weights, and it did not
                     raise ServerError(member.trouble)
                 log.warning("%s is back with the current weights", member.name)
@@ -283,12 +284,12 @@ class Members:
         if member.started is not None:
             await member.client.close()
             # Now, since its end and the start of the next process overwrite what tells why it hung or died.
-            text = await asyncio.to_thread(member.started.explain)
+            text = await awaited_in_daemon(member.started.explain, CALL)
             if text:
                 log.warning("%s is started anew; the log of its process ends with:\n%s", member.name, text)
             # Ended first also where it only hangs: it holds the GPU's memory, which the new process needs. `end` waits
             # for a process group.
-            await asyncio.to_thread(member.started.end)
+            await awaited_in_daemon(member.started.end, CALL)
             member.client = await member.started.start(self._start_timeout)
             return
         # A server given by URL is not ours to start; whoever runs it may do so within this time.

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from rlvr.core.daemon_calls import awaited_in_daemon
 from rlvr.core.waits import finished
 from rlvr.errors import DataError, TrainingError
 from rlvr.policy import Policy
@@ -36,7 +37,7 @@ from rlvr.rollout.vllm.members import Member, Members, ServerProcess, State
 from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.settings import ServerSettings
-from rlvr.rollout.vllm.started import StartedServer
+from rlvr.rollout.vllm.started import CALL, StartedServer
 from rlvr.rollout.vllm.transfer import (
     SHARED_MEMORY,
     Call,
@@ -261,7 +262,7 @@ class VLLMServerEngine:
                 task.cancel()
             await asyncio.wait(under_way, timeout=10)
         await asyncio.gather(*(member.client.close() for member in self._opened), return_exceptions=True)
-        ends = [asyncio.to_thread(member.started.end) for member in self._opened if member.started]
+        ends = [awaited_in_daemon(member.started.end, CALL) for member in self._opened if member.started]
         await asyncio.gather(*ends, return_exceptions=True)
 
     # weights

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlvr.core.daemon_calls import awaited_in_daemon
 from rlvr.core.process import child_process
 from rlvr.core.waits import Wait
 from rlvr.errors import ConfigError, DataError, WaitTimeoutError
@@ -26,6 +27,8 @@ from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.serve import KEY
 
 HOST = "127.0.0.1"
+CALL = "rlvr-vllm-servers-call"
+"""The name of threads that wait for a process or the weights lock in the place of the servers' loop."""
 # Arbitrary: that five free ports in a row are taken within the seconds of a start is not a race any more.
 TRIES = 5
 """Ports tried before giving up: another process may take a free one before the server binds it."""
@@ -113,7 +116,7 @@ class StartedServer:
                 try:
                     waiting.check()
                 except WaitTimeoutError as error:
-                    text = await asyncio.to_thread(self.explain)
+                    text = await awaited_in_daemon(self.explain, CALL)
                     raise WaitTimeoutError(f"{self.name} did not start in time; its log ends with:\n{text}") from error
                 await asyncio.sleep(SETTLE)
         text = child_process.tail(self.log, 40)

@@ -9,7 +9,7 @@ import logging
 
 from rlvr import registry
 from rlvr.components import AdvantageComponent, Correction, Loss, LossComponent, Selector, SequenceLoss
-from rlvr.config import AlgorithmConfig, ComponentSpec, Config, KLConfig
+from rlvr.config import AlgorithmConfig, ComponentSpec, Config, KLConfig, OptimConfig
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.needs import BEHAVIOUR, Need
 from rlvr.errors import ConfigError
@@ -29,7 +29,7 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
     loss: Loss | SequenceLoss = registry.build("loss", algorithm.loss)
     name = algorithm.loss.name
     _check_loss(loss, name, plan.config.rollout.group_size)
-    _check_moves(loss, name, plan.config)
+    _check_moves(loss, name, plan.config.optim)
     of_responses = isinstance(loss, SequenceLoss)
     # A loss that reads behaviour log-probs weighs by them already; a second weight would count the ratio twice. A loss
     # of whole responses has no weight per token.
@@ -101,18 +101,14 @@ def _check_loss(loss: Loss | SequenceLoss, name: str, group_size: int) -> None:
     check_group_size(group_size, loss, f"the loss {name!r}")
 
 
-def _check_moves(loss: Loss | SequenceLoss, name: str, config: Config) -> None:
-    """Refuse a loss of the log-ratio where that is always 0: the policy has not moved since it sampled the batch, and
-    moves once."""
-    steps = config.optim.updates_per_batch * config.optim.epochs_per_batch
-    # The proximal policy is that at the begin of the batch, or where `decoupled` is false the one that sampled, which
-    # may be older.
-    samples_ahead = config.rollout.staleness > 0 and not config.algorithm.decoupled
-    if loss.degenerate_on_policy and steps == 1 and not samples_ahead:
+def _check_moves(loss: Loss | SequenceLoss, name: str, optim: OptimConfig) -> None:
+    """Refuse a loss of the log-ratio where that is always 0: the first optimizer step of a batch compares with the
+    policy as it is then, whatever policy sampled the batch, and there is no second one."""
+    if loss.degenerate_on_policy and optim.updates_per_batch * optim.epochs_per_batch == 1:
         raise ConfigError(
-            f"the loss {name!r} is of the log-ratio to the policy that sampled, which is 0 in the first optimizer step "
-            "of a batch, and there is one (optim.updates_per_batch=1, epochs_per_batch=1): set optim.updates_per_batch "
-            "to 2 or more"
+            f"the loss {name!r} is of the log-ratio to the policy before the update, which is 0 in the first optimizer "
+            "step of a batch, and there is one (optim.updates_per_batch=1, epochs_per_batch=1): set "
+            "optim.updates_per_batch to 2 or more"
         )
 
 

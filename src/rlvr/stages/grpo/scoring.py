@@ -210,10 +210,12 @@ class Scoring:
         for _, selector in self.selectors:
             selector.sampled(batch)
 
-    def select(self, batch: Batch, step: int, steps: int) -> Batch:
-        """The rollouts of the batch that train. ConfigError names a selector that gives positions which are not
-        there."""
+    def select(self, batch: Batch, step: int, steps: int, peek: bool = False) -> Batch:
+        """The rollouts of the batch that train; `peek`: without a trace in the memory of a selector. ConfigError names
+        a selector that gives positions which are not there."""
         for name, selector in ComponentList(self.selectors).at(step, steps):
+            if peek:
+                selector = copy.copy(selector)
             kept = np.asarray(selector(batch))
             # A selector may return a flag for each rollout instead of positions.
             if kept.dtype == bool:

@@ -29,9 +29,10 @@ from rlvr.stages.grpo.demonstrations import demonstration, with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
 from rlvr.stages.grpo.monitoring import MonitoringSampler
 from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
+from rlvr.stages.grpo.redraw import add_round, check_redraw, check_terms, draw_of, drop_draws
 from rlvr.stages.grpo.scoring import Advantages, Scoring
 from rlvr.stages.grpo.splice import check_splice, with_answers
-from rlvr.stages.grpo.supervised_steps import SupervisedSteps, check_supervised_steps
+from rlvr.stages.grpo.supervised_steps import check_supervised_steps, supervision
 from rlvr.stages.grpo.truncated_sampling import check_truncation
 from rlvr.stages.stage_base import Stage, StageContext, token_weights
 from rlvr.verifiers.pool.threads import Threads
@@ -59,7 +60,7 @@ class GRPOStage(Stage):
         # Not in `check_plan`: whether `correction: auto` is one depends on the engine.
         check_splice(plan.config, self._objective)
         steps = plan.config.algorithm.supervised_steps
-        self._supervision = None if steps is None else SupervisedSteps(steps, seed)
+        self._supervision = None if steps is None else supervision(steps, seed, tasks)
         self._supervised = False
         """True if the step last collected learns demonstrations alone."""
         # After `_shows_demonstrations`, which the base class reads; before what needs the pool of tasks that fit.
@@ -68,6 +69,7 @@ class GRPOStage(Stage):
         kept = list(self.pool)  # tasks that are left out are never scored
         self.scoring.bind(kept, RewardContext(plan.config, kept, context.rollout_context.same_answer))
         terms = self.scoring.terms
+        check_terms(plan.config, [(term.name, term.function) for term in walk(terms)])
         self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), context.is_main)
         rollout_plan: RolloutPlan = registry.build("plan", rollout.plan)
         context.history.keep_answers(rollout_plan.answer_characters)
@@ -109,8 +111,9 @@ class GRPOStage(Stage):
         """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
         objective = build_objective(plan, shares_weights=False)
         check_supervised_steps(plan.config, objective)
+        check_redraw(plan.config)
         rollout = plan.config.rollout
-        if rollout.dynamic_sampling and rollout.group_size < 2:
+        if rollout.dynamic_sampling and rollout.dynamic_sampling.by == "rewards" and rollout.group_size < 2:
             raise ConfigError(
                 "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
                 "set rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
@@ -124,17 +127,39 @@ class GRPOStage(Stage):
         tasks in a step that learns them alone."""
         self._step = step
         self._supervised = self._supervision is not None and self._supervision.drawn(step)
-        if self._supervised:
+        if self._supervision is not None and self._supervised:
             # Kept for `roll_back`.
             self._before = self.sampler.state_dict()
-            draws = self.sampler.next(self.config.rollout.prompts_per_step)
-            shown = [demonstration(draw.task, self.context, str(draw.number)) for draw in draws]
-            return StepRollouts(shown, step=step)
+            taken = self._supervision.take(self.sampler, self.config.rollout.prompts_per_step)
+            return StepRollouts([demonstration(task, self.context, key) for key, task in taken], step=step)
         monitored = [] if self._monitoring is None else self._monitoring.collect(step)
         collected = self.buffer.next(step)
         collected.step = step
         collected.monitored = monitored
         return collected
+
+    def collect_more(self, count: int) -> StepRollouts:
+        """`count` groups in the place of those that selection dropped."""
+        assert isinstance(self.buffer, RolloutBuffer), "recorded rollouts are not drawn anew"
+        return self.buffer.more(self._step, count)
+
+    def missing(self, collected: StepRollouts) -> int:
+        """With dynamic sampling by selection: score the further round, drop the draws of which selection leaves no
+        response, and return the number of draws to be made in their place; else 0."""
+        dynamic = self.config.rollout.dynamic_sampling
+        if not self.samples or dynamic is None or dynamic.by != "selection":
+            return 0
+        assert collected.step is not None, "`collect` notes the step"
+        self._step = collected.step
+        if (further := collected.further) is not None:
+            self._scored_all(further)
+            add_round(collected, further)
+        chosen = self.scoring.select(self._that_trains(collected)[0], self._step, self.steps, peek=True)
+        kept = {draw_of(rollout) for rollout in chosen.rollouts}
+        drop_draws(collected, kept)
+        drawn = len({draw_of(rollout) for rollout in [*collected.rollouts, *collected.dropped]})
+        wanted = self.config.rollout.prompts_per_step
+        return max(0, min(wanted - len(kept), wanted * dynamic.attempts - drawn))
 
     def call_functions(self, collected: StepRollouts) -> None:
         """Value what was collected by the plain functions among the rewards, unless its rewards were recorded."""
@@ -145,6 +170,8 @@ class GRPOStage(Stage):
 
     def roll_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
+        if self._supervision is not None:
+            self._supervision.roll_back()
         if self._supervised:
             # Not the buffer: the step that it took last is trained.
             self.sampler.load_state_dict(self._before)
@@ -185,19 +212,11 @@ class GRPOStage(Stage):
         for monitoring, rollouts in collected.monitored:
             policy, history = self.context.policy, self.context.history
             self.scoring.show_monitored(rollouts, monitoring, policy, history, when, self.reference)
-        # Without baselines: the sampled rollouts first, then those that dynamic sampling dropped.
-        everything, compared = self._scored_all(collected)
+        batch, everything = self._that_trains(collected)
         self._sampled = everything.with_own_columns()
+        if self._supervision is not None:
+            self._supervision.look(everything)
         metrics = self.raised.look(everything.rollouts)
-        trained = sum(r.role != BASELINE for r in collected.rollouts)
-        if trained < len(everything):
-            batch = everything.select(np.arange(trained))
-        else:
-            batch = everything
-        if len(compared):
-            # The reward of the draw's baseline rollout; NaN where there is none.
-            of = dict(zip((r.group for r in compared.rollouts), compared.column("reward").tolist(), strict=True))
-            batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
         self.scoring.show_sampled(everything)
@@ -244,6 +263,21 @@ class GRPOStage(Stage):
         if self._supervised:
             return batch_metrics(self._trained)
         return batch_metrics(self._sampled) | advantage_metrics(self._trained)
+
+    def _that_trains(self, collected: StepRollouts) -> tuple[Batch, Batch]:
+        """(what trains unless selection drops it, all that was sampled), without baselines, with their rewards."""
+        # The sampled rollouts first, then those that dynamic sampling dropped.
+        everything, compared = self._scored_all(collected)
+        trained = sum(r.role != BASELINE for r in collected.rollouts)
+        if trained < len(everything):
+            batch = everything.select(np.arange(trained))
+        else:
+            batch = everything.with_own_columns()
+        if len(compared):
+            # The reward of the draw's baseline rollout; NaN where there is none.
+            of = dict(zip((r.group for r in compared.rollouts), compared.column("reward").tolist(), strict=True))
+            batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
+        return batch, everything
 
     def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
         """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""

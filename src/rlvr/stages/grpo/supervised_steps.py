@@ -1,16 +1,19 @@
-"""Steps of a grpo stage that learn demonstrations alone, drawn by chance (SASR)."""
+"""Steps of a grpo stage that learn demonstrations alone: drawn by chance (SASR), or when whole groups failed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlvr.config import Config, SupervisedStepsConfig
 from rlvr.core.seeding import seed_of
+from rlvr.data import Sampler
 from rlvr.errors import ConfigError
 from rlvr.losses import Objective
+from rlvr.records import Batch, Task
+from rlvr.stages.grpo.failed_tasks import FailedTasks
 
 
 class SupervisedSteps:
@@ -22,6 +25,7 @@ class SupervisedSteps:
 
     def __init__(self, config: SupervisedStepsConfig, seed: int) -> None:
         self.config = config
+        self._warmup = config.warmup or 0
         self._seed = seed
         self._last: float | None = None
         self._warm: float | None = None
@@ -29,7 +33,7 @@ class SupervisedSteps:
     def probability(self, step: int) -> float:
         """The probability that `step` of the stage, counted from 0, learns demonstrations; 1 in the warm-up."""
         # Without a norm, after a warm-up whose gradients were not finite, it goes on.
-        if step < self.config.warmup or self._last is None or self._warm is None:
+        if step < self._warmup or self._last is None or self._warm is None:
             return 1.0
         total = self._last + self.config.gamma * self._warm
         # Both norms are 0 where every demonstration is learned: nothing is left to imitate.
@@ -46,8 +50,18 @@ class SupervisedSteps:
         if norm is None or not np.isfinite(norm):
             return
         self._last = float(norm)
-        if step < self.config.warmup:
+        if step < self._warmup:
             self._warm = float(norm)
+
+    def take(self, sampler: Sampler, count: int) -> list[tuple[str, Task]]:
+        """The next tasks, each with the key of its group."""
+        return [(str(draw.number), draw.task) for draw in sampler.next(count)]
+
+    def look(self, batch: Batch) -> None:
+        """Take in nothing of a scored step: only norms decide."""
+
+    def roll_back(self) -> None:
+        """Keep the norms, which a step gives only when it is trained."""
 
     def state_dict(self) -> dict[str, Any]:
         """The norms."""
@@ -57,6 +71,13 @@ class SupervisedSteps:
         """Go on with the norms of a checkpoint."""
         self._last = state["last"]
         self._warm = state["warm"]
+
+
+def supervision(config: SupervisedStepsConfig, seed: int, tasks: Sequence[Task]) -> SupervisedSteps | FailedTasks:
+    """Return what says which steps learn demonstrations, and whose."""
+    if config.gather is not None:
+        return FailedTasks(config.gather, tasks)
+    return SupervisedSteps(config, seed)
 
 
 def check_supervised_steps(config: Config, objective: Objective) -> None:
@@ -70,6 +91,6 @@ def check_supervised_steps(config: Config, objective: Objective) -> None:
         )
     if config.rollout.staleness:
         raise ConfigError(
-            "algorithm.supervised_steps draws the kind of a step by the gradient of those before it, and "
+            "algorithm.supervised_steps chooses the kind of a step by those before it, and "
             "rollout.staleness samples steps ahead: set rollout.staleness to 0"
         )

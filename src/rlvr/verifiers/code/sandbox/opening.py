@@ -6,8 +6,8 @@ import asyncio
 import functools
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
+from rlvr.core.daemon_calls import in_daemon
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code.runner import Runner
 from rlvr.verifiers.code.sandbox.escape_probe import weakness
@@ -64,8 +64,7 @@ def problem_of(tier: Tier) -> str | None:
         return lacking
     try:
         # In a thread, since the caller may have a loop of its own.
-        with ThreadPoolExecutor(1, "rlvr-sandbox-self-test") as thread:
-            return thread.submit(lambda: asyncio.run(weakness(tier))).result()
+        return in_daemon(lambda: asyncio.run(weakness(tier)), "rlvr-sandbox-self-test").result()
     # The self-test itself may fail in ways of the host; whatever it is, the tier is not to be trusted.
     except Exception as error:
         return f"the self-test failed: {type(error).__name__}: {error}"

@@ -15,12 +15,12 @@ import json
 import secrets
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlvr.core.daemon_calls import awaited_in_daemon
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code import values
 from rlvr.verifiers.code.runner import DECODED_SIZE, Ended, Job, Outcome
@@ -81,7 +81,8 @@ class RemoteRunner:
 
     def __init__(self, address: str, workers: int | None = None) -> None:
         self._address = address.rstrip("/") + "/run_code"
-        self._threads = ThreadPoolExecutor(workers or WORKERS, "rlvr-remote-sandbox")
+        self._slots = asyncio.Semaphore(workers or WORKERS)
+        self._closed = False
 
     async def run(self, job: Job) -> Outcome:
         """See Runner. ConfigError for a language that the service does not know, or a call in another than Python."""
@@ -104,7 +105,11 @@ class RemoteRunner:
         }
         reply: Outcome | str = ""
         for _ in range(_ATTEMPTS):
-            reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._post, body, job, marker)
+            async with self._slots:
+                if self._closed:
+                    return Outcome(Ended.BROKEN, reason="the remote sandbox was closed")
+                # A service that does not answer keeps its thread until the request's own deadline.
+                reply = await awaited_in_daemon(lambda: self._post(body, job, marker), "rlvr-remote-sandbox")
             if isinstance(reply, Outcome):
                 return reply
         return Outcome(Ended.BROKEN, reason=f"the remote sandbox: {reply}")
@@ -116,8 +121,8 @@ class RemoteRunner:
         )
 
     async def close(self) -> None:
-        """End the threads, when what they wait for has come."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Make no request from now on; those under way end by themselves."""
+        self._closed = True
 
     def _post(self, body: dict[str, Any], job: Job, marker: str) -> Outcome | str:
         """The outcome of a run, read here and not on the event loop, since a reply has megabytes; or what is wrong with
