@@ -145,3 +145,26 @@ def test_sampling_and_resets():
     assert config.rollout.group_size == 512
     assert config.rollout.dynamic_sampling.attempts == 10
     assert config.algorithm.kl.renew_every == 200
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(0.49, 0), (0.51, 1), (4.9, 1), (5.1, 0)])
+def test_tokens_far_from_the_engine_s_are_left_out(step, ratio, kept):
+    """A token weighs the ratio of its probability to the engine's, and nothing outside of 0.5 to 5."""
+    batch = step.score([[Response("\\boxed{4}", (0,)), Response("\\boxed{5}", (1,))]])
+    logits = np.log([0.4, 0.4, 0.2]).tolist()
+    engine = np.log([0.4 / ratio, 0.1, 0.9 - 0.4 / ratio]).tolist()
+    expected = -(kept * ratio * score_function([0], logits) - 4 * score_function([1], logits)) / 2
+    got = step.gradient(batch, logits, reference=logits, engine=engine)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("distance", "pulls"), [(4.4, True), (4.5, False)])
+def test_the_pull_ends_at_a_bound_of_ten(step, distance, pulls):
+    """Half of the squared log-ratio is 9.7 and 10.1."""
+    batch = step.score([[Response("\\boxed{4}", (0,)), Response("\\boxed{5}", (1,))]])
+    logits = np.log([0.4, 0.4, 0.2]).tolist()
+    far = 0.4 * np.exp(-distance)
+    reference = np.log([far, 0.4, 0.6 - far]).tolist()
+    change = step.gradient(batch, logits, reference=reference) - step.gradient(batch, logits, reference=logits)
+    expected = pulls * 1e-4 * distance * score_function([0], logits) / 2
+    np.testing.assert_allclose(change, expected, rtol=1e-6, atol=1e-12)
