@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from process_helpers import until
 from rlvr import train
 from rlvr.config.config_loading import load_config
 from rlvr.monitor.recording import read_rollouts
@@ -369,6 +370,37 @@ def test_interrupted_runs_end_well_and_go_on_to_the_same_end(tmp_path, make_tree
     out, err = whole.communicate(timeout=60)
     assert whole.returncode == 0, out + err
     assert timeless(lines(metrics)) == timeless(lines(tmp_path / "runs" / "whole" / "metrics.jsonl"))
+
+
+HANGS = """
+import runpy, time
+import rlvr.train
+
+def hangs_here():
+    print("ready", flush=True)
+    time.sleep(600)
+
+rlvr.train.main = hangs_here
+runpy.run_module("rlvr.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_the_command_writes_its_stacks_when_it_is_asked_and_when_it_crashes(tmp_path):
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, stderr=file)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGUSR2)
+        until(lambda: "in hangs_here" in log.read_text(), 30, "the stacks")
+        assert process.poll() is None and "Fatal" not in log.read_text()
+        process.send_signal(signal.SIGSEGV)
+        assert process.wait(30) == -signal.SIGSEGV
+        assert "Fatal Python error: Segmentation fault" in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_importing_the_library_is_quick_and_takes_no_torch():

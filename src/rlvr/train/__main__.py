@@ -2,7 +2,10 @@
 
 import sys
 
+from rlvr.core.process import tracing
 from rlvr.train import main
 
 if __name__ == "__main__":
+    # The stacks of all threads go to standard error at a crash, and on SIGUSR2, which would end the run otherwise.
+    tracing.write_stacks()
     sys.exit(main())

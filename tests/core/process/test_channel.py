@@ -93,6 +93,7 @@ def test_a_receiver_that_raises_ends_the_channel_with_the_cause():
 
 @pytest.mark.parametrize("closer", ["this", "the other"])
 def test_a_close_is_seen_at_both_ends_and_gives_the_descriptors_back(closer):
+    until(lambda: not threads(), BOUND, "the channels of other tests to end")
     before = len(os.listdir("/proc/self/fd"))
     one = Opened()
     time.sleep(0.1)  # the reading thread is inside its system call
@@ -105,4 +106,4 @@ def test_a_close_is_seen_at_both_ends_and_gives_the_descriptors_back(closer):
     assert one.ends.get(timeout=BOUND) is None
     one.channel.close()
     one.channel.send("dropped")
-    until(lambda: len(os.listdir("/proc/self/fd")) == before, BOUND, "the descriptors to be closed")
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before, BOUND, "the descriptors to be closed")

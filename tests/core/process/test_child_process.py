@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -168,6 +169,33 @@ def test_kill_ends_the_whole_group(tmp_path):
     child_process.kill(process)
     until(lambda: not any(map(alive, group)), 60, "the group to be gone")
     assert process.returncode == -signal.SIGKILL
+
+
+def test_marked_processes_are_killed_in_whatever_session_and_no_other(tmp_path):
+    program = """
+import os, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(600)
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    marked = {**os.environ, "RLVR_TEST_MARK": "this one"}
+    process = subprocess.Popen([sys.executable, "-c", program], env=marked, stdout=subprocess.PIPE)
+    other = subprocess.Popen(["sleep", "600"], env={**os.environ, "RLVR_TEST_MARK": "this one too"})
+    assert process.stdout.readline() == b"ready\n"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    try:
+        child_process.kill_marked("RLVR_TEST_MARK", "this one")
+        assert process.wait(60) == -signal.SIGKILL
+        until(lambda: not any(alive(int(child)) for child in children), 60, "the children to be gone")
+        assert other.poll() is None
+    finally:
+        process.stdout.close()
+        other.kill()
+        other.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")

@@ -78,3 +78,15 @@ def test_an_error_within_it_passes_through_and_leaves_no_timer():
         return [timer for timer in loop._scheduled if not timer.cancelled()]
 
     assert run(wrong) == []
+
+
+def test_a_part_that_is_a_little_late_counts():
+    """Timers of a busy loop are late by a fraction of a part. If that were not counted, a limit would take twice as
+    long."""
+
+    async def a_little_late():
+        while True:
+            await asyncio.sleep(0.9)
+            asyncio.get_running_loop().now += 0.4  # a part is 1 s: its timer fires after 1.3 s
+
+    assert run(lambda: limited(8.0, a_little_late)) == ("late", pytest.approx(8 * 1.3))

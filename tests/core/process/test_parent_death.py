@@ -95,3 +95,32 @@ def test_the_scratch_folder_goes_though_the_process_ends_by_itself_meanwhile(tmp
     owner.kill()
     owner.wait()
     until(lambda: not scratch.exists(), 60, "the scratch folder to go")
+
+
+DIES_MEANWHILE = """
+import os, signal, sys, time
+from pathlib import Path
+from rlvr.core.process import parent_death
+
+# A parent that ends between the two looks at it: this process has another one then.
+parents = iter([os.getppid(), 1])
+os.getppid = lambda: next(parents, 1)
+os.environ[parent_death.OWNER] = str(os.getpid())
+if sys.argv[1] == "die_with_parent":
+    parent_death.die_with_parent()
+else:
+    parent_death.signal_on_parent_death(next(parents), signal.SIGKILL)
+print("goes on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["die_with_parent", "signal_on_parent_death"])
+def test_a_parent_that_ends_while_a_process_begins_to_watch_it_is_noticed(how):
+    process = subprocess.run(
+        [sys.executable, "-c", DIES_MEANWHILE, how],
+        capture_output=True,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (1, b"")

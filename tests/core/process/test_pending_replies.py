@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -164,3 +164,37 @@ def test_a_reply_that_a_thread_gave_up_is_dropped_and_a_request_that_was_not_sen
     with pytest.raises(LostError, match="not sent"):
         replies.submit(fails)
     assert not replies.waiting
+
+
+def test_who_is_told_of_the_end_and_asks_again_is_told_again():
+    """The callback of a request that failed asks once more: the connection must be known as ended by then."""
+    replies = Replies()
+    again = []
+
+    def ask_again(_):
+        with pytest.raises(LostError, match="gone"):
+            replies.submit(lambda number: pytest.fail("sent to a connection that ended"))
+        again.append(True)
+
+    replies.submit(lambda number: None).add_done_callback(ask_again)
+    replies.fail(LostError, "gone")
+    assert again == [True] and not replies.waiting
+
+
+@pytest.mark.parametrize("reply", ["late", LostError("late")])
+def test_a_reply_to_a_request_that_is_given_up_in_the_same_moment_stops_no_other(reply):
+    """The request is cancelled after it was seen to be open, by a reply that takes effect just before."""
+    replies = Replies()
+    sent = []
+
+    class Racing(Future):
+        def done(self):
+            seen = super().done()
+            self.cancel()
+            return seen
+
+    racing = Racing()
+    sent.append(replies._register(None, racing))
+    other = replies.submit(sent.append)
+    replies.settle([(sent[0], reply), (sent[1], "mine")])
+    assert racing.cancelled() and other.result(timeout=0) == "mine"

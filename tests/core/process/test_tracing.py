@@ -152,3 +152,15 @@ def test_an_exception_of_another_process_is_told_with_its_traceback():
     text = pickle.loads(pickle.dumps(failure)).told("the other process")
     assert text.startswith("LocalError: the cause; in the other process:\nTraceback (most recent call last):")
     assert "in innermost" in text and text.endswith("LocalError: the cause")
+
+
+def test_a_pipe_is_inherited_only_by_whom_it_is_passed_to(pipe):
+    assert not os.get_inheritable(pipe.writer) and not os.get_inheritable(pipe._read)
+
+
+def test_the_end_of_a_long_traceback_is_kept():
+    try:
+        raise ValueError("x" * tracing.MOST + " the last words")
+    except ValueError as error:
+        failure = RemoteFailure.of(error)
+    assert len(failure.traceback) == tracing.MOST and failure.traceback.endswith("the last words")

@@ -264,6 +264,27 @@ def test_what_a_verifier_detaches_dies_with_its_worker(pool, tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.parametrize("kind", ["child", "daemon"])
+@pytest.mark.parametrize("killed", ["server", "template"])
+def test_what_a_verifier_started_ends_though_what_would_end_it_is_killed(tmp_path, killed, kind):
+    """A process of the worker's group, and one with a session of its own."""
+    path = tmp_path / "pids"
+    with VerifierPool(workers=1) as pool:
+        thread = threading.Thread(target=run, args=[pool, InProcess(), f"{kind}:{path}"])
+        thread.start()
+        wait_until(path.exists)
+        started = int(path.read_text().split()[-1])
+        (server,) = pool._worker_groups._servers.values()
+        if killed == "server":
+            os.kill(server.process.pid, signal.SIGKILL)
+        else:
+            (template,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+            os.kill(int(template), signal.SIGKILL)
+        assert gone(started)  # while the pool goes on: the answer is tried once more
+    thread.join(BOUND)
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

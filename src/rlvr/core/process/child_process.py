@@ -36,6 +36,9 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 TRACKER_SECONDS = 5.0
 """Seconds for a group's resource tracker to clean up after the others; it takes some milliseconds."""
 
+# Arbitrary: killed processes end within milliseconds, but for those in an uninterruptible wait for a device.
+MARKED_SECONDS = 5.0
+"""Seconds within which marked processes are looked for and killed."""
 # Arbitrary: the stack of a main thread below vLLM has some 30 frames.
 STACK_LINES = 60
 """Lines of a log that may end with stacks."""
@@ -115,6 +118,43 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     # Else it stays a zombie until this process ends.
     process.wait()
+
+
+def kill_marked(name: str, value: str) -> None:
+    """Kill every process with this environment variable, and so what a started process has left behind when it was
+    killed before it could end its children, in whatever group they are. A process that was started with an environment
+    of its own, without the variable, is not found."""
+    variable = f"{name}={value}".encode()
+    deadline = time.monotonic() + MARKED_SECONDS
+    # Until none is found: one that forks meanwhile may be missed. A killed process has no environment any more.
+    while time.monotonic() < deadline:
+        killed = [process for process in _processes() if _kill_if(variable, process)]
+        if not killed:
+            return
+        time.sleep(0.01)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+
+
+def _kill_if(variable: bytes, process: int) -> bool:
+    """Kill a process if it has the variable in its environment; True if it had."""
+    try:
+        # Before its environment is read: the number may be that of another process afterwards.
+        pidfd = os.pidfd_open(process)
+    except OSError:
+        return False
+    try:
+        # That of its last exec, which forks share; readable for processes of this user only.
+        if variable not in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
 
 
 def explain(process: subprocess.Popen[bytes], log: Path) -> str:

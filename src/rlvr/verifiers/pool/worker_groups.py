@@ -306,6 +306,9 @@ class WorkerGroup:
             except (WorkerError, LoadError):
                 if self._template is starting:
                     self._template = None
+                    # It has died or does not answer: the server reaps it, and kills what its workers started.
+                    if starting.done() and not starting.cancelled() and starting.exception() is None:
+                        background.start(starting.result().process.end())
                 raise
 
     async def _return(self, worker: Worker) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from rlvr.core.process.child_process import spawn, stop
+from rlvr.core.daemon_calls import awaited_in_daemon
+from rlvr.core.process.child_process import kill_marked, spawn, stop
 from rlvr.core.process.deadline import Deadline
 from rlvr.core.process.framing import Link, receive_fds
 from rlvr.core.process.parent_death import state
@@ -31,6 +33,8 @@ START_SECONDS = 120.0
 FORK_SECONDS = 10.0
 """Wall clock for a process that forks to answer; past it, it is given up."""
 
+MARK = "RLVR_VERIFIER_SERVER"
+"""Environment variable by which the processes below a server are known, whatever group they are in."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process with several threads cannot be forked safely, and their stacks would count as memory."""
 
@@ -121,7 +125,8 @@ class Server(Forker):
         command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(trainer), str(memory_mb)]
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         # No GPU: a verifier that used one would take memory that the trainer has planned with.
-        own = {**ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+        self._mark = secrets.token_hex(16)
+        own = {**ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, MARK: self._mark}
         prints = forwarded()
         try:
             environment = own
@@ -144,6 +149,10 @@ class Server(Forker):
         """End the server, which ends everything below it."""
         self.link.close()
         await stop(self.process)
+        # One that was killed has ended nothing. The kernel kills its templates and workers then, but not what these
+        # started.
+        if self.process.returncode != 0:
+            await awaited_in_daemon(lambda: kill_marked(MARK, self._mark), "verifier-leftovers")
 
 
 class Worker:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlvr.verifiers.code.sandbox.escape_probe import weakness
 from rlvr.verifiers.code.sandbox.local import LocalRunner
 from rlvr.verifiers.code.sandbox.opening import problem_of
 from rlvr.verifiers.code.sandbox.tiers import ESCAPES, TIERS
+from rlvr.verifiers.code.sandbox.zygote_process import Zygote
 
 FULL = TIERS[0]
 
@@ -323,3 +325,49 @@ def test_after_5000_runs_nothing_is_left():
     asyncio.run(scene())
     until(lambda: below(os.getpid()) <= before)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+# --- a sandbox that is just starting
+
+
+def left_behind(before):
+    """Processes, folders and leaves of cgroups that were made since `before`, which is what this gave then."""
+    children = {
+        int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
+    }
+    folders = set(Path(tempfile.gettempdir()).glob("rlvr-code-*"))
+    leaves = {leaf for one in cgroups._ready() for leaf in one.folder.glob(f"rlvr-*-{os.getpid()}-*")}
+    return (children | folders | leaves) - before
+
+
+@pytest.mark.parametrize("name", ["full", "none"])
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.3])
+def test_a_start_that_is_cancelled_leaves_nothing(name, delay):
+    tier = usable_tier(name)
+    before = left_behind(set())
+
+    async def cancelled():
+        start = asyncio.ensure_future(Zygote.start(tier))
+        await asyncio.sleep(delay)
+        start.cancel()
+        (result,) = await asyncio.gather(start, return_exceptions=True)
+        if isinstance(result, Zygote):  # it was quicker
+            await result.close()
+        return left_behind(before)
+
+    assert not asyncio.run(cancelled())
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05])
+def test_close_ends_a_sandbox_that_is_just_starting(delay):
+    runner = LocalRunner(usable_tier("full"), 1)
+    before = left_behind(set())
+
+    async def closed():
+        job = asyncio.ensure_future(runner.run(Job("print(1)")))
+        await asyncio.sleep(delay)
+        await runner.close()
+        left = left_behind(before)
+        return left, (await asyncio.wait_for(job, 30)).ended
+
+    assert asyncio.run(closed()) == (set(), Ended.BROKEN)

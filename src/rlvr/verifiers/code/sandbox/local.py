@@ -46,6 +46,7 @@ class LocalRunner:
         self._slots = workers or len(os.sched_getaffinity(0))
         self._free: asyncio.Queue[Zygote | None] | None = None
         self._zygotes: set[Zygote] = set()
+        self._starting: set[asyncio.Task[Zygote]] = set()
         self._closed = False
         self._package_runners: dict[tuple[str, ...], LocalRunner] = {}
         """For each set of importable packages, a runner of the same tier with its own zygotes."""
@@ -107,6 +108,11 @@ class LocalRunner:
         self._closed = True
         for runner in self._package_runners.values():
             await runner.close()
+        # A start that is cancelled ends its own process.
+        starting = list(self._starting)
+        for start in starting:
+            start.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
         for zygote in list(self._zygotes):
             await zygote.close()
 
@@ -131,10 +137,7 @@ class LocalRunner:
                 await self._end(zygote)
                 zygote = None
             if zygote is None:
-                if self._closed:
-                    raise SandboxError("the sandbox was closed")
-                zygote = await Zygote.start(self._tier)
-                self._zygotes.add(zygote)
+                zygote = await self._start()
             yield zygote
         finally:
             kept = zygote if zygote is not None and self._tier.lasting and zygote.alive else None
@@ -143,6 +146,28 @@ class LocalRunner:
             if zygote is not kept and zygote is not None:
                 await asyncio.shield(self._end(zygote))
             free.put_nowait(kept)
+
+    async def _start(self) -> Zygote:
+        """A new zygote. SandboxError when it does not start, or the runner is closed before it has."""
+        if self._closed:
+            raise SandboxError("the sandbox was closed")
+        start = asyncio.ensure_future(Zygote.start(self._tier))
+        self._starting.add(start)
+        try:
+            zygote = await start
+        except asyncio.CancelledError:
+            # It was ready in the same turn of the loop.
+            if start.done() and not start.cancelled() and start.exception() is None:
+                await asyncio.shield(self._end(start.result()))
+            # Two cases look the same here: `close` has cancelled the start, or the caller is cancelled.
+            caller = asyncio.current_task()
+            if self._closed and not (caller and caller.cancelling()):
+                raise SandboxError("the sandbox was closed") from None
+            raise
+        finally:
+            self._starting.discard(start)
+        self._zygotes.add(zygote)
+        return zygote
 
     async def _end(self, zygote: Zygote) -> None:
         self._zygotes.discard(zygote)

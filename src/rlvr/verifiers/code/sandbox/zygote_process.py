@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -51,6 +52,7 @@ class Zygote:
             tmp = tempfile.mkdtemp(prefix="rlvr-code-")
         trainer_pidfd = os.pidfd_open(os.getpid())
         leaf = Leaf()
+        zygote: Zygote | None = None
         try:
             with tempfile.TemporaryFile() as output:
                 entering, environment = leaf.entering(command(tier, theirs.fileno(), trainer_pidfd, tmp))
@@ -60,17 +62,25 @@ class Zygote:
                 zygote = cls(tier, process, Link(ours), tmp, leaf)
                 theirs.close()
                 if not await zygote._ready():
+                    # Before its output is read: only then it is whole. Closing twice is fine.
                     await zygote.close()
                     output.seek(0)
                     # What bubblewrap or Python printed, such as "No permissions to create new namespace".
                     words = output.read(2000).decode(errors="replace").strip()
                     raise SandboxError(f"the sandbox {tier.name!r} did not start: {words or 'it printed nothing'}")
                 return zygote
-        except OSError as error:
-            ours.close()
-            shutil.rmtree(tmp, ignore_errors=True)
-            await leaf.remove()
-            raise SandboxError(f"the sandbox {tier.name!r} did not start: {error}") from error
+        except BaseException as error:  # whoever asked for it may be cancelled, too
+            if zygote is None:
+                ours.close()
+                shutil.rmtree(tmp, ignore_errors=True)
+                ending = leaf.remove()
+            else:
+                ending = zygote.close()
+            # A task of its own, which a further cancellation does not end.
+            await asyncio.shield(asyncio.ensure_future(ending))
+            if isinstance(error, OSError):
+                raise SandboxError(f"the sandbox {tier.name!r} did not start: {error}") from error
+            raise
         finally:
             theirs.close()
             os.close(trainer_pidfd)
