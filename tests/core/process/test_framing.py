@@ -195,3 +195,21 @@ def test_descriptors_that_come_with_a_message_are_inherited_by_nobody(pair):
         os.close(fd)
     near.close()
     assert receive_fds(far, 10, 2) == (b"", [])
+
+
+def test_close_ends_a_read_and_a_write_that_wait_for_the_socket(pair):
+    near, _ = pair
+
+    async def closed():
+        before = len(os.listdir("/proc/self/fd"))
+        link = Link(near)
+        waiting = [asyncio.ensure_future(link.take(1)), asyncio.ensure_future(link.send(b"x" * 2**22))]
+        await asyncio.sleep(0.05)
+        link.close()
+        assert not link.open
+        async with asyncio.timeout(30):
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+        link.close()
+        return [type(result) for result in results], before - len(os.listdir("/proc/self/fd"))
+
+    assert asyncio.run(closed()) == ([EOFError, BrokenPipeError], 1)

@@ -264,6 +264,21 @@ def test_what_a_verifier_detaches_dies_with_its_worker(pool, tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+def test_a_pool_that_is_closed_while_its_server_starts_ends_at_once():
+    """The server is stopped before its imports are done, so that its first answer never comes."""
+    pool = VerifierPool(workers=1)
+    thread = threading.Thread(target=run, args=[pool, InProcess(), "good"])
+    thread.start()
+    wait_until(lambda: pool._worker_groups._servers)
+    (server,) = pool._worker_groups._servers.values()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < worker_process.START_SECONDS / 2
+    thread.join(BOUND)
+    assert not thread.is_alive() and server.process.returncode is not None
+
+
 @pytest.mark.parametrize("kind", ["child", "daemon"])
 @pytest.mark.parametrize("killed", ["server", "template"])
 def test_what_a_verifier_started_ends_though_what_would_end_it_is_killed(tmp_path, killed, kind):

@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
 LENGTH = struct.Struct("!I")
 # Bytes read at a time. Arbitrary: between the loop's fairness and the number of system calls for a megabyte.
@@ -69,6 +70,9 @@ class Link:
         sock.setblocking(False)
         self.sock = sock
         self._data = bytearray()
+        self._under_way = 0
+        """Reads and writes that wait for the socket."""
+        self._closed = False
         self._process = process
         if process is not None:
             self._loop = asyncio.get_running_loop()
@@ -78,7 +82,7 @@ class Link:
     @property
     def open(self) -> bool:
         """Return True if this end is open."""
-        return self.sock.fileno() >= 0
+        return not self._closed
 
     @property
     def has_unread(self) -> bool:
@@ -99,7 +103,8 @@ class Link:
     async def send(self, *bodies: bytes) -> None:
         """Write frames."""
         message = b"".join(part for body in bodies for part in (LENGTH.pack(len(body)), body))
-        await asyncio.get_running_loop().sock_sendall(self.sock, message)
+        with self._waiting():
+            await asyncio.get_running_loop().sock_sendall(self.sock, message)
 
     async def receive(self, most: int) -> bytes:
         """The next frame's body, of at most `most` bytes. The loop turns once for each, however many there are
@@ -119,7 +124,8 @@ class Link:
             # sock_recv gives way only where nothing is there to read. Before it and not after it: what was read is
             # handled in the same turn, and so before a deadline that passes meanwhile.
             await asyncio.sleep(0)
-            data = await loop.sock_recv(self.sock, _CHUNK)
+            with self._waiting():
+                data = await loop.sock_recv(self.sock, _CHUNK)
             if not data:
                 raise EOFError("the other end is closed")
             self._data += data
@@ -139,8 +145,23 @@ class Link:
             os.close(self._process)
             self._process = None
 
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if self._closed and not self._under_way:
+                self.sock.close()
+
     def close(self) -> None:
-        """Close this end; the other end then reads the end of the stream."""
+        """Close this end, on its loop; the other end, and whoever reads here, then reads the end of the stream."""
         self._forget_process()
+        self._closed = True
         with contextlib.suppress(OSError):
-            self.sock.close()
+            if self._under_way:
+                # A descriptor that is closed wakes nobody who waits for it: the last one that waits closes it.
+                self.sock.shutdown(socket.SHUT_RDWR)
+            else:
+                self.sock.close()

@@ -101,7 +101,9 @@ class WorkerGroups:
 
     def server(self, sandbox: tuple[str, ...] | None) -> Server:
         """The server, started when first asked for and again when it is gone; one per set of readable files in a
-        sandbox."""
+        sandbox. WorkerError once the pool is closed: nobody would end it."""
+        if self.closed:
+            raise WorkerError("the pool is closed")
         server = self._servers.get(sandbox)
         if server is None or not server.alive:
             if server is not None:
