@@ -74,7 +74,7 @@ class SupervisedSteps:
 
 
 def supervision(config: SupervisedStepsConfig, seed: int, tasks: Sequence[Task]) -> SupervisedSteps | FailedTasks:
-    """Return what says which steps learn demonstrations, and whose."""
+    """Return the rule for which steps learn demonstrations, and whose."""
     if config.gather is not None:
         return FailedTasks(config.gather, tasks)
     return SupervisedSteps(config, seed)
