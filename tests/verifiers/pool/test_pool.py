@@ -212,6 +212,17 @@ def test_a_killed_worker_is_seen_at_once_though_a_process_that_it_forked_holds_i
     assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, 0.0)
 
 
+def test_where_the_system_refuses_pidfds_the_socket_alone_tells_the_end(tmp_path, monkeypatch):
+    """An old kernel or a filter of system calls; every process of the pool reads this module at its start."""
+    refusal = "import os\n\n\ndef refuse(*_):\n    raise PermissionError(1, 'refused')\n\n\nos.pidfd_open = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(refusal, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)  # which the pool hands on
+    with VerifierPool(workers=1) as pool:
+        assert run(pool, InProcess(), "good").score == 1
+        verdict = run(pool, InProcess(), f"die:{signal.SIGKILL}")
+        assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, None)
+
+
 def test_no_descriptor_of_a_worker_is_inherited_by_what_its_verifier_starts(pool):
     assert run(pool, InProcess(), "descriptors").answer == ""
 

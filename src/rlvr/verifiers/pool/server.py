@@ -158,15 +158,16 @@ class Family:
         with socket.socket(fileno=fd) as job:
             try:
                 # A descriptor and not the number: in a sandbox processes have other numbers than outside.
-                pidfd = os.pidfd_open(pid)
-            except OSError:
-                self.end(pid)
-                return 0
+                pidfds = [os.pidfd_open(pid)]
+            except (OSError, AttributeError):
+                # An old kernel, a filter of system calls: the end of the socket alone tells that the worker has ended.
+                pidfds = []
             try:
                 # The first bytes on this socket: the trainer sends a job only after the answer to this request.
-                socket.send_fds(job, [b"P"], [pidfd])
+                socket.send_fds(job, [b"P"], pidfds)
             finally:
-                os.close(pidfd)
+                for pidfd in pidfds:
+                    os.close(pidfd)
         return pid
 
     def end(self, pid: int) -> int:
