@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 # Arbitrary: all ranks come here at one place of the program, but one of them may still load from slow storage.
 JOIN_SECONDS = 120.0
 """Seconds within which all ranks must connect."""
+FLUSH_SECONDS = 2.0
+"""Time for the replies that were sent before the end of a rank."""
 LOOPBACK = "127.0.0.1"
 RequestBatch = list[tuple[int, Request | None]]
 """Requests by number, made in one pass of rank 0's loop; None gives up the one of that number."""
@@ -261,7 +263,8 @@ class EngineRouter:
         for link in self._links.values():
             link.close()
         if not self.world.is_main:
-            self._channel.close()
+            # The last replies may be the error that ends the run.
+            self._channel.close(flush=FLUSH_SECONDS)
         self.own.close()
 
     # the other ranks
@@ -282,7 +285,7 @@ class EngineRouter:
             return
         self._submit(lambda: self._begin(batch))
 
-    def _ended(self, cause: Exception | None) -> None:
+    def _ended(self, cause: BaseException | None) -> None:
         if cause is not None:
             log.error("rank %d can take no more requests of rank 0: %r", self.world.rank, cause)
         # Rank 0 has closed the connection: no one reads these, and their rows would hold up a publish.
@@ -402,7 +405,7 @@ class _Link:
             reply = TrainingError(f"the reply of rank {self.rank} to a request cannot be read: {problem}")
         self.replies.settle([(number, reply)])
 
-    def _ended(self, cause: Exception | None) -> None:
+    def _ended(self, cause: BaseException | None) -> None:
         if cause is None:
             why = "was closed (its own output says why, if it could)"
         else:

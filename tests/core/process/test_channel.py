@@ -107,3 +107,38 @@ def test_a_close_is_seen_at_both_ends_and_gives_the_descriptors_back(closer):
     one.channel.close()
     one.channel.send("dropped")
     until(lambda: len(os.listdir("/proc/self/fd")) <= before, BOUND, "the descriptors to be closed")
+
+
+def test_what_was_sent_before_a_close_with_time_for_it_arrives(opened):
+    for number in range(500):
+        opened.channel.send(number)
+    reader = threading.Thread(target=lambda: opened.received.put([opened.other.recv() for _ in range(500)]))
+    reader.start()
+    opened.channel.close(flush=BOUND)
+    assert opened.received.get(timeout=BOUND) == list(range(500))
+    reader.join(BOUND)
+
+
+def test_a_close_needs_no_descriptor(opened, monkeypatch):
+    """With none left, `os.dup` fails."""
+
+    def none_left(_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "dup", none_left)
+    opened.channel.close()
+    assert opened.ends.get(timeout=BOUND) is None
+
+
+def test_an_exit_on_the_reading_thread_is_an_end():
+    def leave(message):
+        raise SystemExit(message)
+
+    one = Opened(leave)
+    one.other.send(3)
+    assert isinstance(one.ends.get(timeout=BOUND), SystemExit)
+    with pytest.raises(EOFError):
+        one.other.recv()
+    one.channel.send("late")
+    assert one.channel._unsent.qsize() == 0
+    one.other.close()

@@ -7,7 +7,6 @@ thread never ends without `ended`, whatever comes; `close` wakes both threads, a
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import socket
 import threading
@@ -21,8 +20,8 @@ class Channel:
     """Messages to and from another process of the library.
 
     `receive(message)` and at the end `ended(cause)` are called on the reading thread, called `name`. The cause is None
-    where the connection was closed, else the error of a message that could not be unpickled or taken. The channel owns
-    the connection. Whoever waits for a reply learns of the end by `ended`: what is sent afterwards is dropped.
+    where the connection was closed, else what was raised by a message that could not be unpickled or taken. The channel
+    owns the connection. Whoever waits for a reply learns of the end by `ended`: what is sent afterwards is dropped.
     """
 
     def __init__(
@@ -30,13 +29,15 @@ class Channel:
         connection: Connection,
         name: str,
         receive: Callable[[Any], None],
-        ended: Callable[[Exception | None], None],
+        ended: Callable[[BaseException | None], None],
     ) -> None:
         self._connection = connection
         self._receive = receive
         self._ended = ended
-        # Not bounded: at most what callers wait for, and they give up at their deadlines.
+        # Not bounded while the other end lives: what callers ask for, and that they gave up a request.
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._over = False
+        """True from the end of the connection on."""
         # Held while the descriptor is shut down or closed, so that its number is not that of another file by then.
         self._lock = threading.Lock()
         self._writer = threading.Thread(target=self._write, name=f"{name}-send", daemon=True)
@@ -45,25 +46,41 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Queue a message. Pickled here: whatever pickling raises is raised for its sender alone."""
-        self._unsent.put(bytes(ForkingPickler.dumps(message)))
+        body = bytes(ForkingPickler.dumps(message))
+        if not self._over:
+            self._unsent.put(body)
 
-    def close(self) -> None:
-        """End the connection, from any thread. Closing twice is fine."""
+    def close(self, flush: float = 0.0) -> None:
+        """End the connection, from any thread but the channel's own. Closing twice is fine.
+
+        What was sent before is written for at most `flush` seconds; what is left then is dropped.
+        """
+        if flush > 0:
+            self._unsent.put(None)
+            self._writer.join(flush)
+        self._shut_down()
+
+    def _shut_down(self) -> None:
         with self._lock, contextlib.suppress(OSError):
             if not self._connection.closed:
                 # `shutdown` and not `close`: the threads are inside system calls on the descriptor, which `close` does
                 # not wake, and the connection lives as long as one of these lasts.
-                with socket.socket(fileno=os.dup(self._connection.fileno())) as line:
+                # A socket object without a descriptor of its own, since there may be none left.
+                line = socket.socket(fileno=self._connection.fileno())
+                try:
                     line.shutdown(socket.SHUT_RDWR)
+                finally:
+                    line.detach()
 
     def _read(self) -> None:
-        cause: Exception | None = None
+        cause: BaseException | None = None
         try:
             while (body := self._next()) is not None:
                 self._receive(ForkingPickler.loads(body))
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: whoever waits has to learn of the end
             cause = error
-        self.close()
+        self._over = True
+        self._shut_down()
         self._unsent.put(None)
         try:
             self._ended(cause)

@@ -112,7 +112,7 @@ class EngineHost:
             reply = TrainingError(f"the vLLM engine failed: {reply.told(PLACE)}")
         self._replies.settle([(number, reply)])
 
-    def _ended(self, cause: Exception | None) -> None:
+    def _ended(self, cause: BaseException | None) -> None:
         """The pipe is closed; on the reading thread."""
         if cause is not None:
             # It lives, and its answers are lost.
@@ -138,6 +138,6 @@ def _receive(host: weakref.ref[EngineHost], message: tuple[Any, ...]) -> None:
         target._take(*message)
 
 
-def _end(host: weakref.ref[EngineHost], cause: Exception | None) -> None:
+def _end(host: weakref.ref[EngineHost], cause: BaseException | None) -> None:
     if (target := host()) is not None:
         target._ended(cause)
