@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from rlvr.core.daemon_calls import awaited_in_daemon, in_daemon
+from process_helpers import until
+from rlvr.core.daemon_calls import DaemonThreads, awaited_in_daemon, in_daemon
 
 
 def fails():
@@ -46,7 +47,7 @@ def test_a_call_that_was_given_up_ends_without_a_word(capfd):
 
 HANGS = """
 import asyncio, time
-from rlvr.core.daemon_calls import awaited_in_daemon, in_daemon
+from rlvr.core.daemon_calls import DaemonThreads, awaited_in_daemon, in_daemon
 in_daemon(lambda: time.sleep(600), "hangs")
 
 async def beside():
@@ -60,3 +61,34 @@ asyncio.run(beside())
 
 def test_a_call_that_hangs_does_not_keep_the_program_from_ending():
     assert subprocess.run([sys.executable, "-c", HANGS], timeout=120, check=False).returncode == 0
+
+
+def test_at_most_so_many_calls_are_under_way_whoever_gives_them_up():
+    threads = DaemonThreads(2, "of-test-pool")
+    go_on = threading.Event()
+    started = []
+
+    def call(number):
+        started.append(number)
+        go_on.wait(30)
+        return number
+
+    futures = [threads.submit(lambda n=n: call(n)) for n in range(6)]
+    until(lambda: len(started) == 2, 30, "two calls to begin")
+    assert [future.cancel() for future in futures] == [False, False, True, True, True, True]
+    more = threads.submit(lambda: call(6))
+    time.sleep(0.05)
+    assert sorted(started) == [0, 1]
+    assert len([t for t in threading.enumerate() if t.name == "of-test-pool"]) == 2
+    go_on.set()
+    assert [future.result(30) for future in (*futures[:2], more)] == [0, 1, 6]
+    threads.close()
+    until(lambda: not [t for t in threading.enumerate() if t.name == "of-test-pool"], 30, "the threads to end")
+
+
+def test_an_error_of_a_call_leaves_its_thread_to_the_next():
+    threads = DaemonThreads(1, "of-test-one")
+    with pytest.raises(KeyError):
+        threads.submit(fails).result(30)
+    assert threads.submit(lambda: 5).result(30) == 5
+    threads.close()

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlvr.core.daemon_calls import awaited_in_daemon
+from rlvr.core.daemon_calls import DaemonThreads
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code import values
 from rlvr.verifiers.code.runner import DECODED_SIZE, Ended, Job, Outcome
@@ -74,6 +74,10 @@ exec(code, {{"__name__": "__main__"}})
 """
 
 
+CLOSED = "it was closed"
+"""Said of a job that comes after the end."""
+
+
 class RemoteRunner:
     """Runs jobs at a service. It runs no tests with a proxied candidate: their outcome is `Ended.BROKEN`."""
 
@@ -81,7 +85,7 @@ class RemoteRunner:
 
     def __init__(self, address: str, workers: int | None = None) -> None:
         self._address = address.rstrip("/") + "/run_code"
-        self._slots = asyncio.Semaphore(workers or WORKERS)
+        self._requests = DaemonThreads(workers or WORKERS, "rlvr-remote-sandbox")
         self._closed = False
 
     async def run(self, job: Job) -> Outcome:
@@ -105,14 +109,13 @@ class RemoteRunner:
         }
         reply: Outcome | str = ""
         for _ in range(_ATTEMPTS):
-            async with self._slots:
-                if self._closed:
-                    return Outcome(Ended.BROKEN, reason="the remote sandbox was closed")
-                # A service that does not answer keeps its thread until the request's own deadline.
-                reply = await awaited_in_daemon(lambda: self._post(body, job, marker), "rlvr-remote-sandbox")
+            if self._closed:
+                break
+            # A service that does not answer keeps its thread until the request's own deadline, whoever gave it up.
+            reply = await asyncio.wrap_future(self._requests.submit(lambda: self._post(body, job, marker)))
             if isinstance(reply, Outcome):
                 return reply
-        return Outcome(Ended.BROKEN, reason=f"the remote sandbox: {reply}")
+        return Outcome(Ended.BROKEN, reason=f"the remote sandbox: {reply or CLOSED}")
 
     async def test(self, job: Job, candidate: Job, name: str, token: str) -> Outcome:
         """Not possible over this API."""
@@ -123,10 +126,13 @@ class RemoteRunner:
     async def close(self) -> None:
         """Make no request from now on; those under way end by themselves."""
         self._closed = True
+        self._requests.close()
 
     def _post(self, body: dict[str, Any], job: Job, marker: str) -> Outcome | str:
         """The outcome of a run, read here and not on the event loop, since a reply has megabytes; or what is wrong with
         the service, in words."""
+        if self._closed:
+            return CLOSED
         data = json.dumps(body).encode()
         request = urllib.request.Request(self._address, data, {"Content-Type": "application/json"})
         deadline = job.limits.seconds + COMPILE_SECONDS + _QUEUE_SECONDS
