@@ -34,6 +34,7 @@ import orjson
 from rlvr.core.daemon_calls import in_daemon
 from rlvr.core.own_files import numbered
 from rlvr.core.waits import finished
+from rlvr.errors import WaitTimeoutError
 from rlvr.monitor.whole_file import naming
 from rlvr.records import BASELINE, UPDATED, Batch, Origin, Rollout
 
@@ -127,12 +128,17 @@ class RolloutLog:
     def flush(self) -> None:
         """Wait for what is being written. WaitTimeoutError where the disk hangs."""
         under_way = self._under_way
-        # Now: after an error of this wait nothing is to wait for the same file once more.
-        self._under_way = None
-        if under_way is not None:
+        if under_way is None:
+            return
+        try:
             finished(under_way, "the file of rollouts", time.monotonic() + WRITE_SECONDS)
-            # Raises here what the write raised there; OSError is caught in `write` and costs the file only.
-            under_way.result()
+        except WaitTimeoutError:
+            # Nothing waits for this file once more. After an interrupt `close` does.
+            self._under_way = None
+            raise
+        self._under_way = None
+        # Raises here what the write raised there; OSError is caught in `write` and costs the file only.
+        under_way.result()
 
     def close(self) -> None:
         """Wait for what is being written, which the end of the program would cut off."""
