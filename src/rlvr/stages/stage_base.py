@@ -239,6 +239,7 @@ class Stage(Component):
         yield from self._objective_components().controllers()
         if isinstance(self.config.rollout.temperature, Controller):
             yield self.config.rollout.temperature
+        yield from self._selectors().controllers()
 
     def scheduled(self, step: int) -> dict[str, float]:
         """The values at `step` of the scalars that are not constants, as `schedule/<component>.<option>`."""
@@ -246,12 +247,18 @@ class Stage(Component):
         moving: dict[str, float] = {}
         if isinstance(temperature, (Schedule, StepSchedule, Controller)):
             moving["schedule/temperature"] = scalar_value(temperature, step, self.steps)
-        return moving | self._objective_components().scheduled(step, self.steps)
+        moving |= self._objective_components().scheduled(step, self.steps)
+        return moving | self._selectors().scheduled(step, self.steps)
 
     def _objective_components(self) -> ComponentList:
         """The terms of the objective with their coefficients, then their losses."""
         terms = self.objective().components
         return ComponentList([*((term.name, term) for term in terms), *((term.name, term.loss) for term in terms)])
+
+    def _selectors(self) -> ComponentList:
+        """The selectors of tokens, each once: several terms may share one."""
+        selectors = {id(s): (type(s).__name__, s) for term in self.objective().components for s in term.keep}
+        return ComponentList(selectors.values())
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let the controllers move by what the step measured."""

@@ -214,7 +214,8 @@ class GRPOStage(Stage):
             self.scoring.show_monitored(rollouts, monitoring, policy, history, when, self.reference)
         batch, everything = self._that_trains(collected)
         self._sampled = everything.with_own_columns()
-        if self._supervision is not None:
+        # Draws are taken by rank 0, which alone forgets what was learned.
+        if self._supervision is not None and self.context.is_main:
             self._supervision.look(everything)
         metrics = self.raised.look(everything.rollouts)
         if self.config.algorithm.select_after:
@@ -349,9 +350,8 @@ class GRPOStage(Stage):
 
     def _further_components(self) -> list[ComponentList]:
         """Components beside those of the objective, in the order in which a checkpoint saves their controllers."""
-        selectors = [(type(s).__name__, s) for c in self._objective.components for s in c.keep]
         penalty = [] if self.penalty is None else [("kl", self.penalty)]
-        return [ComponentList([*selectors, *penalty]), self.advantages.components, self.scoring.components]
+        return [ComponentList(penalty), self.advantages.components, self.scoring.components]
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let controllers and adaptive components move by what the step measured."""
