@@ -28,7 +28,7 @@ def budget_table(free: Sequence[Evaluated], based: Sequence[Evaluated], ks: Sequ
     The verifier-free side answers by majority, the verifier-based one by its scorer's best of k, or by majority where
     it was evaluated without a scorer; k = 1 is a single sample. `free tokens` and `based tokens` are what was used for
     a task on average, which a response that ends early makes less than the budget. DataError where the sides have no
-    H in common, or a file does not say how it was sampled.
+    H or no k in common, or a file does not say how it was sampled.
     """
     of_free = _by_longest(free)
     of_based = _by_longest(based)
@@ -45,6 +45,11 @@ def budget_table(free: Sequence[Evaluated], based: Sequence[Evaluated], ks: Sequ
         pair = (of_free[tokens], of_based[tokens])
         ids = common_ids(pair, table.notes)
         shared = [k for k in pair[0].settings["k"] if k in pair[1].settings["k"]]
+        if not ks and not shared:
+            raise DataError(
+                f"no k is common to {pair[0].path} ({pair[0].settings['k']}) and {pair[1].path} "
+                f"({pair[1].settings['k']}): evaluate both with the same --k"
+            )
         for k in ks or shared:
             table.rows.append(_row(pair, ids, k, tokens))
     table.rows.sort(key=lambda row: (row[0], row[1]))

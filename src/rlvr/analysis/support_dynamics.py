@@ -90,7 +90,8 @@ def support_table(base: Evaluated, tuned: Sequence[Evaluated], ks: Sequence[int]
             f"The fewest samples of a task are {', '.join(map(str, fewest))} (base, then tuned): the side with more "
             "solves more tasks by chance. P, E, S and O can be compared only where they are equal."
         )
-    unseen = -math.log(MISSED) / max(1, min(fewest))
+    # From (1 - p) ** n = MISSED with log(1 - p) taken as -p, which for a few samples is above 1.
+    unseen = min(1.0, -math.log(MISSED) / max(1, min(fewest)))
     table.notes.append(
         f"A right answer that no sample has shown has a probability below {unseen:.2g} with 95 % confidence."
     )

@@ -25,7 +25,8 @@ def decided_values(batch: Batch, column: str) -> Iterator[tuple[Group, np.ndarra
 def spread_of(values: np.ndarray) -> float:
     """The standard deviation of some numbers; exactly 0 of equal ones, whose rounded mean may differ from them."""
     if len(values) and values.min() < values.max():
-        return float(values.std())
+        # Sorted, so that the last bit of the sum does not depend on the order of the rollouts.
+        return float(np.sort(values).std())
     return 0.0
 
 
@@ -90,12 +91,15 @@ class SpreadFilter(Selector):
     average_from: int = 1
     """The first step, counted from 1, whose spreads the average holds."""
     filter_from: int = 1
-    """The first step that drops groups, from `average_from` on. Until then the average is the plain mean of its steps;
+    """The first step that drops groups, from `average_from` on. Until then the average is the plain mean of its steps
+    that had a spread;
     it moves by `decay` from this step on."""
     _average: float | None = field(default=None, init=False, repr=False)
     _new: float | None = field(default=None, init=False, repr=False)
     _steps: int = field(default=0, init=False, repr=False)
     """Steps that were trained."""
+    _measured: int = field(default=0, init=False, repr=False)
+    """Steps that the plain mean is of."""
 
     def __post_init__(self) -> None:
         if self.share < 0 or not 0 <= self.decay < 1:
@@ -127,19 +131,21 @@ class SpreadFilter(Selector):
             # The first step's mean begins the average, which needs no correction for starting at 0 then.
             old = self._new if self._average is None else self._average
             if self._steps < self.filter_from:
-                # A running mean: the n-th of n steps moves it by 1 / n.
-                stays = 1 - 1 / (self._steps - self.average_from + 1)
+                # A running mean: the n-th step with a spread moves it by 1 / n.
+                self._measured += 1
+                stays = 1 - 1 / self._measured
             else:
                 stays = self.decay
             self._average = stays * old + (1 - stays) * self._new
         self._new = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The average, and the number of steps trained."""
-        return {"average": self._average, "steps": self._steps}
+        """The average, and the numbers of steps trained and of those that the running mean is of."""
+        return {"average": self._average, "steps": self._steps, "measured": self._measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the average of a checkpoint."""
         self._average = state["average"]
         # Checkpoints of earlier versions, which filter from the first step, lack the key.
         self._steps = state.get("steps", 0)
+        self._measured = state.get("measured", 0)
