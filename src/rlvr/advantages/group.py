@@ -220,9 +220,7 @@ class GroupAdvantage(Advantage):
     @property
     def smallest_group(self) -> int:
         """The smallest group in which the estimator gives an advantage other than 0."""
-        if self.scale == "others_std":
-            return 3  # the std of one other response is 0
-        if self.baseline in OF_THE_GROUP or self.scale == "std":
+        if self.baseline in OF_THE_GROUP or self.scale in ("std", "others_std"):
             return 2
         return 1
 
