@@ -351,6 +351,21 @@ def probing_group(right: str, wrong: str) -> list[Response]:
     return [Response(text, (1 + number,)) for number in range(len(PROBES)) for text in (right, wrong)]
 
 
+TWO_AND_TWO = [
+    ("2 + 2 = 4. \\boxed{4}", True),
+    ("\\boxed{4}", True),
+    ("5? No: $\\boxed{4}$", True),
+    ("so " * 100 + "\\boxed{4}", True),
+    ("\\boxed{4.0}", True),
+    ("2 + 2 = 5. \\boxed{5}", False),
+    ("4? No: \\boxed{5}", False),
+    ("2 + 2 makes 4", False),
+    ("\\boxed{}", False),
+    ("", False),
+]
+"""(text, right) of responses to "What is 2 + 2?", whose answer is the number in the last box."""
+
+
 # What the tests compare with, from formulas and not from the library.
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hand_written_steps import BEFORE, ENGINE, MOVED, Response, score_function, softmax
+from hand_written_steps import BEFORE, ENGINE, MOVED, TWO_AND_TWO, Response, score_function, softmax
 
 from rlvr import registry
 from rlvr.losses import SequenceBatch
@@ -81,24 +81,11 @@ def test_a_response_that_is_predicted_teaches_less_than_one_that_is_not():
 
 
 TASKS = [Task(id=str(n), prompt="What is 2 + 2?", answer="4") for n in range(2)]
-# (text, right)
-RESPONSES = [
-    ("2 + 2 = 4. \\boxed{4}", True),
-    ("\\boxed{4}", True),
-    ("5? No: $\\boxed{4}$", True),
-    ("so " * 100 + "\\boxed{4}", True),
-    ("\\boxed{4.0}", True),
-    ("2 + 2 = 5. \\boxed{5}", False),
-    ("4? No: \\boxed{5}", False),
-    ("2 + 2 makes 4", False),
-    ("\\boxed{}", False),
-    ("", False),
-]
 
 
 def test_ten_responses(recipe_step):
-    got = recipe_step("pacs", TASKS[:1]).rewards([text for text, _ in RESPONSES])
-    assert got == [float(right) for _, right in RESPONSES]
+    got = recipe_step("pacs", TASKS[:1]).rewards([text for text, _ in TWO_AND_TWO])
+    assert got == [float(right) for _, right in TWO_AND_TWO]
 
 
 GROUPS = [
@@ -129,7 +116,7 @@ def gradient_of_two_groups(now, old):
 def test_gradient_of_a_step(recipe_step, moved):
     """The score is the log-ratio to the policy before the update, which is 0 in the first one; nothing of the engine's
     log-probs."""
-    texts = {1: RESPONSES[0][0], 0: RESPONSES[5][0]}
+    texts = {1: TWO_AND_TWO[0][0], 0: TWO_AND_TWO[5][0]}
     step = recipe_step("pacs", TASKS)
     batch = step.score([[Response(texts[right], ids) for right, ids in group] for group in GROUPS])
     got = step.gradient(batch, MOVED, old=BEFORE if moved else None, engine=ENGINE)

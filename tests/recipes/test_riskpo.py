@@ -7,7 +7,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hand_written_steps import BEFORE, ENGINE, MOVED, Response, clipped_gradient
+from hand_written_steps import BEFORE, ENGINE, MOVED, TWO_AND_TWO, Response, clipped_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,25 +106,12 @@ def test_a_bundle_of_one_score_has_no_advantage(batch):
 
 
 TASKS = [Task(id=str(n), prompt="What is 2 + 2?", answer="4") for n in range(10)]
-# (text, right)
-RESPONSES = [
-    ("2 + 2 = 4. \\boxed{4}", True),
-    ("\\boxed{4}", True),
-    ("5? No: $\\boxed{4}$", True),
-    ("so " * 100 + "\\boxed{4}", True),
-    ("\\boxed{4.0}", True),
-    ("2 + 2 = 5. \\boxed{5}", False),
-    ("4? No: \\boxed{5}", False),
-    ("2 + 2 makes 4", False),
-    ("\\boxed{}", False),
-    ("", False),
-]
 
 
 def test_ten_responses(recipe_step):
     """math_dapo.py pays 1 and -1."""
-    got = recipe_step("riskpo", TASKS[:1]).rewards([text for text, _ in RESPONSES])
-    assert got == [1.0 if right else -1.0 for _, right in RESPONSES]
+    got = recipe_step("riskpo", TASKS[:1]).rewards([text for text, _ in TWO_AND_TWO])
+    assert got == [1.0 if right else -1.0 for _, right in TWO_AND_TWO]
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -134,7 +121,7 @@ def test_gradient_of_a_step(recipe_step, moved):
     rng = np.random.default_rng(7)
     groups = [[1 if rng.random() < rate else -1 for _ in range(10)] for rate in np.linspace(0.2, 0.8, 10)]
     ids = [[tuple(rng.integers(0, 4, rng.integers(1, 5)).tolist()) for _ in range(10)] for _ in range(10)]
-    texts = {1: RESPONSES[0][0], -1: RESPONSES[5][0]}
+    texts = {1: TWO_AND_TWO[0][0], -1: TWO_AND_TWO[5][0]}
     responses = [
         [Response(texts[reward], own) for reward, own in zip(rewards, of, strict=True)]
         for rewards, of in zip(groups, ids, strict=True)
