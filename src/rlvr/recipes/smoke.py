@@ -175,8 +175,12 @@ def against_grpo(paper: Paper) -> dict[str, Difference]:
     with tempfile.TemporaryDirectory() as folder:
         config = smoke_config(paper, folder)
         tree = config.dump()
-        plain = tree | {"run": {**tree["run"], "name": "grpo"}, "rewards": ["verdict"], "algorithm": {"preset": "grpo"}}
-        plain["stages"] = [_plain_stage(stage) for stage in tree["stages"]]
+        plain = _plain_sections(tree) | {
+            "run": {**tree["run"], "name": "grpo"},
+            "rewards": ["verdict"],
+            "algorithm": {"preset": "grpo"},
+            "stages": [_plain_stage(stage) for stage in tree["stages"]],
+        }
         with GRPOTrainer(config=config) as own, GRPOTrainer(config=make_config(plain)) as other:
             number = next((n for n, stage in enumerate(own.stages) if n > 0 and stage.samples), 1)
             # All stages before, and one step of this one: the second step is compared, after the components have a
@@ -201,7 +205,17 @@ def _plain_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
         "steps",
         *(section for section in STAGE_SECTIONS if section not in ("rewards", "algorithm")),
     )
-    return {key: value for key, value in stage.items() if key in sizes}
+    return _plain_sections({key: value for key, value in stage.items() if key in sizes})
+
+
+def _plain_sections(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with a section `rollout` that plain GRPO takes: it is given the recipe's rollouts and samples none, so
+    truncation, which it refuses, and what replaces the groups of a selector that it does not have are left out."""
+    result = dict(tree)
+    if "rollout" in result:
+        not_plain = ("top_p", "top_k", "min_p", "dynamic_sampling")
+        result["rollout"] = {key: value for key, value in result["rollout"].items() if key not in not_plain}
+    return result
 
 
 def _gradients(stage: Stage, collected: StepRollouts, policy: Any) -> dict[str, np.ndarray]:
