@@ -149,8 +149,7 @@ class GRPOTrainer:
         return self.state.metrics
 
     def _status(self) -> str:
-        parts = (self.meters.phases, self.rollouts.pool, self.checkpointer.writer)
-        return status(self.folder, self.world, self.resolved, self.state, *parts)
+        return status(self.folder, self.world, self.resolved, self.state, self.meters, self.rollouts, self.checkpointer)
 
     def _go_through(self, stage: Stage, until: int) -> None:
         self._ready(stage)

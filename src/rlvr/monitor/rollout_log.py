@@ -18,6 +18,7 @@ checkpoint of its step or a later one is begun; a full disk costs the file, not 
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import math
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 # message.
 WRITE_SECONDS = 600.0
 """Seconds after which a wait for a step's rollouts to be written ends in an error."""
+# Thousands of long rollouts are written in a few seconds; nobody waits at a prompt for a disk that hangs.
+EXIT_SECONDS = 10.0
+"""Seconds for which the end of the program waits for the last file of a log that was not closed."""
 # A quarter: what the policy wrote at the start is what later steps are compared with, and the newest are looked at
 # most.
 FIRST = 0.25
@@ -78,6 +82,7 @@ class RolloutLog:
         self._sizes: dict[int, int] | None = None
         """Bytes of the files by step; None until the first one is written."""
         self._under_way: Future[Path | None] | None = None
+        self._wait_at_exit = False
 
     def due(self, step: int) -> bool:
         """Return True if `step` is one that is written."""
@@ -123,15 +128,20 @@ class RolloutLog:
         # Waits for the previous file: `_sizes` and the batch belong to one thread at a time.
         self.flush()
         if self.due(step):
+            if not self._wait_at_exit:
+                self._wait_at_exit = True
+                atexit.register(self._exit)
             self._under_way = in_daemon(lambda: self.write(step, batch, sampled, dropped, columns), "rlvr-rollouts")
 
-    def flush(self) -> None:
-        """Wait for what is being written. WaitTimeoutError where the disk hangs."""
+    def flush(self, seconds: float | None = None) -> None:
+        """Wait for what is being written. WaitTimeoutError after `seconds` (None: WRITE_SECONDS): the disk hangs."""
         under_way = self._under_way
         if under_way is None:
             return
         try:
-            finished(under_way, "the file of rollouts", time.monotonic() + WRITE_SECONDS)
+            finished(
+                under_way, "the file of rollouts", time.monotonic() + (WRITE_SECONDS if seconds is None else seconds)
+            )
         except WaitTimeoutError:
             # Nothing waits for this file once more. After an interrupt `close` does.
             self._under_way = None
@@ -142,8 +152,17 @@ class RolloutLog:
 
     def close(self) -> None:
         """Wait for what is being written, which the end of the program would cut off."""
+        self._finish(WRITE_SECONDS)
+        if self._wait_at_exit:
+            self._wait_at_exit = False
+            atexit.unregister(self._exit)
+
+    def _exit(self) -> None:
+        self._finish(EXIT_SECONDS)
+
+    def _finish(self, seconds: float) -> None:
         try:
-            self.flush()
+            self.flush(seconds)
         except Exception as error:
             # The run has ended, perhaps with an error of its own.
             log.warning("the last file of rollouts was not written: %s", error)

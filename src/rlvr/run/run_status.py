@@ -6,13 +6,13 @@ import os
 
 from rlvr.core.waits import Wait
 from rlvr.distributed import World
-from rlvr.distributed.checkpoint_writer import Writer
+from rlvr.distributed.step_meters import StepMeters
 from rlvr.monitor.console_text import step_cells
-from rlvr.monitor.phases import Phases
+from rlvr.run.checkpointing import Checkpointer
 from rlvr.run.resolved_config import ResolvedConfig
+from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.train_state import TrainState
-from rlvr.verifiers import VerifierPool
 
 
 def status(
@@ -20,9 +20,9 @@ def status(
     world: World,
     resolved: ResolvedConfig,
     state: TrainState,
-    phases: Phases,
-    pool: VerifierPool,
-    writer: Writer,
+    meters: StepMeters,
+    rollouts: RolloutRuntime,
+    checkpointer: Checkpointer,
 ) -> str:
     """Step, phase, waits with their open groups, verifier processes, checkpoint and the last metrics. Takes no lock."""
     stage = resolved.plans[state.stage_number]
@@ -33,12 +33,12 @@ def status(
         f"run {folder.path}, process {os.getpid()}, rank {world.rank} of {world.size}",
         f"step: {state.step} done of {resolved.steps}; stage {stage.name}: {state.stage_step} of {stage.allowed}; "
         f"weights of version {state.version}",
-        f"phase: {phases.current or 'between phases (evaluation, logging, saving)'}",
+        f"phase: {meters.phases.current or 'between phases (evaluation, logging, saving)'}",
         # A copy: other threads begin and end waits while this one reads. No lock is taken, since the thread that holds
         # it may be the one that hangs.
         *[f"waits for: {wait}" for wait in list(Wait.under_way.values())],
-        f"verifier processes: {pool.processes}",
-        f"checkpoint: {writer.state}",
+        f"verifier processes: {rollouts.pool.processes}",
+        f"checkpoint: {checkpointer.writer.state}",
         f"last step: {last}",
     ]
     return "\n".join(lines)
