@@ -61,7 +61,7 @@ def test_a_test_file_is_named_after_a_module_or_stands_in_the_table():
 
 def test_a_misnamed_file_is_found():
     right = ["losses/test_clip.py", "losses/test_clip_edges.py", "train/test_train.py", "trainer/test_records.py"]
-    wrong = ["losses/test_clipped.py", "losses/test_losses.py", "data/test_clip.py", "test_clip.py", "new/test_new.py"]
+    wrong = ["losses/test_clipped.py", "losses/test_losses.py", "data/test_clip.py", "test_clip.py", "n/test_n.py"]
     listed = ["run/test_kills.py", "docs/test_anything.py"]
     assert misnamed([*right, *wrong, *listed], table()) == wrong
 

@@ -108,12 +108,12 @@ def test_the_examples_of_the_rules_are_judged_as_the_page_says(page):
 
 
 def test_the_commands_are_commands(blocks, page):
-    from rlvr.audit import _parser
+    from rlvr.audit import make_parser
 
     commands = re.findall(r"^python -m rlvr\.audit (.*)$", page, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
-        assert _parser().parse_intermixed_args(command.split()).verifier
+        assert make_parser().parse_intermixed_args(command.split()).verifier
 
 
 def test_the_tables_list_every_verifier_and_every_trick(page):

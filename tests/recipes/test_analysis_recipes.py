@@ -65,7 +65,7 @@ def test_a_training_command_is_a_valid_configuration_other_than_the_recipe(modul
 @pytest.mark.parametrize(("module", "words"), [c for c in COMMANDS if c[0] in ("analysis", "evaluate")])
 def test_a_command_of_tables_and_evaluations_is_understood(module, words):
     """Options exist, and overrides are valid settings of the recipe."""
-    parser = {"analysis": analysis._parser, "evaluate": evaluate._parser}[module]()
+    parser = {"analysis": analysis.make_parser, "evaluate": evaluate.make_parser}[module]()
     options = parser.parse_args(words) if module == "analysis" else parser.parse_intermixed_args(words)
     if module == "evaluate" and options.config is not None:
         load_config(options.config, options.overrides)

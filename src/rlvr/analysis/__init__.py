@@ -17,6 +17,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlvr.core.command_name import program
 from rlvr.errors import ConfigError, command
 
 if TYPE_CHECKING:
@@ -28,15 +29,16 @@ Options = argparse.Namespace
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     make: Callable[[Options], AnalysisTable] = options.make
     table = make(options)
     print(table.json() if options.json else table.markdown())
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rlvr.analysis", description="Tables of published analyses.")
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(prog=program("analysis"), description="Tables of published analyses.")
     commands = parser.add_subparsers(required=True, metavar="TABLE")
     _add_support(commands)
     _add_ability(commands)

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from rlvr.core.command_name import program
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.core.tree import as_tree, merge
 from rlvr.data.files import numbered_lines
@@ -53,7 +54,7 @@ VERDICT_KEYS = {"id", "status", "score", "reason", "seconds"}
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    options = _parser().parse_intermixed_args(arguments)
+    options = make_parser().parse_intermixed_args(arguments)
     # Of other libraries only errors: one warning for each of many thousand completions would bury the tables.
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("rlvr").setLevel(logging.WARNING)
@@ -70,8 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _audit(options, verifier, pool)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rlvr.audit", description="Check a verifier on given completions.")
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(prog=program("audit"), description="Check a verifier on given completions.")
     add = parser.add_argument
     add("--verifier", required=True, metavar="NAME", help="a registered name, FILE.py:Class or FILE.py:function")
     add("options", nargs="*", metavar="key=value", help="options of the verifier, values in YAML")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlvr.config.renamed_keys import with_new_names
+from rlvr.core.command_name import program
 from rlvr.diff.parting import Parting, compare_metrics
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
@@ -27,17 +28,7 @@ KEYS = 6
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m rlvr.diff", description="Find where two runs part.")
-    add = parser.add_argument
-    add("runs", nargs=2, metavar="RUN", help="a run folder")
-    add(
-        "--tolerance",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="numbers are equal up to X times the larger of them and 1 (default 0: exactly)",
-    )
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if not options.tolerance >= 0:
         raise ConfigError(f"--tolerance is {options.tolerance}: it must be 0 or more")
     a, b = (Path(run) for run in options.runs)
@@ -62,6 +53,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         partings,
         notes,
     )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(prog=program("diff"), description="Find where two runs part.")
+    add = parser.add_argument
+    add("runs", nargs=2, metavar="RUN", help="a run folder")
+    add(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="numbers are equal up to X times the larger of them and 1 (default 0: exactly)",
+    )
+    return parser
 
 
 def _print_result(console: Console, keys: Sequence[str], partings: Sequence[Parting], notes: Sequence[str]) -> int:

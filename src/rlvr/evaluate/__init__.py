@@ -16,13 +16,14 @@ import argparse
 import logging
 from collections.abc import Sequence
 
+from rlvr.core.command_name import program
 from rlvr.errors import command
 
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    options = _parser().parse_intermixed_args(arguments)
+    options = make_parser().parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # Torch comes with it, which --help and a misspelt option do not need.
     from rlvr.evaluate.model_evaluation import evaluate_model
@@ -30,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return evaluate_model(options)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rlvr.evaluate", description="Evaluate a model on held-out tasks.")
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(prog=program("evaluate"), description="Evaluate a model on held-out tasks.")
     add = parser.add_argument
     add("--model", metavar="PATH", help="a folder with Hugging Face files, a hub name, or a checkpoint")
     add("--data", action="append", metavar="DATA", help="tasks, as data.eval takes them; may be repeated")

@@ -2,7 +2,9 @@
 
 import sys
 
-from rlvr.evaluate import main
+from rlvr.evaluate import main, make_parser
+
+__all__ = ["main", "make_parser"]
 
 if __name__ == "__main__":
     sys.exit(main())

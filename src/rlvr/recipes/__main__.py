@@ -25,6 +25,7 @@ import yaml
 
 from rlvr.config.config_loading import config_file, make_config
 from rlvr.config.stage_plan import stage_plans
+from rlvr.core.command_name import program
 from rlvr.errors import RlvrError, command
 from rlvr.recipes.hub_schemas import schema_lines
 from rlvr.recipes.papers import Paper, find_paper, read_papers
@@ -34,7 +35,28 @@ from rlvr.recipes.prepare import prepare
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m rlvr.recipes", description="Published recipes as configurations.")
+    options = make_parser().parse_args(arguments)
+    if options.command == "show":
+        paper = find_paper(options.slug)
+        print(_diff(paper) if options.diff else _shown(paper))
+        return 0
+    if options.command == "path":
+        print(config_file(options.slug))
+        return 0
+    if options.command == "prepare":
+        for line in prepare(find_paper(options.slug), options.limit, options.overrides):
+            print(line)
+        return 0
+    if options.command == "smoke":
+        papers = [find_paper(slug) for slug in options.slugs]
+        return max(_smoke(paper, bool(options.against)) for paper in papers)
+    _list(read_papers(), [word.lower() for word in options.words])
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(prog=program("recipes"), description="Published recipes as configurations.")
     parser.set_defaults(words=[])
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="all recipes")
@@ -59,23 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="how far the gradient is from plain GRPO's on the same rollouts (without reinforcement: the plain "
         "likelihood's)",
     )
-    options = parser.parse_args(arguments)
-    if options.command == "show":
-        paper = find_paper(options.slug)
-        print(_diff(paper) if options.diff else _shown(paper))
-        return 0
-    if options.command == "path":
-        print(config_file(options.slug))
-        return 0
-    if options.command == "prepare":
-        for line in prepare(find_paper(options.slug), options.limit, options.overrides):
-            print(line)
-        return 0
-    if options.command == "smoke":
-        papers = [find_paper(slug) for slug in options.slugs]
-        return max(_smoke(paper, bool(options.against)) for paper in papers)
-    _list(read_papers(), [word.lower() for word in options.words])
-    return 0
+    return parser
 
 
 def _at_least_one(text: str) -> int:

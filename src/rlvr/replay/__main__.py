@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from rlvr.core.command_name import program
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.batch import prompt_text
@@ -37,7 +38,7 @@ REPLAY_KEYS = {"step", "use", "id", "task", "group", "member", "before", "after"
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     replay = Replay(options.run, options.rescore, *_steps(options.steps))
     with contextlib.ExitStack() as stack:
@@ -50,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rlvr.replay", description="Score recorded rollouts again.")
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(prog=program("replay"), description="Score recorded rollouts again.")
     add = parser.add_argument
     add("run", metavar="RUN", help="a run folder with recorded rollouts")
     add(

@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from rlvr.core.command_name import program
 from rlvr.errors import command
 from rlvr.report.page import SHOWN, write_report
 
@@ -20,18 +21,24 @@ from rlvr.report.page import SHOWN, write_report
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m rlvr.report", description="Write an HTML page of runs.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder")
-    parser.add_argument("--output", metavar="FILE", help="where the page goes (default: report.html of the first run)")
-    parser.add_argument(
-        "--rollouts", type=int, default=SHOWN, metavar="N", help=f"rollouts that the page shows (default {SHOWN})"
-    )
+    parser = make_parser()
     options = parser.parse_args(arguments)
     if options.rollouts < 0:
         parser.error("--rollouts is a number from 0 on")
     path = write_report(options.runs, options.output, options.rollouts)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(prog=program("report"), description="Write an HTML page of runs.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument("--output", metavar="FILE", help="where the page goes (default: report.html of the first run)")
+    parser.add_argument(
+        "--rollouts", type=int, default=SHOWN, metavar="N", help=f"rollouts that the page shows (default {SHOWN})"
+    )
+    return parser
 
 
 if __name__ == "__main__":

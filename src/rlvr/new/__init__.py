@@ -1,0 +1,1 @@
+"""A folder with a small task that trains on a CPU, to be changed into one's own."""

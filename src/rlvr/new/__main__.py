@@ -1,0 +1,61 @@
+"""rlvr new FOLDER: write a run.yaml, a check.py and tasks that train on a CPU within a minute, to change into yours.
+
+Exit codes: 0 done, 2 bad input, such as a folder that is not empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+
+from rlvr.core.command_name import program
+from rlvr.core.own_files import check_new_folder
+from rlvr.errors import command
+
+TRAIN = 400
+HELD_OUT = 128
+"""Numbers of tasks in the two files."""
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    options = make_parser().parse_args(arguments)
+    folder = Path(options.folder)
+    check_new_folder(folder, "a new task")
+    folder.mkdir(parents=True, exist_ok=True)
+    template = resources.files("rlvr.new") / "template"
+    for name in ("run.yaml", "check.py"):
+        (folder / name).write_text((template / name).read_text(encoding="utf-8"), encoding="utf-8")
+    numbers = ["".join(digits) for digits in itertools.product("0123456789", repeat=3)]
+    random.Random(0).shuffle(numbers)
+    _write_tasks(folder / "tasks.jsonl", numbers[:TRAIN])
+    _write_tasks(folder / "held_out.jsonl", numbers[TRAIN : TRAIN + HELD_OUT])
+    print(f"{folder}: run.yaml, check.py, tasks.jsonl, held_out.jsonl")
+    # The paths in run.yaml are relative to the folder that a run is started in.
+    print(f"next: cd {folder} && {program('train')} --config run.yaml")
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog=program("new"), description="Make a folder with a small task that trains on a CPU."
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
+    return parser
+
+
+def _write_tasks(path: Path, numbers: Iterable[str]) -> None:
+    rows = ({"prompt": f"{n}>", "answer": "".join(sorted(n)), "demonstration": "".join(sorted(n))} for n in numbers)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The console command `rlvr`, and its commands `new` and `doctor`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from rlvr.__main__ import COMMANDS, main
+from rlvr.core import extras
+from rlvr.doctor.__main__ import EXTRAS
+from rlvr.doctor.__main__ import main as doctor
+from rlvr.new.__main__ import main as new
+
+REQUIRED = Requirement("nowhere-to-be-found>=2")
+OPTIONAL = Requirement("nothing-either; extra == 'wandb'")
+
+
+def console(*arguments, cwd=None):
+    """The console command as pip installs it."""
+    program = Path(sys.executable).with_name("rlvr")
+    start = [str(program)] if program.exists() else [sys.executable, "-m", "rlvr"]
+    return subprocess.run([*start, *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+
+
+def test_every_command_answers_help_under_its_own_name():
+    packages = {path.parent.name for path in (extras.CHECKOUT / "src/rlvr").glob("*/__main__.py")}
+    assert packages == set(COMMANDS)
+    for name in ("diff", "recipes"):
+        shown = console(name, "--help").stdout
+        assert shown.startswith(f"usage: rlvr {name} ")
+    outside = subprocess.run([sys.executable, "-m", "rlvr.diff", "--help"], capture_output=True, text=True, check=True)
+    assert outside.stdout.startswith("usage: python -m rlvr.diff ")
+
+
+def test_the_overview_the_version_and_an_unknown_command(capsys):
+    assert main([]) == 0
+    overview = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} +{re.escape(about)}$", overview, re.M) for name, about in COMMANDS.items())
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"rlvr \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err == "error: rlvr has no command 'trian'; did you mean 'train'?\n"
+    assert main(["completion", "csh"]) == 2
+    assert "one shell: bash, zsh, fish" in capsys.readouterr().err
+
+
+def test_exit_codes_come_through():
+    failed = console("report", "no-such-run")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: ")
+    assert len(failed.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("rlvr tra", "train"), ("rlvr train --dry", "--dry-run"), ("rlvr evaluate --contam", "--contamination")],
+)
+def test_bash_completes_commands_and_options(tmp_path, typed, completed):
+    script = tmp_path / "completion.sh"
+    script.write_text(console("completion", "bash").stdout)
+    words = typed.split()
+    program = f"""
+source {script}
+COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}
+_shtab_rlvr
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    replies = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert replies == [completed]
+
+
+def test_new_writes_a_task_that_runs_and_overwrites_nothing(tmp_path, capsys):
+    folder = tmp_path / "deep" / "my-task"
+    assert new([str(folder)]) == 0
+    assert f"next: cd {folder} && python -m rlvr.train --config run.yaml" in capsys.readouterr().out
+    train, held_out = (
+        [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for name in ("tasks.jsonl", "held_out.jsonl")
+    )
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
+    assert all(row["answer"] == "".join(sorted(row["prompt"].rstrip(">"))) for row in train + held_out)
+    steps = ["stages.0.steps=1", "stages.1.steps=1", "evaluation.every=0"]
+    result = console("train", "--config", "run.yaml", *steps, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert (folder / "runs/sort-digits/metrics.jsonl").is_file()
+    before = (folder / "check.py").read_text()
+    assert new([str(folder)]) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    assert (folder / "check.py").read_text() == before
+
+
+@pytest.mark.slow
+def test_the_new_task_is_learned(tmp_path):
+    assert new([str(tmp_path / "task")]) == 0
+    assert console("train", "--config", "run.yaml", cwd=tmp_path / "task").returncode == 0
+    rows = (tmp_path / "task/runs/sort-digits/evaluations.jsonl").read_text().splitlines()
+    greedy = [json.loads(row)["eval/greedy"] for row in rows]
+    assert greedy[0] < 0.1
+    assert greedy[-1] > 0.85
+
+
+def test_doctor_names_what_is_missing_and_how_to_install_it(capsys, monkeypatch):
+    assert doctor(["--json"]) == 0
+    findings = {one["part"]: one for one in json.loads(capsys.readouterr().out)}
+    assert {f"[{extra}]" for extra in EXTRAS} <= set(findings)
+    assert findings["torch"]["lacking"] == ""
+    assert findings["sandbox"]["found"]
+    monkeypatch.setattr("rlvr.doctor.__main__._requirements", lambda: [REQUIRED, OPTIONAL])
+    assert doctor([]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "torch" not in [line.split()[0] for line in lines]
+    [missing] = [line for line in lines if line.startswith("nowhere-to-be-found")]
+    assert missing.endswith("missing  -> pip install 'nowhere-to-be-found>=2'")
+    [wandb] = [line for line in lines if line.startswith("[wandb]")]
+    assert "nothing-either missing" in wandb
+    assert wandb.endswith(extras.install_command("wandb"))
+
+
+def test_the_install_command_is_that_of_the_environment(monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(extras.CHECKOUT / ".venv"))
+    assert extras.install_command("wandb") == "bash scripts/environment.sh wandb"
+    monkeypatch.setattr(sys, "prefix", "/elsewhere")
+    assert extras.install_command("wandb") == "pip install 'rlvr[wandb]'"
+    assert (extras.CHECKOUT / "pyproject.toml").is_file()
