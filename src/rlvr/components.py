@@ -318,6 +318,11 @@ class TokenSelector(Component):
         """Statistics of the current policy that are read; one extra pass gives them."""
         return frozenset()
 
+    @declared
+    def reads_advantage(self) -> bool:
+        """True where `tokens.advantage` is read: an sft stage has none and refuses the selector."""
+        return False
+
     @abstractmethod
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
         """Return float [T], at least 0: the factor of each token's loss."""

@@ -31,6 +31,10 @@ def test_selected_tokens_alone_are_learned(make_trainer):
     [
         ({"token_select": ["top"]}, "no token_selector 'top'"),
         (
+            {"token_select": ["top_entropy", {"name": "covariance_softmax", "bound": 2.0}]},
+            "token_select: 'covariance_softmax' reads advantages, and .* have none: leave it out, or name it",
+        ),
+        (
             {"token_select": ["top_entropy"], "loss": "outcome_classifier"},
             "token_select leaves out single tokens, and the loss 'outcome_classifier' is one of whole responses",
         ),
