@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from rlvr import registry
+from rlvr.components import AdvantageComponent, RewardTerm
 from rlvr.config import Config
 from rlvr.core.needs import BEHAVIOUR_LOGPROBS
 from rlvr.errors import ConfigError
 from rlvr.losses import Objective
+from rlvr.rewards import build_terms, walk
 
 
 def check_truncation(config: Config, objective: Objective) -> None:
@@ -33,9 +36,21 @@ def check_truncation(config: Config, objective: Objective) -> None:
     for component in objective.components:
         if BEHAVIOUR_LOGPROBS in component.loss.needs:
             raise ConfigError(f"{what}the loss of {component.name!r} reads them: sample without truncation")
+    for key, read_by in _scoring(config):
+        if read_by.reads_behaviour_logprobs:
+            raise ConfigError(f"{what}{key} reads them: sample without truncation, or leave it out")
     updates = config.optim.updates_per_batch * config.optim.epochs_per_batch
     if updates > 1 and not objective.recalls_update:
         raise ConfigError(
             f"{what}later optimizer steps take their ratio to them: set algorithm.decoupled to true, or "
             "optim.updates_per_batch and epochs_per_batch to 1"
         )
+
+
+def _scoring(config: Config) -> list[tuple[str, RewardTerm | AdvantageComponent]]:
+    """What rewards and advantages are made with, each with its key and name."""
+    algorithm = config.algorithm
+    terms = [(f"rewards: {term.name!r}", term.function) for term in walk(build_terms(config.rewards))]
+    advantage = algorithm.advantage
+    modifiers = [(f"algorithm.modifiers: {m.name!r}", registry.build("modifier", m)) for m in algorithm.modifiers]
+    return [*terms, (f"algorithm.advantage: {advantage.name!r}", registry.build("advantage", advantage)), *modifiers]
