@@ -173,9 +173,10 @@ class AlgorithmConfig(Section):
     """Accept `rollout.top_p`, `top_k` and `min_p` in training, as TRL and verl do: responses are sampled from the
     truncated distribution, log-probs, ratios and entropy are those of the whole one. The gradient is biased: tokens
     that truncation leaves out are never sampled, and only the normalisation lowers them. `mismatch/*` then has the
-    probability that was kept, and the metric `entropy` is that of the truncated distribution. Needs `correction: null`, and with several optimizer steps per batch `decoupled`; the
-    engine's log-probs are those of the truncated distribution, so that what reads them (the reward `likelihood`, the
-    modifier `surprise`, the loss `topr`) is refused."""
+    probability that was kept, and the metric `entropy` is that of the truncated distribution. Needs `correction: null`,
+    and with several optimizer steps per batch `decoupled`. The engine's log-probs are those of the truncated
+    distribution, so that what reads them is refused: the reward `likelihood`, the modifier `surprise`, the loss
+    `topr`."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
     demonstrations: Literal["selected", "sampled"] = "selected"
