@@ -119,13 +119,17 @@ class SupervisedStepsConfig(Section):
     gamma: float = Field(default=1.0, ge=0)
     """Weight of G_w: the larger, the fewer steps are supervised."""
     gather: int | None = Field(default=None, ge=1)
-    """Demonstrations of a supervised step, of tasks at which every response of a group had the reward 0: it is taken as
-    soon as so many groups have failed."""
+    """Demonstrations of a supervised step, of tasks at which a whole group failed: it is taken as soon as so many have
+    failed."""
+    failed: float = 0.0
+    """With `gather`, the largest reward of a failed response: a group has failed where none is above it."""
 
     @model_validator(mode="after")
     def _one_rule(self) -> SupervisedStepsConfig:
         if (self.warmup is None) == (self.gather is None):
             raise ValueError("set warmup, to draw supervised steps by chance, or gather, to take them when groups fail")
+        if self.gather is None and self.failed != type(self).model_fields["failed"].default:
+            raise ValueError("`failed` says which groups `gather` takes: leave it out, or set gather")
         return self
 
 
