@@ -110,6 +110,16 @@ def test_rewards_and_advantages_of_the_engine_s_log_probs_are_refused(make_train
     assert make_trainer(tree).train()
 
 
+@pytest.mark.parametrize(("rollout", "refused"), [({}, True), ({"min_p": 0.1}, False), ({"top_k": 3}, False)], ids=str)
+def test_the_option_without_a_truncation_is_refused(make_trainer, rollout, refused):
+    tree = {"rollout": rollout, "algorithm": {"truncated_sampling": True, "correction": None}}
+    if not refused:
+        make_trainer(tree)
+        return
+    with pytest.raises(ConfigError, match="none is set: set one of them or truncated_sampling to false"):
+        make_trainer(tree)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "optim", "problem"),
     [

@@ -25,7 +25,7 @@ from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
 from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
-from rlvr.stages.grpo.demonstrations import demonstration, with_demonstrations
+from rlvr.stages.grpo.demonstrations import check_demonstrations, demonstration, with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
 from rlvr.stages.grpo.monitoring import MonitoringSampler
 from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
@@ -111,6 +111,7 @@ class GRPOStage(Stage):
         """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
         objective = build_objective(plan, shares_weights=False)
         check_supervised_steps(plan.config, objective)
+        check_demonstrations(plan.config.algorithm, objective)
         check_redraw(plan.config)
         rollout = plan.config.rollout
         if rollout.dynamic_sampling and rollout.dynamic_sampling.by == "rewards" and rollout.group_size < 2:

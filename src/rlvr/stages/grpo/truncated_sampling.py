@@ -12,7 +12,8 @@ from rlvr.rewards import build_terms, walk
 
 
 def check_truncation(config: Config, objective: Objective) -> None:
-    """ConfigError where sampling is truncated and that was not asked for, or a ratio would be taken to it.
+    """ConfigError where sampling is truncated and that was not asked for or the other way round, or a ratio would be
+    taken to it.
 
     The engine's log-probs are those of the truncated distribution, the policy's those of the whole one: their ratio is
     the probability that truncation kept, whatever the policy did since.
@@ -23,6 +24,11 @@ def check_truncation(config: Config, objective: Objective) -> None:
     values = {"top_p": rollout.top_p, "top_k": rollout.top_k, "min_p": rollout.min_p}
     name = next((name for name, value in values.items() if value != defaults[name]), None)
     if name is None:
+        if config.algorithm.truncated_sampling:
+            raise ConfigError(
+                "algorithm.truncated_sampling accepts rollout.top_p, top_k and min_p, and none is set: set one of them "
+                "or truncated_sampling to false"
+            )
         return
     if not config.algorithm.truncated_sampling:
         raise ConfigError(
