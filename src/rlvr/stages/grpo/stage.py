@@ -43,6 +43,9 @@ from rlvr.verifiers.raised_verdicts import Raised
 class GRPOStage(Stage):
     """Reinforcement from verified groups."""
 
+    _reported_nothing = False
+    """True if the run has reported a step without a response to learn from."""
+
     def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
         self.check_plan(plan)
         rollout = plan.config.rollout
@@ -340,6 +343,19 @@ class GRPOStage(Stage):
         if kl is None or kl.scale is None:
             return None
         return kl_factors(batch, kl.scale, self.context.policy.tokenizer)
+
+    def fewer_updates(self, row: Mapping[str, Any]) -> str | None:
+        """Say, once in a stage, that there was no response to learn from; else as the base class."""
+        if len(self._trained) or row["update/steps"]:
+            return super().fewer_updates(row)
+        if self._reported_nothing:
+            return None
+        self._reported_nothing = True
+        if len(self._sampled):
+            why = f"algorithm.select left none of the {len(self._sampled)} responses"
+        else:
+            why = "rollout.plan sampled no group, as where its probe finds every task solved"
+        return f"step {row['step']}: nothing was learned, since {why}; the run goes on, and this is said once"
 
     def controllers(self) -> Iterator[Controller]:
         """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""
