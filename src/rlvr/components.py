@@ -58,6 +58,11 @@ class AdvantageComponent(AdaptiveComponent):
         """True where `Rollout.char_ends` is read."""
         return False
 
+    @declared
+    def reads_behaviour_logprobs(self) -> bool:
+        """True where `Rollout.behaviour_logprobs` is read, which `algorithm.truncated_sampling` then refuses."""
+        return False
+
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where the rest of the configuration, or the tasks, contradict the component."""
 
@@ -144,6 +149,11 @@ class RewardTerm(AdaptiveComponent):
     @declared
     def reads_characters(self) -> bool:
         """True where `Rollout.char_ends` is read."""
+        return False
+
+    @declared
+    def reads_behaviour_logprobs(self) -> bool:
+        """True where `Rollout.behaviour_logprobs` is read, which `algorithm.truncated_sampling` then refuses."""
         return False
 
     @declared
@@ -317,6 +327,11 @@ class TokenSelector(Component):
     def needs(self) -> frozenset[Need]:
         """Statistics of the current policy that are read; one extra pass gives them."""
         return frozenset()
+
+    @declared
+    def reads_advantage(self) -> bool:
+        """True where `tokens.advantage` is read: an sft stage has none and refuses the selector."""
+        return False
 
     @abstractmethod
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:

@@ -9,9 +9,10 @@ import pytest
 
 from rlvr.analysis import main
 from rlvr.analysis.analysis_table import read_evaluated
-from rlvr.analysis.support_dynamics import SupportCounts, support_table
+from rlvr.analysis.support_dynamics import SupportCounts, length_of, support_table
 from rlvr.errors import DataError
 from rlvr.evaluation import TaskResult
+from rlvr.records import Verdict
 
 # Rows of tables 1, 3 and 6 of arXiv 2507.14843v4: P, E, S, O, then SRR, NDR, SDS, NSCR as printed.
 OF_THE_PAPER = [
@@ -77,6 +78,26 @@ def test_a_greedy_response_does_not_make_a_task_supported(tmp_path):
     base.write_text(json.dumps(rows))
     table = support_table(read_evaluated(base), [read_evaluated(results(tmp_path / "tuned.json", [0]))])
     assert table.rows[0][table.columns.index("O")] == 1
+
+
+def test_a_greedy_response_does_not_count_in_the_length(make_rollout):
+    """Three samples of 2, 4 and 6 tokens and a greedy response of 30."""
+
+    def response(length):
+        rollout = make_rollout([1] * (1 + length), prompt=1)
+        rollout.verdicts["v"] = Verdict.from_score(1.0)
+        return rollout
+
+    result = TaskResult("t0")
+    result.add_greedy([response(30)])
+    result.add_samples([response(length) for length in (2, 4, 6)], [1])
+    written = TaskResult.from_json(json.loads(json.dumps(result.to_json())))
+    assert (written.tokens, written.responses) == (42, 4)
+    assert length_of([written]) == 4
+    greedy_alone = TaskResult("t1")
+    greedy_alone.add_greedy([response(30)])
+    assert length_of([greedy_alone, written]) == 4
+    assert length_of([greedy_alone]) is None
 
 
 def test_unequal_samples_are_said_and_too_large_a_k_is_refused(tmp_path):

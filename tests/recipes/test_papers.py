@@ -209,3 +209,19 @@ def test_a_paper_s_components_are_in_the_registry_s_table_and_are_imported_when_
 def test_a_name_of_a_paper_s_component_is_taken():
     with pytest.raises(ConfigError, match=r"the loss 'copg' is taken by rlvr\.recipes\.copg\.copg\.ContrastiveLoss"):
         registry.register_loss("copg")(type("Mine", (), {"__module__": "users"}))
+
+
+COMPONENTS = ("advantages", "losses", "rewards", "selection", "recipes")
+
+
+def test_no_component_calls_a_formula_confirmed_in_the_place_of_its_source():
+    """A docstring names the file at a commit or the equation that was opened, or says that it is from memory."""
+    source = Path(registry.__file__).parent
+    said = [
+        file.relative_to(source)
+        for folder in COMPONENTS
+        for file in sorted((source / folder).rglob("*.py"))
+        if file.stem not in ("papers", "recipes_page")  # the column `checked` of the page has this title
+        and re.search(r"\bconfirmed\b", file.read_text(encoding="utf-8"), re.IGNORECASE)
+    ]
+    assert not said

@@ -47,3 +47,40 @@ def test_an_implicit_reward_model_learns_its_labels(make_trainer):
 def test_what_a_stage_of_given_responses_cannot_do(make_trainer, over, rows, error, problem):
     with pytest.raises(error, match=problem):
         make_trainer(over, tasks=rows)
+
+
+RATIO_LOSS = """
+from rlvr.components import Loss
+from rlvr.core.needs import Need
+from rlvr.losses.tokens import LossTerm
+
+
+class OfRatio(Loss):
+    average = "tokens"
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", "MODEL")})
+
+    def __call__(self, tokens, over):
+        return LossTerm(tokens.average(tokens.logprobs, self.average, over))
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "updates", "problem"),
+    [
+        ("behaviour", 1, "reads log-probs of the policy that sampled, .* have none: choose another loss"),
+        ("proximal", 2, "have none: set optim.updates_per_batch and epochs_per_batch to 1"),
+        ("proximal", 1, None),
+    ],
+)
+def test_a_ratio_to_a_policy_that_sampled_nothing_is_refused_at_the_start(
+    make_trainer, tmp_path, model, updates, problem
+):
+    file = tmp_path / "of_ratio.py"
+    file.write_text(RATIO_LOSS.replace("MODEL", model))
+    over = {"stages": [{"kind": "sft", "loss": f"{file}:OfRatio"}], "optim": {"updates_per_batch": updates}}
+    if problem is None:
+        # In the first optimizer step of a batch the proximal policy is the current one.
+        assert make_trainer(over).train()[0]["loss/OfRatio"] < 0
+        return
+    with pytest.raises(ConfigError, match=problem):
+        make_trainer(over)

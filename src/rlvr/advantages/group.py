@@ -184,11 +184,13 @@ class GroupAdvantage(Advantage):
     | backward noise correction (Cai et al. 2025, arXiv 2510.00915) | false positive rate | 1 - both rates | |
     | forward noise correction (same) | 1 - false negative rate | none | |
 
-    Confirmed against the authors' code or verl's: OPO, REINFORCE++, GDPO, PSR, BR-RM (github yzjiao/BR-RM, commit
-    34a58b25, nemo_rl/algorithms/utils.py, calculate_baseline_and_std_per_prompt, and grpo.py); from the abstract and
-    the algebra of the noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has
-    nothing to compare: its advantage is 0 under a baseline of the group. Where a given baseline is undecided the
-    response's advantage is 0.
+    Compared with code: OPO, REINFORCE++, ReMax (volcengine/verl, commit b178a3c, verl/trainer/ppo/core_algos.py), Lite
+    PPO (alibaba/ROLL, commit 8eb27cc, roll/utils/functionals.py, `reward_norm`), PSR (TianHongZXY/RLVR-Decomposed,
+    commit a5d4e7c, verl/trainer/ppo/core_algos.py), BR-RM (yzjiao/BR-RM, commit 34a58b2,
+    nemo_rl/algorithms/utils.py, `calculate_baseline_and_std_per_prompt`, and grpo.py); from the abstract and the
+    algebra of the noise channel: the last two; from memory: GDPO. A group with one decided member has nothing to
+    compare: its advantage is 0 under a baseline of the group. Where a given baseline is undecided the response's
+    advantage is 0.
     """
 
     baseline: Baseline | Scalar = "mean"

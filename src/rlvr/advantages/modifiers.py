@@ -202,8 +202,9 @@ def informative(batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
 class Entropy(Modifier):
     """Each token's advantage plus min(scale x entropy, |advantage| / bound).
 
-    "Reasoning with exploration" (Cheng et al. 2025, arXiv 2506.14758; formula confirmed in an implementation of it, the
-    defaults of scale and bound from memory). With a bound above 1 no sign changes; an advantage of 0 stays 0.
+    "Reasoning with exploration" (Cheng et al. 2025, arXiv 2506.14758; the formula and the defaults of scale and bound
+    from memory, since neither the paper's text nor code of its authors was opened). With a bound above 1 no sign
+    changes; an advantage of 0 stays 0.
     """
 
     scale: Scalar = 0.4

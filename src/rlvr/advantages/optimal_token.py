@@ -25,12 +25,14 @@ class OptimalTokenBaseline(Advantage):
 
     W_t is the sum up to t of 1 - 2 p + sum of p^2 over the vocabulary: the squared norm of the gradient of the log-prob
     in the logits, which stands for that in the weights (Li et al. 2026, "The optimal token baseline", the
-    logit-gradient proxy; formula confirmed in the authors' code in verl). It takes one forward pass more.
+    logit-gradient proxy; volcengine/verl, commit b178a3c, verl/trainer/ppo/core_algos.py,
+    `compute_optimal_token_baseline_advantage`). It takes one forward pass more.
     """
 
     tail: Literal["reward", "none"] = "reward"
-    """The baseline at tokens that only one response of the group is long enough to have. reward: 0, as in verl; none:
-    the response's own reward, so that the advantage is 0."""
+    """The baseline at tokens that only one response of the group is long enough to have. reward: 0, as with
+    verl's `handle_zero_tail`, which its estimator for several turns sets; none: the response's own reward, so that the
+    advantage is 0, as in its estimator for one turn."""
 
     needs = frozenset({Need("logprobs"), Need("sum_squared_probs")})
     per_token = True

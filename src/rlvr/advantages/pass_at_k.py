@@ -25,10 +25,12 @@ class PassAtK(Advantage):
     """The expected best of k responses given that this one is among them, minus a baseline.
 
     mean and std: pass@k training with its analytical advantage (Chen et al. 2025, arXiv 2508.10751, eq. 11 to 15, which
-    are the case of rewards 0 and 1); with k 1 it is GRPO. leave_one_out and none: PKPO (Walder and Karkhanis 2025,
-    arXiv 2505.15201, eq. 33, up to the factor k / n, the same for all); at k = n only the best response has an
-    advantage, the best minus the second best (Tang et al. 2025, arXiv 2503.19595; verl's `grpo_passk`). Formulas
-    confirmed in implementations of each, not in the papers' text.
+    are the case of rewards 0 and 1; RUCAIBox/Passk_Training, commit 00474d7, code/passk_adv.py, `calc_adv`); with k 1
+    it is GRPO. leave_one_out and none: PKPO (Walder and Karkhanis 2025, arXiv 2505.15201, eq. 33, up to the factor
+    k / n, the same for all; kpahwa16/pass-k-policy-optimization, commit 1b0928e, pkpo_core.py, `sloo_minus_one`, by
+    others); at k = n only the best response has an advantage, the best minus the second best (Tang et al. 2025, arXiv
+    2503.19595; volcengine/verl, commit b178a3c, verl/trainer/ppo/core_algos.py,
+    `compute_grpo_passk_outcome_advantage`). The papers' texts were not opened.
     """
 
     k: int = 2

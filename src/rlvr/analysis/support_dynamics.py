@@ -116,6 +116,7 @@ def _pass_at(task_results: Sequence[TaskResult], k: int) -> float | None:
 
 
 def length_of(task_results: Sequence[TaskResult]) -> float | None:
-    """Mean tokens of a response."""
-    responses = sum(t.responses for t in task_results)
-    return float(np.divide(sum(t.tokens for t in task_results), responses)) if responses else None
+    """Mean tokens of a sample; greedy responses, which no other column counts, are left out."""
+    samples = sum(t.responses - t.greedy_responses for t in task_results)
+    tokens = sum(t.tokens - t.greedy_tokens for t in task_results)
+    return float(np.divide(tokens, samples)) if samples else None

@@ -119,13 +119,17 @@ class SupervisedStepsConfig(Section):
     gamma: float = Field(default=1.0, ge=0)
     """Weight of G_w: the larger, the fewer steps are supervised."""
     gather: int | None = Field(default=None, ge=1)
-    """Demonstrations of a supervised step, of tasks at which every response of a group had the reward 0: it is taken as
-    soon as so many groups have failed."""
+    """Demonstrations of a supervised step, of tasks at which a whole group failed: it is taken as soon as so many have
+    failed."""
+    failed: float = 0.0
+    """With `gather`, the largest reward of a failed response: a group has failed where none is above it."""
 
     @model_validator(mode="after")
     def _one_rule(self) -> SupervisedStepsConfig:
         if (self.warmup is None) == (self.gather is None):
             raise ValueError("set warmup, to draw supervised steps by chance, or gather, to take them when groups fail")
+        if self.gather is None and self.failed != type(self).model_fields["failed"].default:
+            raise ValueError("`failed` says which groups `gather` takes: leave it out, or set gather")
         return self
 
 
@@ -173,7 +177,10 @@ class AlgorithmConfig(Section):
     """Accept `rollout.top_p`, `top_k` and `min_p` in training, as TRL and verl do: responses are sampled from the
     truncated distribution, log-probs, ratios and entropy are those of the whole one. The gradient is biased: tokens
     that truncation leaves out are never sampled, and only the normalisation lowers them. `mismatch/*` then has the
-    probability that was kept. Needs `correction: null`, and with several optimizer steps per batch `decoupled`."""
+    probability that was kept, and the metric `entropy` is that of the truncated distribution. Needs `correction: null`,
+    and with several optimizer steps per batch `decoupled`. The engine's log-probs are those of the truncated
+    distribution, so that what reads them is refused: the reward `likelihood`, the modifier `surprise`, the loss
+    `topr`."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
     demonstrations: Literal["selected", "sampled"] = "selected"

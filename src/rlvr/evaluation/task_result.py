@@ -50,10 +50,16 @@ class TaskResult:
     undecided: int = 0
     tokens: int = 0
     """Tokens of all responses."""
+    greedy_responses: int = 0
+    """The greedy ones among `responses`; 0 in files of earlier versions."""
+    greedy_tokens: int = 0
+    """Tokens of the greedy ones; 0 in files of earlier versions."""
 
     def add_greedy(self, rollouts: Sequence[Rollout]) -> None:
         """Take in the greedy response (its contexts, where a plan gives several)."""
         self._count(rollouts)
+        self.greedy_responses += len(rollouts)
+        self.greedy_tokens += sum(r.completion_length for r in rollouts)
         scores = [r.verdict.score for r in rollouts if r.verdict is not None and r.verdict.score is not None]
         self.greedy = float(np.mean(scores)) if scores else None
 

@@ -15,7 +15,7 @@
 Terms of a single paper are beside its recipe, in rlvr.recipes.
 """
 
-from rlvr.rewards.certainty import MeanEntropy, SelfCertainty, sampled_likelihood
+from rlvr.rewards.certainty import MeanEntropy, SampledLikelihood, SelfCertainty
 from rlvr.rewards.composition import Bounded, Gate, Product, Sum, Tiers, Veto
 from rlvr.rewards.form import Format, Repetition
 from rlvr.rewards.length_terms import Brevity, CosineLength, LengthTarget, SoftOverlong
@@ -49,6 +49,7 @@ __all__ = [
     "Product",
     "Repetition",
     "RewardContext",
+    "SampledLikelihood",
     "SelfCertainty",
     "SoftOverlong",
     "Sum",
@@ -62,7 +63,6 @@ __all__ = [
     "components_of",
     "paid",
     "plain_functions",
-    "sampled_likelihood",
     "score",
     "show_monitored",
     "walk",

@@ -8,7 +8,7 @@ sampled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -78,11 +78,25 @@ def mean_of_finite(values: np.ndarray) -> float:
 
 
 @register("reward", "likelihood")
-def sampled_likelihood(batch: Batch, *, mean: bool = True) -> np.ndarray:
-    """The log-prob of the sampled tokens under the policy that sampled them, in nats: their mean, or with `mean: false`
-    their sum.
+@dataclass(frozen=True)
+class SampledLikelihood(RewardTerm):
+    """The log-prob of the sampled tokens under the distribution that sampled them, in nats, at most 0.
 
-    As `evaluation.scorer` it chooses the most likely of several responses. Undecided where a log-prob is unknown.
+    As `evaluation.scorer` it chooses the most likely of several responses. Undecided where a log-prob is unknown. The
+    engine's log-probs are those of a truncated distribution where `top_p`, `top_k` or `min_p` is set: in training the
+    term is refused with `algorithm.truncated_sampling`, in an evaluation it ranks by them.
     """
-    values = [r.behaviour_logprobs[r.sampled].astype(np.float64) for r in batch.rollouts]
-    return np.asarray([np.nan if not len(v) else v.mean() if mean else v.sum() for v in values], dtype=np.float64)
+
+    mean: bool = True
+    """The mean over the tokens; false: their sum."""
+
+    reads_behaviour_logprobs = True
+
+    def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray:
+        return np.asarray([self._of(rollout) for rollout in batch.rollouts], dtype=np.float64)
+
+    def _of(self, rollout: Rollout) -> float:
+        values = rollout.behaviour_logprobs[rollout.sampled].astype(np.float64)
+        if not len(values):
+            return float("nan")
+        return float(values.mean() if self.mean else values.sum())

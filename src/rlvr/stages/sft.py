@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import TokenSelector
+from rlvr.components import Loss, TokenSelector
 from rlvr.config import ComponentSpec, OfKind
 from rlvr.config.stage_plan import StagePlan
+from rlvr.core.needs import BEHAVIOUR_LOGPROBS, PROXIMAL_LOGPROBS
 from rlvr.errors import ConfigError, DataError, nearest
 from rlvr.losses import LikelihoodLoss, Objective, ObjectiveTerm, SequenceLoss
 from rlvr.losses.tokens import Average
@@ -64,7 +65,7 @@ class SFTStage(Stage):
                     f"stage {plan.name!r}: the weight of the source {source!r} is {weight}: it must be above 0"
                 )
         # Before super().__init__, whose check_tasks reads _reads_labels.
-        keep = tuple(registry.build("token_selector", spec) for spec in token_select or ())
+        keep = tuple(_selector(plan, spec) for spec in token_select or ())
         self._objective = Objective((_component(plan, ComponentSpec.parse(loss), average, keep),))
         self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
         super().__init__(plan, context, tasks, seed)
@@ -113,6 +114,18 @@ class SFTStage(Stage):
         return self._objective
 
 
+def _selector(plan: StagePlan, spec: ComponentSpec | str) -> TokenSelector:
+    """Return the selector. ConfigError for one that reads what demonstrations do not have."""
+    selector: TokenSelector = registry.build("token_selector", spec)
+    if selector.reads_advantage:
+        raise ConfigError(
+            f"stage {plan.name!r}: token_select: {ComponentSpec.parse(spec).short_name!r} reads advantages, and the "
+            "demonstrations of an sft stage have none: leave it out, or name it in algorithm.token_select or "
+            "entropy_select of a grpo stage"
+        )
+    return selector
+
+
 def _component(
     plan: StagePlan, loss: ComponentSpec, average: Average, keep: tuple[TokenSelector, ...]
 ) -> ObjectiveTerm:
@@ -126,12 +139,29 @@ def _component(
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one "
             "given response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
+    _check_policies(plan, name, auxiliary)
     if keep and isinstance(auxiliary, SequenceLoss):
         raise ConfigError(
             f"stage {plan.name!r}: token_select leaves out single tokens, and the loss {name!r} is one of whole "
             "responses: leave out token_select or choose a loss of tokens"
         )
     return ObjectiveTerm(name, auxiliary, "likelihood", keep=keep)
+
+
+def _check_policies(plan: StagePlan, name: str, auxiliary: Loss | SequenceLoss) -> None:
+    """ConfigError for a loss of the ratio to a policy that sampled: nobody sampled a demonstration."""
+    optim = plan.config.optim
+    if BEHAVIOUR_LOGPROBS in auxiliary.needs:
+        fix = "choose another loss"
+    elif PROXIMAL_LOGPROBS in auxiliary.needs and optim.updates_per_batch * optim.epochs_per_batch > 1:
+        # In the first optimizer step of a batch it is the current policy, in later ones that which sampled.
+        fix = "set optim.updates_per_batch and epochs_per_batch to 1, or choose another loss"
+    else:
+        return
+    raise ConfigError(
+        f"stage {plan.name!r}: the loss {name!r} reads log-probs of the policy that sampled, and demonstrations of an "
+        f"sft stage have none: {fix}"
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlvr.config import SupervisedStepsConfig
 from rlvr.errors import ConfigError
-from rlvr.records import Batch, StopReason, Task
+from rlvr.records import Batch, StopReason, Task, Verdict
 from rlvr.stages.grpo.failed_tasks import FailedTasks
 from small_run import overlaid, task_rows, timeless
 
@@ -19,16 +20,23 @@ def gathered(over=None, gather=3):
     return overlaid(overlaid({"run": {"steps": 10}, "verifier": "exact"}, algorithm), over or {})
 
 
+def gathering(gather, **options):
+    return FailedTasks(SupervisedStepsConfig(gather=gather, **options), TASKS)
+
+
 @pytest.fixture
 def scored(make_rollout):
-    """`scored({task: rewards})`: a step with a group of these rewards for each task."""
+    """`scored({task: rewards}, verdicts=None)`: a step with a group of these rewards, and of these scores of verdicts,
+    for each task."""
 
-    def make(groups):
+    def make(groups, verdicts=None):
         rollouts, rewards = [], []
         for number, values in groups.items():
             for member, value in enumerate(values):
                 rollout = make_rollout([9, 1], prompt=1, group=f"g{number}", member=member)
                 rollout.task = TASKS[number]
+                if verdicts is not None:
+                    rollout.verdicts["v"] = Verdict.from_score(verdicts[number][member])
                 rollouts.append(rollout)
                 rewards.append(value)
         return Batch(rollouts, {"reward": np.asarray(rewards, dtype=np.float64)})
@@ -43,8 +51,8 @@ def ids(taken):
 def test_one_row_of_each_failed_group_and_the_newest_first(scored):
     """trainer.py of TheRoadQaQ/ReLIFT@eb95454: rows of groups whose rewards are all 0 go before those that wait, and a
     slice from the front is learned when enough are there."""
-    failed = FailedTasks(3, TASKS)
-    failed.look(scored({0: [0, 0], 1: [0, 1], 2: [0, 0], 3: [1, 1], 4: [-1, 0]}))
+    failed = gathering(3)
+    failed.look(scored({0: [0, 0], 1: [0, 1], 2: [0, 0], 3: [1, 1], 4: [0.1, 0]}))
     assert not failed.drawn(1)
     # Neither a group with an undecided response nor a task without a demonstration.
     failed.look(scored({5: [0, 0], 6: [np.nan, 0], 8: [0, 0], 7: [0, 0]}))
@@ -58,8 +66,39 @@ def test_one_row_of_each_failed_group_and_the_newest_first(scored):
     assert len({key for key, _ in taken}) == 3
 
 
+@pytest.mark.parametrize(("failed", "gathered"), [(0.0, ["t0", "t1"]), (-1.0, ["t1"]), (0.5, ["t0", "t1", "t2"])])
+def test_a_group_has_failed_where_no_reward_is_above_that_of_failed_responses(scored, failed, gathered):
+    """Wrong responses may cost (-1), or earn something for their form (0.5)."""
+    tasks = gathering(9, failed=failed)
+    tasks.look(scored({0: [-1, 0], 1: [-1, -1], 2: [0.5, 0], 3: [1, -1], 5: [np.nan, -1]}))
+    assert tasks.state_dict()["waiting"] == gathered
+
+
+@pytest.mark.parametrize(
+    ("rewards", "verdicts", "said"),
+    [
+        ({0: [0.1, 0.1]}, {0: [0, 0]}, "every verdict is 0 and the largest reward is 0.1, so that it is not gathered"),
+        ({0: [0, -1]}, {0: [1, 0]}, "a verdict is 1 and no reward is above 0, so that it is gathered as failed"),
+        ({0: [0, 0], 1: [1, 0]}, {0: [0, 0], 1: [1, 0]}, None),
+        ({0: [-1, -1]}, {0: [0, 0]}, None),
+    ],
+)
+def test_rewards_that_disagree_with_the_verdicts_are_said_once(scored, caplog, rewards, verdicts, said):
+    tasks = gathering(9)
+    for _ in range(2):
+        tasks.look(scored(rewards, verdicts))
+    messages = [record.getMessage() for record in caplog.records]
+    if said is None:
+        assert not messages
+        return
+    (message,) = messages
+    assert said in message
+    assert "algorithm.supervised_steps.failed is 0: of the group of " in message
+    assert TASKS[0].named in message
+
+
 def test_a_step_that_is_rolled_back_leaves_no_trace(scored):
-    failed = FailedTasks(2, TASKS)
+    failed = gathering(2)
     failed.look(scored({0: [0, 0]}))
     before = failed.state_dict()
     failed.drawn(1)
@@ -105,7 +144,16 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_trainer):
     assert [[row[name] for name in names] for row in rest] == [[row[name] for name in names] for row in whole]
 
 
-@pytest.mark.parametrize("options", [{}, {"warmup": 2, "gather": 3}], ids=str)
+def test_a_run_with_a_price_on_wrong_responses_learns_what_it_failed_at(make_trainer):
+    """Right is 1 and wrong is -1."""
+    trainer = make_trainer(
+        gathered({"rewards": [{"name": "verdict", "weight": 2.0}, {"name": "constant", "value": -1}]})
+    )
+    trainer.train(6)
+    assert trainer.stages[0]._supervision.state_dict()["learned"] >= 3
+
+
+@pytest.mark.parametrize("options", [{}, {"warmup": 2, "gather": 3}, {"warmup": 2, "failed": -1.0}], ids=str)
 def test_one_of_the_two_rules_is_chosen(make_trainer, options):
-    with pytest.raises(ConfigError, match=r"set warmup, .* or gather"):
+    with pytest.raises(ConfigError, match=r"set warmup, .* or gather|leave it out, or set gather"):
         make_trainer({"algorithm": {**LEARNED, "supervised_steps": options}}, tasks=task_rows())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from rlvr.errors import ConfigError
+from rlvr.policy.statistics import add_statistics
 from rlvr.rollout import StepRollouts
+from rlvr.stages.grpo import scoring
 from rlvr.stages.grpo.redraw import add_round, drop_draws
 from small_run import changed, overlaid, timeless, weights
 
@@ -83,6 +87,25 @@ def test_the_groups_that_train_are_the_first_that_selection_keeps(make_trainer, 
     assert every_draw == list(range(len(every_draw))), "a draw was lost or taken twice"
     assert (rounds > 0) == (attempts > 1)
     assert any(row["rollout/dropped"] for row in rows)
+
+
+@pytest.mark.parametrize("modifiers", [[], ["entropy"]], ids=["rewards alone read it", "advantages read it too"])
+def test_a_round_is_not_scored_again_with_the_next(make_trainer, monkeypatch, modifiers):
+    """The policy's entropy of each response is computed once, for its reward. Where advantages read it as well, once
+    more for all that was sampled together, as for recorded rollouts."""
+    passes = []
+
+    def counted(policy, batch, needs, where, config):
+        passes.append([rollout.id for rollout in batch.rollouts])
+        return add_statistics(policy, batch, needs, where, config)
+
+    monkeypatch.setattr(scoring, "add_statistics", counted)
+    trainer = make_trainer(by_selection({"run": {"steps": 3}, "algorithm": {"modifiers": modifiers}}))
+    rows = trainer.train()
+    # Rounds there were: some step dropped groups.
+    assert any(row["rollout/dropped"] for row in rows)
+    times = Counter(name for one in passes for name in one)
+    assert set(times.values()) == {2 if modifiers else 1}
 
 
 def test_a_resumed_run_draws_the_same(make_trainer):

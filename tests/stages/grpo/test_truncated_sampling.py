@@ -82,6 +82,44 @@ def test_later_updates_compare_with_the_policy_before_the_first(make_trainer):
     assert row["ratio/mean"] == pytest.approx(1, abs=1e-5)
 
 
+LIKELY = {"name": "likelihood", "weight": 0.1}
+GATED = {"name": "gate", "by": "verdict", "term": "likelihood"}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "algorithm", "problem"),
+    [
+        (["verdict", LIKELY], {}, "rollout.top_p=0.6: .* and rewards: 'likelihood' reads them: sample without"),
+        ([GATED], {}, "rewards: '.*likelihood' reads them"),
+        (
+            ["verdict"],
+            {"modifiers": ["clip", "surprise"]},
+            "algorithm.modifiers: 'surprise' reads them: .* leave it out",
+        ),
+    ],
+    ids=str,
+)
+def test_rewards_and_advantages_of_the_engine_s_log_probs_are_refused(make_trainer, rewards, algorithm, problem):
+    """`surprise` and `likelihood` would read the probability in the nucleus, 1 for a nucleus of one token."""
+    tree = {**truncated(algorithm), "rewards": rewards}
+    with pytest.raises(ConfigError, match=problem):
+        make_trainer(tree)
+    # Without truncation they are the policy's own.
+    tree["rollout"] = {"temperature": 0.8}
+    tree["algorithm"] |= {"truncated_sampling": False}
+    assert make_trainer(tree).train()
+
+
+@pytest.mark.parametrize(("rollout", "refused"), [({}, True), ({"min_p": 0.1}, False), ({"top_k": 3}, False)], ids=str)
+def test_the_option_without_a_truncation_is_refused(make_trainer, rollout, refused):
+    tree = {"rollout": rollout, "algorithm": {"truncated_sampling": True, "correction": None}}
+    if not refused:
+        make_trainer(tree)
+        return
+    with pytest.raises(ConfigError, match="none is set: set one of them or truncated_sampling to false"):
+        make_trainer(tree)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "optim", "problem"),
     [

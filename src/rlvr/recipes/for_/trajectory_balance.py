@@ -20,12 +20,13 @@ from rlvr.registry import register
 class TrajectoryBalance(SequenceLoss):
     """(log Z + log pi(y) - log R(y))^2, log R = log(floor + scale x reward), log Z the group's mean of log R - log pi.
 
-    The flow of reasoning (Yu et al. 2024, arXiv 2406.05673), whose terminal rewards 100 and 0.001 are the defaults;
-    that log Z is a mean over samples is confirmed in the authors' code (log-partition variance, Zhang et al. 2023,
-    arXiv 2302.05446), there over the batch. log pi is the sum over the response, so every solution becomes likely in
-    proportion to its reward. Where log-ratios are small, the gradient is that of REINFORCE on log R - log pi with the
-    group's mean as the baseline. A mean over responses; a group of one has no gradient. Responses of any origin will
-    do.
+    The flow of reasoning (Yu et al. 2024, arXiv 2406.05673), whose terminal rewards 100 and 0.001 are the defaults
+    (Yu-Fangxu/FoR, commit 84c8f82, Game24/lightning_module.py); log Z is a mean over the samples of a problem
+    (`tb_loss` with `logpartition` in BlocksWorld/util.py, as BlocksWorld/lightning_module_selection.py calls it;
+    log-partition variance, Zhang et al. 2023, arXiv 2302.05446). log pi is the sum over the response, so every solution
+    becomes likely in proportion to its reward. Where log-ratios are small, the gradient is that of REINFORCE on log R -
+    log pi with the group's mean as the baseline. A mean over responses; a group of one has no gradient. Responses of
+    any origin will do.
     """
 
     scale: Scalar = 100.0

@@ -21,9 +21,11 @@ from rlvr.registry import register
 class LastTokenReward(SequenceLoss):
     """(beta (log pi(token | prompt, response) - constant) - reward)^2, `token` being one that never follows a response.
 
-    LaSeR (Yang et al. 2025, arXiv 2510.14943; the form, both constants and the class weights are confirmed in the
-    authors' code). The stage puts the token after every response that ended by itself; it is not sampled and trains
-    nothing else. A mean over those responses. The reward term `last_token` reads the score.
+    LaSeR (Yang et al. 2025, arXiv 2510.14943), as in RUCBM/LaSeR, commit 48996f7, verl/verl/workers/actor/dp_actor.py
+    (`internal_reward_ratio`, `internal_reward_loss`), verl/verl/trainer/ppo/ray_trainer.py (class weights) and
+    scripts/run_eval_math.sh (token and constant). The stage puts the token after every response that ended by itself;
+    it is not sampled and trains nothing else. A mean over those responses. The reward term `last_token` reads the
+    score.
     """
 
     token: str

@@ -70,6 +70,7 @@ class CovarianceSoftmax(TokenSelector):
     """The largest coefficient of a token, at least 0."""
 
     needs = frozenset({Need("logprobs")})
+    reads_advantage = True
 
     def __post_init__(self) -> None:
         refuse_below("scale", self.scale, 0)

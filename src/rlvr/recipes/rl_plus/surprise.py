@@ -29,6 +29,7 @@ class Surprise(Modifier):
     """Weigh negative advantages too."""
 
     per_token = True
+    reads_behaviour_logprobs = True
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
         tokens = FlatTokens.of(batch)

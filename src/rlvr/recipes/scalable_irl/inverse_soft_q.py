@@ -18,9 +18,9 @@ class InverseSoftQ(Loss):
     token.
 
     Inverse soft Q-learning as regularised likelihood (Wulfmeier et al. 2024, arXiv 2409.01369; that it is the
-    likelihood with a temporal-difference term is confirmed by its abstract, the square by a summary of its equation
-    14). The bracket is the reward that the demonstrations imply for the token; after the last token V' is 0. Penalty 0
-    is the likelihood."""
+    likelihood with a temporal-difference term stands in its abstract, the square in a summary of its equation 14). The
+    bracket is the reward that the demonstrations imply for the token; after the last token V' is 0. Penalty 0 is the
+    likelihood."""
 
     penalty: Scalar = 0.1
     """Weight of the temporal-difference term, at least 0; lambda in the paper."""

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlvr.config import AlgorithmConfig
 from rlvr.data import render_demonstration
+from rlvr.errors import ConfigError
+from rlvr.losses import Objective
 from rlvr.records import Batch, Rollout, Task
 from rlvr.stages.grpo.appended import filler
 from rlvr.stages.stage_base import StageContext
@@ -55,3 +58,17 @@ def with_demonstrations(batch: Batch, context: StageContext, drawn: Sequence[Rol
     # be in the last one.
     place = {group.key: number for number, group in enumerate(groups)}
     return result.select(np.argsort([place[r.group] for r in result.rollouts], kind="stable"))
+
+
+def check_demonstrations(algorithm: AlgorithmConfig, objective: Objective) -> None:
+    """ConfigError where `demonstrations: sampled` says beside which groups they are learned, and none are."""
+    if algorithm.demonstrations == "selected":
+        return
+    what = "algorithm.demonstrations is 'sampled', the groups beside which demonstrations are learned, and "
+    if not any(component.loss.shows_demonstrations for component in objective.components):
+        raise ConfigError(
+            f"{what}no term learns them: add {{name: likelihood, on: demonstrations}} to algorithm.auxiliary, or leave "
+            "demonstrations out"
+        )
+    if algorithm.supervised_steps is not None:
+        raise ConfigError(f"{what}algorithm.supervised_steps learns them in steps of their own: leave one of them out")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlvr.config import SupervisedStepsConfig
 from rlvr.data import Sampler
-from rlvr.records import Batch, Task
+from rlvr.records import Batch, Group, Task
+
+log = logging.getLogger(__name__)
 
 
 class FailedTasks:
@@ -16,8 +21,12 @@ class FailedTasks:
     Invariant: a task waits once for each failed group, whatever the number of times that its step was collected.
     """
 
-    def __init__(self, gather: int, tasks: Sequence[Task]) -> None:
-        self._gather = gather
+    def __init__(self, config: SupervisedStepsConfig, tasks: Sequence[Task]) -> None:
+        assert config.gather is not None, "tasks that failed are gathered where `gather` is set"
+        self._gather = config.gather
+        self._failed = config.failed
+        self._warned = False
+        """True if rewards and verdicts were found to disagree on a group, which is said once."""
         self._tasks = {task.id: task for task in tasks if task.demonstration}
         self._waiting: list[str] = []
         """Ids, those of the last step first."""
@@ -39,10 +48,37 @@ class FailedTasks:
         return [(f"failed-{self._learned - n}", self._tasks[id]) for n, id in enumerate(ids)]
 
     def look(self, batch: Batch) -> None:
-        """Gather from a scored step the tasks that have a demonstration and no response with a reward other than 0."""
+        """Gather from a scored step the tasks that have a demonstration and no response with a reward above `failed`.
+        Warn once where rewards and verdicts disagree on which groups failed."""
         reward = batch.column("reward")
-        ids = [group.rollouts[0].task.id for group in batch.groups() if not reward[group.index].any()]
+        ids = []
+        for group in batch.groups():
+            # An undecided reward is NaN, and the group has not failed.
+            rewards = reward[group.index]
+            failed = bool((rewards <= self._failed).all())
+            self._compare_with_verdicts(group, failed, float(rewards.max()))
+            if failed:
+                ids.append(group.rollouts[0].task.id)
         self._waiting = [id for id in ids if id in self._tasks] + self._waiting
+
+    def _compare_with_verdicts(self, group: Group, failed: bool, largest: float) -> None:
+        scores = [rollout.verdict.score for rollout in group.rollouts if rollout.verdict is not None]
+        known = [score for score in scores if score is not None]
+        if self._warned or len(known) < len(group.rollouts) or math.isnan(largest):
+            return
+        if not failed and not any(known):
+            found = f"every verdict is 0 and the largest reward is {largest:g}, so that it is not gathered"
+            advice = f"set it to {largest:g} where this is the reward of a wrong response"
+        elif failed and 1.0 in known:
+            found = f"a verdict is 1 and no reward is above {self._failed:g}, so that it is gathered as failed"
+            advice = "set it below the reward of a right response"
+        else:
+            return
+        self._warned = True
+        log.warning(
+            "algorithm.supervised_steps.failed is %g: of the group of %s %s; %s (reported once)",
+            *(self._failed, group.rollouts[0].task.named, found, advice),
+        )
 
     def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Take in nothing: only rewards decide."""

@@ -111,20 +111,20 @@ class Scoring:
         history: History,
         when: tuple[int, int],
         peek: bool = False,
-        known: dict[str, np.ndarray] | None = None,
         reference: Snapshot | None = None,
     ) -> Batch:
         """The batch of these rollouts with its reward columns, and `history/mean`, the mean score of the task's earlier
-        draws (NaN where there is none), at step `when[0]` of `when[1]`. Columns that are `known` are taken as they
-        are."""
-        # A copy of the columns: those of a recording belong to the caller.
-        batch = Batch(list(rollouts), dict(known or {}))
-        if known is not None:
-            self._add_what_is_needed(batch, policy)
-            return batch
+        draws (NaN where there is none), at step `when[0]` of `when[1]`."""
+        batch = Batch(list(rollouts))
         terms = self._prepared(batch, policy, history, when, peek, reference)
         with self._lock:
             return score(batch, terms)
+
+    def add_shared_statistics(self, batch: Batch, policy: Policy, needs: frozenset[Need]) -> None:
+        """Add to a batch whose rewards are known the statistics that scoring it would bring, where `needs` of the
+        advantages share one: all of them, so that advantages are those of a batch that was scored, to the last bit."""
+        if {need.statistic for need in needs} & {need.statistic for need in self._reads.needs}:
+            self._add_what_is_needed(batch, policy)
 
     def show_monitored(
         self,
@@ -263,6 +263,11 @@ class Advantages:
         self._refuse_tokens_where_one_number_is_needed()
         for _, component in self._named:
             component.check(config, tasks)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Statistics of the policy before the update that the estimator and the modifiers read."""
+        return self._reads.needs
 
     def _refuse_tokens_where_one_number_is_needed(self) -> None:
         by_token = "kl.where: advantage" if self._penalised else None

@@ -25,7 +25,7 @@ from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
 from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
-from rlvr.stages.grpo.demonstrations import demonstration, with_demonstrations
+from rlvr.stages.grpo.demonstrations import check_demonstrations, demonstration, with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
 from rlvr.stages.grpo.monitoring import MonitoringSampler
 from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
@@ -42,6 +42,9 @@ from rlvr.verifiers.raised_verdicts import Raised
 @register("stage", "grpo")
 class GRPOStage(Stage):
     """Reinforcement from verified groups."""
+
+    _reported_nothing = False
+    """True if the run has reported a step without a response to learn from."""
 
     def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
         self.check_plan(plan)
@@ -111,6 +114,7 @@ class GRPOStage(Stage):
         """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
         objective = build_objective(plan, shares_weights=False)
         check_supervised_steps(plan.config, objective)
+        check_demonstrations(plan.config.algorithm, objective)
         check_redraw(plan.config)
         rollout = plan.config.rollout
         if rollout.dynamic_sampling and rollout.dynamic_sampling.by == "rewards" and rollout.group_size < 2:
@@ -154,7 +158,8 @@ class GRPOStage(Stage):
         if (further := collected.further) is not None:
             self._scored_all(further)
             add_round(collected, further)
-        chosen = self.scoring.select(self._that_trains(collected)[0], self._step, self.steps, peek=True)
+        candidates, _ = self._that_trains(collected, statistics=False)
+        chosen = self.scoring.select(candidates, self._step, self.steps, peek=True)
         kept = {draw_of(rollout) for rollout in chosen.rollouts}
         drop_draws(collected, kept)
         drawn = len({draw_of(rollout) for rollout in [*collected.rollouts, *collected.dropped]})
@@ -265,10 +270,11 @@ class GRPOStage(Stage):
             return batch_metrics(self._trained)
         return batch_metrics(self._sampled) | advantage_metrics(self._trained)
 
-    def _that_trains(self, collected: StepRollouts) -> tuple[Batch, Batch]:
-        """(what trains unless selection drops it, all that was sampled), without baselines, with their rewards."""
+    def _that_trains(self, collected: StepRollouts, statistics: bool = True) -> tuple[Batch, Batch]:
+        """(what trains unless selection drops it, all that was sampled), without baselines, with their rewards;
+        `statistics` as in `_scored_all`."""
         # The sampled rollouts first, then those that dynamic sampling dropped.
-        everything, compared = self._scored_all(collected)
+        everything, compared = self._scored_all(collected, statistics)
         trained = sum(r.role != BASELINE for r in collected.rollouts)
         if trained < len(everything):
             batch = everything.select(np.arange(trained))
@@ -280,18 +286,21 @@ class GRPOStage(Stage):
             batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
         return batch, everything
 
-    def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
-        """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
+    def _scored_all(self, collected: StepRollouts, statistics: bool = True) -> tuple[Batch, Batch]:
+        """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps; of
+        rewards that are known already, the statistics that advantages read where `statistics` is set."""
         everyone = [*collected.rollouts, *collected.dropped]
         recorded = collected.columns
         sampled = np.asarray([r.role != BASELINE for r in everyone], dtype=bool)
 
         def scored(on: np.ndarray, peek: bool) -> Batch:
+            rollouts = [everyone[i] for i in np.flatnonzero(on)]
             if recorded is None:
-                columns = None
-            else:
-                columns = {name: values[on] for name, values in recorded.items()}
-            return self._scored([everyone[i] for i in np.flatnonzero(on)], peek, columns)
+                return self._scored(rollouts, peek)
+            batch = Batch(rollouts, {name: values[on] for name, values in recorded.items()})
+            if statistics:
+                self.scoring.add_shared_statistics(batch, self.context.policy, self.advantages.needs)
+            return batch
 
         everything = scored(sampled, peek=False)
         if sampled.all():
@@ -314,10 +323,11 @@ class GRPOStage(Stage):
         for of_baseline in (False, True):
             self.scoring.call_plain([r for r in rollouts if (r.role == BASELINE) == of_baseline])
 
-    def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
+    def _scored(self, rollouts: list[Rollout], peek: bool = False) -> Batch:
         when = (self._step, self.steps)
-        policy = self.context.policy
-        return self.scoring.score(rollouts, policy, self.context.history, when, peek, known, self.reference)
+        return self.scoring.score(
+            rollouts, self.context.policy, self.context.history, when, peek=peek, reference=self.reference
+        )
 
     def _add_advantages(self, batch: Batch) -> None:
         if self.penalty is not None:
@@ -333,6 +343,19 @@ class GRPOStage(Stage):
         if kl is None or kl.scale is None:
             return None
         return kl_factors(batch, kl.scale, self.context.policy.tokenizer)
+
+    def fewer_updates(self, row: Mapping[str, Any]) -> str | None:
+        """Say, once in a stage, that there was no response to learn from; else as the base class."""
+        if len(self._trained) or row["update/steps"]:
+            return super().fewer_updates(row)
+        if self._reported_nothing:
+            return None
+        self._reported_nothing = True
+        if len(self._sampled):
+            why = f"algorithm.select left none of the {len(self._sampled)} responses"
+        else:
+            why = "rollout.plan sampled no group, as where its probe finds every task solved"
+        return f"step {row['step']}: nothing was learned, since {why}; the run goes on, and this is said once"
 
     def controllers(self) -> Iterator[Controller]:
         """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""

@@ -76,7 +76,7 @@ class SupervisedSteps:
 def supervision(config: SupervisedStepsConfig, seed: int, tasks: Sequence[Task]) -> SupervisedSteps | FailedTasks:
     """Return the rule for which steps learn demonstrations, and whose."""
     if config.gather is not None:
-        return FailedTasks(config.gather, tasks)
+        return FailedTasks(config, tasks)
     return SupervisedSteps(config, seed)
 
 
