@@ -66,6 +66,9 @@ class Verifier(Component):
     None. Where there is one, a group is verified in one call, when all its completions are sampled."""
     compose: ClassVar[Callable[..., Any] | None] = None
     """`compose(task, completion, verify)`, a coroutine function of a verifier that is made of others; or None."""
+    compose_group: ClassVar[Callable[..., Any] | None] = None
+    """`compose_group(task, completions, verify)`, the same for a group, where `await verify(part, members)` is the list
+    of a part's verdicts on the completions at these positions; or None. It goes with `verify_group`."""
 
     @declared
     def name(self) -> str:
