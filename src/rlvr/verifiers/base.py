@@ -103,6 +103,11 @@ class Verifier(Component):
         before training."""
         return None
 
+    def metrics(self) -> dict[str, float]:
+        """Return counts since the last call, for the metrics `verifier/NAME/COUNT` of a step. Called on rank 0, on the
+        trainer's thread; a copy in a worker process is not asked."""
+        return {}
+
     def judge_of(self, task: Task) -> Verifier:
         """The verifier that judges `task`: this one, or the part that a combination routes the task to."""
         return self

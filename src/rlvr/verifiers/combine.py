@@ -153,6 +153,12 @@ class CombineVerifier(Verifier):
                 return f"{label}: {problem}"
         return None
 
+    def metrics(self) -> dict[str, float]:
+        """Those of the parts, as `part/count`."""
+        return {
+            f"{label}/{name}": value for label, part in self.verifiers.items() for name, value in part.metrics().items()
+        }
+
     def judge_of(self, task: Task) -> Verifier:
         """The part that judges the task alone, where `how` is `routed`."""
         label = self._route(task) if self.how == "routed" else None

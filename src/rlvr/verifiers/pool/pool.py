@@ -394,6 +394,15 @@ class Verification:
             )
             raise DataError(f"{len(bad)} tasks cannot be verified; correct or remove them:\n{shown}")
 
+    def metrics(self) -> dict[str, float]:
+        """The verifiers' own counts since the last call, as `verifier/NAME/COUNT`."""
+        default = [] if self._default is None else [self._default]
+        return {
+            f"verifier/{name}/{count}": value
+            for verifier, name in [*default, *self._of_tasks.values(), *self._named]
+            for count, value in verifier.metrics().items()
+        }
+
     def by_group(self, task: Task) -> bool:
         """Return True if a verifier of a task wants the rollouts of a group together."""
         return any(verifier.judge_of(task).verify_group is not None for verifier, _ in self._verifiers_of(task))
