@@ -33,6 +33,8 @@ from rlvr.monitor.recording import read_rollouts
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout.environments import Closable
 from rlvr.verifiers import Verifier, VerifierPool, as_verifier
+from rlvr.verifiers.judge.stub_judge import StubJudge as StubJudge
+from rlvr.verifiers.judge.stub_judge import StubRequest as StubRequest
 
 if TYPE_CHECKING:
     from rlvr.trainer import GRPOTrainer

@@ -4,8 +4,10 @@ import json
 import math
 import tracemalloc
 
+import numpy as np
 import pytest
 
+from rlvr import registry
 from rlvr.data import History, Shuffle, TaskHistory, TaskPool
 from rlvr.records import Task
 
@@ -78,3 +80,21 @@ def test_memory_and_state_are_small():
 def test_answers_that_do_not_match_the_scores_are_refused():
     with pytest.raises(ValueError, match="task t: 2 scores but 1 answers"):
         History().record("t", [1, 0], ["a"])
+
+
+class Least(Shuffle):
+    """Draws the two tasks that were attempted least."""
+
+    def order(self, epoch, size):
+        attempts = [self.history[f"t{n}"].attempts for n in range(size)]
+        return np.argsort(attempts, kind="stable")[:2]
+
+
+def test_the_sampler_of_every_stage_sees_what_the_run_recorded(make_trainer):
+    """With an empty history it would draw the first two of six tasks again and again."""
+    registry.register("sampler", "least_tried_in_a_test")(Least)
+    stages = [{"kind": "grpo", "steps": 3}, {"kind": "grpo", "steps": 3}]
+    trainer = make_trainer({"run": {"steps": 6}, "data": {"sampler": "least_tried_in_a_test"}, "stages": stages})
+    trainer.train()
+    assert all(stage.sampler.history is trainer.rollouts.history for stage in trainer.stages)
+    assert {trainer.rollouts.history[f"t{n}"].attempts for n in range(6)} == {8}

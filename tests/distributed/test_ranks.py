@@ -6,7 +6,10 @@ import json
 import os
 import re
 import signal
+import threading
 import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -57,6 +60,57 @@ def test_zero_is_the_same_run_as_one_process(one, tmp_path, stage):
     finished = trained(2, configured(tmp_path, distributed=distributed))
     assert [status for status, _ in finished] == [0, 0], finished
     same_run(tmp_path / "run", one)
+
+
+SERVICE = """
+import urllib.request
+
+async def judged(completion):
+    with urllib.request.urlopen({address!r} + "judged", data=completion.encode()) as reply:
+        return float(reply.read())
+
+def rewarded(completion):
+    with urllib.request.urlopen({address!r} + "rewarded", data=completion.encode()) as reply:
+        return float(reply.read())
+"""
+
+
+class Counting(BaseHTTPRequestHandler):
+    """Answers every request with another number, so that ranks which asked by themselves would differ."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked[self.path] += 1
+        body = f"{sum(self.server.asked.values()) % 7 / 7:.3f}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_scores_of_a_service_are_asked_once_on_rank_0(tmp_path):
+    """A verifier, a verifier by name and a plain reward function, each of which calls a service: one request for each
+    of 3 x 5 x 3 rollouts, and both ranks train with the answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Counting) as server:
+        server.asked = Counter()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        service = tmp_path / "service.py"
+        service.write_text(SERVICE.format(address=f"http://127.0.0.1:{server.server_port}/"))
+        config = configured(
+            tmp_path,
+            data={"eval": None},
+            verifier=f"{service}:judged",
+            verifiers={"second": f"{service}:judged"},
+            rewards=["verdict", {"name": "verdict", "verifier": "second", "as": "second"}, f"{service}:rewarded"],
+        )
+        finished = trained(2, config)
+        server.shutdown()
+    assert [status for status, _ in finished] == [0, 0], finished
+    assert server.asked == {"/judged": 90, "/rewarded": 45}
+    assert all(row["reward/std"] > 0 for row in rows(tmp_path / "run"))
 
 
 COUNTED = """

@@ -65,12 +65,21 @@ def test_a_sample_judges_as_the_page_says(blocks, name):
 
 
 def test_every_sample_of_the_page_is_tried(blocks):
-    assert {name for kind, name in blocks if kind == "yaml"} == set(SAMPLES)
+    assert {name for kind, name in blocks if kind == "yaml"} == {*SAMPLES, "by_name"}
     assert {name for kind, name in blocks if kind == "python"} == {*SAMPLES, *PROGRAMS} - {
         "weighted",
         "gated",
         "routed",
     }
+
+
+def test_verdicts_by_name_are_what_the_terms_read(blocks, make_trainer):
+    trainer = make_trainer(yaml.safe_load(blocks["yaml", "by_name"]))
+    trainer.train(1)
+    verdicts = [rollout.verdicts for rollout in trainer.batch.rollouts]
+    assert {tuple(of_one) for of_one in verdicts} == {("ExactVerifier", "overlap", "form")}
+    expected = [v["overlap"].score if v["form"].score == 1 else 0.0 for v in verdicts]
+    assert trainer.batch.columns["reward"].tolist() == expected
 
 
 def test_a_verifier_takes_ten_lines(blocks):

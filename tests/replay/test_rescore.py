@@ -103,7 +103,7 @@ def test_a_verifier_that_judges_groups_and_a_baseline(run, pieces, capsys, tmp_p
 def test_what_cannot_be_scored_is_said(recorded, run, tmp_path, capsys, pieces):
     for arguments, output in (
         ((tmp_path / "nowhere",), "no run folder"),
-        ((recorded, "--rescore", "optim.lr=3"), "only verifier, rewards"),
+        ((recorded, "--rescore", "optim.lr=3"), "only verifier, verifiers, rewards"),
         ((recorded, "--rescore", "verifier.foo=3"), "no option 'foo'"),
         ((recorded, "--rescore", "rewards=[verdict, self_certainty]"), "needs a forward pass of the policy"),
         ((recorded, "--steps", "9:"), "none of these steps .* there are 1-3"),

@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from rlvr import registry
 from rlvr.errors import ConfigError, DataError
+from rlvr.verifiers import Verifier
 from small_run import changed, task_rows, timeless, weights
 
 
@@ -164,3 +166,59 @@ def test_a_field_that_a_task_lacks_is_named_before_training(make_trainer, tmp_pa
     only = {"rewards": ["verdict", {"name": plain, "sources": ["with"]}, {"name": listed, "sources": "with"}]}
     row = make_trainer(only, tasks=rows).train(1)[0]
     assert row["reward/mean"] is not None
+
+
+class Peers(Verifier):
+    """Pays the share of the group's members that are not longer; undecided for a lone `7`."""
+
+    def verify(self, task, completion):
+        return self.verify_group(task, [completion])[0]
+
+    def verify_group(self, task, completions):
+        return [sum(len(other) <= len(one) for other in completions) / len(completions) for one in completions]
+
+
+def test_terms_read_verdicts_by_name(make_trainer, monkeypatch):
+    """A rule and a verifier of groups beside it: `bounded`, `gate` and `product` of the second, the best of k by it,
+    and the verdict of the first everywhere else."""
+    monkeypatch.setitem(registry._components["verifier"], "peers", Peers)
+    peers = {"name": "verdict", "verifier": "peers"}
+    over = {
+        "verifier": {"name": "regex", "pattern": ".*[02468].*"},
+        "verifiers": {"peers": "peers", "digits": {"name": "regex", "pattern": "[0-9].*"}},
+        "rewards": [
+            "verdict",
+            {"name": "bounded", "term": {**peers, "as": "raw"}, "squash": "clip", "high": 0.5, "as": "half"},
+            {"name": "gate", "term": {**peers, "as": "raw"}, "by": "verdict", "as": "gated"},
+            {"name": "product", "terms": ["verdict", {**peers, "as": "raw"}], "as": "both"},
+        ],
+        "evaluation": {"samples": 4, "k": [2], "scorer": peers, "every": 1},
+    }
+    trainer = make_trainer(over, eval_tasks=[{"prompt": "9=?", "answer": "9"}])
+    (row,) = trainer.train(1)
+    batch = trainer.batch
+    scores = {}
+    for group in batch.groups():
+        texts = [rollout.text for rollout in group.rollouts]
+        scores.update(zip(group.index, Peers().verify_group(None, texts), strict=True))
+    raw = np.asarray([scores[i] for i in range(len(batch))])
+    even = np.asarray([float(any(c in "02468" for c in rollout.text)) for rollout in batch.rollouts])
+    np.testing.assert_array_equal(batch.columns["reward/verdict"], even)
+    np.testing.assert_allclose(batch.columns["reward/half"], np.minimum(raw, 0.5))
+    np.testing.assert_allclose(batch.columns["reward/gated"], raw * even)
+    np.testing.assert_allclose(batch.columns["reward/both"], raw * even)
+    assert all(list(r.verdicts) == ["RegexVerifier", "peers", "digits"] for r in batch.rollouts)
+    assert row["verdict/correct"] == even.mean()
+    assert any("best@2" in name for name in trainer.train(1)[0])
+
+
+def test_names_of_verifiers_that_do_not_fit_are_refused(make_trainer):
+    named = {"verifiers": {"judge": "exact"}}
+    with pytest.raises(ConfigError, match=r"no verifier 'jugde'.*did you mean 'judge'"):
+        make_trainer({**named, "rewards": [{"name": "verdict", "verifier": "jugde"}]})
+    with pytest.raises(ConfigError, match="ExactVerifier: the verifier of the tasks has this name"):
+        make_trainer({"verifier": "exact", "verifiers": {"ExactVerifier": "math"}})
+    with pytest.raises(ConfigError, match="verifiers"):
+        make_trainer({"verifiers": {"turn 1": "math"}})
+    with pytest.raises(DataError, match=r"verifiers\.digits: .*'0'"):
+        make_trainer({"verifiers": {"digits": {"name": "label", "labels": ["a", "b"]}}})

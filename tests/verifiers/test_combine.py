@@ -15,6 +15,8 @@ from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import CombineVerifier, Verifier, VerifierPool, as_verifier, judged
+from rlvr.verifiers.base import judged_group
+from rlvr.verifiers.pool import Verification
 
 TASK = Task(id="1", prompt="6 * 7?", answer="42", source="sums")
 
@@ -238,3 +240,59 @@ def test_the_pool_runs_parts_that_need_a_process_in_one():
         killed = asyncio.run(pool.verify(CombineVerifier([InProcess(time_limit=0.5)]), TASK, "hang"))
     assert verdict.answer is not None and verdict.answer != str(os.getpid())
     assert (killed.status, killed.score) == ("timeout", 0.0)
+
+
+class Longest(Verifier):
+    """Pays the longest completion of a group, and remembers the groups."""
+
+    def __init__(self):
+        self.groups = []
+
+    def verify(self, task, completion):
+        return self.verify_group(task, [completion])[0]
+
+    def verify_group(self, task, completions):
+        self.groups.append(list(completions))
+        return [float(len(text) == max(map(len, completions))) for text in completions]
+
+
+def group_verdicts(verifier, completions, pooled):
+    if not pooled:
+        return asyncio.run(judged_group(verifier, TASK, completions))
+    with VerifierPool() as pool:
+        return asyncio.run(pool.verify_group(verifier, TASK, completions))
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_part_that_compares_is_given_the_whole_group(pooled):
+    rule = Says(0.5)
+    longest = Longest()
+    parts = {"rule": {"name": rule, "weight": 1}, "rank": {"name": longest, "weight": 2}}
+    verifier = CombineVerifier(parts)
+    verdicts = group_verdicts(verifier, ["a", "ccc", "bb"], pooled)
+    assert longest.groups == [["a", "ccc", "bb"]] and rule.asked == 3
+    assert [verdict.score for verdict in verdicts] == [0.5, 2.5, 0.5]
+    assert verdicts[1].scores == {"rule": 0.5, "rank": 1.0}
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_behind_a_gate_those_are_compared_that_passed_it(pooled):
+    longest = Longest()
+    verifier = CombineVerifier([{"name": "regex", "pattern": "[ab]+"}, longest], "gated")
+    verdicts = group_verdicts(verifier, ["a", "ccc", "bb"], pooled)
+    assert longest.groups == [["a", "bb"]]
+    assert [verdict.score for verdict in verdicts] == [0, 0, 1]
+    assert [verdict.score for verdict in group_verdicts(verifier, ["c", "cc"], pooled)] == [0, 0]
+    assert longest.groups == [["a", "bb"]]  # nothing to compare
+
+
+def test_only_tasks_whose_part_compares_wait_for_their_group():
+    verifier = CombineVerifier({"sums": Longest(), "words": Says(1.0)}, "routed")
+    with VerifierPool() as pool:
+        verification = Verification(verifier, pool)
+        assert verification.by_group(TASK)
+        assert not verification.by_group(Task("2", "?", source="words"))
+
+
+def test_a_combination_without_a_comparing_part_judges_no_group():
+    assert CombineVerifier([Says(1.0)]).verify_group is None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, StringConstraints, model_validator
 
 from rlvr import registry
 from rlvr.config.algorithm import (
@@ -78,6 +78,11 @@ def _known_monitors(written: str | dict[str, str]) -> str | dict[str, str]:
     return written
 
 
+# No space, so that it is never the name of a turn's verdict (`turn 1`).
+VerdictName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")]
+"""A name of verdicts in a rollout."""
+
+
 class Config(Section):
     """A whole run."""
 
@@ -95,6 +100,10 @@ class Config(Section):
     verifier: Annotated[ComponentSpec, OfKind("verifier")] | None = None
     """The verifier that scores responses: a name, `FILE.py:Class`, or a mapping with options. null: the verifier that
     each task names, or the one given to the trainer."""
+    verifiers: dict[VerdictName, Annotated[ComponentSpec, OfKind("verifier")]] = {}
+    """Further verifiers of all tasks, by the name of their verdicts, written as `verifier` is: `{judge: {name: judge,
+    ...}}`. They decide nothing by themselves. The reward term `{name: verdict, verifier: judge}` reads one, also inside
+    of other terms; metrics, votes and evaluations are of the verdict of `verifier`."""
     verification: VerificationConfig = VerificationConfig()
     """Execution of the verifiers."""
     rewards: list[Annotated[RewardSpec, OfKind("reward")]] = [RewardSpec("verdict")]

@@ -15,7 +15,7 @@ from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
 from rlvr.errors import ConfigError
 
-STAGE_SECTIONS = ("data", "rollout", "verifier", "rewards", "algorithm", "optim", "evaluation")
+STAGE_SECTIONS = ("data", "rollout", "verifier", "verifiers", "rewards", "algorithm", "optim", "evaluation")
 """The parts of the tree that a stage may override."""
 
 

@@ -190,7 +190,10 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
     # Left to the default, or to --engine: a run's `vllm-server`, say, names a machine.
     last["rollout"].pop("engine")
     return {
-        **{name: last[name] for name in ("data", "rollout", "verifier", "verification", "evaluation", "rewards")},
+        **{
+            name: last[name]
+            for name in ("data", "rollout", "verifier", "verifiers", "verification", "evaluation", "rewards")
+        },
         "run": {"seed": last["run"]["seed"]},
         "model": {"dtype": last["model"]["dtype"]},
     }

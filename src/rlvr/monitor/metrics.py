@@ -150,6 +150,8 @@ reward/* | reward | Mean of one reward column over the rollouts in which it is d
 explained/* | share | Share of the reward's variance within groups that goes with a term (squared correlation), of
     several terms. | most with the verdict
 loss/* | loss | A further component of the loss, named by the component that adds it. | finite
+verifier/* | - | A count of a verifier since the step before, `verifier/NAME/COUNT`: the requests, failures, seconds,
+    tokens and cost of a judge, say. | -
 schedule/* | - | The value of a scalar that is scheduled or driven by a metric. | as scheduled
 eval/* | - | A result of an evaluation, at the steps that run one. | rises
 """

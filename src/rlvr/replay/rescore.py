@@ -30,7 +30,7 @@ from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, score,
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification, verify_again
 
-SECTIONS = ("verifier", "rewards", "verification", "algorithm")
+SECTIONS = ("verifier", "verifiers", "rewards", "verification", "algorithm")
 """Sections of the configuration that decide the score of a rollout."""
 
 
@@ -64,7 +64,7 @@ class Replay:
                 )
         self.config = self._config(overrides)
         # Without an override the run's own verifier judges again; with other rewards alone the recorded verdicts stay.
-        self.verifies = "verifier" in roots or "rewards" not in roots
+        self.verifies = not {"verifier", "verifiers"}.isdisjoint(roots) or "rewards" not in roots
         self.terms = build_terms(self.config.rewards)
         self._refuse_what_needs_the_policy()
         self._choose_estimator()
@@ -74,15 +74,15 @@ class Replay:
         if not tree:
             self.notes.append(f"{self.run / 'config.yaml'} is missing: the defaults are used")
         for stage in tree.get("stages") or []:
-            if own := [key for key in ("verifier", "rewards") if isinstance(stage, dict) and key in stage]:
+            if own := [key for key in SECTIONS[:3] if isinstance(stage, dict) and key in stage]:
                 self.notes.append(f"a stage has {' and '.join(own)} of its own: those of the whole run are used")
         try:
             return load_config(tree, overrides)
         except ConfigError:
             # A key that this version refuses is in some other section more often than not.
-            config = load_config({key: tree[key] for key in SECTIONS[:3] if key in tree}, overrides)
+            config = load_config({key: tree[key] for key in SECTIONS[:4] if key in tree}, overrides)
             self.notes.append(
-                f"{self.run / 'config.yaml'} is of another version: its {', '.join(SECTIONS[:3])} are used"
+                f"{self.run / 'config.yaml'} is of another version: its {', '.join(SECTIONS[:4])} are used"
             )
             return config
 
@@ -111,7 +111,7 @@ class Replay:
         """The steps in order, each scored again. Steps without a verdict (of an sft stage) are passed over."""
         checks = self.config.verification
         with VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent) as pool:
-            verification = Verification(self.config.verifier, pool)
+            verification = Verification(self.config.verifier, pool, self.config.verifiers)
             any_verdict = False
             for step, path in self.files.items():
                 rows = [row for row in read_recorded(path, self.notes) if row.use != "added" and row.rollout.verdicts]
@@ -128,7 +128,7 @@ class Replay:
         """DataError where no task of the first step can be verified; let the terms take what they need from the run."""
         tasks = _tasks(rows)
         if self.verifies:
-            bad = [(task.id, problem) for task in tasks if (problem := verification.of(task).check_task(task))]
+            bad = [(task.id, problem) for task in tasks if (problem := verification.problem(task))]
             if len(bad) == len(tasks):
                 raise DataError(f"this verifier can check no task of the first step: {bad[0][0]}: {bad[0][1]}")
         # Checked against the sources of all steps: the first step need not have drawn from each.

@@ -388,10 +388,20 @@ class VerdictScore(RewardTerm):
     """A named score of the verdict in place of the score: `combine` has one for each of its verifiers, `instructions`
     one for each instruction."""
     verifier: str | None = None
-    """The verifier whose verdict is taken, where a rollout has several (`turn 1` of the plan `turns` with
-    `judge: each`, say; a rollout without it counts as `missing`); null: the task's own."""
+    """The verifier whose verdict is taken, where a rollout has several: one of the configuration's `verifiers`, by its
+    name, or `turn 1` of the plan `turns` with `judge: each`, say; a rollout without it counts as `missing`. null: the
+    task's own."""
     missing: float | None = None
     """The value of a decided verdict without that score; null: undecided."""
+
+    def bind(self, setting: RewardContext) -> RewardTerm:
+        """ConfigError for a name that is nearly that of one of the `verifiers`. Others may be of a plan's verdicts."""
+        named = setting.config.verifiers
+        if self.verifier is not None and self.verifier not in named:
+            meant = nearest(self.verifier, named)
+            if "did you mean" in meant:
+                raise ConfigError(f"rewards: there is no verifier {self.verifier!r} in `verifiers`{meant}")
+        return self
 
     def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray:
         """Return float64 [B]. ConfigError where no verdict has the score `part`."""

@@ -44,7 +44,7 @@ def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterat
     stop = StopRequest("stopping; nothing will be written" if world.is_main else "")
     rollouts = RolloutRuntime(config, world, stop)
     with closing(rollouts):
-        rollouts.build_verifiers([config.verifier])
+        rollouts.build_verifiers([config])
         (verification,) = rollouts.verifications
         if world.is_main:
             verification.check(tasks)

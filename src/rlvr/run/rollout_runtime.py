@@ -54,7 +54,7 @@ class RolloutRuntime:
     def open(self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, verifier: Any) -> None:
         """Build the verifiers of a run and start its engine; `verifier` is one given in Python, in the place of the
         configuration's."""
-        self.build_verifiers([plan.config.verifier if verifier is None else verifier for plan in resolved.plans])
+        self.build_verifiers([plan.config for plan in resolved.plans], verifier)
         # Without it no request is open while weights change, and the engine need not be able to go on with new ones.
         samples_ahead = any(plan.config.rollout.staleness for plan in resolved.plans)
         self.start_engine(
@@ -64,9 +64,11 @@ class RolloutRuntime:
             longest=longest_sequence(resolved.plans, tasks.longest_evaluated),
         )
 
-    def build_verifiers(self, written: Sequence[Any]) -> None:
-        """Build the verifiers: one for each stage, as `Verification` takes it."""
-        self.verifications = [Verification(one, self.pool) for one in written]
+    def build_verifiers(self, configs: Sequence[Config], given: Any = None) -> None:
+        """Build the verifiers of each stage's configuration; `given` stands in the place of `verifier`."""
+        self.verifications = [
+            Verification(config.verifier if given is None else given, self.pool, config.verifiers) for config in configs
+        ]
 
     def start_engine(
         self, policy: Policy, *, in_flight: InFlight | None = None, partitions: bool = False, longest: int | None = None

@@ -52,6 +52,7 @@ class StepRecorder:
                 "policy/version": state.version,
                 **(published.metrics() if published is not None and stage.samples else {}),
                 **collected.metrics(),
+                **stage.context.rollout_context.verification.metrics(),
             }
         )
         # Log-probs of recorded responses are those of the policy that was recorded, and controllers steer the one that

@@ -66,6 +66,9 @@ class Verifier(Component):
     None. Where there is one, a group is verified in one call, when all its completions are sampled."""
     compose: ClassVar[Callable[..., Any] | None] = None
     """`compose(task, completion, verify)`, a coroutine function of a verifier that is made of others; or None."""
+    compose_group: ClassVar[Callable[..., Any] | None] = None
+    """`compose_group(task, completions, verify)`, the same for a group, where `await verify(part, members)` is the list
+    of a part's verdicts on the completions at these positions; or None. It goes with `verify_group`."""
 
     @declared
     def name(self) -> str:
@@ -99,6 +102,11 @@ class Verifier(Component):
         """Return the reason why the task cannot be checked (a gold answer that cannot be parsed, say), or None. Called
         before training."""
         return None
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts since the last call, for the metrics `verifier/NAME/COUNT` of a step. Called on rank 0, on the
+        trainer's thread; a copy in a worker process is not asked."""
+        return {}
 
     def judge_of(self, task: Task) -> Verifier:
         """The verifier that judges `task`: this one, or the part that a combination routes the task to."""

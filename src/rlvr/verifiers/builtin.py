@@ -10,6 +10,7 @@ from rlvr.verifiers import (
     format,
     instructions,
     json_schema,
+    judge,
     label,
     math,
     overlap,

@@ -17,11 +17,13 @@ from typing import Any, Literal
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
-from rlvr.verifiers.base import Needs, Verifier, as_verifier, judged
+from rlvr.verifiers.base import Needs, Verifier, as_verifier, judged, judged_group
 
 How = Literal["weighted", "all", "any", "gated", "routed"]
 Verify = Callable[[Verifier], Awaitable[Verdict]]
 """Judges one part on the task and completion at hand, on a pool for example."""
+VerifyGroup = Callable[[Verifier, Sequence[int]], Awaitable[list[Verdict]]]
+"""Judges one part on the completions of the group at hand that stand at these positions."""
 
 DEFAULT = "default"
 """The key of a routed combination's part for sources that have none of their own."""
@@ -44,9 +46,9 @@ class CombineVerifier(Verifier):
       they are not run, and the score is 0.
     - `routed`: the part under the task's `source` judges alone; the part under `default` judges sources without one.
 
-    A part that compares a group's answers (`verify_group`) sees one completion at a time here. A part of weight 0 is
-    reported and never decides. `Verdict.scores` holds each decided part's score by its name, and the scores within it
-    as `part/name`. The answer reported is that of the first part that has one.
+    A part that compares a group's answers (`verify_group`) is given the whole group, behind a gate the members that
+    passed it. A part of weight 0 is reported and never decides. `Verdict.scores` holds each decided part's score by its
+    name, and the scores within it as `part/name`. The answer reported is that of the first part that has one.
     """
 
     parts: list[Any] | dict[str, Any]
@@ -80,23 +82,61 @@ class CombineVerifier(Verifier):
 
     async def compose(self, task: Task, completion: str, verify: Verify) -> Verdict:
         """The verdict, with every part judged by `verify`, several at once."""
+
+        async def verify_one(part: Verifier, members: Sequence[int]) -> list[Verdict]:
+            return [await verify(part) for _ in members]
+
+        (verdict,) = await self._composed(task, 1, verify_one)
+        return verdict
+
+    @property
+    def verify_group(self) -> Callable[..., Any] | None:  # type: ignore[override]
+        """The verdicts on a group without a pool, where a part compares the answers of a group; else None."""
+        return self._verify_group if self._compares else None
+
+    @property
+    def compose_group(self) -> Callable[..., Any] | None:  # type: ignore[override]
+        """The verdicts on a group, with every part judged by `verify`, where a part compares the answers of a group;
+        else None."""
+        return self._compose_group if self._compares else None
+
+    @property
+    def _compares(self) -> bool:
+        return any(part.verify_group is not None for part in self.verifiers.values())
+
+    async def _verify_group(self, task: Task, completions: Sequence[str]) -> list[Verdict]:
+        async def verify(part: Verifier, members: Sequence[int]) -> list[Verdict]:
+            texts = [completions[member] for member in members]
+            if part.verify_group is not None:
+                return await judged_group(part, task, texts)
+            return list(await asyncio.gather(*(judged(part, task, text) for text in texts)))
+
+        return await self._composed(task, len(completions), verify)
+
+    async def _compose_group(self, task: Task, completions: Sequence[str], verify: VerifyGroup) -> list[Verdict]:
+        return await self._composed(task, len(completions), verify)
+
+    async def _composed(self, task: Task, count: int, verify: VerifyGroup) -> list[Verdict]:
+        """The verdicts on `count` completions of a task, with every part judged by `verify`."""
+        everyone = range(count)
         match self.how:
             case "routed":
                 label = self._route(task)
                 if label is None:
-                    return Verdict.undecided(self._lost(task))
-                verdict = await verify(self.verifiers[label])
-                judged_alone = {label: verdict}
-                return replace(verdict, traceback=_traceback(judged_alone), parts=_parts(judged_alone))
+                    return [Verdict.undecided(self._lost(task))] * count
+                judged_alone = await self._judge([label], everyone, verify)
+                return [replace(one[label], traceback=_traceback(one), parts=_parts(one)) for one in judged_alone]
             case "gated":
                 gate, *rest = self.verifiers
-                verdicts = {gate: await verify(self.verifiers[gate])}
-                if (verdicts[gate].score or 0) >= 1:
-                    verdicts.update(await self._judge(rest, verify))
-                return self._joined(verdicts, *gated(verdicts, self.weights))
+                verdicts = await self._judge([gate], everyone, verify)
+                passed = [member for member in everyone if (verdicts[member][gate].score or 0) >= 1]
+                behind = await self._judge(rest, passed, verify) if passed else []
+                for member, further in zip(passed, behind, strict=True):
+                    verdicts[member].update(further)
+                return [self._joined(one, *gated(one, self.weights)) for one in verdicts]
             case _:
-                verdicts = await self._judge(list(self.verifiers), verify)
-                return self._joined(verdicts, *_RULES[self.how](verdicts, self.weights))
+                verdicts = await self._judge(list(self.verifiers), everyone, verify)
+                return [self._joined(one, *_RULES[self.how](one, self.weights)) for one in verdicts]
 
     def prepare(self) -> None:
         for part in self.verifiers.values():
@@ -113,6 +153,12 @@ class CombineVerifier(Verifier):
                 return f"{label}: {problem}"
         return None
 
+    def metrics(self) -> dict[str, float]:
+        """Those of the parts, as `part/count`."""
+        return {
+            f"{label}/{name}": value for label, part in self.verifiers.items() for name, value in part.metrics().items()
+        }
+
     def judge_of(self, task: Task) -> Verifier:
         """The part that judges the task alone, where `how` is `routed`."""
         label = self._route(task) if self.how == "routed" else None
@@ -124,10 +170,13 @@ class CombineVerifier(Verifier):
         """Return True if some part holds the two for the same."""
         return any(part.same_answer(first, second) for part in self.verifiers.values())
 
-    async def _judge(self, labels: Sequence[str], verify: Verify) -> dict[str, Verdict]:
+    async def _judge(
+        self, labels: Sequence[str], members: Sequence[int], verify: VerifyGroup
+    ) -> list[dict[str, Verdict]]:
+        """The verdicts of these parts by label, for each of the members."""
         # A pool judges the parts in parallel, so that the slowest one decides how long the whole takes.
-        verdicts = await asyncio.gather(*(verify(self.verifiers[label]) for label in labels))
-        return dict(zip(labels, verdicts, strict=True))
+        by_part = await asyncio.gather(*(verify(self.verifiers[label], members) for label in labels))
+        return [dict(zip(labels, of_member, strict=True)) for of_member in zip(*by_part, strict=True)]
 
     def _joined(self, verdicts: Mapping[str, Verdict], status: VerdictStatus, score: float | None) -> Verdict:
         """The verdict of the whole, with what its parts said."""

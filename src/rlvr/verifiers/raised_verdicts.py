@@ -103,8 +103,8 @@ class Raised:
         self._paid = paid
         self._speaks = speaks
         self._verdicts = RaisedVerdicts()
-        self._first_verdicts = 0
-        """Number of verdicts in the first step that had any."""
+        self._first_judged = 0
+        """Number of rollouts with verdicts in the first step that had any: each verifier gives at most one of each."""
         self._first_rollouts = 0
         """Number of rollouts in that step."""
         self._counted = {name: (0, 0) for name, _ in self._functions}
@@ -121,7 +121,7 @@ class Raised:
         step = RaisedVerdicts()
         step.add(rollouts)
         self._verdicts.add(rollouts)
-        self._first_verdicts = self._first_verdicts or step.verdicts
+        self._first_judged = self._first_judged or sum(bool(rollout.verdicts) for rollout in rollouts)
         self._first_rollouts = self._first_rollouts or len(rollouts)
         # Before the warnings, so that a run that ends gives the reason only as its error.
         self._refuse_broken()
@@ -141,7 +141,7 @@ class Raised:
 
     def _refuse_broken(self) -> None:
         self._verdicts.refuse_all(SO_FAR)
-        self._verdicts.refuse_broken(max(1, self._first_verdicts), SO_FAR)
+        self._verdicts.refuse_broken(max(1, self._first_judged), SO_FAR)
         for name, function in self._paid:
             if function.raised == function.calls >= max(1, self._first_rollouts):
                 problem = f"the reward {name!r} failed on every answer {SO_FAR} ({function.calls})"

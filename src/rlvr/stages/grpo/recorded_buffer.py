@@ -122,16 +122,18 @@ def _refuse_other_rewards(run: str, plan: StagePlan) -> None:
     if recorded.get("stages"):
         return  # each may have had rewards of its own
     now = plan.config.dump()
-    for key in ("verifier", "rewards"):
-        if key in recorded and _parsed(recorded[key]) != _parsed(now[key]):
+    for key in ("verifier", "verifiers", "rewards"):
+        if key in recorded and _parsed(key, recorded[key]) != _parsed(key, now[key]):
             raise ConfigError(
                 f"{key} is not that of the recorded run ({recorded[key]!r}, here {now[key]!r}), and rollout.engine "
                 f"takes verdicts and rewards as they were recorded: set rollout.engine.rescore=true, or {key} as it was"
             )
 
 
-def _parsed(written: Any) -> Any:
-    """The verifier or the rewards of a configuration, however they were written."""
+def _parsed(key: str, written: Any) -> Any:
+    """The verifier, the verifiers by name or the rewards of a configuration, however they were written."""
+    if key == "verifiers":
+        return {name: ComponentSpec.parse(one) for name, one in written.items()}
     if isinstance(written, list):
         return [RewardSpec.parse(term) for term in written]
     if written is None:

@@ -17,7 +17,7 @@ import atexit
 import os
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,7 +26,16 @@ from rlvr.core.calling import sampled_ids
 from rlvr.core.process.deadline import Deadline
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import BASELINE, Rollout, Task, Verdict, VerdictStatus
-from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, as_verifier, display_name, is_coroutine, timed
+from rlvr.verifiers.base import (
+    FunctionVerifier,
+    Verifier,
+    as_verdict,
+    as_verdicts,
+    as_verifier,
+    display_name,
+    is_coroutine,
+    timed,
+)
 from rlvr.verifiers.pool.cache import VerdictCache
 from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
@@ -122,17 +131,22 @@ class VerifierPool:
     ) -> list[Verdict]:
         """The verdicts on the completions of one task, in one call where the verifier has `verify_group`."""
         if rollouts is None:
-            sources: Sequence[Rollout | None] = [None] * len(completions)
+            ids: list[list[int] | None] = [None] * len(completions)
         else:
-            sources = rollouts
+            ids = [sampled_ids(rollout) for rollout in rollouts]
+        return await self._group_of(verifier, task, completions, ids)
+
+    async def _group_of(
+        self, verifier: Verifier, task: Task, completions: Sequence[str], ids: Sequence[list[int] | None]
+    ) -> list[Verdict]:
+        """The verdicts on a group, `ids` being those of the sampled tokens of each completion, None where unknown."""
         if verifier.verify_group is None:
-            ones = zip(completions, sources, strict=True)
-            return list(await asyncio.gather(*(self.verify(verifier, task, *one) for one in ones)))
+            ones = zip(completions, ids, strict=True)
+            return list(await asyncio.gather(*(self.verify(verifier, task, text, token_ids=own) for text, own in ones)))
         bad = [completion for completion in completions if not isinstance(completion, str)]
         if not completions or bad or self._closed:
             reason = _no_text(bad[0]) if bad else _CLOSED
             return [Verdict.undecided(reason)] * len(completions)
-        ids = [sampled_ids(rollout) for rollout in sources]
         verdicts = await self._on_loop(self._run(verifier, VerifierJob(task, tuple(completions), ids, group=True)))
         return verdicts or [Verdict.undecided(_CLOSED)] * len(completions)
 
@@ -197,6 +211,8 @@ class VerifierPool:
             limit = self.time_limit
         try:
             # It holds no slot itself: its parts take theirs, and could wait for ever for one that it kept.
+            if verifier.compose_group is not None and job.group:
+                return await self._composed_group(verifier, verifier.compose_group, job)
             if (compose := verifier.compose) is not None:
                 return [await self._composed(verifier, compose, job)]
             # None as the answer means that the verifier cannot be sent to a process: then it goes on below, on a
@@ -268,6 +284,18 @@ class VerifierPool:
         result = await asyncio.wrap_future(self._coroutines.submit(compose(job.task, completion, verify)))
         return timed(as_verdict(result, display_name(verifier)), start)
 
+    async def _composed_group(self, verifier: Verifier, compose: Any, job: VerifierJob) -> list[Verdict]:
+        """Return the verdicts on a group of a verifier that is made of others, as `_composed` returns one."""
+
+        def verify(part: Verifier, members: Sequence[int]) -> Coroutine[Any, Any, list[Verdict]]:
+            texts = [job.completions[member] for member in members]
+            ids = [job.token_ids[member] for member in members]
+            return self._group_of(part, job.task, texts, ids)
+
+        start = time.perf_counter()
+        result = await asyncio.wrap_future(self._coroutines.submit(compose(job.task, job.completions, verify)))
+        return [timed(one, start) for one in as_verdicts(result, display_name(verifier), len(job.completions))]
+
     async def _within(self, work: Any, limit: float, count: int) -> list[Verdict]:
         """The verdicts of `work`, or undecided ones past the limit, without waiting for it to give up."""
         task = asyncio.ensure_future(work)
@@ -303,11 +331,16 @@ def _no_text(completion: Any) -> str:
 
 class Verification:
     """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a component as configured) checks all tasks;
-    with None each task has its own."""
+    with None each task has its own.
 
-    def __init__(self, verifier: Any, pool: VerifierPool) -> None:
+    `named` are further verifiers of all tasks, by the name that their verdicts have in a rollout. Their verdicts come
+    after that of `verifier`, which stays `Rollout.verdict`. ConfigError where two would have one name.
+    """
+
+    def __init__(self, verifier: Any, pool: VerifierPool, named: Mapping[str, Any] | None = None) -> None:
         self.pool = pool
         self._default = None if verifier is None else _with_name(verifier)
+        self._named = [(as_verifier(written), name) for name, written in (named or {}).items()]
         self._of_tasks: dict[str, tuple[Verifier, str]] = {}
         """The verifiers that tasks name."""
 
@@ -328,40 +361,79 @@ class Verification:
             self._of_tasks[task.verifier] = _with_name(task.verifier)
         return self._of_tasks[task.verifier]
 
+    def _verifiers_of(self, task: Task) -> list[tuple[Verifier, str]]:
+        """The task's own verifier and then those that judge by name. ConfigError where a name stands twice."""
+        own = self._verifier_of(task)
+        if own[1] in [name for _, name in self._named]:
+            raise ConfigError(
+                f"verifiers.{own[1]}: the verifier of the tasks has this name already, and a rollout has one verdict "
+                "of a name: choose another"
+            )
+        return [own, *self._named]
+
+    def problem(self, task: Task) -> str | None:
+        """Return the reason why a verifier of the task cannot check it, or None."""
+        own, *named = self._verifiers_of(task)
+        problem = own[0].check_task(task)
+        for verifier, name in named:
+            if problem is None and (of_named := verifier.check_task(task)) is not None:
+                problem = f"verifiers.{name}: {of_named}"
+        return problem
+
     def check(self, tasks: Iterable[Task]) -> None:
-        """DataError that names the first tasks which their verifier cannot check, and counts them; ConfigError where a
+        """DataError that names the first tasks which their verifiers cannot check, and counts them; ConfigError where a
         verifier needs a sandbox and there can be none."""
         tasks = list(tasks)
-        if any(self.of(task).needs.sandbox for task in tasks) and (problem := missing_sandbox()) is not None:
+        needs = (verifier.needs for task in tasks for verifier, _ in self._verifiers_of(task))
+        if any(one.sandbox for one in needs) and (problem := missing_sandbox()) is not None:
             raise ConfigError(problem)
-        bad = [(task, problem) for task in tasks if (problem := self.of(task).check_task(task)) is not None]
+        bad = [(task, problem) for task in tasks if (problem := self.problem(task)) is not None]
         if bad:
             shown = "\n".join(
                 f"  {task.id}: {problem}{f' ({task.place})' if task.place else ''}" for task, problem in bad[:SHOWN]
             )
             raise DataError(f"{len(bad)} tasks cannot be verified; correct or remove them:\n{shown}")
 
+    def metrics(self) -> dict[str, float]:
+        """The verifiers' own counts since the last call, as `verifier/NAME/COUNT`."""
+        default = [] if self._default is None else [self._default]
+        return {
+            f"verifier/{name}/{count}": value
+            for verifier, name in [*default, *self._of_tasks.values(), *self._named]
+            for count, value in verifier.metrics().items()
+        }
+
     def by_group(self, task: Task) -> bool:
-        """Return True if the verifier of a task wants the rollouts of a group together."""
-        return self.of(task).verify_group is not None
+        """Return True if a verifier of a task wants the rollouts of a group together."""
+        return any(verifier.judge_of(task).verify_group is not None for verifier, _ in self._verifiers_of(task))
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
         """Return True if two extracted answers to a task are the same by the rule of its verifier."""
         return self.of(task).judge_of(task).same_answer(first, second)
 
     async def verify(self, rollout: Rollout) -> Rollout:
-        """The rollout with its verdict."""
-        verifier, name = self._verifier_of(rollout.task)
-        return _with_verdict(rollout, name, await self.pool.verify(verifier, rollout.task, rollout.text, rollout))
+        """The rollout with its verdicts."""
+        task = rollout.task
+        verifiers = self._verifiers_of(task)
+        verdicts = await asyncio.gather(
+            *(self.pool.verify(verifier, task, rollout.text, rollout) for verifier, _ in verifiers)
+        )
+        return _with_verdicts(rollout, [name for _, name in verifiers], verdicts)
 
     async def verify_group(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Rollouts of one task with their verdicts, given in one call where the verifier wants them together."""
+        """Rollouts of one task with their verdicts, given in one call by each verifier that wants them together."""
         if not rollouts:
             return []
         task = rollouts[0].task
-        verifier, name = self._verifier_of(task)
-        verdicts = await self.pool.verify_group(verifier, task, [rollout.text for rollout in rollouts], rollouts)
-        return [_with_verdict(rollout, name, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
+        verifiers = self._verifiers_of(task)
+        texts = [rollout.text for rollout in rollouts]
+        by_verifier = await asyncio.gather(
+            *(self.pool.verify_group(verifier, task, texts, rollouts) for verifier, _ in verifiers)
+        )
+        names = [name for _, name in verifiers]
+        return [
+            _with_verdicts(rollout, names, verdicts) for rollout, *verdicts in zip(rollouts, *by_verifier, strict=True)
+        ]
 
 
 def _with_name(written: Any) -> tuple[Verifier, str]:
@@ -369,9 +441,10 @@ def _with_name(written: Any) -> tuple[Verifier, str]:
     return verifier, display_name(verifier)
 
 
-def _with_verdict(rollout: Rollout, name: str, verdict: Verdict) -> Rollout:
-    rollout.verdicts[name] = verdict
-    rollout.timings["verify"] = verdict.seconds
+def _with_verdicts(rollout: Rollout, names: Sequence[str], verdicts: Sequence[Verdict]) -> Rollout:
+    rollout.verdicts.update(zip(names, verdicts, strict=True))
+    # They are judged at the same time, so that the slowest one is what is waited for.
+    rollout.timings["verify"] = max(verdict.seconds for verdict in verdicts)
     return rollout
 
 

@@ -1,0 +1,150 @@
+"""The options that all verifiers with a judge share, and how they ask it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlvr.core.process.deadline import Deadline
+from rlvr.errors import ConfigError
+from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.verifiers.base import Needs, Verifier
+from rlvr.verifiers.judge.chat_client import Cause, ChatClient, JudgeError
+from rlvr.verifiers.judge.fenced_prompt import NO_CODE, RULES, new_code
+from rlvr.verifiers.judge.readings import JudgeReading, VerdictReader
+from rlvr.verifiers.judge.reply_cache import ReplyCache
+
+# The judge's own deadline is to strike first: it knows why, and counts it.
+GRACE = 10.0
+"""Seconds that the time limit is above the deadline."""
+
+
+@dataclass
+class AsksJudge(Verifier):
+    """A verifier that asks a language model at an OpenAI-compatible endpoint."""
+
+    urls: str | tuple[str, ...] = ()
+    """The endpoint, `https://host/v1`; several equal ones share the requests, and stand in for each other."""
+    model: str = ""
+    """The model's name at the endpoint."""
+    key: str | None = None
+    """The environment variable that holds the endpoint's key; null: it needs none. Only rank 0 needs it."""
+    system: str = ""
+    """Text that goes before the rules on fences in the system message."""
+    temperature: float | None = None
+    """null: 0 where one reply decides, 1 where several votes do."""
+    max_tokens: int = 1024
+    """Tokens of a reply, the judge's reasoning included."""
+    request: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, such as `{reasoning_effort: low}`."""
+    votes: int = 1
+    """Replies for each verdict, each a draw of its own."""
+    concurrency: int = 64
+    """Requests under way at a time; `verification.concurrent` bounds the verdicts."""
+    retries: int = 4
+    """Further attempts at a request whose failure may pass, after half a second, a second, two ... or what the endpoint
+    asks for."""
+    timeout: float = 60.0
+    """Seconds for one attempt."""
+    deadline: float = 180.0
+    """Seconds for one verdict (or the verdicts on one group), with its attempts and the wait for a free slot; past them
+    it is undecided. `verification.time_limit` must not be lower."""
+    hedge: float | None = 3.0
+    """A request that takes this many times the median is sent once more, and the first reply counts; null: never."""
+    cache: str | None = None
+    """A folder that keeps replies, by the whole request and the number of the vote. null: none. With one, equal answers
+    to a task get equal verdicts."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """What a million tokens cost, of prompts and of replies, for the metric `cost`."""
+    longest: int = 50_000
+    """Characters of each text in the request; more are cut out of its middle."""
+
+    needs = Needs(remote=True)
+
+    def __post_init__(self) -> None:
+        urls = (self.urls,) if isinstance(self.urls, str) else tuple(self.urls)
+        self.client = ChatClient(self.model, urls, self.key, self.concurrency, self.retries, self.timeout, self.hedge)
+        self._replies = ReplyCache(self.cache) if self.cache is not None else None
+        if self.votes < 1 or self.max_tokens < 1 or not self.deadline > 0 or self.longest < 100:
+            raise ConfigError("judge: votes, max_tokens and deadline must be above 0, and longest at least 100")
+        if reserved := {"model", "messages", "stream", "n"} & set(self.request):
+            raise ConfigError(f"judge: `request` sets {min(reserved)!r}, which the judge sets itself")
+        self.time_limit = self.deadline + GRACE
+        self._causes: Counter[Cause] = Counter()
+
+    def check_task(self, task: Task) -> str | None:
+        """ConfigError where the key is missing, which no task is at fault for."""
+        if (problem := self.client.missing_key()) is not None:
+            raise ConfigError(problem)
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        usage = self.client.take_usage()
+        causes, self._causes = self._causes, Counter()
+        cost = usage.prompt_tokens * self.price[0] + usage.completion_tokens * self.price[1]
+        return {
+            "requests": usage.requests,
+            "failed": usage.failed,
+            "hedged": usage.hedged,
+            "cached": usage.cached,
+            "seconds": usage.seconds / usage.replies if usage.replies else 0.0,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cost": cost / 1e6,
+            "undecided": sum(causes.values()),
+            **{f"undecided/{cause}": count for cause, count in causes.items()},
+        }
+
+    async def readings(self, content: Callable[[str], str], reader: VerdictReader) -> list[JudgeReading | JudgeError]:
+        """The readings of as many replies as there are votes to `content(code)`, the text of a request by its code."""
+        return list(await asyncio.gather(*(self._vote(content, reader, draw) for draw in range(self.votes))))
+
+    def undecided(self, error: JudgeError, **more: Any) -> Verdict:
+        """The verdict of a judge that gave none, which is counted."""
+        self._causes[error.cause] += 1
+        status = VerdictStatus.TIMEOUT if error.cause == "deadline" else VerdictStatus.ERROR
+        return Verdict.undecided(f"{error.cause}: {error}", status, **more)
+
+    async def _vote(self, content: Callable[[str], str], reader: VerdictReader, draw: int) -> JudgeReading | JudgeError:
+        try:
+            async with Deadline(self.deadline):
+                return await self._reading(content, reader, draw)
+        except JudgeError as error:
+            return error
+        except TimeoutError:
+            return JudgeError("deadline", f"no verdict within {self.deadline:g} s")
+
+    async def _reading(self, content: Callable[[str], str], reader: VerdictReader, draw: int) -> JudgeReading:
+        key = ""
+        if self._replies is not None:
+            # By a code that is always the same: with its own each request would be a new one.
+            key = ReplyCache.key(self.model, self._body(content(NO_CODE), reader, NO_CODE), draw)
+            if (kept := self._replies.get(key)) is not None:
+                self.client.usage.cached += 1
+                return reader.read(kept)
+        code = new_code()
+        reply = replace(await self.client.ask(self._body(content(code), reader, code)), code=code)
+        reading = reader.read(reply)
+        # What cannot be read is not kept: it would stay undecided for ever.
+        if self._replies is not None:
+            self._replies.put(key, reply)
+        return reading
+
+    def _body(self, content: str, reader: VerdictReader, code: str) -> dict[str, Any]:
+        temperature = self.temperature
+        if temperature is None:
+            temperature = 0.0 if self.votes == 1 else 1.0
+        system = f"{self.system}\n\n{RULES.format(code=code)}".strip()
+        return {
+            "messages": [
+                {"role": "system", "content": system},
+                {"role": "user", "content": f"{content}\n\n{reader.instruction(code)}"},
+            ],
+            "temperature": temperature,
+            "max_tokens": self.max_tokens,
+            **reader.request(code),
+            **self.request,
+        }

@@ -1,0 +1,285 @@
+"""Readings of a judge's reply: a label, a number in a range, a field of a JSON object, or the probability of a token.
+
+Invariants: a reply that says two different things, or nothing that was asked for, has no reading, and no reading is
+never a score of 0; with `coded` only a verdict with the code of its own request is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.errors import ConfigError
+from rlvr.verifiers.judge.chat_client import JudgeError
+from rlvr.verifiers.judge.reply_cache import ChatReply
+from rlvr.verifiers.label import last_label, read_labels
+
+_REASONING = re.compile(r".*</(?:think|thinking|reasoning)>", re.DOTALL)
+_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+# `7`, `7/10`, `Score: 7`, `[[7]]`; not `between 6 and 7`.
+_LAST_NUMBER = re.compile(rf"(?:[^\d\n]*[:=\s])?\W*?({_NUMBER})(?:\s*/\s*\d+)?\W*", re.ASCII)
+TOP_LOGPROBS = 20
+"""Alternatives that are asked for: the most that OpenAI's API gives."""
+
+
+@dataclass(frozen=True)
+class JudgeReading:
+    """What a reply says: its score, and the same as text."""
+
+    score: float
+    text: str
+
+
+class VerdictReader(ABC):
+    """Asks for a verdict in some form, and reads it."""
+
+    worst: float
+    """The least and the greatest score that it reads."""
+    best: float
+
+    @abstractmethod
+    def instruction(self, code: str) -> str:
+        """The last words of the request: the form of the verdict."""
+
+    def request(self, code: str) -> dict[str, Any]:
+        """Further fields of the request."""
+        return {}
+
+    @abstractmethod
+    def read(self, reply: ChatReply) -> JudgeReading:
+        """The verdict of a reply. JudgeError where it has none."""
+
+
+@dataclass(frozen=True)
+class LabelReader(VerdictReader):
+    """One of a few labels, each with a score."""
+
+    labels: Mapping[str, float]
+    coded: bool = True
+
+    def __post_init__(self) -> None:
+        if any(isinstance(label, bool) for label in self.labels):
+            raise ConfigError("judge: a label is true or false: put yes and no in quotes in YAML")
+        known = read_labels({str(label): () for label in self.labels})
+        if isinstance(known, str):
+            raise ConfigError(f"judge: {known}")
+        if not all(math.isfinite(score) for score in self.labels.values()):
+            raise ConfigError("judge: the score of a label is not finite")
+
+    @property
+    def worst(self) -> float:  # type: ignore[override]
+        return min(self.labels.values())
+
+    @property
+    def best(self) -> float:  # type: ignore[override]
+        return max(self.labels.values())
+
+    def instruction(self, code: str) -> str:
+        return _line(code, self.coded, f"one of these words: {', '.join(self.labels)}")
+
+    def read(self, reply: ChatReply) -> JudgeReading:
+        if self.coded:
+            said = _coded(reply)
+            named = {label for label in self.labels if label.casefold() == said.casefold()}
+            label = named.pop() if named else None
+        else:
+            label = last_label(_after_reasoning(reply.text), {label: (label,) for label in self.labels})
+        if label is None:
+            raise _unparsable(reply, "names no label, or several")
+        return JudgeReading(float(self.labels[label]), label)
+
+
+@dataclass(frozen=True)
+class NumberReader(VerdictReader):
+    """A number from `low` to `high`, as a score from 0 to 1."""
+
+    low: float
+    high: float
+    coded: bool = True
+    worst = 0.0
+    best = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ConfigError(f"judge: low={self.low} is not below high={self.high}")
+
+    def instruction(self, code: str) -> str:
+        return _line(code, self.coded, f"a number from {self.low:g} to {self.high:g}")
+
+    def read(self, reply: ChatReply) -> JudgeReading:
+        if self.coded:
+            line = _coded(reply)
+        else:
+            lines = [line for line in _after_reasoning(reply.text).splitlines() if any(c.isdigit() for c in line)]
+            line = lines[-1] if lines else ""
+        number = _LAST_NUMBER.fullmatch(line)
+        if number is None:
+            raise _unparsable(reply, "has not one number in its last line with digits")
+        return JudgeReading(scaled(float(number[1]), self.low, self.high), number[1])
+
+
+@dataclass(frozen=True)
+class JsonReader(VerdictReader):
+    """A field of the last JSON object: a number from `low` to `high`, true or false, or one of the labels."""
+
+    field: str
+    low: float
+    high: float
+    labels: Mapping[str, float]
+    schema: Mapping[str, Any] | None = None
+    coded: bool = True
+    worst = 0.0
+    best = 1.0
+
+    def __post_init__(self) -> None:
+        NumberReader(self.low, self.high)
+        if self.schema is not None and self.field not in self.schema.get("properties", {}):
+            raise ConfigError(f"judge: the schema has no property {self.field!r}, the field that is read")
+        if self.schema is not None:
+            _validator(self.schema)
+
+    def instruction(self, code: str) -> str:
+        form = "that fits the schema" if self.schema is not None else f'with the key "{self.field}"'
+        with_code = f', and the key "code" with the value "{code}"' if self.coded else ""
+        return f"End your reply with one JSON object {form}{with_code}."
+
+    def request(self, code: str) -> dict[str, Any]:
+        if self.schema is None:
+            return {}
+        schema = dict(self.schema)
+        if self.coded:
+            schema["properties"] = {"code": {"type": "string"}, **schema["properties"]}
+            schema["required"] = ["code", *schema.get("required", [])]
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}}
+
+    def read(self, reply: ChatReply) -> JudgeReading:
+        found = [row for row in json_objects(_after_reasoning(reply.text)) if self.field in row]
+        if self.coded:
+            found = [row for row in found if row.get("code") == reply.code]
+            if any(row[self.field] != found[0][self.field] for row in found):
+                raise _unparsable(reply, "has two different verdicts")
+        if not found:
+            raise _unparsable(reply, f"has no JSON object with {self.field!r}{' and the code' if self.coded else ''}")
+        row = found[-1]
+        if self.schema is not None:
+            shown = {key: value for key, value in row.items() if key != "code" or not self.coded}
+            if (error := next(_validator(self.schema).iter_errors(shown), None)) is not None:
+                raise _unparsable(reply, f"does not fit the schema: {error.message[:200]}")
+        value = row[self.field]
+        if isinstance(value, bool):
+            return JudgeReading(float(value), str(value).lower())
+        if isinstance(value, (int, float)):
+            return JudgeReading(scaled(float(value), self.low, self.high), f"{value}")
+        if isinstance(value, str):
+            for label, score in self.labels.items():
+                if label.casefold() == value.strip().casefold():
+                    return JudgeReading(float(score), label)
+        raise _unparsable(reply, f"has {value!r:.80} as {self.field!r}, neither a number nor a label")
+
+
+@dataclass(frozen=True)
+class ProbabilityReader(VerdictReader):
+    """The mean score of the labels, weighted with the probability of each as the reply's first token.
+
+    G-Eval (Liu et al. 2023, arXiv 2303.16634), equation 1, over the labels among the 20 likeliest tokens and divided by
+    their sum. Fewer than `least` of the probability on labels is no reading. The reply is one token, so it has no code.
+    """
+
+    labels: Mapping[str, float]
+    least: float = 0.5
+
+    def __post_init__(self) -> None:
+        LabelReader(self.labels)
+        if not 0 < self.least <= 1:
+            raise ConfigError(f"judge: least_mass={self.least} must be above 0 and at most 1")
+
+    @property
+    def worst(self) -> float:  # type: ignore[override]
+        return min(self.labels.values())
+
+    @property
+    def best(self) -> float:  # type: ignore[override]
+        return max(self.labels.values())
+
+    def instruction(self, code: str) -> str:
+        return f"Reply with one word only, without any other text: {' or '.join(self.labels)}."
+
+    def request(self, code: str) -> dict[str, Any]:
+        return {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
+
+    def read(self, reply: ChatReply) -> JudgeReading:
+        mass = dict.fromkeys(self.labels, 0.0)
+        for token, logprob in reply.first_token.items():
+            for label in self.labels:
+                # ` Yes`, `yes` and `YES` are one label.
+                if token.strip().casefold() == label.casefold():
+                    mass[label] += math.exp(min(logprob, 0.0))
+        total = sum(mass.values())
+        if not reply.first_token:
+            raise JudgeError("unparsable", "the endpoint gives no log-probs")
+        if total < self.least:
+            raise JudgeError("unparsable", f"the labels have {total:.3f} of the probability: {reply.text[:80]!r}")
+        score = sum(self.labels[label] * value for label, value in mass.items()) / total
+        return JudgeReading(score, max(mass, key=mass.__getitem__))
+
+
+def scaled(value: float, low: float, high: float) -> float:
+    """The value as a number from 0 at `low` to 1 at `high`. JudgeError out of that range."""
+    if not low <= value <= high:
+        raise JudgeError("out_of_range", f"the judge gives {value:g}, not a number from {low:g} to {high:g}")
+    return (value - low) / (high - low)
+
+
+def json_objects(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects in a text that are in no other, in order."""
+    decoder = json.JSONDecoder()
+    place = text.find("{")
+    while place >= 0:
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            end = place + 1
+        else:
+            yield value
+        place = text.find("{", end)
+
+
+def _validator(schema: Mapping[str, Any]) -> Any:
+    try:
+        import jsonschema
+    except ImportError as error:
+        raise ConfigError("judge: a schema needs jsonschema: pip install 'rlvr[verifiers]'") from error
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(f"judge: the schema is invalid: {error.message}") from error
+    return jsonschema.Draft202012Validator(schema)
+
+
+def _line(code: str, coded: bool, what: str) -> str:
+    if coded:
+        return f"End your reply with one line that begins with `Verdict {code}:` and goes on with {what}."
+    return f"End your reply with one line that has nothing but {what}."
+
+
+def _coded(reply: ChatReply) -> str:
+    """What stands behind `Verdict CODE:`. JudgeError where that stands nowhere, or twice and differs."""
+    pattern = re.compile(rf"^\W*verdict\W+{re.escape(reply.code)}\W*[:\uff1a](.*)$", re.IGNORECASE | re.MULTILINE)
+    said = {line.strip(" \t*_`'\".\u3002") for line in pattern.findall(reply.text)}
+    if len(said) != 1:
+        raise _unparsable(reply, "has two different verdicts" if said else "has no line with the verdict and its code")
+    return said.pop()
+
+
+def _after_reasoning(text: str) -> str:
+    return _REASONING.sub("", text, count=1)
+
+
+def _unparsable(reply: ChatReply, what: str) -> JudgeError:
+    cut_off = " (it was cut off: raise max_tokens)" if reply.truncated else ""
+    return JudgeError("unparsable", f"the reply {what}{cut_off}: ...{reply.text[-200:]!r}")
