@@ -26,7 +26,7 @@ class FailedTasks:
         self._gather = config.gather
         self._failed = config.failed
         self._warned = False
-        """True if rewards and verdicts were found to disagree on a group, which is said once."""
+        """True if rewards and verdicts were found to disagree on a group, for one warning."""
         self._tasks = {task.id: task for task in tasks if task.demonstration}
         self._waiting: list[str] = []
         """Ids, those of the last step first."""

@@ -54,7 +54,7 @@ def check_truncation(config: Config, objective: Objective) -> None:
 
 
 def _scoring(config: Config) -> list[tuple[str, RewardTerm | AdvantageComponent]]:
-    """What rewards and advantages are made with, each with its key and name."""
+    """The parts of rewards and advantages, each with its key and name."""
     algorithm = config.algorithm
     terms = [(f"rewards: {term.name!r}", term.function) for term in walk(build_terms(config.rewards))]
     advantage = algorithm.advantage

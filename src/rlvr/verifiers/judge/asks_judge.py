@@ -58,7 +58,7 @@ class AsksJudge(Verifier):
     """A folder that keeps replies, by the whole request and the number of the vote. null: none. With one, equal answers
     to a task get equal verdicts."""
     price: tuple[float, float] = (0.0, 0.0)
-    """What a million tokens cost, of prompts and of replies, for the metric `cost`."""
+    """The prices of a million tokens, of prompts and of replies, for the metric `cost`."""
     longest: int = 50_000
     """Characters of each text in the request; more are cut out of its middle."""
 

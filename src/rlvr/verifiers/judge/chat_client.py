@@ -97,7 +97,7 @@ class _Endpoint:
 
 @dataclass
 class _Connections:
-    """What the requests of one event loop share."""
+    """The parts that the requests of one event loop share."""
 
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
@@ -141,7 +141,7 @@ class ChatClient:
         return vars(self) | {"_loops": {}}
 
     def missing_key(self) -> str | None:
-        """Return what is wrong with the environment, or None."""
+        """Return the problem of the environment, or None."""
         if self.key is not None and not os.environ.get(self.key):
             return f"judge: the environment variable {self.key} with the key of {self.urls[0]} is not set"
         return None

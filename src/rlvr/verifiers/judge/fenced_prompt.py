@@ -86,7 +86,7 @@ class JudgeTemplate:
         return list(dict.fromkeys(_FIELD.findall(self.text)))
 
     def problem(self, task: Task) -> str | None:
-        """Return which field of the template the task lacks, or None."""
+        """Return the field of the template that the task lacks, or None."""
         for name in self.fields:
             if name not in self.needs and _value(task, name) is None:
                 where = "the task has no answer" if name == "answer" else f"the task's info has no {name!r}"

@@ -29,7 +29,7 @@ TOP_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class JudgeReading:
-    """What a reply says: its score, and the same as text."""
+    """The content of a reply: its score, and the same as text."""
 
     score: float
     text: str
@@ -268,7 +268,7 @@ def _line(code: str, coded: bool, what: str) -> str:
 
 
 def _coded(reply: ChatReply) -> str:
-    """What stands behind `Verdict CODE:`. JudgeError where that stands nowhere, or twice and differs."""
+    """The text behind `Verdict CODE:`. JudgeError where that stands nowhere, or twice and differs."""
     pattern = re.compile(rf"^\W*verdict\W+{re.escape(reply.code)}\W*[:\uff1a](.*)$", re.IGNORECASE | re.MULTILINE)
     said = {line.strip(" \t*_`'\".\u3002") for line in pattern.findall(reply.text)}
     if len(said) != 1:

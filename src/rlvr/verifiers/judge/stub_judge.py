@@ -91,7 +91,7 @@ class StubJudge:
         self.hung = 0
         self.most_at_once = 0
         self.error: Exception | None = None
-        """What the function `answer` raised first; the `with` block raises it at its end."""
+        """The first error of the function `answer`; the `with` block raises it at its end."""
         self._at_once = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
