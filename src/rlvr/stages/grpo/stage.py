@@ -355,7 +355,7 @@ class GRPOStage(Stage):
             why = f"algorithm.select left none of the {len(self._sampled)} responses"
         else:
             why = "rollout.plan sampled no group, as where its probe finds every task solved"
-        return f"step {row['step']}: nothing was learned, since {why}; the run goes on, and later such steps have no warning"
+        return f"step {row['step']}: nothing was learned, since {why}; the run goes on, later ones without a warning"
 
     def controllers(self) -> Iterator[Controller]:
         """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""
