@@ -1,0 +1,145 @@
+"""Sizes and rates of recipes, against the numbers of their authors' scripts, where no oracle of a step depends on them.
+
+A row names the file and what stands there; `updates` are its prompts by the prompts of a mini-batch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hand_written_steps import plan_of
+
+from rlvr.stages.stage_base import learning_rate
+
+# (recipe, stage, file at a commit) -> learning rate, prompts a step, of a mini-batch, responses, tokens of a response,
+# of a prompt (None: not limited here), temperature, KL weight.
+SCRIPTS = {
+    ("autothink", "balance", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage1.sh"): (
+        *(1e-6, 128, 64, 8, 8192, None, 0.6, 0.0),
+    ),
+    ("autothink", "both", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage2.sh"): (
+        *(1e-6, 64, 64, 8, 16384, None, 0.6, 0.0),
+    ),
+    ("autothink", "short", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage3.sh"): (
+        *(1e-6, 64, 64, 8, 24576, None, 0.6, 0.0),
+    ),
+    ("canon", "grpo", "biuboomc/CANON@7d6f814 scripts/setups.sh"): (1e-6, 512, 32, 16, 8192, 2048, 1.0, 0.0),
+    # Two sides of 128 prompts each, in one update.
+    ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 Co-rewarding-I/run_corewarding-I.sh"): (
+        *(3e-6, 256, 256, 8, 3072, None, 1.0, 0.005),
+    ),
+    ("dars", "grpo", "yangzhch6/DARS@9b21b71 experiments/DARS-7B-ET-Breadth.sh"): (
+        *(5e-6, 3072, 3072, 8, 3072, 1024, 1.0, 0.0),
+    ),
+    ("demystifying-long-cot", "grpo", "eddycmu/demystify-long-cot@e90cf9b section_4.5__...repetition_penalty.sh"): (
+        # 512 prompts of 16 responses, trained in batches of 512 responses.
+        *(5e-7, 512, 32, 16, 14336, None, 1.0, 0.01),
+    ),
+    ("laser", "grpo", "RUCBM/LaSeR@48996f7 verl/examples/grpo_trainer/run_qwen2_5_7b.sh"): (
+        *(1e-6, 128, 128, 8, 8192, None, 1.0, 0.0),
+    ),
+    ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e scripts/training/laser-d-1.5b/laser-d-1.5b-l4096.sh"): (
+        *(1e-6, 128, 64, 8, 16384, 1024, 0.6, 0.001),
+    ),
+    ("pacs", "grpo", "ritzz-ai/PACS@bbe1dc6 scripts/pacs/pacs_beta_1.0.sh"): (1e-6, 1024, 256, 8, 4096, 512, 1.0, 0.0),
+    ("psr", "grpo", "TianHongZXY/RLVR-Decomposed@a5d4e7c run_qwen2.5-math-7b_psr_nsr.sh"): (
+        *(1e-6, 1024, 256, 8, 3072, 1024, 1.0, 0.0),
+    ),
+    ("reasonrank", "grpo", "8421BCD/ReasonRank@06721fd verl/train_grpo.sh"): (1e-6, 16, 8, 8, 3072, 20480, 1.0, 0.001),
+    ("relift", "grpo", "TheRoadQaQ/ReLIFT@eb95454 examples/7b/train.sh"): (1e-6, 128, 64, 8, 8192, 1024, 1.0, 0.0),
+    ("riskpo", "grpo", "RTkenny/RiskPO@65ec40c scripts/run_qwen2.5_1.5b_MVaR_dapomath.sh"): (
+        *(1e-6, 512, 128, 10, 3072, 1024, 1.0, 0.0),
+    ),
+    # Eight with the external answer.
+    ("rl-plus", "grpo", "YihongDong/RL-PLUS@eb4aa4d exp_scripts/train_RL-PLUS.sh"): (
+        *(1e-6, 128, 64, 7, 8192, 1024, 1.0, 0.0),
+    ),
+    ("rlpr", "grpo", "OpenBMB/RLPR@8490fca examples/RLPR/reproduce_qwen.sh"): (1e-6, 768, 192, 8, 3072, 2048, 1.0, 0.0),
+    ("rover", "grpo", "tinnerhrhe/ROVER@b0fa587 Math/scripts/deepscaler/train/rover_qwen3_8b.sh"): (
+        *(1e-6, 128, 32, 8, 8192, 1024, 0.6, 0.0),
+    ),
+    ("sar", "grpo", "amazon-science/Self-Aligned-Reward-...@08892d0 scripts/SA-grpo-4B.sh"): (
+        *(1e-6, 128, 64, 6, 4096, 1024, 1.0, 0.001),
+    ),
+    ("self", "grpo", "mail-research/SELF-llm-interference@d17634b slurm/train_max_ppo.sh"): (
+        *(1e-6, 128, 64, 8, 3072, 1024, 1.0, 0.0),
+    ),
+    # README.md gives the options of the command, the script its defaults.
+    ("simplerl-zoo", "grpo", "hkust-nlp/simpleRL-reason@cf1c785 README.md, train_grpo_math_tune_ray.sh"): (
+        *(5e-7, 1024, 256, 8, 8192, 1024, 1.0, 1e-4),
+    ),
+    ("sparkle", "broad", "sparkle-reasoning/sparkle@c3581c9 scripts/train/stage_one.sh"): (
+        *(1e-6, 128, 64, 32, 3000, 1024, 0.6, 0.001),
+    ),
+    ("sparkle", "hard", "sparkle-reasoning/sparkle@c3581c9 scripts/train/stage_two_aug.sh"): (
+        *(1e-6, 128, 64, 32, 3000, 1024, 0.6, 0.01),
+    ),
+    ("tempo", "grpo", "fatebreaker/tempo@0a1c273 train_math_tempo.sh"): (1e-6, 512, 64, 7, 8192, 1024, 1.0, 0.0),
+    ("toolrl", "grpo", "qiancheng0/ToolRL@8cee13e examples/grpo_trainer/run_grpo.sh"): (
+        *(1e-6, 512, 128, 4, 1024, 2048, 1.0, 0.001),
+    ),
+    ("ucas", "grpo", "xvolcano02/UCAS@b122ff2 train_ucas_math_7b.sh"): (1e-6, 1024, 128, 16, 3072, 1024, 1.0, 0.0),
+    # 2 prompts on each of 8 devices.
+    (
+        "practical-two-stage-recipe",
+        "grpo",
+        "analokmaus/kaggle-aimo2-fast-math-r1@09bf8ff experiments/train_second_stage.py",
+    ): (*(4e-6, 16, 16, 8, 16384, None, 1.0, 0.04),),
+    ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 train_brrm_multinode_8b.sh"): (5e-7, 128, 32, 8, 16384, None, 1.0, 0.001),
+}
+
+
+@pytest.mark.parametrize("row", SCRIPTS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_sizes_and_rates_are_those_of_the_authors_script(row):
+    slug, name, _ = row
+    lr, prompts, mini, responses, longest, prompt, temperature, kl = SCRIPTS[row]
+    config = plan_of(slug, name).config
+    rollout, optim = config.rollout, config.optim
+    assert optim.lr == lr
+    assert (rollout.prompts_per_step, rollout.group_size) == (prompts, responses)
+    assert rollout.prompts_per_step / optim.updates_per_batch == mini
+    assert (rollout.max_new_tokens, config.data.max_prompt_tokens) == (longest, prompt)
+    assert rollout.temperature == temperature
+    assert (0.0 if config.algorithm.kl is None else config.algorithm.kl.coef) == kl
+
+
+# (recipe, stage, file at a commit) -> the rate at the start of the schedule, the share of the steps that is warm-up,
+# and the rate at the end as a share of it.
+SCHEDULES = {
+    # learning_rate, warmup_ratio and lr_scheduler_type
+    ("reasonrank", "sft", "8421BCD/ReasonRank@06721fd LLaMA-Factory/examples/train_full/qwen_full_sft.yaml"): (
+        *(5e-6, 0.1, 0.0),
+    ),
+    # CFG.LR and "cosine" over 20 epochs, of which the checkpoint that they go on with is the ninth.
+    (
+        "practical-two-stage-recipe",
+        "sft",
+        "analokmaus/kaggle-aimo2-fast-math-r1@09bf8ff experiments/train_first_stage.py",
+    ): (*(1e-5, 0.0, (1 + math.cos(math.pi * 9 / 20)) / 2),),
+    # LR of the script; cli/train_ce.py: cosine_with_min_lr to a tenth, 3 % of the steps
+    ("implicit-prm", "sft", "PRIME-RL/ImplicitPRM@c044175 train/tasks/run_ce.sh, train/openrlhf/cli/train_ce.py"): (
+        *(5e-7, 0.03, 0.1),
+    ),
+    # --actor_learning_rate; trainer/ray/ppo_actor.py: cosine_with_min_lr to a tenth
+    (
+        "demystifying-long-cot",
+        "grpo",
+        "eddycmu/demystify-long-cot@e90cf9b openrlhf/openrlhf/trainer/ray/ppo_actor.py",
+    ): (*(5e-7, 0.03, 0.1),),
+}
+
+
+@pytest.mark.parametrize("row", SCHEDULES, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_learning_rates_rise_and_fall_as_the_authors_do(row):
+    slug, name, _ = row
+    peak, warm, end = SCHEDULES[row]
+    plan = plan_of(slug, name)
+    steps = int(plan.steps)
+    rates = [learning_rate(plan.config.optim, step, steps) for step in range(steps + 1)]
+    begin = round(warm * steps)
+    assert rates[begin] == pytest.approx(peak)
+    assert rates[0] == pytest.approx(peak / max(1, begin))
+    # Half way between the end of the warm-up and the last step a cosine is at the mean of both ends.
+    assert rates[(begin + steps) // 2] == pytest.approx(peak * (1 + end) / 2, rel=0.02)
+    assert rates[steps] == pytest.approx(peak * end, rel=0.005, abs=1e-12)
