@@ -91,6 +91,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "confidence": "ucas.confidence",
         "noise": "noisy_verifier_corrections.noise",
         "repeated_tokens": "demystifying_long_cot.repeated_tokens",
+        "signs": "psr.signs",
         "surprise": "rl_plus.surprise",
     },
     "plan": {

@@ -17,12 +17,12 @@ from rlvr.advantages import (
     GroupAdvantage,
     Length,
     Outliers,
-    Signs,
     Whiten,
     informative,
 )
 from rlvr.errors import ConfigError
 from rlvr.recipes.noisy_verifier_corrections.noise import Noise
+from rlvr.recipes.psr.signs import Signs
 from rlvr.recipes.rl_plus.surprise import Surprise
 from rlvr.recipes.ucas.confidence import Confidence
 
@@ -114,7 +114,6 @@ def test_by_hand():
     batch = batch_of([1.0, 0.0, 0.5, math.nan], lengths=[1, 3, 2, 9])
     advantage = np.asarray([2.0, -1.0, 0.5, 0.0])
     np.testing.assert_array_equal(Clip(-0.5, 1.0)(batch, advantage), [1, -0.5, 0.5, 0])
-    np.testing.assert_array_equal(Signs(0.1, 2.0)(batch, advantage), [0.2, -2, 0.05, 0])
     np.testing.assert_allclose(Length()(batch, advantage), [1.0, -1.5, 0.5, 0])  # the mean length is 2
     np.testing.assert_allclose(Length(-1.0)(batch, advantage), [4.0, -2 / 3, 0.5, 0])
     zero = np.asarray([2.0, 0.0, 0.0, 0.0])
@@ -170,22 +169,11 @@ def test_entropy_equals_a_loop_and_never_turns_a_sign(case, scale, bound):
             assert np.sign(value) == np.sign(a)
 
 
-def test_psr_nsr_and_weighted_reinforce():
-    """Zhu et al. 2025 with rewards 0 and 1: PSR trains on right answers only, NSR on wrong ones only."""
-    batch = batch_of([1.0, 0.0, 1.0, math.nan])
-    base = GroupAdvantage(0.5, 0.5)(batch)
-    np.testing.assert_array_equal(base, [1, -1, 1, 0])
-    np.testing.assert_array_equal(Signs(negative=0.0)(batch, base), [1, 0, 1, 0])
-    np.testing.assert_array_equal(Signs(positive=0.0)(batch, base), [0, -1, 0, 0])
-    np.testing.assert_allclose(Signs(positive=0.1)(batch, base), [0.1, -1, 0.1, 0])
-
-
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
         ({"name": "clip", "low": 0.5}, "must hold 0"),
         ({"name": "clip", "high": -1}, "must hold 0"),
-        ({"name": "signs", "negative": -1.0}, "at least 0"),
         ({"name": "noise", "false_positive": 0.6, "false_negative": 0.5}, "their sum below 1"),
         ({"name": "noise", "false_negative": -0.1}, "at least 0"),
         ({"name": "entropy", "bound": 1.0}, "turn negative advantages positive"),

@@ -6,6 +6,8 @@ verl/trainer/ppo/core_algos.py, compute_psr_nsr_outcome_advantage with `weighted
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hand_written_steps import (
@@ -19,6 +21,11 @@ from hand_written_steps import (
     softmax,
 )
 
+from advantage_helpers import batch_of
+from rlvr import registry
+from rlvr.advantages import GroupAdvantage
+from rlvr.errors import ConfigError
+from rlvr.recipes.psr.signs import Signs
 from rlvr.records import Task
 
 TASK = Task(id="t", prompt="What is 2 + 2?", answer="4")
@@ -85,3 +92,21 @@ def test_gradient_of_a_later_update(step):
     got = step.gradient(step.score([GROUP]), MOVED, old=BEFORE, engine=ENGINE)
     expected = clipped_gradient(ADVANTAGES, IDS, MOVED, BEFORE, "tokens") - ENTROPY * entropy_gradient(MOVED)
     np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+def test_psr_nsr_and_weighted_reinforce():
+    """Zhu et al. 2025 with rewards 0 and 1: PSR trains on right answers only, NSR on wrong ones only."""
+    batch = batch_of([1.0, 0.0, 1.0, math.nan])
+    base = GroupAdvantage(0.5, 0.5)(batch)
+    np.testing.assert_array_equal(base, [1, -1, 1, 0])
+    np.testing.assert_array_equal(Signs(negative=0.0)(batch, base), [1, 0, 1, 0])
+    np.testing.assert_array_equal(Signs(positive=0.0)(batch, base), [0, -1, 0, 0])
+    np.testing.assert_allclose(Signs(positive=0.1)(batch, base), [0.1, -1, 0.1, 0])
+
+
+def test_both_signs_are_weighted_and_a_weight_is_at_least_0():
+    batch = batch_of([1.0, 0.0, 0.5, math.nan])
+    advantage = np.asarray([2.0, -1.0, 0.5, 0.0])
+    np.testing.assert_array_equal(Signs(0.1, 2.0)(batch, advantage), [0.2, -2, 0.05, 0])
+    with pytest.raises(ConfigError, match="at least 0"):
+        registry.build("modifier", {"name": "signs", "negative": -1.0})

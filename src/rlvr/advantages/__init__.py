@@ -9,7 +9,7 @@ and for a component with a memory `observe(metrics)`, `state_dict` and `load_sta
 """
 
 from rlvr.advantages.group import GroupAdvantage, group_advantage
-from rlvr.advantages.modifiers import Clip, Entropy, Length, Outliers, Signs, Whiten, informative
+from rlvr.advantages.modifiers import Clip, Entropy, Length, Outliers, Whiten, informative
 from rlvr.advantages.optimal_token import OptimalTokenBaseline
 from rlvr.advantages.pass_at_k import PassAtK
 from rlvr.advantages.spans import SpanAdvantage
@@ -22,7 +22,6 @@ __all__ = [
     "OptimalTokenBaseline",
     "Outliers",
     "PassAtK",
-    "Signs",
     "SpanAdvantage",
     "Whiten",
     "group_advantage",
