@@ -51,7 +51,7 @@ class Criterion:
     text: str
     weight: float = 1.0
     veto: bool = False
-    """Where it is not met (of a negative weight: where it is), the whole rubric gets `veto_score`."""
+    """True: the whole rubric gets `veto_score` where it is not met (of a negative weight: where it is)."""
 
     def strikes(self, met: float) -> bool:
         """Return True if the criterion is a veto and strikes."""
