@@ -19,6 +19,11 @@ from .grounding.boxes import (
 )
 from .instructions import InstructionsVerifier as InstructionsVerifier
 from .json_schema import JsonSchemaVerifier as JsonSchemaVerifier
+from .judge import (
+    JudgeVerifier as JudgeVerifier,
+    PairsVerifier as PairsVerifier,
+    RubricVerifier as RubricVerifier,
+)
 from .label import (
     LabelVerifier as LabelVerifier,
     RatingVerifier as RatingVerifier,

@@ -20,6 +20,8 @@ from rlvr.verifiers.audit.targets import FORMS, Target, form_of, gold_texts, wro
 from rlvr.verifiers.audit.trial import Attempt, Example, TrickOutcome, TrickTrial, outcome_of, try_tricks
 from rlvr.verifiers.audit.tricks import TRICKS
 
+ASKING = {"judge", "rubric", "pairs"}
+"""Verifiers that ask a service: tests/verifiers/judge/test_judge_attacks.py tries the tricks on one that is scripted."""
 NUMBER = Task(id="n", prompt="What is 6 times 7?", answer="42")
 OTHERS = (
     Task(id="r", prompt="Solve $2x > 6$.", answer="x > 3"),
@@ -329,7 +331,7 @@ def test_what_an_outcome_is():
     assert outcome_of(trick, Verdict.undecided("no"), 1.0) is TrickOutcome.UNDECIDED
 
 
-@pytest.mark.parametrize("name", sorted(set(registry.names("verifier")) - {"combine"}))
+@pytest.mark.parametrize("name", sorted(set(registry.names("verifier")) - {"combine", *ASKING}))
 def test_no_registered_verifier_pays_a_trick_or_is_left_undecided_by_one(name):
     async def trial_on_pool():
         verifier, trial = as_verifier(name), TrickTrial()
@@ -417,7 +419,7 @@ def test_every_trick_is_tried_on_a_registered_verifier_and_the_rules_of_math_on_
             result |= {trick.name for trick in TRICKS if (gold or not trick.needs_gold) and trick.write(target)}
         return result
 
-    tried = {name: written(name) for name in set(registry.names("verifier")) - {"combine"}}
+    tried = {name: written(name) for name in set(registry.names("verifier")) - {"combine", *ASKING}}
     assert set().union(*tried.values()) == {trick.name for trick in TRICKS}
     rules = {"declaration", "approximation", "rearranged", "restated in words", "letter dropped", "another unit"}
     assert rules | {"scale word", "chain", "restated", "taken back"} <= tried["math"]

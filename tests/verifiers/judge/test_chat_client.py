@@ -71,8 +71,8 @@ def test_each_wait_is_about_twice_the_one_before(monkeypatch):
     monkeypatch.setattr(chat_client.asyncio, "sleep", lambda seconds: waits.append(seconds) or _nothing())
     with StubJudge(fail=1.0) as stub:
         asked(client(stub.url, retries=12))
-    bounds = [min(0.02 * 2**n, chat_client.LONGEST_BACKOFF) for n in range(12)]
-    assert len(waits) == 12
+    bounds = [min(0.02 * 2**n, chat_client.LONGEST_BACKOFF) for n in range(11)]
+    assert len(waits) == 11  # the first attempt after a failure is made at once
     assert all(0.75 * most <= wait <= most for wait, most in zip(waits, bounds, strict=True)), waits
 
 
@@ -112,14 +112,30 @@ def test_no_more_requests_at_once_than_allowed():
         assert stub.most_at_once == 3
 
 
-def test_a_request_that_hangs_is_sent_a_second_time():
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_request_that_hangs_is_sent_again(warm):
+    """Also where all requests of a run's first step go out together, so that it is not known yet what is late."""
     with StubJudge(delay=0.02, hang=0.1, seed=3) as stub:
-        made = client(stub.url, hedge=3.0, timeout=30.0)
-        asked(made, times=8)
+        made = client(stub.url, hedge=1.5, timeout=30.0)
+        if warm:
+            stub.hang = 0.0
+            asked(made, times=8)
+            stub.hang = 0.1
         start = time.monotonic()
         assert all(reply.text == "yes" for reply in asked(made, times=40))
         assert time.monotonic() - start < 10
         assert made.usage.hedged >= stub.hung > 0
+        assert made.usage.failed == 0
+
+
+def test_a_limit_of_requests_is_waited_for_and_a_single_failure_is_not(monkeypatch):
+    monkeypatch.setattr(chat_client, "FIRST_BACKOFF", 0.4)
+    for status, least, most in ((429, 0.3, 5.0), (500, 0.0, 0.29)):
+        with Flaky() as stub:
+            stub.statuses = (status,)
+            start = time.monotonic()
+            assert asked(client(stub.url))[0].text == "yes"
+            assert least <= time.monotonic() - start < most
 
 
 def test_a_request_that_hangs_ends_at_its_time_limit():

@@ -210,7 +210,7 @@ def test_what_is_refused_before_training(monkeypatch):
         ({"read": "number", "low": 3, "high": 3}, "not below"),
         ({"read": "probability", "votes": 3}, "the same for every vote"),
         ({"request": {"n": 4}}, "sets 'n'"),
-        ({"hedge": 0.5}, "above 1"),
+        ({"hedge": 0.5}, "1 or more"),
         ({"reed": "label"}, "no option 'reed'"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -45,15 +45,16 @@ class AsksJudge(Verifier):
     concurrency: int = 64
     """Requests under way at a time; `verification.concurrent` bounds the verdicts."""
     retries: int = 4
-    """Further attempts at a request whose failure may pass, after half a second, a second, two ... or what the endpoint
-    asks for."""
+    """Further attempts at a request whose failure may pass: the first at once, unless others fail too, then after half
+    a second, a second, two ... or what the endpoint asks for."""
     timeout: float = 60.0
     """Seconds for one attempt."""
     deadline: float = 180.0
     """Seconds for one verdict (or the verdicts on one group), with its attempts and the wait for a free slot; past them
     it is undecided. `verification.time_limit` must not be lower."""
-    hedge: float | None = 3.0
-    """A request that takes this many times the median is sent once more, and the first reply counts; null: never."""
+    hedge: float | None = 1.5
+    """A request that takes this many times as long as 95 % of the others is sent again, at most twice, and the first
+    reply counts; null: never."""
     cache: str | None = None
     """A folder that keeps replies, by the whole request and the number of the vote. null: none. With one, equal answers
     to a task get equal verdicts."""

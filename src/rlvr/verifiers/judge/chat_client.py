@@ -2,9 +2,9 @@
 
 Which failures are worth another attempt, the backoff (half a second, doubled up to 8 s, less up to a quarter of jitter)
 and the bound on `Retry-After` (two minutes) are those of OpenAI's own client (openai/openai-python,
-src/openai/_base_client.py at 000f030a, `_should_retry` and `_calculate_retry_timeout`). A request that takes much
-longer than the others is sent a second time, and the first reply counts: the hedged requests of Dean and Barroso, "The
-Tail at Scale" (CACM 2013).
+src/openai/_base_client.py at 000f030a, `_should_retry` and `_calculate_retry_timeout`), but that a single failure is
+tried again at once. A request that takes longer than nearly all others is sent again, and the first reply counts: the
+hedged requests of Dean and Barroso, "The Tail at Scale" (CACM 2013), who send them past the 95th percentile.
 
 Invariants: connections are open only while requests are, on the event loop that makes them, so that nothing has to be
 closed; the key is read from the environment for each request, and is in no configuration, file or message.
@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import random
-import statistics
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -43,23 +42,29 @@ RETRIED = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which a request is made again; 425 (too early) is added to OpenAI's."""
 LARGEST_REPLY = 16 * 2**20
 """Bytes. Arbitrary: a verdict has kilobytes, with the log-probs of a thousand tokens a megabyte."""
-# Arbitrary. The median of fewer would often be that of the first requests, which wait for connections.
+# Arbitrary: a judge's load changes within minutes, and fewer than eight replies say little of the slow ones.
 LATENCIES = 64
 FEWEST_LATENCIES = 8
 """Most, and fewest, requests whose seconds decide when a further one is late."""
 
+# Arbitrary. Of three requests all hang where a fiftieth does in one of 125,000 cases.
+MOST_HEDGES = 2
+"""Most further requests beside one that is late."""
 SOONEST_HEDGE = 0.05
 """Seconds before which no request is late: where replies take milliseconds, a busy machine delays many."""
 
 
 class JudgeError(Exception):
-    """A judge gave no verdict. `retry_after`: seconds that the endpoint asks to wait; `retried`: another attempt may
-    end otherwise."""
+    """A judge gave no verdict. `retried`: another attempt may end otherwise; `throttled`: there are too many of them;
+    `retry_after`: seconds that the endpoint asks to wait."""
 
-    def __init__(self, cause: Cause, text: str, retried: bool = False, retry_after: float = 0.0) -> None:
+    def __init__(
+        self, cause: Cause, text: str, retried: bool = False, throttled: bool = False, retry_after: float = 0.0
+    ) -> None:
         super().__init__(text)
         self.cause: Cause = cause
         self.retried = retried
+        self.throttled = throttled
         self.retry_after = retry_after
 
 
@@ -72,7 +77,7 @@ class ChatUsage:
     failed: int = 0
     """Requests without a usable reply."""
     hedged: int = 0
-    """Slow requests that were sent a second time."""
+    """Requests that were sent since those before were late."""
     cached: int = 0
     """Replies from the cache."""
     replies: int = 0
@@ -119,8 +124,8 @@ class ChatClient:
     retries: int = 4
     timeout: float = 60.0
     """Seconds for one request."""
-    hedge: float | None = 3.0
-    """A request that takes this many times the median is sent a second time; None: never."""
+    hedge: float | None = 1.5
+    """A request that takes this many times as long as 95 % of the others is sent again; None: never."""
 
     def __post_init__(self) -> None:
         if not self.model or not self.urls:
@@ -130,8 +135,8 @@ class ChatClient:
                 raise ConfigError(f"judge: {url!r} is no url such as http://localhost:8000/v1")
         if self.concurrency < 1 or self.retries < 0 or not self.timeout > 0:
             raise ConfigError("judge: concurrency must be 1 or more, retries 0 or more, and timeout above 0")
-        if self.hedge is not None and not self.hedge > 1:
-            raise ConfigError(f"judge: hedge={self.hedge} must be above 1, or null")
+        if self.hedge is not None and not self.hedge >= 1:
+            raise ConfigError(f"judge: hedge={self.hedge} must be 1 or more, or null")
         self.usage = ChatUsage()
         self._endpoints = [_Endpoint(url.rstrip("/") + "/chat/completions") for url in self.urls]
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
@@ -185,12 +190,15 @@ class ChatClient:
 
     async def _with_retries(self, session: aiohttp.ClientSession, data: bytes) -> ChatReply:
         failed: _Endpoint | None = None
+        throttled = False
         for attempt in range(self.retries + 1):
             endpoint = self._choose(failed)
             wait = endpoint.resting_until - time.monotonic()
-            # A url that has not failed is asked at once, and one that has not after the backoff.
-            if failed is not None and (endpoint is failed or endpoint.failures):
-                backoff = min(FIRST_BACKOFF * 2.0 ** (attempt - 1), LONGEST_BACKOFF)
+            # A url that has not failed is asked at once, and one that has after the backoff.
+            # One failure among replies is no reason to wait either; a limit of requests is.
+            single = attempt == 1 and endpoint.failures <= 1 and not throttled
+            if failed is not None and (endpoint is failed or endpoint.failures) and not single:
+                backoff = min(FIRST_BACKOFF * 2.0 ** max(0, attempt - 2), LONGEST_BACKOFF)
                 wait = max(wait, backoff * (1 - 0.25 * random.random()))
             if wait > 0:
                 await asyncio.sleep(wait)
@@ -200,6 +208,7 @@ class ChatClient:
                 if not error.retried or attempt == self.retries:
                     raise
                 failed = endpoint
+                throttled = error.throttled
         raise AssertionError("the last attempt returns or raises")
 
     def _choose(self, avoid: _Endpoint | None = None) -> _Endpoint:
@@ -212,28 +221,42 @@ class ChatClient:
         return min(self._endpoints, key=rank)
 
     async def _hedged(self, session: aiohttp.ClientSession, endpoint: _Endpoint, data: bytes) -> ChatReply:
-        """The reply to a request, or to a second one where the first is late."""
-        first = self._send(session, endpoint, data)
-        requests = {first}
+        """The reply to a request, or to a further one where those before are late."""
+        requests = [self._send(session, endpoint, data)]
+        waiting: set[asyncio.Task[ChatReply]] = set(requests)
+        sent = time.monotonic()
         try:
-            if self.hedge is not None and len(self._latencies) >= FEWEST_LATENCIES:
-                late = max(SOONEST_HEDGE, self.hedge * statistics.median(self._latencies))
-                await asyncio.wait(requests, timeout=late)
-                if not first.done():
-                    self.usage.hedged += 1
-                    requests.add(self._send(session, self._choose(endpoint), data))
-            waiting = requests
             while waiting:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                late = self._late() if len(requests) <= MOST_HEDGES else None
+                if late is not None and time.monotonic() - sent >= late:
+                    self.usage.hedged += 1
+                    requests.append(self._send(session, self._choose(endpoint), data))
+                    waiting.add(requests[-1])
+                    sent = time.monotonic()
+                    continue
+                # Asked again after a while where it is not known yet what is late: the first requests of a run go out
+                # together, and one of them may hang.
+                patience = SOONEST_HEDGE if late is None else late - (time.monotonic() - sent)
+                unknown = late is None and (self.hedge is None or len(requests) > MOST_HEDGES)
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=None if unknown else patience, return_when=asyncio.FIRST_COMPLETED
+                )
                 for request in done:
                     if request.exception() is None:
                         return request.result()
-            return first.result()  # raises
+            return requests[0].result()  # raises
         finally:
             for request in requests:
                 request.cancel()
             # Cancelled requests close their connections before the session may be closed.
             await asyncio.gather(*requests, return_exceptions=True)
+
+    def _late(self) -> float | None:
+        """Seconds after which a request is late; None where it is not known."""
+        if self.hedge is None or len(self._latencies) < FEWEST_LATENCIES:
+            return None
+        ordered = sorted(self._latencies)
+        return max(SOONEST_HEDGE, self.hedge * ordered[int(0.95 * (len(ordered) - 1))])
 
     def _send(self, session: aiohttp.ClientSession, endpoint: _Endpoint, data: bytes) -> asyncio.Task[ChatReply]:
         # Counted here and not in the task, which begins later: the next request is to see it.
@@ -300,7 +323,7 @@ def _read(status: int, headers: Mapping[str, str], body: bytes) -> tuple[ChatRep
         text = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
         retried = status in RETRIED or status >= 500
         cause: Cause = "unreachable" if retried else "refused"
-        raise JudgeError(cause, text, retried, _retry_after(headers) if retried else 0.0)
+        raise JudgeError(cause, text, retried, status == 429, _retry_after(headers) if retried else 0.0)
     try:
         row = json.loads(body)
         choice = row["choices"][0]

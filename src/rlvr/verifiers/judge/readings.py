@@ -11,7 +11,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr.errors import ConfigError
@@ -33,6 +33,8 @@ class JudgeReading:
 
     score: float
     text: str
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Scores within it, by name."""
 
 
 class VerdictReader(ABC):
@@ -90,7 +92,7 @@ class LabelReader(VerdictReader):
         else:
             label = last_label(_after_reasoning(reply.text), {label: (label,) for label in self.labels})
         if label is None:
-            raise _unparsable(reply, "names no label, or several")
+            raise unparsable(reply, "names no label, or several")
         return JudgeReading(float(self.labels[label]), label)
 
 
@@ -119,7 +121,7 @@ class NumberReader(VerdictReader):
             line = lines[-1] if lines else ""
         number = _LAST_NUMBER.fullmatch(line)
         if number is None:
-            raise _unparsable(reply, "has not one number in its last line with digits")
+            raise unparsable(reply, "has not one number in its last line with digits")
         return JudgeReading(scaled(float(number[1]), self.low, self.high), number[1])
 
 
@@ -127,7 +129,7 @@ class NumberReader(VerdictReader):
 class JsonReader(VerdictReader):
     """A field of the last JSON object: a number from `low` to `high`, true or false, or one of the labels."""
 
-    field: str
+    name: str
     low: float
     high: float
     labels: Mapping[str, float]
@@ -138,13 +140,13 @@ class JsonReader(VerdictReader):
 
     def __post_init__(self) -> None:
         NumberReader(self.low, self.high)
-        if self.schema is not None and self.field not in self.schema.get("properties", {}):
-            raise ConfigError(f"judge: the schema has no property {self.field!r}, the field that is read")
+        if self.schema is not None and self.name not in self.schema.get("properties", {}):
+            raise ConfigError(f"judge: the schema has no property {self.name!r}, the field that is read")
         if self.schema is not None:
             _validator(self.schema)
 
     def instruction(self, code: str) -> str:
-        form = "that fits the schema" if self.schema is not None else f'with the key "{self.field}"'
+        form = "that fits the schema" if self.schema is not None else f'with the key "{self.name}"'
         with_code = f', and the key "code" with the value "{code}"' if self.coded else ""
         return f"End your reply with one JSON object {form}{with_code}."
 
@@ -158,19 +160,19 @@ class JsonReader(VerdictReader):
         return {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}}
 
     def read(self, reply: ChatReply) -> JudgeReading:
-        found = [row for row in json_objects(_after_reasoning(reply.text)) if self.field in row]
+        found = [row for row in json_objects(_after_reasoning(reply.text)) if self.name in row]
         if self.coded:
             found = [row for row in found if row.get("code") == reply.code]
-            if any(row[self.field] != found[0][self.field] for row in found):
-                raise _unparsable(reply, "has two different verdicts")
+            if any(row[self.name] != found[0][self.name] for row in found):
+                raise unparsable(reply, "has two different verdicts")
         if not found:
-            raise _unparsable(reply, f"has no JSON object with {self.field!r}{' and the code' if self.coded else ''}")
+            raise unparsable(reply, f"has no JSON object with {self.name!r}{' and the code' if self.coded else ''}")
         row = found[-1]
         if self.schema is not None:
             shown = {key: value for key, value in row.items() if key != "code" or not self.coded}
             if (error := next(_validator(self.schema).iter_errors(shown), None)) is not None:
-                raise _unparsable(reply, f"does not fit the schema: {error.message[:200]}")
-        value = row[self.field]
+                raise unparsable(reply, f"does not fit the schema: {error.message[:200]}")
+        value = row[self.name]
         if isinstance(value, bool):
             return JudgeReading(float(value), str(value).lower())
         if isinstance(value, (int, float)):
@@ -179,7 +181,7 @@ class JsonReader(VerdictReader):
             for label, score in self.labels.items():
                 if label.casefold() == value.strip().casefold():
                     return JudgeReading(float(score), label)
-        raise _unparsable(reply, f"has {value!r:.80} as {self.field!r}, neither a number nor a label")
+        raise unparsable(reply, f"has {value!r:.80} as {self.name!r}, neither a number nor a label")
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ def _coded(reply: ChatReply) -> str:
     pattern = re.compile(rf"^\W*verdict\W+{re.escape(reply.code)}\W*[:\uff1a](.*)$", re.IGNORECASE | re.MULTILINE)
     said = {line.strip(" \t*_`'\".\u3002") for line in pattern.findall(reply.text)}
     if len(said) != 1:
-        raise _unparsable(reply, "has two different verdicts" if said else "has no line with the verdict and its code")
+        raise unparsable(reply, "has two different verdicts" if said else "has no line with the verdict and its code")
     return said.pop()
 
 
@@ -280,6 +282,7 @@ def _after_reasoning(text: str) -> str:
     return _REASONING.sub("", text, count=1)
 
 
-def _unparsable(reply: ChatReply, what: str) -> JudgeError:
+def unparsable(reply: ChatReply, what: str) -> JudgeError:
+    """The error of a reply that cannot be read; `what` goes on after `the reply`."""
     cut_off = " (it was cut off: raise max_tokens)" if reply.truncated else ""
     return JudgeError("unparsable", f"the reply {what}{cut_off}: ...{reply.text[-200:]!r}")

@@ -19,7 +19,7 @@ from typing import Any
 
 _FENCED = re.compile(r"^<<<BEGIN (\w+) (\w+)>>>\n(.*?)\n<<<END \1 \2>>>$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"<<<BEGIN name (\w+)>>>")
-FAULTS = (500, 503, 429, 0)
+FAULTS = (500, 503, 0)
 """Statuses of failures, in turn; 0: the connection is closed without a reply."""
 
 

@@ -1,0 +1,184 @@
+"""The verifier `rubric`: a language model says which criteria of a task a response meets; weights make the score.
+
+The score is that of HealthBench (openai/simple-evals, healthbench_eval.py at 9e2fafd1, `calculate_score`): the points
+of the criteria that are met, divided by the sum of the positive points, so that criteria of what is undesirable have
+negative points and the score may be below 0. Its field names `criterion` and `points` are taken, too. That one request
+holds all criteria, and that a reply without each of them is no verdict, is as in PrimeIntellect-ai/verifiers
+(verifiers/v1/judges/rubric.py at a60a606e, `max_criteria: None` and `score_verdicts`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvr.errors import ConfigError
+from rlvr.records import Task, Verdict
+from rlvr.registry import register_verifier
+from rlvr.verifiers.judge.asks_judge import AsksJudge
+from rlvr.verifiers.judge.chat_client import JudgeError
+from rlvr.verifiers.judge.fenced_prompt import JudgeTemplate
+from rlvr.verifiers.judge.judge_verifier import voted
+from rlvr.verifiers.judge.readings import JudgeReading, LabelReader, VerdictReader, json_objects, unparsable
+from rlvr.verifiers.judge.reply_cache import ChatReply
+
+TEMPLATE = """Decide for each criterion whether the response meets it. A criterion of several parts is met where all \
+are. A criterion may be of something undesirable: say whether it is met, not whether that is good.
+
+Task:
+{prompt}
+
+Response:
+{response}
+
+Criteria:
+{criteria}"""
+_TEXTS = ("text", "criterion", "description")
+_NAMES = ("name", "title")
+_WEIGHTS = ("weight", "points")
+"""Keys of a criterion: ours first, then those of published data sets."""
+_MET = LabelReader({"met": 1.0, "not met": 0.0})
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One criterion of a rubric."""
+
+    name: str
+    text: str
+    weight: float = 1.0
+    veto: bool = False
+    """True: the whole rubric gets `veto_score` where it is not met (of a negative weight: where it is)."""
+
+    def strikes(self, met: float) -> bool:
+        """Return True if the criterion is a veto and strikes."""
+        return self.veto and bool(met) == (self.weight < 0)
+
+
+def read_criteria(written: Any) -> list[Criterion] | str:
+    """The criteria of a list of texts or mappings; else in words what is wrong with them."""
+    if not isinstance(written, Sequence) or isinstance(written, str) or not written:
+        return "a rubric is a list of criteria, at least one"
+    result = []
+    for number, one in enumerate(written, start=1):
+        row: Mapping[str, Any] = one if isinstance(one, Mapping) else {"text": one}
+        text = next((row[key] for key in _TEXTS if row.get(key)), None)
+        weight = next((row[key] for key in _WEIGHTS if key in row), 1.0)
+        name = next((str(row[key]) for key in _NAMES if row.get(key)), str(number))
+        if not isinstance(text, str):
+            return f"criterion {number} has no `text`"
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            return f"the weight of criterion {number} is {weight!r}, not a finite number"
+        result.append(Criterion(name, text, float(weight), bool(row.get("veto", False))))
+    names = [criterion.name for criterion in result]
+    if len(set(names)) < len(names):
+        return "two criteria have one name"
+    if not any(criterion.weight > 0 for criterion in result):
+        return "no criterion has a weight above 0, so nothing could ever be paid"
+    return result
+
+
+@dataclass(frozen=True)
+class CriteriaReader(VerdictReader):
+    """A JSON object that says for each criterion whether it is met."""
+
+    count: int
+    coded: bool = True
+    worst = 0.0
+    best = 1.0
+
+    def instruction(self, code: str) -> str:
+        numbers = ", ".join(f'"{number}": true or false' for number in range(1, min(self.count, 2) + 1))
+        form = f"{{{numbers}{', ...' if self.count > 2 else ''}}}"
+        key = f' and "code" the value "{code}"' if self.coded else ""
+        return (
+            f'End your reply with one JSON object in which "met" has the value {form}, with an entry for each of the '
+            f"{self.count} criteria{key}."
+        )
+
+    def read(self, reply: ChatReply) -> JudgeReading:
+        found = [row["met"] for row in json_objects(reply.text) if self._is_verdict(row, reply.code)]
+        if not found or any(one != found[0] for one in found):
+            raise unparsable(reply, "has two different verdicts" if found else "has no JSON object with `met`")
+        met = found[0]
+        if set(met) != {str(number) for number in range(1, self.count + 1)}:
+            raise unparsable(reply, f"speaks of the criteria {', '.join(sorted(met))}, and there are {self.count}")
+        if not all(isinstance(value, bool) for value in met.values()):
+            raise unparsable(reply, "says something other than true or false of a criterion")
+        parts = {name: float(value) for name, value in met.items()}
+        return JudgeReading(sum(parts.values()) / self.count, json.dumps(met), parts)
+
+    def _is_verdict(self, row: Mapping[str, Any], code: str) -> bool:
+        return isinstance(row.get("met"), dict) and (not self.coded or row.get("code") == code)
+
+
+@register_verifier("rubric")
+@dataclass
+class RubricVerifier(AsksJudge):
+    """The weighted share of a task's criteria that a language model finds met.
+
+    `Verdict.scores` has 1 or 0 for each criterion by its name, so that the reward term `verdict` reads each with
+    `part`. Several votes are counted for each criterion by itself.
+    """
+
+    rubric: str = "rubric"
+    """The field of `info` with the task's criteria: a list of texts, or of mappings with `text` (or `criterion`,
+    `description`), `weight` (or `points`; 1 by default, negative for what is undesirable), `name` (or `title`) and
+    `veto`."""
+    criteria: list[Any] = field(default_factory=list)
+    """Criteria of all tasks, written the same, which come before those of `info`; with some, a task need have none."""
+    veto_score: float = 0.0
+    """The score where a veto strikes, whatever else is met."""
+    template: str = TEMPLATE
+    """The request, with `{response}`, `{criteria}`, `{prompt}`, `{answer}` and fields of `info`."""
+    coded: bool = True
+    """As of the verifier `judge`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._template = JudgeTemplate(self.template, ("response", "criteria"), self.longest)
+        if self.criteria and isinstance(problem := read_criteria(self.criteria), str):
+            raise ConfigError(f"rubric: {problem}")
+
+    def check_task(self, task: Task) -> str | None:
+        problem = super().check_task(task)
+        if problem is None and isinstance(criteria := self._criteria(task), str):
+            problem = f"info[{self.rubric!r}]: {criteria}"
+        return problem or self._template.problem(task)
+
+    async def verify(self, task: Task, completion: str) -> Verdict:
+        criteria = self._criteria(task)
+        if isinstance(criteria, str):
+            return Verdict.undecided(criteria)
+        # One line each, so that none of them can look like two.
+        shown = "\n".join(f"{n}. {' '.join(one.text.split())}" for n, one in enumerate(criteria, start=1))
+        given = {"response": completion, "criteria": shown}
+        votes = await self.readings(
+            lambda code: self._template.filled(task, given, code), CriteriaReader(len(criteria), self.coded)
+        )
+        met: dict[str, float] = {}
+        for number, criterion in enumerate(criteria, start=1):
+            said = voted([_of(vote, str(number)) for vote in votes], "majority", _MET)
+            if isinstance(said, JudgeError):
+                return self.undecided(said)
+            met[criterion.name] = said
+        struck = [criterion.name for criterion in criteria if criterion.strikes(met[criterion.name])]
+        reason = "met: " + (", ".join(name for name, value in met.items() if value) or "none")
+        if struck:
+            return Verdict.from_score(self.veto_score, reason=f"veto of {', '.join(struck)}; {reason}", scores=met)
+        total = math.fsum(criterion.weight for criterion in criteria if criterion.weight > 0)
+        points = math.fsum(criterion.weight * met[criterion.name] for criterion in criteria)
+        return Verdict.from_score(points / total, reason=reason, scores=met)
+
+    def _criteria(self, task: Task) -> list[Criterion] | str:
+        written = task.info.get(self.rubric)
+        if written is None:
+            return read_criteria(self.criteria)
+        return read_criteria([*self.criteria, *written] if isinstance(written, (list, tuple)) else written)
+
+
+def _of(vote: JudgeReading | JudgeError, number: str) -> JudgeReading | JudgeError:
+    return vote if isinstance(vote, JudgeError) else JudgeReading(vote.parts[number], vote.text)

@@ -1,0 +1,84 @@
+"""docs/judges.md: its samples judge and train with a scripted judge, its program runs, and its table of failures is
+whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+import yaml
+
+from rlvr.records import Task
+from rlvr.testing import StubJudge
+from rlvr.verifiers import as_verifier
+from rlvr.verifiers.judge.chat_client import Cause
+
+BLOCK = re.compile(r"^```(python|yaml)\n# ([\w.]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def page(root):
+    return (root / "docs/judges.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def blocks(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JUDGE_KEY", "a key")
+    return {name: text for _, name, text in BLOCK.findall(page)}
+
+
+def written(blocks, name, stub):
+    """The configuration of the page, with the stub in the place of its servers."""
+    return yaml.safe_load(re.sub(r"http://localhost:\d+/v1", stub.url, blocks[name]))
+
+
+def test_the_judge_in_ten_lines(blocks):
+    assert len(blocks["judge"].splitlines()) <= 10
+    with StubJudge(lambda request: request.verdict("partly" if "5" in request.fenced["response"] else "yes")) as stub:
+        verifier = as_verifier(written(blocks, "judge", stub)["verifier"])
+        scores = [asyncio.run(verifier.verify(Task("1", "?", "4"), text)).score for text in ("4", "5", "4")]
+        assert scores == [1, 0.5, 1]
+        assert len(stub.requests) == 6 and stub.requests[0].key == "a key"  # three votes, and the third from the cache
+
+
+def test_the_rubric_in_ten_lines_trains(blocks, make_trainer):
+    assert len(blocks["rubric"].splitlines()) <= 10
+
+    def answer(request):
+        rude = len(request.fenced["response"]) % 2 == 0
+        return json.dumps({"code": request.code, "met": {"1": True, "2": rude}})
+
+    with StubJudge(answer) as stub:
+        trainer = make_trainer(written(blocks, "rubric", stub))
+        trainer.train(1)
+    even = [float(len(rollout.text) % 2 == 0) for rollout in trainer.batch.rollouts]
+    # Met the first, of 2 points of 2; the veto of the second makes it 0.
+    assert trainer.batch.columns["reward/quality"].tolist() == [1 - one for one in even]
+
+
+def test_the_pairs_train(blocks, make_trainer):
+    def longer(request):
+        return request.verdict("A" if len(request.fenced["first"]) > len(request.fenced["second"]) else "B")
+
+    with StubJudge(longer) as stub:
+        trainer = make_trainer(written(blocks, "pairs", stub))
+        trainer.train(1)
+    scores = [rollout.verdict.score for rollout in trainer.batch.rollouts if any(map(str.isdigit, rollout.text))]
+    assert scores and all(score is None or 0 < score < 1 for score in scores)
+
+
+def test_the_program_runs(blocks, tmp_path):
+    (tmp_path / "stub.py").write_text(blocks["stub.py"])
+    done = subprocess.run([sys.executable, "stub.py"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.stderr) == (["1.0", "1"], "")
+
+
+def test_every_sample_is_tried_and_every_cause_is_named(blocks, page):
+    assert set(blocks) == {"judge", "rubric", "pairs", "stub.py"}
+    assert set(re.findall(r"`verifier/NAME/undecided/(\w+)`", page)) == set(get_args(Cause))
