@@ -15,7 +15,7 @@ from rlvr.core.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, load_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import Request, RolloutContext, Sampling, make_rollout
-from rlvr.rollout.decoder import UnfitError
+from rlvr.rollout.decoder_parts import UnfitError
 from rlvr.rollout.rows import uniforms
 
 PATIENCE = 60  # seconds: generous, since the machine is shared
@@ -157,7 +157,7 @@ class Spy:
         self.real, self.shapes = policy.next_logits, []
         self.before, self.after = before, after
         monkeypatch.setattr(policy, "next_logits", self, raising=False)
-        monkeypatch.setattr("rlvr.rollout.decoder.proven", _unproven)
+        monkeypatch.setattr("rlvr.rollout.hf.proven", _unproven)
 
     def __call__(self, input_ids, attention_mask, position_ids, cache):
         self.shapes.append(tuple(input_ids.shape))

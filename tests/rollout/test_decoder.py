@@ -7,9 +7,12 @@ import pytest
 import torch
 from engine_helpers import Spy, ask, gap, ids_of, shake, small, some_requests
 
-from rlvr.rollout import HFEngine, Request, Sampling
-from rlvr.rollout.decoder import Decoder, UnfitError, proven
-from rlvr.rollout.rows import RowCache
+from rlvr.rollout import HFEngine, HFEngineOptions, Request, Sampling
+from rlvr.rollout.aligned_cache import padded
+from rlvr.rollout.decoder import Decoder
+from rlvr.rollout.decoder_parts import UnfitError
+from rlvr.rollout.decoder_trial import proven
+from rlvr.rollout.rows import CachePlan
 
 FAMILY = ["llama", "qwen2", "qwen3", "gemma", "mistral", "phi3"]
 
@@ -32,19 +35,24 @@ def compared(policy, steps=20, seed=0):
     """The largest difference of the short steps' logits from a pass over the whole sequences, without cache or
     padding."""
     random = np.random.default_rng(seed)
-    lengths = [1, 4, 9]
+    lengths = np.asarray([1, 4, 9])
     tokens = torch.from_numpy(random.integers(3, len(policy.tokenizer), size=(3, 9 + steps)))
-    seen = torch.arange(9) >= 9 - torch.tensor(lengths)[:, None]
-    cache, decoder, worst = RowCache(len(policy.causal_lm.base_model.layers)), Decoder(policy), 0.0
+    decoder, worst = Decoder(policy, proven), 0.0
+
+    def check(result, count):
+        nonlocal worst
+        for row, length in enumerate(lengths):
+            whole = policy.model(input_ids=tokens[row : row + 1, : length + count]).logits[0, -1]
+            worst = max(worst, float((result[row] - whole).abs().max() / whole.abs().max().clamp_min(1.0)))
+
     with torch.inference_mode():
-        decoder.next_logits(tokens[:, :9], seen, (seen.cumsum(-1) - 1).clamp_min(0), cache)
-        for at in range(9, 9 + steps):
-            seen = torch.cat([seen, torch.ones(3, 1, dtype=torch.bool)], 1)
-            positions = torch.tensor(lengths)[:, None] + at - 9
-            result = decoder.next_logits(tokens[:, at : at + 1], seen, positions, cache)
-            for row, length in enumerate(lengths):
-                whole = policy.model(input_ids=tokens[row : row + 1, 9 - length : at + 1]).logits[0, -1]
-                worst = max(worst, float((result[row] - whole).abs().max() / whole.abs().max().clamp_min(1.0)))
+        prompts = [tuple(tokens[row, :length].tolist()) for row, length in enumerate(lengths)]
+        logits, cache = decoder.read(prompts, np.arange(3), CachePlan(3, 9 + steps), joins=False)
+        check(logits, 0)
+        for count in range(steps):
+            places = lengths + count
+            ids = tokens[torch.arange(3), torch.from_numpy(places)]
+            check(decoder.next_logits(ids, torch.from_numpy(places), places, cache), count + 1)
     return decoder, worst
 
 
@@ -53,6 +61,25 @@ def test_logits_are_those_of_the_whole_sequence(of_kind, architecture):
     decoder, worst = compared(of_kind(architecture))
     assert decoder.steps is not None
     assert worst < 1e-5
+
+
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_greedy_tokens_and_log_probs_are_those_of_hugging_face(of_kind, architecture):
+    """generate() over the same prompts, padded on the left, and a full forward pass over what was sampled."""
+    policy = of_kind(architecture)
+    requests = some_requests(policy, 9, seed=5, temperature=0.0, ignore_eos=True)
+    completions = ask(HFEngine(policy, HFEngineOptions(max_rows=4)), requests)  # rows that end are refilled
+    ids, unused = padded([request.token_ids for request in requests])
+    out = policy.causal_lm.generate(
+        torch.from_numpy(ids),
+        attention_mask=torch.from_numpy(np.arange(ids.shape[1]) >= unused[:, None]).long(),
+        max_new_tokens=24,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert [c.token_ids.tolist() for c in completions] == out[:, ids.shape[1] :].tolist()
+    assert gap(policy, requests, completions) < 1e-5
 
 
 def test_an_adapter_is_decoded_as_it_is_trained():

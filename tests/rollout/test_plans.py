@@ -273,16 +273,16 @@ def test_an_interrupted_collection_is_given_up_and_the_engine_goes_on(policy, mo
         context = context_with(engine.generate, policy=policy)
         expected = [r.token_ids.tolist() for r in collector.collect(draws_of(6), single_turn, context, DEADLINE)]
 
-        real, calls = policy.next_logits, []
+        real, calls = engine._decoder.read, []
 
-        def slow(*inputs):
+        def slow(*inputs, **options):
             calls.append(0)
             if len(calls) == 5:
                 want.set()
             time.sleep(0.05 if len(calls) < 12 else 0)
-            return real(*inputs)
+            return real(*inputs, **options)
 
-        monkeypatch.setattr(policy, "next_logits", slow, raising=False)
+        monkeypatch.setattr(engine._decoder, "read", slow)
         with pytest.raises(CollectionInterruptedError):
             collector.collect(draws_of(20), single_turn, context_with(engine.generate, policy=policy), DEADLINE)
         assert left_over(collector) == []

@@ -1,164 +1,241 @@
-"""One decoding step in few operations, for decoder blocks of the Llama family; other models go through their own
-modules.
+"""Prompts and decoding steps in few operations for decoder blocks of the Llama family; other models go through their
+own modules.
 
-A step of one token a row is mostly overhead in a general module: masks are built, rotary tables computed, keys repeated
-for their query heads. Here the same arithmetic is done over the model's own linear layers, norms and activations,
-several of them in one call where they are plain: linear layers of one input are one product, over a copy of their
-weights where the model is small, and a plain RMS norm is four operations. An adapter, a hook or a quantised layer is
-called as it is.
+A step of one token a row is mostly overhead in a general module: masks are built, keys repeated, weights cast. Here the
+same arithmetic is done over weights that were taken once, joined where they have one input and cast where they are kept
+in another type than is computed in. An adapter, a hook or a quantised layer is called as it is.
 
 Invariants:
-- A model is decoded here only after its logits were tried against its own forward pass, and each kind of its blocks
-  against itself with random weights, large enough that every part of it shows. Otherwise its modules do it, and the log
-  says why.
-- What is computed with is what the modules held when the newest prompt was read, or when the engine last took new
-  weights: within a request that is one and the same. No more than `COPIED` weights are copied, when a prompt is read.
+- A model is decoded here only after a trial against its own modules (`rlvr.rollout.decoder_trial`). Otherwise its
+  modules do it, and the log says why.
+- What is computed with is what the modules held when the engine last took new weights, or when it last began to read
+  prompts without a row in progress: within a request that is one and the same.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from transformers.activations import SiLUActivation
 
 from rlvr.policy import Policy
-from rlvr.policy.attention import PREFIX
-from rlvr.rollout.rows import GrowingLayer, RowCache
+from rlvr.rollout.aligned_cache import RowCache, read_by_modules
+from rlvr.rollout.decoder_parts import BlockParts, NormPart, UnfitError, model_parts
+from rlvr.rollout.rows import CachePlan, LayerShape, RowsCache, SlotCache, aligned
 
 log = logging.getLogger(__name__)
 
-# In float32 (epsilon 1.2e-7) sums in another order differ by some epsilon for each layer; a wrong constant or a missing
-# part of a block shows far above that with the weights of the trial.
-TOLERANCE = 1e-5
-"""Largest difference from the model's own numbers, as a share of the largest of them (or of 1)."""
-# A budget, not a measured optimum: 4 million numbers are copied for each prompt that is read. What joining gains is
-# measured with the whole step (docs/performance.md, The embedded engine).
+# A budget, not a measured optimum: copying them for each batch that begins is little beside reading a prompt.
 COPIED = 1 << 22
-"""Weights (16 MiB) that may be copied to join products; copying them is then little beside reading a prompt."""
-# `rope_type` of transformers (modeling_rope_utils.py). "dynamic" and "longrope" change their angles with the length,
-# for which one table would be wrong.
-_FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
-"""Rotary embeddings whose angles depend on the position only."""
-# Names of submodules in transformers' models of the Llama family (Phi-3 has qkv_proj and gate_up_proj). A block with
-# any other part, such as a second norm or a router, is not this arithmetic.
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "qkv_proj"}
-_MLP = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
+"""Weights (16 MiB in float32) that may be copied to join products where they are of the right type already."""
+# Kernels of attention on a GPU copy a mask whose rows do not begin at multiples of 8 numbers (torch's
+# native/transformers/attention.cpp, preprocess_mask).
+_ALIGNED = 8
 
-
-class UnfitError(Exception):
-    """Why a model is decoded by its own modules."""
+Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
+Attention = Callable[[torch.Tensor, "DecoderBlock"], torch.Tensor]
+"""Values [N, heads x D] from queries, keys and values [N, heads + 2 shared, D] of a block; keys and values are kept."""
+Masks = Mapping[int | None, torch.Tensor | None]
+"""Numbers added to the scores, or true where a token is seen, by sliding window (None: none); None: all is seen."""
 
 
 class Decoder:
-    """Next-token logits of `policy` over a `RowCache`."""
+    """Next-token logits of `policy`, and the keys and values of its rows.
 
-    def __init__(self, policy: Policy) -> None:
+    `find` gives the short way once it was found equal, and raises UnfitError otherwise.
+    """
+
+    def __init__(self, policy: Policy, find: Callable[[Policy], Steps]) -> None:
         self.policy = policy
+        self._find = find
         self.steps: Steps | None = None
         """The short way, once it was tried and found equal."""
         self.stale = True
-        """True if the weights have changed since the last step."""
+        """True if the weights have changed since they were taken."""
         self._tried = False
 
-    def next_logits(
-        self, ids: torch.Tensor, seen: torch.Tensor | None, positions: torch.Tensor, cache: RowCache
-    ) -> torch.Tensor:
-        """Float32 logits [R, V] after tokens [R, q] at `positions` [R, q]; their keys and values are added to the
-        cache.
+    def try_steps(self) -> None:
+        """Find out whether the short way gives what the model gives; once."""
+        if self._tried:
+            return
+        self._tried = True
+        try:
+            self.steps = self._find(self.policy)
+        except UnfitError as reason:
+            kind = type(self.policy.causal_lm).__name__
+            log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
 
-        `seen` [R, slots] is true where the cache, these tokens included, holds a token of the row; None where it always
-        does.
+    def read(
+        self, prompts: Sequence[Sequence[int]], source: np.ndarray, plan: CachePlan, joins: bool
+    ) -> tuple[torch.Tensor, RowsCache]:
+        """Float32 logits [P, V] after P prompts, and a cache in which row r is prompt `source[r]`.
+
+        `plan` is what the batch may need. `joins`: the rows are to be added to others, which are in progress.
         """
-        if not self._tried:
-            self._tried = True
-            try:
-                self.steps = proven(self.policy)
-            except UnfitError as reason:
-                kind = type(self.policy.causal_lm).__name__
-                log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
-        self.stale |= cache.length == 0  # a prompt is read: nothing says that the weights are those of the last one
-        if self.steps is None:  # some models warn where they are given no mask
-            if seen is None:
-                seen = ids.new_ones(len(ids), cache.length + ids.shape[1])
-        # Prompts (q > 1) go through the model's own modules, which have a causal mask; this way is for one token a row.
-        elif ids.shape[1] == 1 and cache.length < self.steps.window:
-            if self.stale:
-                self.stale = False
-                self.steps.refresh()
-            return self.steps(ids, seen, positions, cache)
-        return self.policy.next_logits(ids, seen, positions, cache)
+        self.try_steps()
+        # A batch begins: nothing says that the weights are those of the last one.
+        self.stale |= not joins
+        if self.steps is None:
+            return read_by_modules(self.policy, prompts, source, plan)
+        self._refresh(self.steps)
+        ids, last = aligned(prompts)
+        if joins:  # rows that are copied to those in progress
+            cache = self.steps.cache(CachePlan(len(source), plan.slots), ids.shape[1])
+        else:
+            cache = self.steps.cache(plan, plan.slots)
+        device = self.policy.device
+        inputs = (torch.from_numpy(values).to(device) for values in (ids, last, source))
+        return self.steps.read(cache, *inputs), cache
+
+    def next_logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, places: np.ndarray, cache: RowsCache
+    ) -> torch.Tensor:
+        """Float32 logits [R, V] after tokens [R] at `positions` [R]; their keys and values are added to the cache.
+
+        `places` are the positions of the rows that are not finished, on the host.
+        """
+        if isinstance(cache, RowCache):
+            # Some models warn where they are given no mask.
+            seen = cache.seen(cache.length + 1, ids.device)
+            return self.policy.next_logits(ids[:, None], seen, positions[:, None], cache)
+        assert self.steps is not None and isinstance(cache, SlotCache)
+        self._refresh(self.steps)
+        largest = int(places.max())
+        slot = largest if largest == int(places.min()) else None
+        return self.steps.next_logits(ids, positions, largest + 1, slot, cache)
+
+    def release(self) -> None:
+        """Hold no copies of weights until the next prompt or step."""
+        self.stale = True
+        if self.steps is not None:
+            self.steps.release()
+
+    def _refresh(self, steps: Steps) -> None:
+        if self.stale:
+            self.stale = False
+            steps.refresh()
 
 
 class Steps:
-    """Decoding steps over the modules of a model. UnfitError where a module is not of the form that is known."""
+    """Passes over the parts of a model in `policy.dtype`. The residual stream is in the type of the embedding's
+    weights, as in the model under autocast."""
 
     def __init__(self, policy: Policy) -> None:
-        model = policy.causal_lm.base_model
-        config = policy.causal_lm.config.get_text_config()
-        # The trial's tolerance, and the gain (calls, not arithmetic), were measured in float32 only.
-        if policy.dtype != torch.float32 or policy.causal_lm.get_input_embeddings().weight.dtype != torch.float32:
-            raise UnfitError("it does not compute in float32")
-        if not policy.head_is_enough:
-            raise UnfitError("its logits are more than its LM head's")
-        if (kind := (config._attn_implementation or "sdpa").removeprefix(PREFIX)) not in ("sdpa", "eager"):
-            raise UnfitError(f"its attention is {kind}")
-        self._rotary: Any = getattr(model, "rotary_emb", None)
-        if getattr(self._rotary, "rope_type", None) not in _FIXED_ROTARY:
-            raise UnfitError("it has no rotary embedding, or one that changes with the length")
-        if not all(hasattr(model, name) for name in ("layers", "norm")):
-            raise UnfitError("it has no list of layers with a norm after them")
-        self._embed = policy.causal_lm.get_input_embeddings()
-        self._norm = Norm(model.norm)
-        self.blocks = [DecoderBlock(layer) for layer in model.layers[: config.num_hidden_layers]]
-        self.window = int(getattr(config, "sliding_window", None) or 1 << 30)
-        """Used slots up to which no sliding window cuts anything off."""
+        parts = model_parts(policy)
+        self.dtype = policy.dtype
+        self.rotary = parts.rotary
+        self.window = min((window for window in parts.windows if window is not None), default=1 << 30)
+        """Tokens that a layer with a sliding window sees."""
+        self._scaling = policy.logit_scaling
+        self._embed = parts.embed
+        self._norm = Norm(parts.norm, self.dtype)
+        self._head = MatrixProduct([parts.head], self.dtype, policy.autocast)
+        self.blocks = [
+            DecoderBlock(block, number, window, self.dtype, policy.autocast)
+            for number, (block, window) in enumerate(zip(parts.blocks, parts.windows, strict=True))
+        ]
         self.copies = sum(block.copied for block in self.blocks) <= COPIED
         self._table = torch.empty(0, 0)
-        scaled = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-        plain = all(getattr(config, name, None) is None for name in scaled)
-        if plain:
-            self._logits: Any = MatrixProduct([policy.causal_lm.get_output_embeddings()])
-        else:
-            self._logits = policy.logits
-        self.refresh()
 
     def refresh(self) -> None:
         """Take the weights as they are now."""
-        self._norm.refresh()
-        if isinstance(self._logits, MatrixProduct):
-            self._logits.refresh(self.copies)
+        residual = self._embed.weight.dtype
+        self._norm.refresh(residual)
+        self._head.refresh(self.copies)
         for block in self.blocks:
-            block.refresh(self.copies)
+            block.refresh(self.copies, residual)
 
-    def __call__(
-        self, ids: torch.Tensor, seen: torch.Tensor | None, positions: torch.Tensor, cache: RowCache
+    def release(self) -> None:
+        """Hold no copies of weights until the next `refresh`."""
+        self._head.release()
+        for block in self.blocks:
+            block.release()
+
+    def cache(self, plan: CachePlan, slots: int) -> SlotCache:
+        """An empty cache of `slots` slots a row."""
+        shapes = [LayerShape(block.shared, block.size) for block in self.blocks]
+        return SlotCache(shapes, plan, self.dtype, self._embed.weight.device, slots)
+
+    def read(self, cache: SlotCache, ids: torch.Tensor, last: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [P, V] after prompts [P, L], each padded on the right behind its token `last` [P].
+
+        Row r of the empty `cache` gets the keys and values of prompt `source[r]`.
+        """
+        prompts, length = ids.shape
+        every = torch.arange(length, device=ids.device)
+        # Rows are causal and begin at slot 0, so what is behind a prompt is never seen.
+        attend = PromptAttention(cache, source, prompts, self._prompt_masks(every))
+        x = self._pass(ids.flatten(), every.repeat(prompts), cache.slots, attend)
+        cache.placed(len(source), length)
+        ends = torch.arange(prompts, device=ids.device) * length + last
+        return self._logits(x.index_select(0, ends))
+
+    def next_logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, slots: int, slot: int | None, cache: SlotCache
     ) -> torch.Tensor:
-        # x: [R, H]; cos, sin: [R, 1, D], broadcast over the heads; hidden: [R, 1, 1, slots]
-        x = self._embed(ids[:, 0])
-        cos, sin = self.angles(positions[:, 0], x, cache.length + 1).split(1, 1)
-        hidden = None if seen is None else ~seen[:, None, None]
-        for block, layer in zip(self.blocks, cache.layers, strict=True):
-            x = block(x, cos, sin, hidden, layer)
-        return self._logits(self._norm(x))
+        """Float32 logits [R, V] after tokens [R] at `positions` [R], which are kept.
 
-    def angles(self, positions: torch.Tensor, x: torch.Tensor, least: int) -> torch.Tensor:
-        """The rotary table's rows [R, 2, D] at these positions: cosines, and sines with the sign that the halves take.
+        `slots` is more than the largest position of a row that counts; all positions are `slot`, or it is None.
+        """
+        cache.clear(slots)
+        attend = NextAttention(cache, positions, slots, slot, self._step_masks(positions, slots, slot))
+        return self._logits(self._pass(ids, positions, cache.slots, attend))
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self._scaling.of_head(self._head(self._norm(x)).float())
+
+    def _pass(self, ids: torch.Tensor, positions: torch.Tensor, slots: int, attend: Attention) -> torch.Tensor:
+        """The last hidden states [N, H] of tokens [N], before the final norm."""
+        # x: [N, H]; cos, sin: [N, 1, D], broadcast over the heads
+        x = self._embed(ids)
+        cos, sin = self.angles(positions, slots).split(1, 1)
+        for block in self.blocks:
+            x = block(x, cos, sin, attend)
+        return x
+
+    def _prompt_masks(self, every: torch.Tensor) -> Masks:
+        """True where a token [L, L] of a prompt sees another. None for plain causal attention."""
+        masks: dict[int | None, torch.Tensor | None] = {None: None}
+        for window in {block.window_at(len(every)) for block in self.blocks}:
+            if window is not None:
+                behind = every[:, None] - every
+                masks[window] = (behind >= 0) & (behind < window)
+        return masks
+
+    def _step_masks(self, positions: torch.Tensor, slots: int, slot: int | None) -> Masks:
+        """Numbers to add to the scores of a step, [R, 1, 1, slots]: 0 or -inf."""
+        masks: dict[int | None, torch.Tensor | None] = {}
+        every = torch.arange(-(-slots // _ALIGNED) * _ALIGNED, device=positions.device)
+        zero = torch.zeros((), dtype=self.dtype, device=positions.device)
+        for window in {block.window_at(slots) for block in self.blocks}:
+            if window is None and slot is not None:
+                masks[None] = None  # all rows have a token in every slot: kernels are quicker without a mask
+                continue
+            hidden = every > positions[:, None]
+            if window is not None:
+                hidden |= every <= positions[:, None] - window
+            masks[window] = torch.where(hidden, -torch.inf, zero)[:, None, None, :slots]
+        return masks
+
+    def angles(self, positions: torch.Tensor, least: int) -> torch.Tensor:
+        """The rotary table's rows [N, 2, D] at these positions: cosines, and sines with the sign that the halves take.
 
         `least` is a bound of the positions; where it is beyond the table, a larger one is made.
         """
-        # _table: [n, 2, D]. Twice the need, so that it is made a logarithmic number of times.
+        # _table: [n, 2, D], twice the need, so that it is seldom made
         if len(self._table) < least:
-            every = torch.arange(2 * least, device=x.device)[None]
-            cos, sin = self._rotary(x[:1, None], every)
+            every = torch.arange(2 * least, device=positions.device)[None]
+            # In float32 whatever is computed in, as in the model under autocast.
+            cos, sin = self.rotary(torch.zeros(1, 1, 1, device=positions.device), every)
             half = sin.shape[-1] // 2
             # RoFormer (Su et al. 2021, arXiv 2104.09864): x' = x cos + rotate_half(x) sin with rotate_half([a, b]) =
-            # [-b, a]. The minus is put into the table, so that a step only swaps the halves.
+            # [-b, a]. The minus is in the table: a step only swaps the halves.
             self._table = torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1)
         return self._table.index_select(0, positions)
 
@@ -166,317 +243,254 @@ class Steps:
 class DecoderBlock:
     """One decoder layer: norm, attention, residual, norm, gated feed-forward, residual."""
 
-    def __init__(self, layer: Any) -> None:
-        attention = layer.self_attn
-        mlp = layer.mlp
-        for module, supported in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
-            names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
-            if not names <= supported:
-                raise UnfitError(
-                    f"{type(module).__name__} has parts that are not supported here: {', '.join(names - supported)}"
-                )
-        queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))]
-        gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
-        self.size = int(attention.head_dim)
-        self.scale = float(attention.scaling)
-        # Query heads from the output projection, the rest of the joined projection is keys and values in equal parts;
-        # so it holds for separate and for fused (qkv_proj) layers, and for grouped queries.
-        self.heads = attention.o_proj.in_features // self.size
-        self.shared = (sum(m.out_features for m in queries) // self.size - self.heads) // 2
-        """Heads of keys, and of values."""
+    def __init__(
+        self, parts: BlockParts, number: int, window: int | None, dtype: torch.dtype, autocast: Autocast
+    ) -> None:
+        self.number = number
+        self.window = window
+        self.size = parts.size
+        self.scale = parts.scale
+        self.heads = parts.heads
+        self.shared = parts.shared
         self._turned = [self.heads, self.shared]
-        self.queries = MatrixProduct(queries)
-        self.gates = MatrixProduct(gates)
-        self.out = MatrixProduct([attention.o_proj])
-        self.down = MatrixProduct([mlp.down_proj])
-        self.first_norm = Norm(layer.input_layernorm)
-        self.second_norm = Norm(layer.post_attention_layernorm)
-        self.head_norms = [Norm(m) for name in ("q_norm", "k_norm") if (m := getattr(attention, name, None))]
-        if len(self.head_norms) == 1:
-            raise UnfitError("it has a norm for the queries only, or for the keys only")
-        self.activation = getattr(mlp, "act_fn", None) or mlp.activation_fn
-        if type(self.activation) in (nn.SiLU, SiLUActivation):
-            self.activation = nn.functional.silu
+        self._dtype = dtype
+        self._activation = parts.activation
+        self.queries = MatrixProduct(parts.queries, dtype, autocast)
+        self.gates = MatrixProduct(parts.gates, dtype, autocast)
+        self.out = MatrixProduct([parts.out], dtype, autocast)
+        self.down = MatrixProduct([parts.down], dtype, autocast)
+        self._norms = [Norm(part, dtype) for part in (parts.first_norm, parts.second_norm)]
+        self._head_norms = [Norm(part, dtype) for part in parts.head_norms]
 
     @property
     def copied(self) -> int:
         """Weights that are copied where copies are allowed."""
-        return self.queries.size + self.gates.size
+        return self.queries.copied + self.gates.copied
 
-    def refresh(self, copies: bool) -> None:
-        """Take the weights as they are now."""
+    def window_at(self, slots: int) -> int | None:
+        """The sliding window, None where it cuts nothing off of `slots` slots."""
+        if self.window is None or slots <= self.window:
+            return None
+        return self.window
+
+    def refresh(self, copies: bool, residual: torch.dtype) -> None:
+        """Take the weights as they are now; inputs are in the type `residual`."""
         for product in (self.queries, self.out, self.gates, self.down):
             product.refresh(copies)
-        for norm in (self.first_norm, self.second_norm, *self.head_norms):
-            norm.refresh()
+        for norm in self._norms:
+            norm.refresh(residual)
+        for norm in self._head_norms:
+            norm.refresh(self._dtype)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        hidden: torch.Tensor | None,
-        layer: GrowingLayer,
-    ) -> torch.Tensor:
-        """The block's output [R, H] for inputs [R, H]; `hidden` [R, 1, 1, slots] is true where nothing may be seen."""
+    def release(self) -> None:
+        """Hold no copies of weights until the next `refresh`."""
+        for product in (self.queries, self.out, self.gates, self.down):
+            product.release()
+
+    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attention) -> torch.Tensor:
+        """The block's output [N, H] for inputs [N, H], which may be changed."""
         # x <- x + O attention(norm(x));  x <- x + W_down (act(W_gate n) * W_up n), n = norm(x)
-        x = self.out.onto(x, self._attention(self.first_norm(x), cos, sin, hidden, layer))
-        gate, up = self.gates(self.second_norm(x)).chunk(2, -1)
-        return self.down.onto(x, self.activation(gate) * up)
+        first, second = self._norms
+        x = self.out.onto(x, attend(self._joined(first(x), cos, sin), self))
+        gate, up = self.gates.halves(second(x))
+        return self.down.onto(x, self._activation(gate) * up)
 
-    def _attention(
-        self,
-        x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        hidden: torch.Tensor | None,
-        layer: GrowingLayer,
-    ) -> torch.Tensor:
-        rows = len(x)
-        shared = self.shared
-        # joined: [R, heads + 2 shared, D]; both (queries, then keys): [R, heads + shared, D]; v: [R, shared, D]
-        joined = self.queries(x).view(rows, -1, self.size)
-        both, v = joined.split_with_sizes([self.heads + shared, shared], 1)
-        if self.head_norms:
-            normed = zip(self.head_norms, both.split_with_sizes(self._turned, 1), strict=True)
-            both = torch.cat([norm(heads) for norm, heads in normed], 1)
-        # x' = x cos + swap(x) sin, see `Steps.angles`
-        # q: [R, heads, D]; k: [R, shared, D]; keys, values: [R, shared, slots, D]
+    def _joined(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values [N, heads + 2 shared, D] of normed inputs [N, H], rotated."""
+        # joined: [N, heads + 2 shared, D]; both (queries, then keys): [N, heads + shared, D]
+        joined = self.queries(x).view(len(x), -1, self.size)
+        both = joined.narrow(1, 0, self.heads + self.shared)
+        turned = both
+        if self._head_norms:
+            normed = zip(self._head_norms, both.split_with_sizes(self._turned, 1), strict=True)
+            turned = torch.cat([norm(heads) for norm, heads in normed], 1)
+        # x' = x cos + swap(x) sin, see `Steps.angles`. In float32 and rounded once, where the rest is in bfloat16.
         half = self.size // 2
-        swapped = torch.cat([both[..., half:], both[..., :half]], -1)
-        turned = torch.addcmul(both * cos, swapped, sin)  # Su et al. 2021
-        q, k = turned.split_with_sizes(self._turned, 1)
-        keys, values = layer.append(k, v)
+        swapped = torch.cat([turned[..., half:], turned[..., :half]], -1)
+        torch.addcmul(turned * cos, swapped, sin, out=both)  # Su et al. 2021
+        return joined
+
+
+@dataclass(frozen=True)
+class NextAttention:
+    """Attention of one new token a row to the row's slots."""
+
+    cache: SlotCache
+    positions: torch.Tensor
+    slots: int
+    slot: int | None
+    masks: Masks
+
+    def __call__(self, joined: torch.Tensor, block: DecoderBlock) -> torch.Tensor:
+        """Values [R, heads x D] from queries, keys and values [R, heads + 2 shared, D], which are kept."""
+        rows = len(joined)
+        shared = block.shared
+        new = joined[:, block.heads :].view(rows, 2, shared, block.size)
+        self.cache.write(block.number, new, self.positions, self.slot)
+        # keys, values: [R, shared, slots, D]; mask: [R, 1, 1, slots]
+        keys, values = self.cache.used(block.number, self.slots)
+        mask = self.masks[block.window_at(self.slots)]
         # The query heads that share keys are rows of one product, so nothing is repeated for them.
-        q = (q * self.scale).view(rows, shared, self.heads // shared, self.size)
-        scores = q @ keys.transpose(-1, -2)
-        if hidden is not None:
-            scores.masked_fill_(hidden, -torch.inf)
+        q = joined[:, : block.heads].view(rows, shared, block.heads // shared, block.size)
+        if not by_parts(q.device, q.dtype):
+            attended = nn.functional.scaled_dot_product_attention(q, keys, values, mask, scale=block.scale)
+            return attended.reshape(rows, -1)
+        scores = (q * block.scale) @ keys.transpose(-1, -2)
+        if mask is not None:
+            scores.add_(mask)
         return (scores.softmax(-1) @ values).view(rows, -1)
 
 
-def proven(policy: Policy) -> Steps:
-    """The short way for `policy`, tried and found equal. UnfitError otherwise."""
-    try:
-        with torch.inference_mode():
-            steps = Steps(policy)
-            tried: set[Any] = set()
-            for layer in policy.causal_lm.base_model.layers:
-                # Layers of one kind differ in their weights and number only, so one trial stands for all of them.
-                if (kind := _kind(layer)) not in tried:
-                    tried.add(kind)
-                    _try_block(layer, steps)
-            _try_whole(policy, steps)
-    except UnfitError:
-        raise
-    except Exception as error:  # a module that only looks like those that are known
-        raise UnfitError(f"its modules could not be used: {type(error).__name__}: {error}") from error
-    return steps
+@dataclass(frozen=True)
+class PromptAttention:
+    """Causal attention of prompts [P, L], whose keys and values become those of rows."""
+
+    cache: SlotCache
+    source: torch.Tensor
+    prompts: int
+    masks: Masks
+
+    def __call__(self, joined: torch.Tensor, block: DecoderBlock) -> torch.Tensor:
+        """Values [P x L, heads x D] from queries, keys and values [P x L, heads + 2 shared, D]."""
+        tokens = len(joined)
+        # by_head: [P, heads + 2 shared, L, D]
+        by_head = joined.view(self.prompts, tokens // self.prompts, -1, block.size).transpose(1, 2)
+        pairs = by_head[:, block.heads :].unflatten(1, (2, block.shared))
+        self.cache.place(block.number, pairs, self.source)
+        q = by_head[:, : block.heads]
+        keys, values = pairs.unbind(1)
+        if block.heads != block.shared:  # of one layer's prompts, for kernels that want as many keys as queries
+            keys = keys.repeat_interleave(block.heads // block.shared, 1)
+            values = values.repeat_interleave(block.heads // block.shared, 1)
+        mask = self.masks[block.window_at(q.shape[2])]
+        attended = nn.functional.scaled_dot_product_attention(
+            q, keys, values, mask, is_causal=mask is None, scale=block.scale
+        )
+        return attended.transpose(1, 2).reshape(tokens, -1)
 
 
-def _kind(layer: Any) -> Any:
-    """Return the properties in which a layer may differ from others, except its weights and its number."""
-    parts = (layer, layer.self_attn, layer.mlp)
-    plain = [{k: v for k, v in vars(m).items() if isinstance(v, (bool, int, float, str))} for m in parts]
-    shapes = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
-    return *map(type, parts), *(tuple((k, v) for k, v in of.items() if k != "layer_idx") for of in plain), shapes
+def by_parts(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True where several small operations are quicker than torch's fused one.
 
-
-def _try_block(layer: Any, steps: Steps) -> None:
-    """UnfitError where a copy of `layer` with random weights gives something else than our block does."""
-    rows = 3
-    slots = 7
-    width = steps._embed.weight.shape[1]
-    layer = copy.deepcopy(layer).eval()
-    device = next(layer.parameters()).device
-    generator = torch.Generator(device).manual_seed(0)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
-    # Matrices get rows of norm 1, so that outputs neither vanish nor explode; vectors (norms, biases) get a spread that
-    # a forgotten bias or scale would show in.
-    for parameter in layer.parameters():
-        if parameter.ndim > 1:
-            spread = parameter.shape[-1] ** -0.5
-        else:
-            spread = 0.5
-        parameter.copy_(spread * normal(*parameter.shape))
-    block = DecoderBlock(layer)
-    number = int(layer.self_attn.layer_idx)
-    block.refresh(steps.copies)
-    x = normal(rows, width)
-    # Rows with 0, 2 and 5 unused slots on the left.
-    positions = torch.tensor([slots, slots - 2, slots - 5], device=device)
-    seen = torch.arange(slots + 1, device=device) >= (slots - positions)[:, None]
-    shape = (rows, block.shared, slots, block.size)
-    keys = normal(*shape)
-    values = normal(*shape)
-    ours = GrowingLayer()
-    theirs = RowCache(number + 1)
-    ours.update(keys, values)
-    theirs.layers[number].update(keys, values)
-    mask = torch.zeros(rows, 1, 1, slots + 1, device=device).masked_fill(~seen[:, None, None], -torch.inf)
-    expected = layer(
-        x[:, None],
-        attention_mask=mask,
-        position_ids=positions[:, None],
-        past_key_values=theirs,
-        use_cache=True,
-        position_embeddings=steps._rotary(x[:, None], positions[:, None]),
-    )
-    expected = (expected[0] if isinstance(expected, tuple) else expected)[:, 0]
-    cos, sin = steps.angles(positions, x, slots + 1).split(1, 1)
-    output = block(x, cos, sin, ~seen[:, None, None], ours)
-    _compare(output, expected, f"a block {type(layer).__name__} with random weights")
-
-
-def _try_whole(policy: Policy, steps: Steps) -> None:
-    """UnfitError where the model's own logits differ from ours over a few steps, with prompts of different lengths."""
-    vocabulary = policy.causal_lm.get_input_embeddings().weight.shape[0]
-    length = min(6, policy.context - 3)
-    if length < 2:
-        raise UnfitError(f"its context of {policy.context} tokens is too short for a trial")
-    # [2, length + 3]: a prompt and three steps after it. Multiples of the prime 7919 are spread over the vocabulary.
-    ids = (torch.arange(1, 1 + 2 * (length + 3), device=policy.device) * 7919 % vocabulary).view(2, -1)
-    seen = torch.ones_like(ids, dtype=torch.bool)
-    # The second row is one token shorter, so that the mask and the positions take part.
-    seen[1, 0] = False
-    positions = (seen.cumsum(-1) - 1).clamp_min(0)
-    theirs = RowCache(len(steps.blocks))
-    ours = RowCache(len(steps.blocks))
-    for cache in (theirs, ours):
-        policy.next_logits(ids[:, :length], seen[:, :length], positions[:, :length], cache)
-    for at in range(length, ids.shape[1]):
-        inputs = ids[:, at : at + 1], seen[:, : at + 1], positions[:, at : at + 1]
-        _compare(steps(*inputs, ours), policy.next_logits(*inputs, theirs), "its logits")
-
-
-def _compare(ours: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    # accepted: max |ours - theirs| <= TOLERANCE max(1, max |theirs|)
-    gap = float((ours - expected).abs().max())
-    size = float(expected.abs().max())
-    if not gap <= TOLERANCE * max(1.0, min(size, 1e6)):  # an infinity proves nothing
-        raise UnfitError(f"{what} would be {gap:.1e} off, of {size:.1e}")
+    Measured on a CPU in float32 only (docs/performance.md, The embedded engine). On a GPU each operation is a launch.
+    """
+    return device.type == "cpu" and dtype == torch.float32
 
 
 class MatrixProduct:
-    """Linear modules of one input, their outputs side by side."""
+    """Linear modules of one input, their outputs side by side, in `dtype`."""
 
-    def __init__(self, modules: Sequence[Any]) -> None:
+    def __init__(self, modules: Sequence[Any], dtype: torch.dtype, autocast: Autocast) -> None:
         self.modules = list(modules)
+        self._dtype = dtype
+        self._autocast = autocast
         self._weight: torch.Tensor | None = None
         """[in, out]"""
         self._bias: torch.Tensor | None = None
 
     @property
-    def size(self) -> int:
-        """Numbers that are copied to make them one."""
-        if len(self.modules) > 1 and self._plain:
+    def copied(self) -> int:
+        """Numbers that are copied to make them one, beside those that have to be cast."""
+        if len(self.modules) > 1 and self._plain and not self._casts():
             return sum(m.weight.numel() for m in self.modules)
         return 0
 
     @property
     def _plain(self) -> bool:
-        return all(type(m) is nn.Linear and not _hooked(m) for m in self.modules)
+        return all(type(m) is nn.Linear and not hooked(m) for m in self.modules)
+
+    def _casts(self) -> bool:
+        return any(m.weight.dtype != self._dtype for m in self.modules)
 
     def refresh(self, copies: bool) -> None:
-        """Take the weights as they are now; several only where `copies` allows to copy them."""
-        self._weight = self._bias = None
-        if not self._plain or (len(self.modules) > 1 and not copies):
+        """Take the weights as they are now; several of the right type only where `copies` allows to copy them."""
+        self.release()
+        if not self._plain or (len(self.modules) > 1 and not copies and not self._casts()):
             return
-        weights = [m.weight.detach() for m in self.modules]
-        biases = [m.bias for m in self.modules]
         # nn.Linear holds [out, in]; torch.mm and addmm take [in, out]
-        self._weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).t()
-        if any(b is not None for b in biases):
-            there = [w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)]
-            self._bias = there[0] if len(there) == 1 else torch.cat(there)
+        self._weight = self._side_by_side([m.weight.detach() for m in self.modules]).t()
+        if any(m.bias is not None for m in self.modules):
+            there = [m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in self.modules]
+            self._bias = self._side_by_side(there)
+
+    def _side_by_side(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        # Cast first: no joined copy in the old type exists beside the new one.
+        parts = [tensor.to(self._dtype) for tensor in tensors]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def release(self) -> None:
+        """Hold no weights until the next `refresh`."""
+        self._weight = self._bias = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, out] of [R, in]."""
+        """[N, out] of [N, in]."""
         if self._weight is None:
-            parts = [module(x) for module in self.modules]
-            if len(parts) == 1:
-                return parts[0]
-            return torch.cat(parts, -1)
+            parts = self._called(x)
+            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         if self._bias is None:
             return torch.mm(x, self._weight)
         return torch.addmm(self._bias, x, self._weight)
 
+    def halves(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The two halves of the product, each [N, out / 2]."""
+        if self._weight is None and len(self.modules) == 2:
+            return self._called(x)
+        return self(x).chunk(2, -1)
+
+    def _called(self, x: torch.Tensor) -> list[torch.Tensor]:
+        with self._autocast():
+            return [module(x).to(self._dtype) for module in self.modules]
+
     def onto(self, base: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """`base` + the product."""
-        if self._weight is None:
-            return base + self(x)
+        """`base` + the product, in the type of `base`, which may be changed."""
+        if self._weight is None or base.dtype != self._dtype:
+            return base.add_(self(x))
         # The residual is added by the product itself: one operation and one tensor less.
         sums = torch.addmm(base, x, self._weight)
-        if self._bias is None:
-            return sums
-        return sums.add_(self._bias)
+        return sums if self._bias is None else sums.add_(self._bias)
 
 
 # RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467): y = w x / sqrt(mean(x^2) + e). With H channels that is y =
 # (sqrt(H) w) x / sqrt(|x|^2 + H e), which is a norm, hypot, a division and a product; sqrt(H) w and sqrt(H e) are
 # computed once for the weights.
 class Norm:
-    """A norm, computed here where the module was tried and found to be a plain RMS norm."""
+    """A norm, computed here where it is a plain RMS norm. Its output is in `dtype`."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self._epsilon = rms_epsilon(module)
+    def __init__(self, part: NormPart, dtype: torch.dtype) -> None:
+        self.module = part.module
+        self._dtype = dtype
+        self._epsilon = part.epsilon
+        self._parts = False
         self._weight: torch.Tensor | None = None
-        """sqrt(H) x weight"""
+        """The weight in the type of the input; sqrt(H) x weight where the norm is computed by parts."""
         self._bound = torch.empty(0)
         """sqrt(H x epsilon)"""
 
-    def refresh(self) -> None:
-        """Take the weight as it is now."""
+    def refresh(self, taken: torch.dtype) -> None:
+        """Take the weight as it is now; inputs are in `taken`."""
         self._weight = None
-        if self._epsilon is not None and not _hooked(self.module):
-            weight = self.module.weight.detach()
-            self._weight, self._bound = (
-                weight * len(weight) ** 0.5,
-                weight.new_tensor(len(weight) * self._epsilon).sqrt(),
-            )
+        if self._epsilon is None or hooked(self.module):
+            return
+        weight = self.module.weight.detach()
+        self._parts = by_parts(weight.device, self._dtype)
+        if not self._parts:
+            self._weight = weight.to(taken)
+            return
+        self._weight = weight * len(weight) ** 0.5
+        self._bound = weight.new_tensor(len(weight) * self._epsilon).sqrt()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] of [..., H]."""
         if self._weight is None:
             normed: torch.Tensor = self.module(x)
-            return normed
-        return _rms(x, self._weight, self._bound)
+            return normed.to(self._dtype)
+        if self._parts:
+            # four operations, of which torch's own rms_norm makes more on a CPU
+            return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._bound)).mul_(self._weight)
+        return nn.functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon).to(self._dtype)
 
 
-def rms_epsilon(module: Any) -> float | None:
-    """The epsilon of a module that is x / sqrt(mean(x^2) + epsilon) x weight; None where it is something else."""
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(epsilon, float) or [name for name, _ in module.named_parameters()] != ["weight"]:
-        return None
-    trial = copy.deepcopy(module)
-    weight = module.weight
-    generator = torch.Generator(weight.device).manual_seed(0)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=weight.device, dtype=weight.dtype)
-
-    with torch.no_grad():
-        trial.weight.copy_(normal(*weight.shape))
-        # A module that adds 1 to its weight (Gemma) or subtracts the mean (LayerNorm has a bias too) fails this trial
-        # and is called as it is.
-        sizes = weight.new_tensor([1e-3, 0.1, 1.0, 10.0])[:, None]  # epsilon shows in small ones
-        x = sizes * normal(4, *weight.shape)
-        bound = weight.new_tensor(len(weight) * epsilon).sqrt()
-        ours = _rms(x, trial.weight * len(weight) ** 0.5, bound)
-        if torch.allclose(trial(x), ours, rtol=1e-5, atol=1e-6):
-            return epsilon
-        return None
-
-
-def _rms(x: torch.Tensor, weight: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """x / sqrt(|x|^2 + bound^2) x weight: four operations, of which torch's own rms_norm makes more."""
-    return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(bound)).mul_(weight)
-
-
-def _hooked(module: Any) -> bool:
+def hooked(module: Any) -> bool:
+    """Return True if something else than the module's own class runs when it is called."""
     # `forward` in the instance's own attributes: accelerate and some patches replace the method of one module.
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))

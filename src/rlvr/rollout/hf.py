@@ -31,8 +31,9 @@ from rlvr.policy.quantization import dense_model, has_quantized
 from rlvr.records import StopReason
 from rlvr.registry import register
 from rlvr.rollout.decoder import Decoder
+from rlvr.rollout.decoder_trial import proven
 from rlvr.rollout.engine import Bucket, Completion, EngineFactory, InFlight, Request
-from rlvr.rollout.rows import Row, RowCache, Rows, check_cacheable, padded
+from rlvr.rollout.rows import CachePlan, Row, Rows, check_cacheable
 
 # Arbitrary, not measured: smaller copies more often, larger decodes more finished rows (at most this share of a
 # step).
@@ -63,7 +64,9 @@ class HFEngineOptions(EngineFactory):
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> HFEngine:
         """The engine for `policy`; `in_flight` says what becomes of open requests when weights are published."""
-        return HFEngine(policy, self, in_flight)
+        engine = HFEngine(policy, self, in_flight)
+        engine.prepare()
+        return engine
 
 
 class HFEngine:
@@ -85,17 +88,21 @@ class HFEngine:
         self._publishing = False
         config = self.policy.causal_lm.config.get_text_config()
         check_cacheable(config)
-        self._layers = int(config.num_hidden_layers)
         vocabulary = self.policy.causal_lm.get_input_embeddings().weight.shape[0]
         # bool [V], V of the embedding: a lookup for R tokens in place of R tests
         self._is_end = np.isin(np.arange(vocabulary), sorted(self.policy.end_ids))
-        self._decoder = Decoder(self.policy)
+        self._decoder = Decoder(self.policy, lambda policy: proven(policy))
         self._last_position = self.context - 1
         self._given_up = False
         """True if a request of the batch was cancelled since the last step."""
         self._waiting: collections.deque[Row] = collections.deque()
         self._active: Rows | None = None
         self._driver: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        """Try how the model is decoded, at the start and not in the first step."""
+        with torch.inference_mode(), self.policy.evaluating():
+            self._decoder.try_steps()
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. DataError when the prompt is empty or fills the context."""
@@ -129,8 +136,7 @@ class HFEngine:
         """
         if self.shares_weights:
             self.version = version
-            # The decoder may hold copies of weights (joined products, scaled norms): they are made again at the next
-            # step.
+            # The decoder may hold copies of weights (joined products, casts): they are made again at the next step.
             self._decoder.stale = True
             return
         self._publishing = True
@@ -161,7 +167,10 @@ class HFEngine:
             return True
 
     def release(self) -> None:
-        """Nothing is held that the trainer needs."""
+        """Drop the copies of weights that the decoder holds, where no request is open."""
+        with self._stepping:
+            if self._active is None and not self._waiting:
+                self._decoder.release()
 
     def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of the tensors of a copy that are not those of `weights`."""
@@ -220,14 +229,8 @@ class HFEngine:
         rows = self._active
         if rows is None:
             return
-        ids = rows.last[:, None]
-        positions = rows.position[:, None]
-        # ids, positions: [R, 1]; logits: [R, V]. The newest token is not in the cache yet, so the mask covers one slot
-        # more.
-        slots = rows.cache.length + 1
-        logits = self._decoder.next_logits(ids, rows.seen(slots), positions, rows.cache)
-        # A finished row that is still in the batch must not run past a table of learned positions.
-        rows.position = (rows.position + 1).clamp_max_(self._last_position)
+        logits = self._decoder.next_logits(rows.last, rows.position, rows.places, rows.cache)
+        rows.advance(self._last_position)
         self._active = self._sampled(rows, logits)
 
     def _admit(self, arrivals: list[Row]) -> None:
@@ -238,41 +241,27 @@ class HFEngine:
         # Prefills take prompts of similar length, longest first, so that padding is little: `fit` prompts of the
         # longest's length are at most `prefill_tokens`.
         prompts = sorted(by_prompt, key=len)
+        plan = CachePlan(len(arrivals), max(len(row.request.token_ids) + row.limit for row in arrivals))
         while prompts:
             fit = max(1, self.options.prefill_tokens // len(prompts[-1]))
             now = prompts[-fit:]
             prompts = prompts[:-fit]
-            arrived = self._sampled(*self._prefill({prompt: by_prompt[prompt] for prompt in now}))
+            arrived = self._sampled(*self._prefill({prompt: by_prompt[prompt] for prompt in now}, plan))
             if arrived is not None and self._active is not None:
                 self._active.join(arrived)
             elif arrived is not None:
                 self._active = arrived
 
-    def _prefill(self, by_prompt: dict[tuple[int, ...], list[Row]]) -> tuple[Rows, torch.Tensor]:
+    def _prefill(self, by_prompt: dict[tuple[int, ...], list[Row]], plan: CachePlan) -> tuple[Rows, torch.Tensor]:
         """Rows for all requests of these prompts, and the logits of their first tokens; each prompt is computed
         once."""
-        device = self.policy.device
-        (host_ids, unused) = padded(list(by_prompt))
-        ids = torch.from_numpy(host_ids).to(device)
-        # [P, L]: 0 at a prompt's first token, negative where the row has none (clipped to 0 for the rotary table,
-        # hidden by `seen`)
-        positions = np.arange(host_ids.shape[1]) - unused[:, None]
-        # No mask where no prompt is shorter: attention kernels are quicker without one.
-        if unused.any():
-            seen = torch.from_numpy(positions >= 0).to(device)
-        else:
-            seen = None
-        cache = RowCache(self._layers)
-        places = torch.from_numpy(positions.clip(0)).to(device)
-        logits = self._decoder.next_logits(ids, seen, places, cache)
-
         rows = [row for group in by_prompt.values() for row in group]
         # [R]: the prompt of each row. The cache and the logits of a prompt are repeated for each of its rows.
         source = np.repeat(np.arange(len(by_prompt)), [len(group) for group in by_prompt.values()])
-        chosen = torch.from_numpy(source).to(device)
-        for layer in cache.layers:
-            layer.select(chosen)
-        return Rows(rows, cache, unused[source], places[chosen, -1] + 1), logits[chosen]
+        logits, cache = self._decoder.read(list(by_prompt), source, plan, joins=self._active is not None)
+        if len(source) > len(by_prompt):
+            logits = logits.index_select(0, torch.from_numpy(source).to(logits.device))
+        return Rows(rows, cache, logits.device), logits
 
     def _sampled(self, rows: Rows, logits: torch.Tensor) -> Rows | None:
         """Draw each row's next token and settle the requests that end with it; the rows that go on, None when none

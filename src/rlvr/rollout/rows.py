@@ -1,9 +1,12 @@
-"""The rows of a batch that is being decoded: their key-value cache, the draws of their tokens, and what was sampled.
+"""The rows of a batch that is being decoded: the draws of their tokens, and what was sampled.
 
-Rows come and go. They are aligned on the right, in the cache too: the newest token of each is in the last used slot,
-and a shorter row has unused slots on the left, which the attention mask hides. A finished row stays, dead, until enough
-of them pay for moving the others. What was sampled is kept on the host, what the model reads on its device. The cache
-is for attention layers only (full or sliding window).
+Rows come and go. A finished row stays, dead, until enough of them pay for moving the others. What was sampled is kept
+on the host, what the model reads on its device; a step copies from the device once. The caches of keys and values are
+for attention layers only (full or sliding window).
+
+In a `SlotCache` a row's token at position p lies in its slot p, so rows of different lengths begin together and end
+apart. It is allocated once, for the rows and the length that their requests may reach; rows that arrive are written
+into free ones, and rows that end leave theirs free.
 
 Invariant: a row's token depends on its own logits, options and uniform number only, so it does not change with the
 batch.
@@ -15,147 +18,148 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from rlvr.errors import ConfigError
 from rlvr.rollout.engine import Completion, Request
 
-# Arbitrary, not measured: growing copies the layer's cache once for every 64 tokens; fewer slots copy more often, more
-# take memory that may never be used.
+# Arbitrary, not measured: fewer slots copy or clear more often, more take memory that may never be used.
 GROWTH = 64
-"""Slots that are added at once when a layer is full."""
+"""Slots that are cleared at once, and that are added to a full cache of `rlvr.rollout.aligned_cache`."""
+# Requests that arrive one by one would otherwise copy the cache for each: with a quarter more, a row is copied about
+# four times in the life of a batch, however many arrive.
+SPARE_ROWS = 1 / 4
+"""Rows beyond those needed, as a share of them, when a cache gets more rows than it was allocated for."""
 
 
-# transformers' DynamicLayer (cache_utils.py) joins old and new keys with torch.cat, which copies the whole cache for
-# every token.
-class GrowingLayer(CacheLayerMixin):
-    """Keys and values of one layer in storage [R, heads, capacity, D], of which the first `length` slots are used."""
+@dataclass(frozen=True)
+class CachePlan:
+    """Sizes that a cache is allocated for: `rows`, and `slots` of each (prompt and response in tokens)."""
 
-    # Attributes that the masking code of transformers reads. A sliding window is applied by the mask, so all keys are
-    # kept here also for layers that have one.
-    is_sliding = False
-    is_compileable = False
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.length = 0
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate storage for the first tokens."""
-        # key_states: [R, heads, q, D]
-        shape = (*key_states.shape[:2], key_states.shape[2] + GROWTH)
-        self.keys = key_states.new_empty(*shape, key_states.shape[3])
-        self.values = value_states.new_empty(*shape, value_states.shape[3])
-        self.dtype = key_states.dtype
-        self.device = key_states.device
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append new tokens [R, heads, q, D]; the used part of keys and values."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start, end = self._reserve(key_states.shape[2])
-        # Returned are views of the storage, not copies: attention reads the used slots where they lie.
-        self.keys[:, :, start:end] = key_states
-        self.values[:, :, start:end] = value_states
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`update` for one token a row, [R, heads, D]."""
-        if not self.is_initialized:
-            return self.update(keys[:, :, None], values[:, :, None])
-        start, end = self._reserve(1)
-        # `select` and `narrow` in place of indexing: the same views with less work in Python, in the innermost loop of
-        # decoding.
-        self.keys.select(2, start).copy_(keys)
-        self.values.select(2, start).copy_(values)
-        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
-
-    def _reserve(self, tokens: int) -> tuple[int, int]:
-        """The slots of new tokens, first and one past the last, which now count as used."""
-        start = self.length
-        end = self.length + tokens
-        if end > self.keys.shape[2]:
-            # `end` tokens and GROWTH spare ones: a prompt may be longer than GROWTH.
-            self._resize(rows=self.keys.shape[0], left=0, capacity=end + GROWTH)
-        self.length = end
-        return start, end
-
-    def _resize(self, rows: int, left: int, capacity: int) -> None:
-        """New storage of `rows` rows with the old ones first, moved `left` slots to the right."""
-        old = self.keys.shape[0]
-        for name in ("keys", "values"):
-            tensor = getattr(self, name)
-            # Zeros, not empty memory: slots on the left of a row are masked, but masked scores are still multiplied
-            # with their values, and NaN x 0 is NaN.
-            grown = tensor.new_zeros(rows, tensor.shape[1], capacity, tensor.shape[3])
-            grown[:old, :, left : left + self.length] = tensor[:, :, : self.length]
-            setattr(self, name, grown)
-        self.length += left
-
-    def take(self, other: GrowingLayer) -> None:
-        """Add the rows of another layer; the shorter of the two is padded on the left."""
-        rows = self.keys.shape[0]
-        length = max(self.length, other.length)
-        self._resize(rows + other.keys.shape[0], length - self.length, length + GROWTH)
-        left = length - other.length
-        self.keys[rows:, :, left:length] = other.keys[:, :, : other.length]
-        self.values[rows:, :, left:length] = other.values[:, :, : other.length]
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep `rows`, in this order (repeats allowed)."""
-        self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
-
-    # Rows are moved one for one and not gathered by index_select: only the few that fill a gap are copied, and the
-    # storage keeps its capacity.
-    def drop(self, to: torch.Tensor, source: torch.Tensor, rows: int, trim: int) -> None:
-        """Keep `rows` rows, after those at `source` were moved to the places `to`, without the first `trim` slots."""
-        for name in ("keys", "values"):
-            tensor = getattr(self, name)
-            tensor[to, :, : self.length] = tensor[source, :, : self.length]
-            # A view: the memory of dropped rows is given back at the next `_resize`.
-            setattr(self, name, tensor[:rows, :, trim:])
-        self.length -= trim
-
-    # The methods below are those of transformers' CacheLayerMixin ; `get_max_cache_shape` is its deprecated name for
-    # `get_max_length` (5.19). -1 means "no bound" there.
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys that a mask must cover."""
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Used slots."""
-        return self.length
-
-    def get_max_length(self) -> int:
-        """No bound."""
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        """No bound."""
-        return -1
+    rows: int
+    slots: int
 
 
-class RowCache(Cache):
-    """The cache of all layers of a model."""
+@dataclass(frozen=True)
+class LayerShape:
+    """Heads of keys (as many are of values) of a layer, and their size."""
 
-    layers: list[GrowingLayer]  # type: ignore[assignment]
+    heads: int
+    size: int
 
-    def __init__(self, layers: int) -> None:
-        super().__init__(layers=[GrowingLayer() for _ in range(layers)])
+
+class SlotCache:
+    """Keys and values [2, rows, heads, slots, D] of every layer, of which the first `rows` rows are used.
+
+    Invariant: in used rows, and slots below `cleared`, there are finite numbers. What a row may not see is hidden by an
+    additive mask, but a weight of 0 is still multiplied with it, and NaN x 0 is NaN.
+    """
+
+    def __init__(
+        self, shapes: Sequence[LayerShape], plan: CachePlan, dtype: torch.dtype, device: torch.device, slots: int
+    ) -> None:
+        """Storage of `slots` slots, to which rows that join it are moved to have the plan's."""
+        self.plan = plan
+        self.rows = 0
+        self.cleared = 0
+        self.layers = [
+            torch.empty(2, plan.rows, shape.heads, slots, shape.size, dtype=dtype, device=device) for shape in shapes
+        ]
+        self._every = torch.arange(plan.rows, device=device)
 
     @property
-    def length(self) -> int:
-        """Used slots."""
-        return self.layers[0].length
+    def slots(self) -> int:
+        """Slots of a row."""
+        return self.layers[0].shape[3]
+
+    def used(self, number: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [R, heads, slots, D] of a layer, as views."""
+        keys, values = self.layers[number].narrow(1, 0, self.rows).unbind()
+        return keys.narrow(2, 0, slots), values.narrow(2, 0, slots)
+
+    def clear(self, slots: int) -> None:
+        """Put numbers into the slots below `slots`."""
+        if slots <= self.cleared:
+            return
+        # Not the whole storage at once: on a CPU memory that nobody writes is never given by the system.
+        end = min(self.slots, slots + GROWTH)
+        for layer in self.layers:
+            layer[:, :, :, self.cleared : end] = 0
+        self.cleared = end
+
+    def write(self, number: int, new: torch.Tensor, positions: torch.Tensor, slot: int | None) -> None:
+        """Keys and values [R, 2, heads, D] of each row's token at `positions` [R]; all of them are `slot`, or it is
+        None."""
+        layer = self.layers[number].narrow(1, 0, len(new))
+        if slot is None:
+            layer[:, self._every[: len(new)], :, positions] = new
+        else:  # one place for all rows is a plain copy, half the time on a CPU
+            layer.select(3, slot).copy_(new.transpose(0, 1))
+
+    def place(self, number: int, prompts: torch.Tensor, source: torch.Tensor) -> None:
+        """Keys and values [P, 2, heads, L, D] of prompts as those of the first rows: row r gets prompt `source[r]`.
+
+        `placed` has to follow when all layers are there.
+        """
+        layer = self.layers[number]
+        layer[:, : len(source), :, : prompts.shape[3]] = prompts.transpose(0, 1).index_select(1, source)
+
+    def placed(self, rows: int, slots: int) -> None:
+        """The first `rows` rows have `slots` slots each, in a cache that was empty."""
+        self.rows = rows
+        self.cleared = slots
+
+    def join(self, other: SlotCache) -> None:
+        """Add the rows of another cache behind those here."""
+        first = self.rows
+        last = self.rows + other.rows
+        self._reserve(last, max(self.slots, other.plan.slots))
+        self.clear(other.cleared)
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine[:, first:last, :, : other.cleared] = theirs[:, : other.rows, :, : other.cleared]
+            mine[:, first:last, :, other.cleared : self.cleared] = 0  # of rows that have ended
+        self.rows = last
+
+    def _reserve(self, rows: int, slots: int) -> None:
+        """Storage of at least `rows` rows and `slots` slots, larger only where the plan was exceeded."""
+        there = self.layers[0].shape[1]
+        if rows <= there and slots <= self.slots:
+            return
+        if rows > there:
+            there = rows + int(SPARE_ROWS * rows)
+        for number, old in enumerate(self.layers):  # one at a time: at most one layer exists twice
+            layer = old.new_empty(2, there, old.shape[2], slots, old.shape[4])
+            layer[:, :, :, : self.cleared] = 0
+            layer[:, : self.rows, :, : self.cleared] = old[:, : self.rows, :, : self.cleared]
+            self.layers[number] = layer
+        self._every = torch.arange(there, device=self._every.device)
+
+    def drop(self, to: np.ndarray, source: np.ndarray, rows: int) -> None:
+        """Keep `rows` rows, after those at `source` were moved to the places `to`."""
+        if len(to):
+            device = self._every.device
+            places = torch.from_numpy(to).to(device)
+            others = torch.from_numpy(source).to(device)
+            for layer in self.layers:
+                layer[:, places, :, : self.cleared] = layer[:, others, :, : self.cleared]
+        self.rows = rows
+
+
+class RowsCache(Protocol):
+    """Keys and values of the rows of a batch."""
+
+    @property
+    def slots(self) -> int:
+        """Tokens that a row can have."""
+
+    def join(self, other: Any) -> None:
+        """Add the rows of another cache of the same kind behind those here."""
+
+    def drop(self, to: np.ndarray, source: np.ndarray, rows: int) -> None:
+        """Keep `rows` rows, after those at `source` were moved to the places `to`."""
 
 
 def check_cacheable(config: Any) -> None:
@@ -174,6 +178,11 @@ def check_cacheable(config: Any) -> None:
 BLOCK = 256
 """Tokens of a vocabulary that are summed before the search: running sums over all of them cost more than the model's
 head."""
+
+
+# Arbitrary: rows change every few steps in a batch of ragged lengths, which drops what was copied ahead.
+AHEAD = 16
+"""Steps whose uniform numbers are copied to the device at once."""
 
 
 def uniforms(seed: int, count: int) -> torch.Tensor:
@@ -321,7 +330,7 @@ class Rows:
     # Arrays [R] or [R, ...] that move with their rows in `keep_alive` and `join`; `last` and `position` do so on the
     # device.
     _ON_HOST = (
-        "unused",
+        "start",
         "count",
         "limit",
         "ends",
@@ -334,19 +343,19 @@ class Rows:
         "versions",
     )
 
-    def __init__(self, rows: list[Row], cache: RowCache, unused: np.ndarray, position: torch.Tensor) -> None:
-        """Rows of which nothing was sampled yet; `unused` int64 [R] are the slots on the left of the cache that a row
-        has no token in, `position` is where the next token goes."""
+    def __init__(self, rows: list[Row], cache: RowsCache, device: torch.device) -> None:
+        """Rows of which nothing was sampled yet; the cache has their prompts."""
         count = len(rows)
         width = max(row.limit for row in rows)
         options = [row.request.sampling for row in rows]
         self.rows = rows
         self.cache = cache
-        self.unused = unused
-        self.position = position
-        self.last = torch.zeros_like(position)
+        self.start = np.asarray([len(row.request.token_ids) for row in rows])
+        self.position = torch.from_numpy(self.start).to(device)
+        self.last = torch.zeros_like(self.position)
         self.count = np.zeros(count, dtype=np.int64)
-        # count, limit, ends, alive, stops, unused: [R]; options: [R, 4]; uniform, tokens, logprobs, versions: [R, N]
+        # count, limit, ends, alive, stops and start (tokens of the prompt): [R]; options: [R, 4]; uniform, tokens,
+        # logprobs, versions: [R, N]
         self.limit = np.asarray([row.limit for row in rows])
         self.ends = np.asarray([not s.ignore_eos for s in options])
         self.alive = np.ones(count, dtype=bool)
@@ -367,30 +376,41 @@ class Rows:
         """Recompute the values that depend on the rows."""
         self._every = np.arange(len(self.rows))
         self.choose = TokenChooser(self.options, self.position.device)
-        self._unused = torch.from_numpy(self.unused).to(self.position.device)[:, None] if self.unused.any() else None
-        self._slots = torch.arange(0, device=self.position.device)
+        self._ahead: list[torch.Tensor] = []
 
-    def seen(self, slots: int) -> torch.Tensor | None:
-        """bool [R, slots], true where a row has a token; None where all have one everywhere."""
-        if self._unused is None:
-            return None
-        if len(self._slots) < slots:
-            # Doubled, so that it is made a logarithmic number of times in the life of a batch.
-            self._slots = torch.arange(2 * slots, device=self._unused.device)
-        return self._slots[:slots] >= self._unused
+    @property
+    def places(self) -> np.ndarray:
+        """The positions of the newest tokens of the rows that are not finished, on the host."""
+        places: np.ndarray = (self.start + self.count - 1)[self.alive]
+        return places
+
+    def advance(self, last_position: int) -> None:
+        """Go to the next position. A finished row that is still in the batch must not run past the cache, or a table of
+        learned positions, whose end is `last_position`."""
+        self.position = (self.position + 1).clamp_max_(min(last_position, self.cache.slots - 1))
 
     def sample(self, logits: torch.Tensor, version: int) -> np.ndarray:
         """Draw each row's next token, sampled by the weights `version`; the tokens [R]."""
         place = np.minimum(self.count, self.tokens.shape[1] - 1)  # a dead row writes where nobody reads
-        uniform = torch.from_numpy(self.uniform[self._every, place]).to(logits.device)
-        self.last, logprobs = self.choose(logits, uniform)
-        # The one place of a step that waits for the device: the host has to know which rows have ended.
-        tokens = self.last.cpu().numpy()
+        self.last, logprobs = self.choose(logits, self._uniform(logits.device))
+        # The one place of a step that waits for the device: the host has to know which rows have ended. One copy for
+        # both: as float32, which has every token of a vocabulary below 2^24.
+        drawn = torch.cat([self.last, logprobs]).cpu().numpy()
+        tokens: np.ndarray = drawn[: len(self)].astype(np.int64)
         self.tokens[self._every, place] = tokens
-        self.logprobs[self._every, place] = logprobs.cpu().numpy()
+        self.logprobs[self._every, place] = drawn[len(self) :]
         self.versions[self._every, place] = version
         self.count += 1
         return tokens
+
+    def _uniform(self, device: torch.device) -> torch.Tensor:
+        """The uniform numbers of the next token, float64 [R]."""
+        if not self._ahead:
+            # Several steps' at once, so that most steps copy nothing to the device; dropped when the rows change.
+            steps = self.count + np.arange(AHEAD)[:, None]
+            block = self.uniform[self._every, np.minimum(steps, self.uniform.shape[1] - 1)]
+            self._ahead = list(torch.from_numpy(block).to(device).flip(0))
+        return self._ahead.pop()
 
     def keep_alive(self) -> None:
         """Drop the dead rows: living ones from the end move into their places, so that few are moved."""
@@ -411,20 +431,12 @@ class Rows:
             values = getattr(self, name)
             values[index[0]] = values[index[1]]
             setattr(self, name, values[:alive])
-        trim = int(self.unused.min())  # slots on the left that no row uses any more
-        self.unused = self.unused - trim
-        for layer in self.cache.layers:
-            layer.drop(index[0], index[1], alive, trim)
+        self.cache.drop(to, source, alive)
         self._changed()
 
     def join(self, other: Rows) -> None:
-        """Add the rows of `other`, as they are: the shorter of the two is moved to the right in its cache."""
-        # Both are aligned on the right, so the shorter cache gets |ahead| unused slots on its left.
-        ahead = self.cache.length - other.cache.length
-        self.unused = self.unused + max(0, -ahead)
-        other.unused = other.unused + max(0, ahead)
-        for mine, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
-            mine.take(theirs)
+        """Add the rows of `other`, as they are."""
+        self.cache.join(other.cache)
         for name in self._ON_HOST:
             setattr(self, name, _stacked(getattr(self, name), getattr(other, name)))
         for name in ("last", "position"):
@@ -444,12 +456,10 @@ def _stacked(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return wide
 
 
-def padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts as rows aligned on the right: ids int64 [P, L], and how many slots each leaves unused on the left,
-    [P]."""
-    length = max(map(len, prompts))
-    unused = np.asarray([length - len(prompt) for prompt in prompts])
-    ids = np.zeros((len(prompts), length), dtype=np.int64)
-    for i, prompt in enumerate(prompts):
-        ids[i, unused[i] :] = prompt
-    return ids, unused
+def aligned(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as rows aligned on the left: ids int64 [P, L], and the place of each one's last token, [P]."""
+    last = np.asarray([len(prompt) - 1 for prompt in prompts])
+    ids = np.zeros((len(prompts), int(last.max()) + 1), dtype=np.int64)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return ids, last
