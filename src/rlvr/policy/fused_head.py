@@ -8,18 +8,22 @@ in z has the form
 
     p (a + b log p + c p) + d + (g at the token itself)
 
-with one number a, b, c, d per token, so that all that were asked for cost one pass. Invariants: sums are in float32 (or
-float64 when the inputs are), whatever the matrix products are in; a logit of minus infinity is a token of probability
-zero; one that is NaN makes that token's statistics NaN and nothing fails; same inputs, same bits.
+with one number a, b, c, d per token, so that all that were asked for cost one pass. On a GPU with triton installed the
+passes over a tile are kernels (`rlvr.policy.head_kernels`), elsewhere operations of torch. Invariants: sums are in
+float32 (or float64 when the inputs are), whatever the matrix products are in; a logit of minus infinity is a token of
+probability zero; one that is NaN makes that token's statistics NaN and nothing fails; same inputs, same bits.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
+from rlvr.policy.head_devices import gpu_tile, sums_wide, triton_kernels
 from rlvr.policy.model import Head, gather_until_backward_ends, gathered
 
 # 1,024 to 4,096 entries by 128 to 1,024 tokens differ by less than noise on one core (docs/performance.md, "The fused
@@ -29,7 +33,10 @@ COLUMNS = 2048
 TILE = 1 << 20
 """Logits of a tile: 4 MiB in float32, which stay in a CPU's cache."""
 GPU_TILE = 1 << 22
-"""The same elsewhere, where a tile has to keep the device busy."""
+"""Logits of which the memory plan (rlvr.planner) counts four tiles of float32: 64 MiB, which is what the one buffer of
+a GPU's wide tile (rlvr.policy.head_devices) has in bfloat16."""
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""True if Triton's interpreter runs its kernels on a CPU, as tests have it."""
 # Keeping three times as much saved a product and no time there: 48 MiB are written and read twice.
 KEEP = 1 << 22
 """Up to so many logits are one tile and are kept for the backward pass: 16 MiB in float32."""
@@ -69,7 +76,15 @@ def fused_statistics(
                 worst = low if low < 0 else high
                 raise ValueError(f"token id {worst} is outside the LM head, which has {head.vocabulary} rows")
         # Made here, while a partitioned head is gathered and its number of rows is known.
-        plan = TilePlan(dict(asked), len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
+        plan = TilePlan(
+            dict(asked),
+            len(head.inputs),
+            head.scale,
+            head.cap,
+            head.vocabulary,
+            common_temperature,
+            triton_kernels() if INTERPRETED or head.inputs[0].device.type == "cuda" else None,
+        )
         values = _Fused.apply(plan, ids, temperature, *tensors)
     return {name: value for name, value in zip(NAMES, values, strict=True) if value is not None}
 
@@ -85,6 +100,13 @@ class TilePlan:
     vocabulary: int
     common_temperature: float | None = None
     """The temperature that all tokens share, where it is known without a read from the device; else None."""
+    kernels: ModuleType | None = None
+    """`rlvr.policy.head_kernels`; None: operations of torch."""
+
+    @property
+    def inner_factor(self) -> float | None:
+        """Return the factor inside the soft-cap's tanh; None: there is no cap."""
+        return None if self.cap is None else self.scale / self.cap
 
     @property
     def last_factor(self) -> float:
@@ -95,7 +117,8 @@ class TilePlan:
 def fits(tokens: int, plan: TilePlan) -> bool:
     """Return True if the logits are one tile that is kept."""
     # `Running.add` leaves the tile relative to its largest logit, and the slope of a soft-cap needs the logit itself.
-    return tokens * plan.vocabulary <= KEEP and plan.cap is None
+    # The kernels write the gradient in place of the logits, and the product costs less there than a second buffer.
+    return tokens * plan.vocabulary <= KEEP and plan.cap is None and plan.kernels is None
 
 
 def tiles(tokens: int, plan: TilePlan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
@@ -103,8 +126,9 @@ def tiles(tokens: int, plan: TilePlan, device: torch.device) -> Iterator[tuple[s
     if fits(tokens, plan):
         yield slice(0, plan.vocabulary), [slice(0, tokens)]
         return
-    width = min(plan.vocabulary, COLUMNS)
-    height = max(1, (TILE if device.type == "cpu" else GPU_TILE) // width)
+    entries, logits = (COLUMNS, TILE) if device.type == "cpu" else gpu_tile(device)
+    width = min(plan.vocabulary, entries)
+    height = max(1, logits // width)
     # The vocabulary is the outer loop: the weights of a tile stay in the cache while all rows go by.
     rows = [slice(start, min(start + height, tokens)) for start in range(0, tokens, height)]
     for start in range(0, plan.vocabulary, width):
@@ -131,14 +155,16 @@ class Logits:
         self.unchanged = plan.common_temperature == plan.last_factor
         """True if `factor` is known to be 1. Where that is not known, the product is computed; a product with 1 has the
         same bits."""
-        self.buffer = inputs[0].new_empty(0, dtype=self.dtype)
+        # A kernel converts what it reads, so one product can stay in its own type; several are summed in float32.
+        keeps_type = plan.kernels is not None and len(weights) <= 1
+        self.buffer = inputs[0].new_empty(0, dtype=inputs[0].dtype if keeps_type else self.dtype)
 
     def columns(self, part: slice) -> list[torch.Tensor]:
         """The rows of the weights for some vocabulary entries, in the dtype of the inputs."""
         return [weight[part].to(x.dtype) for x, weight in zip(self.inputs, self.weights, strict=False)]
 
-    def tile(self, rows: slice, part: slice, weights: list[torch.Tensor]) -> torch.Tensor:
-        """[t, v] logits, in the buffer."""
+    def products(self, rows: slice, part: slice, weights: list[torch.Tensor]) -> torch.Tensor:
+        """[t, v] sums of the terms' products, without scale, cap and temperature, in the buffer."""
         shape = (rows.stop - rows.start, part.stop - part.start)
         if self.buffer.numel() < shape[0] * shape[1]:
             self.buffer = self.buffer.new_empty(shape[0] * shape[1])
@@ -154,6 +180,11 @@ class Logits:
                 torch.mm(x[rows], weight.t(), out=z)
             else:
                 z.addmm_(x[rows], weight.t())
+        return z
+
+    def tile(self, rows: slice, part: slice, weights: list[torch.Tensor]) -> torch.Tensor:
+        """[t, v] logits, in the buffer."""
+        z = self.products(rows, part, weights)
         if self.plan.cap is not None:
             # cap tanh(scale x / cap); the cap itself is in the last factor.
             z.mul_(self.plan.scale / self.plan.cap).tanh_()
@@ -170,6 +201,7 @@ class Running:
             return like.new_zeros(tokens)
 
         asked = plan.asked
+        self.plan = plan
         self.ids = ids if LOGPROBS in asked else None
         # m = largest logit so far, mass = sum exp(z - m), entropy = sum exp(z - m) (z - m), squares = sum exp(z - m)^2,
         # each [T].
@@ -209,6 +241,19 @@ class Running:
                 entropy += faded * (self.entropy[rows] + shift * old)
             self.entropy[rows] = entropy
         self.mass[rows] = mass if faded is None else mass + faded * old
+
+    def add_products(self, rows: slice, part: slice, products: torch.Tensor, factor: torch.Tensor) -> None:
+        """Count a tile of products [t, v], as `add` does its logits, by one kernel."""
+        sums = (self.maximum, self.mass, self.entropy, self.squares, self.total, self.chosen)
+        self.plan.kernels.add_tile(  # type: ignore[union-attr]
+            products,
+            factor[rows],
+            None if self.ids is None else self.ids[rows],
+            tuple(None if values is None else values[rows] for values in sums),
+            part.start,
+            self.plan.inner_factor,
+            LOWEST,
+        )
 
     def _follow(self, rows: slice, part: slice, z: torch.Tensor) -> None:
         if self.total is not None:
@@ -285,6 +330,23 @@ class Slope:
             self.d = (g * inner / plan.vocabulary)[:, None]
         self.a = (a * inner)[:, None]
 
+    def of_products(self, rows: slice, part: slice, products: torch.Tensor) -> torch.Tensor:
+        """The gradient of a tile of products [t, v], as `of`, by one kernel; in the type of the products and in their
+        place."""
+        coefficients = (self.a, self.b, self.c, self.d, self.hot)
+        self.plan.kernels.gradient_tile(
+            products,
+            products,
+            self.factor[rows],
+            (self.anchor[rows], self.log_mass[rows]),
+            None if self.hot is None else self.ids[rows],
+            tuple(None if values is None else values[rows] for values in coefficients),
+            part.start,
+            self.plan.inner_factor,
+            LOWEST,
+        )
+        return products
+
     def of(self, rows: slice, part: slice, z: torch.Tensor, scratch: torch.Tensor, relative: bool) -> torch.Tensor:
         """The gradient of the head's products in a tile, in `scratch`; z is overwritten, unless it is the kept one."""
         # [t, v]: 1 - tanh^2, as z = factor x tanh.
@@ -319,11 +381,14 @@ class _Fused(torch.autograd.Function):
         logits = Logits(plan, temperature, tensors[: plan.terms], tensors[plan.terms :])
         tokens = len(tensors[0])
         keep = None
-        running = Running(plan, ids, tokens, logits.buffer)
+        running = Running(plan, ids, tokens, logits.factor)
         scratch = logits.buffer
         for part, rows_of_part in tiles(tokens, plan, tensors[0].device):
             weights = logits.columns(part)
             for rows in rows_of_part:
+                if plan.kernels is not None:
+                    running.add_products(rows, part, logits.products(rows, part, weights), logits.factor)
+                    continue
                 z = logits.tile(rows, part, weights)
                 scratch = scratch if scratch.numel() >= z.numel() else torch.empty_like(z).view(-1)
                 running.add(rows, part, z, scratch[: z.numel()].view(z.shape))
@@ -374,9 +439,12 @@ def _gradients(
         columns = logits.columns(part)
         sums = [None if w is None else _sums(w[part], logits.dtype) for w in whole]
         for rows in rows_of_part:
-            z = kept if kept is not None else logits.tile(rows, part, columns)
-            scratch = scratch if scratch.numel() >= z.numel() else torch.empty_like(z).view(-1)
-            dz = slope.of(rows, part, z, scratch[: z.numel()].view(z.shape), kept is not None)
+            if plan.kernels is not None:
+                dz = slope.of_products(rows, part, logits.products(rows, part, columns))
+            else:
+                z = kept if kept is not None else logits.tile(rows, part, columns)
+                scratch = scratch if scratch.numel() >= z.numel() else torch.empty_like(z).view(-1)
+                dz = slope.of(rows, part, z, scratch[: z.numel()].view(z.shape), kept is not None)
             if not weights and wide[0] is not None:
                 wide[0][rows, part] = dz
             # The products of the backward pass run in the type of the inputs, their sums in float32.
@@ -405,5 +473,8 @@ def _sums(into: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _add_product(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     if left.dtype == into.dtype:
         into.addmm_(left, right)
+    elif sums_wide(into.device):
+        # cuBLAS adds to float32 what it sums in float32 itself: one kernel, and no rounding to bfloat16 between.
+        torch.addmm(into, left, right, out_dtype=into.dtype, out=into)
     else:
         into.add_(left @ right)

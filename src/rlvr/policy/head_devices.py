@@ -1,0 +1,64 @@
+"""What the fused head takes on a GPU: the size of its tiles, Triton kernels where triton is installed, wide sums."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+COLUMNS = 1 << 14
+"""Vocabulary entries of a tile: 2,048 tokens by 16,384 entries, whose operations take longer than their launches. The
+kernels need one buffer for it, 64 MiB in bfloat16."""
+LOGITS = 1 << 25
+"""Logits of that tile."""
+NARROWEST = 1 << 11
+"""Vocabulary entries of the narrowest tile."""
+# Four tiles in float32 are there at once without Triton: the logits, their gradient, and both in the inputs' type.
+SHARE = 128
+"""Four tiles in float32 take at most this part of the device's memory, one in so many; else they are narrower."""
+logger = logging.getLogger(__name__)
+
+
+@cache
+def triton_kernels() -> ModuleType | None:
+    """Return `rlvr.policy.head_kernels`; None where triton is not installed, which is said once."""
+    if find_spec("triton") is None:
+        logger.warning(
+            "triton is not installed (pip install triton): the LM head takes some thirty operations a tile, not two"
+        )
+        return None
+    return import_module("rlvr.policy.head_kernels")
+
+
+@cache
+def gpu_tile(device: torch.device) -> tuple[int, int]:
+    """Return the vocabulary entries and the logits of a tile on a device that is no CPU.
+
+    From the memory that it has, not from what is free: the same run has the same tiles and so the same bits.
+    """
+    entries = COLUMNS
+    logits = LOGITS
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return entries, logits
+    memory = torch.cuda.get_device_properties(device).total_memory
+    # 16 bytes a logit: four tiles of float32.
+    while 16 * logits * SHARE > memory and entries > NARROWEST:
+        entries //= 2
+        logits //= 2
+    return entries, logits
+
+
+@cache
+def sums_wide(device: torch.device) -> bool:
+    """Return True if products of bfloat16 can be added to float32 in one kernel.
+
+    Where Liger-Kernel does (linkedin/Liger-Kernel ead96b6, src/liger_kernel/ops/fused_linear_cross_entropy.py): torch's
+    `out_dtype` on NVIDIA GPUs of compute capability 8 and above.
+    """
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 8

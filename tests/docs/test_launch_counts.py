@@ -1,0 +1,69 @@
+"""scripts/benchmarks/launches.py counts what it says, and its committed result is that of the code as it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def launches(root, monkeypatch):
+    """The script, imported."""
+    monkeypatch.syspath_prepend(root / "scripts/benchmarks")
+    return __import__("launches")
+
+
+@pytest.fixture
+def committed(root):
+    return json.loads((root / "scripts/benchmarks/launches.json").read_text())
+
+
+def test_operations_are_counted_with_their_bytes_and_flops(launches):
+    a, b = torch.ones(3, 4), torch.ones(4, 5)
+    with launches.Counting() as mode:
+        c = a @ b  # 12 + 20 numbers read, 15 written
+        c.t().add_(1.0)  # a view, and 15 read and written
+        c[:, :1].expand(3, 5).exp()  # 3 read, 15 written
+        torch.empty(100)
+        torch.ones(50, 6)[torch.tensor([1, 2])]  # 300 written; 2 rows of 6 read and written, by 2 numbers of 8 bytes
+    # torch.tensor([1, 2]) is made on the host: no operation of the device but a detachment.
+    assert mode.counts.launches == 5
+    assert mode.counts.flops == 2 * 3 * 4 * 5
+    assert mode.counts.bytes == 4 * (12 + 20 + 15) + 4 * 30 + 4 * 18 + 4 * 300 + (4 * 2 * 12 + 2 * 8)
+
+
+def test_grouped_products_count_each_token_once(launches):
+    import dispatch_counts
+
+    tokens, experts = torch.empty(7, 3, device="meta"), torch.empty(4, 3, 5, device="meta")
+    assert dispatch_counts.grouped_flops(tokens, experts) == 2 * 7 * 3 * 5
+    assert dispatch_counts.grouped_flops(tokens.t(), torch.empty(7, 5, device="meta")) == 2 * 3 * 7 * 5
+
+
+def test_the_head_launches_two_kernels_a_tile_forward_and_four_backward(launches):
+    """A product and a kernel; then a product, a kernel and two products for the gradients."""
+    vocabulary = 40_000
+    small, large = (launches.own_heads(64, vocabulary, tokens)[launches.OURS] for tokens in (2048, 8192))
+    more = launches.tiles(8192, vocabulary, 16_384) - launches.tiles(2048, vocabulary, 16_384)
+    assert more == 9
+    assert large["forward"].launches - small["forward"].launches == 2 * more
+    assert large["backward"].launches - small["backward"].launches == 4 * more
+    # Logits, and in the backward pass logits again and two gradients.
+    assert large["forward"].flops == 2 * 8192 * vocabulary * 64
+    assert large["backward"].flops == 3 * large["forward"].flops
+
+
+def test_the_committed_counts_are_those_of_the_code(launches, committed):
+    assert set(committed["models"]) == set(launches.HEADS)
+    for model, width in launches.HEADS.items():
+        entry = committed["models"][model]
+        assert entry["hidden size"] == width
+        if width == min(launches.HEADS.values()):  # the number of launches does not depend on the width
+            assert entry["head of 16,384 trained tokens"] == launches.own_launches(width, entry["vocabulary"])
+        assert set(entry["update"]) == {launches.BEFORE, launches.TORCH, launches.OURS, *launches.PEERS}
+        assert entry["executed over needed flops"]["without the head's second logits"] <= 1.05
+    assert committed["peers"] == {
+        name: {**vars(peer), "names": list(peer.names)} for name, peer in launches.PEERS.items()
+    }
