@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rlvr.learner.inputs
 import rlvr.learner.learner
-import rlvr.policy.attention.spans
+import rlvr.policy.attention.calls
 import rlvr.policy.microbatch
 import rlvr.recipes.loss_presets
 from rlvr import registry
@@ -129,7 +129,7 @@ def counts(monkeypatch):
     monkeypatch.setattr(Learner, "_backward", in_backward)
     monkeypatch.setattr(rlvr.learner.learner, "prepass_statistics", unseen(rlvr.learner.learner.prepass_statistics))
     monkeypatch.setattr(Learner, "_log_ratios_without_gradient", unseen(Learner._log_ratios_without_gradient))
-    for module in (rlvr.learner.inputs, rlvr.policy.attention.spans, rlvr.policy.microbatch):
+    for module in (rlvr.learner.inputs, rlvr.policy.attention.calls, rlvr.policy.microbatch):
         monkeypatch.setattr(module, "to_device", copied)
     return each, whole, copies
 

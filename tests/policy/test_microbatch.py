@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlvr.policy.attention.packed_rows import Shared
 from rlvr.policy.load_balancing import deal
 from rlvr.policy.microbatch import cut, cut_shared
-from rlvr.policy.shared_prefix import Shared
 
 
 def shared(cluster, prefix):

@@ -18,7 +18,7 @@ from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, microbatch
 from rlvr.policy.attention import Spans, attending
-from rlvr.policy.shared_prefix import shared_prefixes
+from rlvr.policy.attention.packed_rows import shared_prefixes
 from rlvr.policy.statistics import DeferredColumns
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 

@@ -39,9 +39,8 @@ from rlvr.losses.prepass import PrepassResult, prepass_statistics
 from rlvr.losses.tokens import LARGEST_LOG_RATIO
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import ModelFlops, UpdateFlops
-from rlvr.policy.layout_cost import Cost
 from rlvr.policy.load_balancing import deal
-from rlvr.policy.microbatch import ComputedPass, token_limit
+from rlvr.policy.microbatch import ComputedPass, Cost, token_limit
 from rlvr.policy.statistics import DeferredColumns
 from rlvr.records import Batch
 

@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attention_rows import random_inputs, some_spans
 from rlvr.policy.attention import kernels, merged
+from rlvr.policy.attention.calls import ScoreRule
 from rlvr.policy.attention.kernels import FlashAttn, TorchFlash, kernel_for
 from rlvr.policy.attention.merged import attend
 from rlvr.policy.attention.padded import Padded, cpu_forward
-from rlvr.policy.attention.scoring import Scoring
 from rlvr.policy.attention.tiles import tile_forward
 
 TREE = {"lengths": [6, 4, 5, 2, 3], "contexts": [-1, 0, 1, 1, 0]}
@@ -136,7 +136,7 @@ def both_ways(softcap, window, seed=0):
             patch.setattr(merged, "kernel_for", choose)
             if choose is kernel_for:
                 patch.setattr(kernels.torch, "ops", REAL)
-            output = attend(*inputs, spans.segments(window), Scoring(0.3, softcap), sinks)
+            output = attend(*inputs, spans.segments(window), ScoreRule(0.3, softcap), sinks)
             results.append([output, *torch.autograd.grad(output, [*inputs, sinks], gradient)])
     return results
 
@@ -172,7 +172,7 @@ def test_the_choice_of_a_kernel(monkeypatch):
         with FakeTensorMode():
             query = torch.empty(20, 4, width, device=device, dtype=dtype)
             value = torch.empty(20, 2, narrow, device=device, dtype=dtype)
-            return kernel_for(query, value, part, Scoring(1.0, softcap))
+            return kernel_for(query, value, part, ScoreRule(1.0, softcap))
 
     plain, tiles = cpu_forward, tile_forward
     assert isinstance(chosen(own), Padded) and chosen(own).dense_forward is plain
@@ -199,13 +199,13 @@ def test_the_operators_of_torch_have_the_shapes_that_are_used(dtype):
             query, key = (torch.empty(20, heads, 64, dtype=dtype) for heads in (8, 2))
             for part in spans.segments(None):
                 q, k, _ = merged._taken(query, key, key, part)
-                output, lse = TorchFlash().forward(q, k, k, part, Scoring(0.1))
+                output, lse = TorchFlash().forward(q, k, k, part, ScoreRule(0.1))
                 assert output.shape == q.shape and lse.shape == (8, len(q)) and lse.dtype == torch.float32
-                gradients = TorchFlash().backward(output, q, k, k, output, lse, part, Scoring(0.1))
+                gradients = TorchFlash().backward(output, q, k, k, output, lse, part, ScoreRule(0.1))
                 assert [g.shape for g in gradients] == [q.shape, k.shape, k.shape]
     query, key = (torch.randn(2, heads, 5, 8, dtype=dtype) for heads in (4, 2))
     (part,) = some_spans(None, lengths=[5], contexts=[-1]).segments(None)
-    output, lse = cpu_forward(query, key, key, part, Scoring(0.1))
+    output, lse = cpu_forward(query, key, key, part, ScoreRule(0.1))
     assert output.shape == query.shape and lse.shape == (2, 4, 5)
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
@@ -219,7 +219,7 @@ def test_what_is_executed_is_what_is_needed():
     with torch.device("meta"):
         query, key, value = (torch.empty(1, heads, 16384, width) for _ in range(3))
     with FlopCounterMode(display=False) as counter:
-        output, _ = tile_forward(query, key, value, part, Scoring(0.1))
+        output, _ = tile_forward(query, key, value, part, ScoreRule(0.1))
     assert output.shape == query.shape
     needed = 4 * heads * width * part.pairs
     assert math.isclose(part.pairs, 16384 * 16385 / 2)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from attention_rows import dense_attention, random_inputs, some_spans, visible
 from rlvr.policy.attention import tiles
+from rlvr.policy.attention.calls import ScoreRule
 from rlvr.policy.attention.merged import attend
-from rlvr.policy.attention.scoring import Scoring
 
 
 @settings(max_examples=60, deadline=None)
@@ -28,7 +28,7 @@ def test_outputs_and_gradients_are_those_of_a_dense_mask(seed, window, softcap, 
     inputs = random_inputs(rng, int(spans.length.sum()))
     sinks = torch.from_numpy(rng.normal(size=4)).requires_grad_() if has_sinks else None
     differentiated = [*inputs, sinks] if has_sinks else inputs
-    scoring = Scoring(0.4, softcap)
+    scoring = ScoreRule(0.4, softcap)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE", tile)
         got = attend(*inputs, spans.segments(window), scoring, sinks)
@@ -48,7 +48,7 @@ def test_gradcheck(window, softcap):
     sinks = torch.from_numpy(rng.normal(size=4)).requires_grad_()
 
     def attention(query, key, value, sinks):
-        return attend(query, key, value, spans.segments(window), Scoring(0.5, softcap), sinks)
+        return attend(query, key, value, spans.segments(window), ScoreRule(0.5, softcap), sinks)
 
     assert torch.autograd.gradcheck(attention, (*inputs, sinks))
 
@@ -58,7 +58,7 @@ def test_tokens_out_of_sight_have_no_gradient():
     rng = np.random.default_rng(0)
     spans = some_spans(rng, lengths=[3, 5], contexts=[-1, -1])
     query, key, value = random_inputs(rng, 8)
-    first = attend(query, key, value, spans.segments(None), Scoring(1.0))[:3].sum()
+    first = attend(query, key, value, spans.segments(None), ScoreRule(1.0))[:3].sum()
     for gradient in torch.autograd.grad(first, [query, key, value]):
         assert not gradient[3:].any()
 
@@ -71,8 +71,8 @@ def test_bfloat16_is_within_its_rounding(window):
     exact = random_inputs(rng, 20, narrow=8)
     rounded = [x.detach().bfloat16().requires_grad_() for x in exact]
     gradient = torch.from_numpy(rng.normal(size=(20, 4, 8)))
-    want = attend(*exact, spans.segments(window), Scoring(0.3))
-    got = attend(*rounded, spans.segments(window), Scoring(0.3))
+    want = attend(*exact, spans.segments(window), ScoreRule(0.3))
+    got = attend(*rounded, spans.segments(window), ScoreRule(0.3))
     assert got.dtype == torch.bfloat16
     of_want = torch.autograd.grad(want, exact, gradient)
     of_got = torch.autograd.grad(got, rounded, gradient.bfloat16())
@@ -86,7 +86,7 @@ def test_autocast_decides_the_precision():
     spans = some_spans(rng, lengths=[4, 3], contexts=[-1, 0])
     query, key, value = (x.detach().float() for x in random_inputs(rng, 7))
     with torch.autocast("cpu", torch.bfloat16):
-        got = attend(query, key, value.bfloat16(), spans.segments(None), Scoring(0.3))
-    want = attend(query, key, value, spans.segments(None), Scoring(0.3))
+        got = attend(query, key, value.bfloat16(), spans.segments(None), ScoreRule(0.3))
+    want = attend(query, key, value, spans.segments(None), ScoreRule(0.3))
     assert got.dtype == torch.bfloat16
     assert (got.float() - want).abs().max() < 0.03 * want.abs().max()

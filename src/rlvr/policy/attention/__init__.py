@@ -1,7 +1,8 @@
-"""Attention of packed rows: which tokens see which (`spans`), the kernels (`kernels`), their merging (`merged`), and
-stock Hugging Face models that compute it (`hook`)."""
+"""Attention of packed rows: which tokens see which and stock models that attend so (`packed_rows`), the calls of which
+it consists (`calls`), their kernels (`kernels`, `padded`, `tiles`) and the merging of their outputs (`merged`)."""
 
-from rlvr.policy.attention.hook import PREFIX, Packing, attending, hook, try_packing, unhook
-from rlvr.policy.attention.spans import Segments, Spans
+from rlvr.policy.attention.calls import Segments
+from rlvr.policy.attention.packed_rows import PREFIX, Spans, attending, hook, unhook
+from rlvr.policy.attention.packing_trial import Packing, try_packing
 
 __all__ = ["PREFIX", "Packing", "Segments", "Spans", "attending", "hook", "try_packing", "unhook"]

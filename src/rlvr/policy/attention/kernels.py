@@ -1,4 +1,4 @@
-"""The kernels that compute the calls of `rlvr.policy.attention.spans`, forward and backward.
+"""The kernels that compute the calls of `rlvr.policy.attention.calls`, forward and backward.
 
 Each gives the outputs together with their log-sum-exp, and takes both in its backward pass, so that the outputs of
 several calls can be merged (`rlvr.policy.attention.merged`). None makes a tensor with the queries along one dimension
@@ -7,7 +7,10 @@ and the keys along another, but for tiles of a fixed size.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -15,9 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import pad
 
+from rlvr.policy.attention.calls import Gradients, ScoreRule, Segments
 from rlvr.policy.attention.padded import Padded, cpu_backward, cpu_forward
-from rlvr.policy.attention.scoring import Gradients, Scoring
-from rlvr.policy.attention.spans import Segments
 from rlvr.policy.attention.tiles import tile_backward, tile_forward
 
 WIDEST = 256
@@ -30,7 +32,7 @@ class Kernel(Protocol):
     keys and values, H a multiple of G; widths D of queries and keys, E of values."""
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: Scoring
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[Q, H, D], [K, G, D], [K, G, E] -> the outputs [Q, H, E], and the natural logarithm of the sum of
         exp(score) over the keys that each query sees, [H, Q], in float32 or float64."""
@@ -45,7 +47,7 @@ class Kernel(Protocol):
         output: torch.Tensor,
         lse: torch.Tensor,
         segments: Segments,
-        scoring: Scoring,
+        scoring: ScoreRule,
     ) -> Gradients:
         """The gradients of queries, keys and values, from that of the outputs.
 
@@ -56,9 +58,26 @@ class Kernel(Protocol):
         ...
 
 
-def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: Scoring) -> Kernel:
+_computing: ContextVar[str | None] = ContextVar("computing", default=None)
+
+
+@contextlib.contextmanager
+def kernels_of(device_type: str) -> Iterator[None]:
+    """Inside, calls are computed as on this type of device ("cuda", "cpu"), wherever the tensors are.
+
+    Of use on tensors without contents alone, of which memory and operations are counted.
+    """
+    token = _computing.set(device_type)
+    try:
+        yield
+    finally:
+        _computing.reset(token)
+
+
+def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule) -> Kernel:
     """The fastest kernel that computes the call on the tensors' device and in their dtype."""
-    if query.device.type == "cuda" and query.dtype in (torch.float16, torch.bfloat16):
+    device_type = _computing.get() or query.device.type
+    if device_type == "cuda" and query.dtype in (torch.float16, torch.bfloat16):
         width = max(query.shape[-1], value.shape[-1])
         if width <= WIDEST:
             if scoring.softcap is None:
@@ -67,7 +86,7 @@ def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, sco
                 return FlashAttn()
     square = not segments.causal or bool((segments.key_length == segments.query_length).all())
     plain = scoring.softcap is None and segments.window is None and query.shape[-1] == value.shape[-1]
-    if query.device.type == "cpu" and plain and square:
+    if device_type == "cpu" and plain and square:
         return Padded(cpu_forward, cpu_backward)
     return Padded(tile_forward, tile_backward)
 
@@ -100,7 +119,7 @@ class TorchFlash:
     operators); flash attention 3 or 4 where `torch.nn.attention.activate_flash_attention_impl` was called."""
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: Scoring
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
     ) -> tuple[torch.Tensor, torch.Tensor]:
         where = segments.varlen
         width = _common_width(query, value)
@@ -127,7 +146,7 @@ class TorchFlash:
         output: torch.Tensor,
         lse: torch.Tensor,
         segments: Segments,
-        scoring: Scoring,
+        scoring: ScoreRule,
     ) -> Gradients:
         where = segments.varlen
         width = _common_width(query, value)
@@ -171,7 +190,7 @@ class FlashAttn:
     and `_flash_attn_varlen_backward`)."""
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: Scoring
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
     ) -> tuple[torch.Tensor, torch.Tensor]:
         from flash_attn import flash_attn_interface
 
@@ -196,7 +215,7 @@ class FlashAttn:
         output: torch.Tensor,
         lse: torch.Tensor,
         segments: Segments,
-        scoring: Scoring,
+        scoring: ScoreRule,
     ) -> Gradients:
         from flash_attn import flash_attn_interface
 
@@ -217,7 +236,7 @@ class FlashAttn:
         )
         return _narrowed(gradients, query, value)
 
-    def _options(self, segments: Segments, scoring: Scoring) -> dict[str, Any]:
+    def _options(self, segments: Segments, scoring: ScoreRule) -> dict[str, Any]:
         window = -1 if segments.window is None else segments.window - 1
         return {
             "dropout_p": 0.0,

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
+from rlvr.policy.attention.calls import ScoreRule, Segments
 from rlvr.policy.attention.kernels import kernel_for
-from rlvr.policy.attention.scoring import Scoring
-from rlvr.policy.attention.spans import Segments
 
 
 def attend(
@@ -27,7 +26,7 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     segments: list[Segments],
-    scoring: Scoring,
+    scoring: ScoreRule,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[N, H, D], [N, G, D], [N, G, E] -> [N, H, E]: each token's attention to what it sees by `segments`.
@@ -52,7 +51,7 @@ class _Attention(torch.autograd.Function):
         value: torch.Tensor,
         sinks: torch.Tensor | None,
         segments: list[Segments],
-        scoring: Scoring,
+        scoring: ScoreRule,
     ) -> torch.Tensor:
         output: torch.Tensor | None = None
         lse: torch.Tensor | None = None

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlvr.policy.attention.scoring import Gradients, Scoring
-from rlvr.policy.attention.spans import Block, Segments
+from rlvr.policy.attention.calls import Block, Gradients, ScoreRule, Segments
 
 DenseForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 DenseBackward = Callable[..., Gradients]
@@ -23,7 +22,7 @@ class Padded:
     dense_backward: DenseBackward
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: Scoring
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
     ) -> tuple[torch.Tensor, torch.Tensor]:
         outputs: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
@@ -50,7 +49,7 @@ class Padded:
         output: torch.Tensor,
         lse: torch.Tensor,
         segments: Segments,
-        scoring: Scoring,
+        scoring: ScoreRule,
     ) -> Gradients:
         of_query: list[torch.Tensor] = []
         of_key = torch.zeros_like(key)
@@ -82,7 +81,7 @@ def _side_by_side(x: torch.Tensor, index: torch.Tensor, block: Block) -> torch.T
 
 
 def cpu_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: Scoring
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's flash attention for a CPU, which `scaled_dot_product_attention` calls there, with its log-sum-exp."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -98,7 +97,7 @@ def cpu_backward(
     output: torch.Tensor,
     lse: torch.Tensor,
     segments: Segments,
-    scoring: Scoring,
+    scoring: ScoreRule,
 ) -> Gradients:
     """Its backward pass."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

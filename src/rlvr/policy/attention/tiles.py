@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlvr.policy.attention.scoring import Gradients, Scoring
-from rlvr.policy.attention.spans import Segments
+from rlvr.policy.attention.calls import Gradients, ScoreRule, Segments
 
 TILE = 512
 """Queries and keys of a tile of `tile_forward`: large enough for matrix products, and at a length of 16384 the tiles on
@@ -74,7 +73,7 @@ def _hidden(
 
 
 def _scores(
-    query: torch.Tensor, key: torch.Tensor, tile: _Tile, scoring: Scoring
+    query: torch.Tensor, key: torch.Tensor, tile: _Tile, scoring: ScoreRule
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The scores [R, G, H / G, queries, keys] of a tile, hidden pairs at -inf, and what the products' gradient is
     multiplied with for the cap, without which it is None."""
@@ -90,12 +89,12 @@ def _scores(
 
 
 def _accumulated(dtype: torch.dtype) -> torch.dtype:
-    """What tiles are computed and added up in."""
+    """The type that tiles are computed and added up in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def tile_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: Scoring
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of a block, tile by tile: [R, H, L, D], [R, G, K, D], [R, G, K, E] -> [R, H, L, E], [R, H, L].
 
@@ -137,7 +136,7 @@ def tile_backward(
     output: torch.Tensor,
     lse: torch.Tensor,
     segments: Segments,
-    scoring: Scoring,
+    scoring: ScoreRule,
 ) -> Gradients:
     """Its backward pass, in which the probabilities are computed again (Dao et al. 2022, algorithm 4)."""
     kind = _accumulated(query.dtype)

@@ -11,11 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from number_oracles import gap, gradient_of
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.core.needs import CURRENT, Need
-from rlvr.policy import forward, layout_cost, micro_batches
+from rlvr.policy import forward, micro_batches, microbatch
 from rlvr.policy.attention import Spans, attending, merged, tiles
 from rlvr.policy.attention.kernels import TorchFlash
-from rlvr.policy.layout_cost import AttentionSpeed
 from rlvr.policy.loading import make_policy
+from rlvr.policy.microbatch import AttentionSpeed
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
@@ -166,7 +166,7 @@ def test_packed_shared_and_branching_rows_are_the_padded_ones(architecture, monk
     want, of_want, _ = measured(policy, batch, {"packing": False})
     for way, options in WAYS.items():
         if way == "tree":  # each level of sharing pays
-            monkeypatch.setitem(layout_cost.SPEEDS, "cpu", AttentionSpeed(pair=1.0, call=1.0))
+            monkeypatch.setitem(microbatch.SPEEDS, "cpu", AttentionSpeed(pair=1.0, call=1.0))
         got, of_got, (rows,) = measured(policy, batch, options)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5, err_msg=way)
         assert gap(of_got, of_want) < 1e-5, way

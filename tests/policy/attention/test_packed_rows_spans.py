@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_rows import some_spans, visible
-from rlvr.policy.attention.spans import unique_rounds
+from rlvr.policy.attention.calls import unique_rounds
 
 
 def seen_by(part, tokens):
