@@ -240,7 +240,7 @@ class Passes:
         """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix`
         leave open."""
         optim = self.config.optim
-        # Where there is no padding to save, a CPU takes padded rows (GAIN in rlvr.policy.microbatch), a GPU packed ones.
+        # Where there is no padding to save, a CPU pads rows (GAIN in rlvr.policy.microbatch), a GPU packs them.
         left_padded = optim.packing == "auto" and not (self.devices.on_gpu and self.shape.packs)
         padded = optim.packing is False or left_padded
         # `share_prefix: true` leaves one layout. With `auto` any may be taken, and the larger one counts.
