@@ -12,6 +12,7 @@ from gpu_kit_paths import KIT
 
 from rlvr.distributed import PlainBackend
 from rlvr.monitor.metrics import METRICS
+from rlvr.policy.attention import Spans
 from rlvr.policy.microbatch import Cost
 
 
@@ -71,7 +72,8 @@ def test_the_constants_are_those_that_made_the_times(attention):
     assert result["flops_per_pair_and_channel"] == pytest.approx(3, rel=1e-3)
     assert result["flops_per_call"] == pytest.approx(0.5 * rate, rel=1e-2)
     length, shared = 4096, 1024
-    counted = Cost(pair=1.0, call=0.0).packed(np.asarray([shared, *[384] * 8]), np.asarray([0, *[shared] * 8]))
+    spans = Spans(np.asarray([shared, *[384] * 8]), np.asarray([-1, *[0] * 8]), torch.device("cpu"))
+    counted = Cost(pair=1.0, call=0.0, in_blocks=False).packed(spans)
     assert attention.pairs(length, attention.SHARED) == counted - length
 
 
@@ -120,7 +122,7 @@ def test_shapes_have_the_parameters_of_the_models_cards(stages):
 
 
 def test_a_shared_prompt_is_planned_as_one_that_is_shared(stages, monkeypatch):
-    """Tokens that are computed and the prefix go to the planner, for groups as for single rollouts."""
+    """Tokens that are computed go to the planner, for groups as for single rollouts."""
     from stages.context import Context
     from stages.models import load, made_up, model_section
 
@@ -133,7 +135,7 @@ def test_a_shared_prompt_is_planned_as_one_that_is_shared(stages, monkeypatch):
         batch = made_up(policy, rollouts=8, prompt=8, response=24, group=group)
         result = update.compared({}, batch, group, {"held_mib": 30.0, "peak_mib": 40.0})
         assert (result["total_mib"], result["measured_share"]) == (100.0, 0.7)
-    assert asked == [(8 * 32, 8 * 24, 32, 0), (8 + 8 * 24, 8 * 24, 32, 8)]
+    assert asked == [(8 * 32, 8 * 24, 32), (8 + 8 * 24, 8 * 24, 32)]
 
 
 def test_metrics_that_runs_keep_are_those_of_the_library(stages):

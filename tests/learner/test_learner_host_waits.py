@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rlvr.learner.inputs
 import rlvr.learner.learner
-import rlvr.policy.attention
+import rlvr.policy.attention.calls
 import rlvr.policy.microbatch
 import rlvr.recipes.loss_presets
 from rlvr import registry
@@ -129,7 +129,7 @@ def counts(monkeypatch):
     monkeypatch.setattr(Learner, "_backward", in_backward)
     monkeypatch.setattr(rlvr.learner.learner, "prepass_statistics", unseen(rlvr.learner.learner.prepass_statistics))
     monkeypatch.setattr(Learner, "_log_ratios_without_gradient", unseen(Learner._log_ratios_without_gradient))
-    for module in (rlvr.learner.inputs, rlvr.policy.attention, rlvr.policy.microbatch):
+    for module in (rlvr.learner.inputs, rlvr.policy.attention.calls, rlvr.policy.microbatch):
         monkeypatch.setattr(module, "to_device", copied)
     return each, whole, copies
 
@@ -170,13 +170,13 @@ def test_no_layout_and_no_model_makes_the_host_wait(
             plain = module._gradient_checkpointing_func
             module._gradient_checkpointing_func = lambda *a, plain=plain, **k: recomputed.append(1) or plain(*a, **k)
     shared = []
-    lay_out = Spans._block
+    lay_out = Spans.segments
 
-    def watched(spans, members):
-        shared.append(spans.context_length[members].any())
-        return lay_out(spans, members)
+    def watched(spans, window):
+        shared.append(spans.context_length.any())
+        return lay_out(spans, window)
 
-    monkeypatch.setattr(Spans, "_block", watched)
+    monkeypatch.setattr(Spans, "segments", watched)
     beside = waits_of(policy, {"preset": "grpo"}, CUTS, make_batch, forwards, counts)
     assert len(set(beside)) == 1, f"waits beside one of each forward pass: {beside}"
     assert any(shared) and bool(recomputed) == checkpointing

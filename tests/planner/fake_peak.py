@@ -2,8 +2,8 @@
 on fake tensors, which have shapes and no contents, and every storage is counted from the operation that made it to its
 last reference.
 
-Fake tensors are on a CPU, whose attention kernels keep other things than a GPU's: `gpu_attention` calls those that a
-GPU takes. Temporaries inside a kernel are not seen.
+Fake tensors are on a CPU, whose attention kernels keep other things than a GPU's: `gpu_attention` (padded rows) and
+`TorchFlash` (packed ones) call those that a GPU takes. Temporaries inside a kernel are not seen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rlvr.core.needs import Need
 from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
 from rlvr.planner.decoder_passes import LiveBytes, to_cpu
 from rlvr.policy import MicroBatch, Policy, forward, fused_head, micro_batches
-from rlvr.policy.attention import Packing, hook
+from rlvr.policy.attention import Packing, hook, merged
+from rlvr.policy.attention.kernels import TorchFlash
 from rlvr.policy.loading import make_policy
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
@@ -60,6 +61,7 @@ def like_a_gpu(all_tiles: bool = False) -> Iterator[FakeTensorMode]:
     """
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True) as mode:
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", gpu_attention)
+        patch.setattr(merged, "kernel_for", lambda *_: TorchFlash())
         # It reads values, and for rows without packed sequences gives None; with spans in place nothing looks at it.
         patch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
         patch.setattr(fused_head, "TILE", fused_head.GPU_TILE)

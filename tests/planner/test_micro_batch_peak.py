@@ -189,7 +189,7 @@ def compare(folder, name, tokens, way="packed", layers=None, deepspeed=False, **
         rows.input_ids.numel(),
         len(rows.flat),
         prompt + completion,
-        prefix=prompt if way == "shared" else 0,
+        padded=way == "padded",
         deepspeed=deepspeed,
     )
     return sum(planned.values()), peak.rest
@@ -219,6 +219,8 @@ OF_FOUR_LAYERS = [
     ("Qwen2.5-32B", 4096, {"deepspeed": True}),
     ("Qwen2.5-32B", 16384, {"gradient_checkpointing": True, **LORA}),
     ("window", 17000, {}),
+    ("window", 17000, {"way": "padded"}),
+    ("window", 17000, {"way": "shared"}),
     ("Qwen3-30B-A3B", 4096, {"deepspeed": True}),
     ("Qwen3-30B-A3B", 4096, {}),
     ("Qwen3-30B-A3B", 16384, {"gradient_checkpointing": True}),

@@ -81,7 +81,7 @@ def kept_per_token(policy) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        policy.hidden_states(ids, torch.ones_like(ids), torch.arange(64).expand(4, -1))
+        policy.hidden_states(ids, torch.arange(64).expand(4, -1))
     return sum(storage.nbytes() for storage in kept.values()) / 256
 
 

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlvr.policy.attention.packed_rows import Shared
 from rlvr.policy.load_balancing import deal
 from rlvr.policy.microbatch import cut, cut_shared
+
+
+def shared(cluster, prefix):
+    """Rollouts that begin with what all of their cluster begin with."""
+    return Shared(cluster, [[(c, p)] if p else [] for c, p in zip(cluster.tolist(), prefix.tolist(), strict=True)])
 
 
 @settings(max_examples=100, deadline=None)
@@ -23,7 +29,7 @@ def test_cuts_keep_the_budget_and_every_rollout(seed, size, budget):
     lengths = prefix + rng.integers(1, 30, len(cluster))
     if budget is not None and size is not None:
         size = None  # the two exclude each other
-    parts = cut_shared(lengths, prefix, cluster, size, budget)
+    parts = cut_shared(lengths, shared(cluster, prefix), size, budget)
     assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
     computed = [
         int((lengths - prefix)[part].sum() + sum({cluster[i]: prefix[i] for i in part}.values())) for part in parts
@@ -44,7 +50,7 @@ def test_longest_first():
     assert [part.tolist() for part in cut(lengths, 2, None)] == [[1, 3], [2, 0], [4]]
     assert [part.tolist() for part in cut(lengths, None, 10)] == [[1], [3], [2, 0, 4]]
     cluster, prefix = np.asarray([0, 1, 0, 1, 2]), np.asarray([2, 4, 2, 4, 0])
-    assert [part.tolist() for part in cut_shared(lengths, prefix, cluster, None, 14)] == [[1, 3], [2, 0, 4]]
+    assert [part.tolist() for part in cut_shared(lengths, shared(cluster, prefix), None, 14)] == [[1, 3], [2, 0, 4]]
 
 
 @settings(max_examples=100, deadline=None)

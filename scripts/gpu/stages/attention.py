@@ -73,12 +73,12 @@ def run(context: Context) -> None:
     """Measure every way at every length, then fit the constants."""
     size = TOY if context.toy else GPU
     ways: dict[str, tuple[Make, tuple[int, ...], Callable[[int], int]]] = {
-        "sdpa causal": (sdpa_causal, size.lengths, square),
-        "sdpa mask": (sdpa_mask, size.lengths, square),
-        "varlen": (varlen, size.lengths, square),
+        "sdpa causal": (sdpa_causal, size.lengths, triangle),
+        "sdpa mask": (sdpa_mask, size.lengths, triangle),
+        "varlen": (varlen, size.lengths, triangle),
         "library packed": (partial(library, prefix=0.0), size.lengths, partial(pairs, prefix=0.0)),
         "library shared": (partial(library, prefix=SHARED), size.lengths, partial(pairs, prefix=SHARED)),
-        "flex": (flex, size.flex_lengths, square),
+        "flex": (flex, size.flex_lengths, triangle),
     }
     rate = context.measure("linear", linear, context, size)
     for name, (make, lengths, pairs_of) in ways.items():
@@ -136,9 +136,9 @@ def random_inputs(size: Size, length: int, device: str) -> Inputs:
     return Inputs(one(size.heads), one(size.kv_heads), one(size.kv_heads))
 
 
-def square(length: int) -> int:
-    """Pairs of a query and a key that `Cost` counts for one run."""
-    return length**2
+def triangle(length: int) -> int:
+    """Pairs of a query and a key of one causal run."""
+    return length * (length + 1) // 2
 
 
 def runs_of(length: int, prefix: float) -> tuple[int, list[int]]:
@@ -149,9 +149,9 @@ def runs_of(length: int, prefix: float) -> tuple[int, list[int]]:
 
 
 def pairs(length: int, prefix: float) -> int:
-    """Pairs that `Cost.packed` counts for such a row: each run with itself and with the prompt before it."""
+    """Pairs that `Cost.packed` counts for such a row: each run with itself, causal, and with the prompt before it."""
     shared, runs = runs_of(length, prefix)
-    return shared**2 + sum(own * (own + shared) for own in runs)
+    return triangle(shared) + sum(triangle(own) + own * shared for own in runs)
 
 
 def constants(size: Size, times: dict[int, float], rate: float) -> dict[str, float]:

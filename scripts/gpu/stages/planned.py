@@ -8,12 +8,11 @@ from rlvr.config import ModelConfig
 from rlvr.planner import STATE, micro_batch_bytes, shape_of
 
 
-def planned_parts(model: dict[str, Any], tokens: int, trained: int, length: int, prefix: int = 0) -> dict[str, float]:
+def planned_parts(model: dict[str, Any], tokens: int, trained: int, length: int) -> dict[str, float]:
     """MiB by part of an update under the plain backend with AdamW, for the `model` section of a configuration.
 
-    `tokens`: of its one micro-batch; `trained`: those of them that the loss is computed on; `length`: of each rollout;
-    `prefix`: its first tokens, where they are computed once for a group. What torch's allocator does not hand out (the
-    program, the GPU's context) is left out.
+    `tokens`: of its one micro-batch, a shared prefix once; `trained`: those of them that the loss is computed on;
+    `length`: of each rollout. What torch's allocator does not hand out (the program, the GPU's context) is left out.
     """
     config = ModelConfig(**model)
     shape = shape_of(config)
@@ -21,6 +20,6 @@ def planned_parts(model: dict[str, Any], tokens: int, trained: int, length: int,
         "weights": shape.weights,
         "gradients": 4 * shape.trained,  # float32, like the weights that train
         "optimizer": STATE["adamw"] * shape.trained,
-        **micro_batch_bytes(shape, config, tokens, trained, length, prefix),
+        **micro_batch_bytes(shape, config, tokens, trained, length),
     }
     return {name: round(size / 2**20, 1) for name, size in found.items()}

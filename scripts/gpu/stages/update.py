@@ -118,7 +118,7 @@ def compared(section: dict[str, Any], batch: Batch, group: int, found: dict[str,
     prompt = len(first) - trained
     count = len(batch.rollouts)
     tokens = count * trained + -(-count // group) * prompt
-    planned = planned_parts(section, tokens, count * trained, len(first), prompt if group > 1 else 0)
+    planned = planned_parts(section, tokens, count * trained, len(first))
     total = sum(planned.values())
     share = None
     if found is not None and found["held_mib"] is not None:

@@ -2,8 +2,8 @@
 
 Two and three layers of the model run on torch's fake tensors, in the types, with the adapter and the rows of a real
 update, and every storage is counted from the operation that makes it to its last reference. Bytes grow linearly with
-layers and with tokens, so that four passes give every other one. (Masks and scores, which grow with pairs of tokens,
-are not among them: rlvr.planner.micro_batch.) The token embedding and the LM head are not run.
+layers and with tokens, so that four passes give every other one. (Masks and scores of padded rows, which grow with
+pairs of tokens, are not among them: rlvr.planner.micro_batch.) The token embedding and the LM head are not run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlvr.config import ModelConfig
 from rlvr.policy.adapters import add_adapter, is_adapter, no_false_alarms
 from rlvr.policy.attention import Spans, attending, hook
+from rlvr.policy.attention.kernels import kernels_of
 from rlvr.policy.model import training_modules
 
-# Any length would do for attention without a mask; 512 is a usual prompt and divides TOKENS.
+# Any length would do, since packed rows keep nothing that depends on it; 512 is a usual prompt and divides TOKENS.
 RUN = 512
-"""Tokens of each run of the packed row that is measured, or as many as a sliding window has; attention without a mask
-keeps nothing that depends on it, and masks are counted elsewhere (rlvr.planner.micro_batch)."""
+"""Tokens of each run of the packed row that is measured, or as many as a sliding window has."""
 # Bytes are a line in tokens, so two points give it. Both are above the size at which the peak changes its place: for
 # few tokens it is where weights' gradients are made, for many where activations are.
 TOKENS = (8192, 32768)
@@ -228,7 +228,9 @@ class DecoderSettings:
 
     def _at(self, way: Way, layers: int, tokens: int) -> tuple[int, int, int, int]:
         """The bytes of DecoderPasses for this number of layers and tokens."""
-        with _without_log(), FakeTensorMode(allow_non_fake_inputs=True):
+        # In half precision as on a GPU, whose flash attention copies nothing; in float32 attention is alike on both.
+        kind = "cpu" if way.compute == torch.float32 else "cuda"
+        with _without_log(), FakeTensorMode(allow_non_fake_inputs=True), kernels_of(kind):
             model = self._fake_model(way, layers)
             # Without the LM head, whose logits are computed in tiles (rlvr.policy.fused_head) and counted in
             # rlvr.planner.micro_batch.
@@ -304,7 +306,7 @@ class DecoderSettings:
 
 def _run(text: Any) -> int:
     """A power of two, so that `TOKENS` are a multiple of it."""
-    # Runs within the window need no mask; bytes of masks are counted in rlvr.planner.micro_batch.
+    # Runs within the window have no keys before their own, of which copies would be made.
     window = getattr(text, "sliding_window", None) or RUN
     return 1 << (min(RUN, int(window)).bit_length() - 1)
 

@@ -18,6 +18,7 @@ from rlvr.planner.decoder_passes import DecoderSettings
 from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.attention.packing_trial import unpackable_layers
 from rlvr.policy.flops import attention_windows
 from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import dtype_of, override_config
@@ -86,6 +87,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         linear=sum(_numel(p) for p in bare.parameters() if p.dim() > 1 and id(p) not in outside),
         window=max(windows, default=0),
         windowed=len(windows),
+        packs=not unpackable_layers(text),
     )
 
 

@@ -1,9 +1,9 @@
 """The bytes that the forward and backward pass of one micro-batch take, beside weights, gradients and optimizer state.
 
 What the decoder's layers take is measured on tensors without contents (rlvr.planner.decoder_passes) and grows linearly
-with layers and tokens; what the LM head, the token embedding and the masks take is computed here. A micro-batch has its
-peak at one of four points: at the end of the forward pass through the layers, in the backward pass of the LM head, in
-that of the layers, or in that of the token embedding.
+with layers and tokens; what the LM head, the token embedding and the masks of padded rows take is computed here. A
+micro-batch has its peak at one of four points: at the end of the forward pass through the layers, in the backward pass
+of the LM head, in that of the layers, or in that of the token embedding.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ def micro_batch_bytes(
     tokens: float,
     trained: float,
     length: int,
-    prefix: int = 0,
+    padded: bool = False,
     deepspeed: bool = False,
 ) -> MemoryParts:
     """Bytes by part of one micro-batch's forward and backward pass, at their peak.
 
-    `tokens`: of the micro-batch; `trained`: those of them that the loss is computed on; `length`: of its longest
-    rollout; `prefix`: its first tokens, where they are computed once for a group and the others are trained;
-    `deepspeed`: whether weights that train are in the type computed in, and each gradient is taken away as soon as it
-    is computed.
+    `tokens`: of the micro-batch, a shared prefix once; `trained`: those of them that the loss is computed on;
+    `length`: of its longest rollout; `padded`: True where each rollout is a row of its own, whose sliding windows are
+    masks and whose eager attention keeps its scores, False for packed rows, which keep nothing of pairs of tokens;
+    `deepspeed`: True where weights that train are in the type computed in, and each gradient is taken away as soon as
+    it is computed.
     """
     way = way_of(model, deepspeed)
     # where inputs of layers wait in host memory, the device has one layer at a time
     # One layer's activations are on the device, those of the others in host memory.
     layers = 1 if model.activation_offload else shape.layers
     passes = shape.decoder.passes(way, layers)
-    work = _Work(shape, way, passes, tokens, trained, _beside(shape, way, tokens, trained, length, prefix))
+    beside = _beside(shape, way, tokens, length) if padded else 0.0
+    work = _Work(shape, way, passes, tokens, trained, beside)
     # autocast's copies of the weights of all layers live until the forward pass ends
     copies = shape.decoder.passes(way).forward.fixed
     # Everything that is alive at one of four moments; their maximum is the micro-batch's peak.
@@ -70,32 +72,21 @@ def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
     )
 
 
-def _beside(shape: Shape, way: Way, tokens: float, trained: float, length: int, prefix: int) -> float:
-    """Bytes that attention keeps of pairs of tokens, and of keys and values where there is a mask, beside what is
-    linear in tokens."""
-    width = way.compute.itemsize
-    # sdpa makes of a boolean mask what it adds to the scores, in each layer, and of keys and values a copy for each
-    # query head
+def _beside(shape: Shape, way: Way, tokens: float, length: int) -> float:
+    """Bytes that attention of padded rows of `length` tokens keeps of pairs of tokens, and of keys and values where
+    there is a mask, beside what is linear in tokens."""
     # shape.scores: bytes for each pair of a token and a position, over all layers.
     every = tokens * length * shape.scores / shape.layers
-    windowed = masks = 0.0
-    if prefix and trained > length - prefix:
-        # a mask for every row, where prefixes are not equally long, in layers with a window or without
-        # Own tokens of each row: length - prefix. Masks [rows, own tokens, length] in the type computed in.
-        rows = trained / (length - prefix)
-        # Beside the mask, keys and values of the prefix are repeated for each row and query head, less what the layer
-        # has anyway.
-        pairs = rows * (length - prefix) * length
-        every += width * (pairs + 2 * (rows * length * shape.queries - tokens * shape.keys))
-    elif shape.windowed and length > shape.window:
-        # rows of one length have one mask, which is there for all layers
-        # One bool [length, length], shared by all layers, and in each layer the additive form of it.
-        masks = length**2
-        windowed = width * (length**2 + 2 * tokens * (shape.queries - shape.keys))
+    windowed = mask = 0.0
+    if shape.windowed and length > shape.window:
+        # One bool [length, length], which all rows and layers share. In each layer with a window sdpa makes of it what
+        # it adds to the scores, [rows, length, length], and of keys and values a copy for each query head.
+        mask = length**2
+        windowed = way.compute.itemsize * (tokens * length + 2 * tokens * (shape.queries - shape.keys))
     if way.checkpointing:
         # of the layer that is computed again, and as much for gradients
-        return masks + 2 * (every + windowed)
-    return masks + shape.layers * every + shape.windowed * windowed
+        return mask + 2 * (every + windowed)
+    return mask + shape.layers * every + shape.windowed * windowed
 
 
 @dataclass(frozen=True)

@@ -240,31 +240,34 @@ class Passes:
         """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix`
         leave open."""
         optim = self.config.optim
-        # `share_prefix: true` leaves one layout. With `auto` either may be taken, and the larger one counts.
-        layouts = [] if optim.share_prefix is True else [self.apart()]
+        # Where there is no padding to save, a CPU pads rows (GAIN in rlvr.policy.microbatch), a GPU packs them.
+        left_padded = optim.packing == "auto" and not (self.devices.on_gpu and self.shape.packs)
+        padded = optim.packing is False or left_padded
+        # `share_prefix: true` leaves one layout. With `auto` any may be taken, and the larger one counts.
+        layouts = [] if optim.share_prefix is True else [(*self.apart(), padded)]
         if self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix):
-            layouts.append(self.shared())
-        tried = (self._micro_batch(*layout) for layout in layouts or [self.apart()])
+            layouts.append((*self.shared(), False))
+        tried = (self._micro_batch(*layout) for layout in layouts or [(*self.apart(), padded)])
         parts = max(tried, key=lambda parts: sum(parts.values()))
         if self.trainer.casts:
             return parts
         return parts | self.trainer.pass_weights(UPDATE)
 
-    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> MemoryParts:
+    def _micro_batch(self, tokens: float, trained: float, padded: bool) -> MemoryParts:
         _, length = lengths(self.shape, self.config)
         return micro_batch_bytes(
-            self.shape, self.config.model, tokens, trained, length, prefix=prefix, deepspeed=self.trainer.stage > 0
+            self.shape, self.config.model, tokens, trained, length, padded=padded, deepspeed=self.trainer.stage > 0
         )
 
-    def apart(self) -> tuple[float, float, int]:
-        """Tokens of the largest micro-batch of whole rows, those of them that are trained, and 0 for a prefix."""
+    def apart(self) -> tuple[float, float]:
+        """Tokens of the largest micro-batch of whole rollouts, and those of them that are trained."""
         prompt, length = lengths(self.shape, self.config)
         tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
-        return tokens, tokens * (length - prompt) / length, 0
+        return tokens, tokens * (length - prompt) / length
 
-    def shared(self) -> tuple[float, float, int]:
-        """Tokens of the largest micro-batch where each prompt is computed once for its group, those of them that are
-        trained (a larger share than in `apart`), and the tokens of a prompt."""
+    def shared(self) -> tuple[float, float]:
+        """Tokens of the largest micro-batch where each prompt is computed once for its group, and those of them that
+        are trained (a larger share than in `apart`)."""
         prompt, length = lengths(self.shape, self.config)
         optim = self.config.optim
         group = self.config.rollout.group_size
@@ -277,7 +280,7 @@ class Passes:
             # responses as the rest holds.
             whole, left = divmod(limit, prompt + group * own)
             rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
-        return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
+        return math.ceil(rows / group) * prompt + rows * own, rows * own
 
     def scoring(self) -> MemoryParts:
         """Bytes of one micro-batch without gradients, by part."""

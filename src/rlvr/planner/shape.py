@@ -50,6 +50,8 @@ class Shape:
     """Tokens that a layer with a sliding window sees; 0: no layer has one."""
     windowed: int = 0
     """Layers with a sliding window (a number)."""
+    packs: bool = True
+    """False if its kinds of layers rule out packed rows."""
 
     @property
     def weights(self) -> int:

@@ -19,22 +19,18 @@ import torch
 from rlvr.config import OptimConfig
 from rlvr.core.device_memory import to_device
 from rlvr.errors import ConfigError
-from rlvr.policy.attention import Spans, blocks_of
-from rlvr.policy.model import Policy
+from rlvr.policy.attention import Segments, Spans
+from rlvr.policy.attention.packed_rows import Shared, runs_of, shared_prefixes
+from rlvr.policy.model import LayerSizes, Policy
 from rlvr.records import Batch
 
 log = logging.getLogger(__name__)
 
-# The gathers of packed attention cost 8 to 14 % where there is no padding to save (docs/performance.md, W1); the
-# estimate does not count them.
-GAIN = 0.85
-"""Packed rows are taken where their estimate is at most this share of the padded rows'."""
-# Orders of magnitude. Larger values favour padded rows, which make one call; `scripts/gpu/stages/attention.py` measures
-# what they should be on a GPU.
-CALL = {"cpu": 5e6}
-"""FLOPs of a forward pass that take as long as the start of one attention call, by kind of device."""
-CALL_ELSEWHERE = 2e10
-"""The same for every other kind of device. It is larger, since they compute fast relative to the start of a call."""
+# On a CPU the gathers of packed attention cost 8 to 14 % where there is no padding to save (docs/performance.md, W1),
+# which the estimate does not count. Elsewhere attention takes stretches of any length, and nothing is gathered.
+GAIN = {"cpu": 0.85}
+"""Packed rows are taken where their estimate is at most this share of the padded rows', by kind of device; 1 for every
+other kind."""
 
 
 @dataclass(frozen=True)
@@ -184,20 +180,21 @@ def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.nd
     A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is
     small.
     """
-    return cut_shared(lengths, np.zeros_like(lengths), np.arange(len(lengths)), size, tokens)
+    return cut_shared(lengths, Shared.nothing(len(lengths)), size, tokens)
 
 
-def cut_shared(
-    lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray, size: int | None, tokens: int | None
-) -> list[np.ndarray]:
-    """`cut` for rollouts whose first `prefix` tokens are common to their cluster and count once in a micro-batch.
+def cut_shared(lengths: np.ndarray, shared: Shared, size: int | None, tokens: int | None) -> list[np.ndarray]:
+    """`cut` for rollouts that begin with what their cluster has in common, which counts once in a micro-batch.
 
-    Clusters stay together where the budget lets them; that with the longest rollout comes first, and in it the longest.
+    Clusters stay together where the budget lets them; that with the longest rollout comes first, and in it the longest,
+    branch by branch.
     """
+    cluster = shared.cluster
+    prefix = shared.prefix
     longest = np.zeros(int(cluster.max(initial=-1)) + 1, dtype=np.int64)
     np.maximum.at(longest, cluster, lengths)
-    # The last key sorts first: cluster by its longest member, then by number, then the members by length.
-    order = np.lexsort((-lengths, cluster, -longest[cluster]))
+    # The last key sorts first: cluster by its longest member, then by number, then the members by branch and length.
+    order = np.lexsort((-lengths, shared.branch, cluster, -longest[cluster]))
     cuts: list[list[int]] = []
     used = 0
     last = -1
@@ -217,142 +214,108 @@ def cut_shared(
     return [np.asarray(part) for part in cuts]
 
 
+def packed_row(
+    batch: Batch, index: np.ndarray, trained: Sequence[np.ndarray], shared: Shared, device: torch.device
+) -> MicroBatch:
+    """The rollouts at `index` as one row, in which each shared run is computed once."""
+    tokens = Tokens.of(batch, index, trained)
+    runs = runs_of(tokens.lengths, shared, device)
+    ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.segments])
+    # The token before predicts it, which may lie in a shared run: the prompt's last token predicts the first token of
+    # every response. `flat` counts the tokens of the rollouts one after the other, as the places do here.
+    source = np.concatenate(runs.places)[tokens.flat - 1]
+    return tokens.laid_out(batch, index, ids[None], runs.spans.positions[None], source, device, runs.spans)
+
+
+@dataclass(frozen=True)
+class AttentionSpeed:
+    """Speed of attention on a kind of device, relative to that of the layers' matrix products."""
+
+    pair: float
+    """Time of a FLOP of attention over that of a FLOP of a matrix product."""
+    call: float
+    """FLOPs of matrix products that take as long as what an attention call costs whatever its size: its start, and
+    the gathers and the merging around it."""
+
+
+# Orders of magnitude: a larger `call` favours fewer levels and padded rows, a larger `pair` favours sharing prefixes.
+# Measured by `scripts/gpu/stages/attention.py`, stage `constants`; not yet on these GPUs, so the GPUs' are arithmetic
+# from published rates of training, in TFLOP/s of bfloat16: A100 190 of flash attention 2 (Dao 2023, arXiv:2307.08691,
+# figure 5, causal, width 128) against 250 of matrix products (80 % of its peak of 312); H100 and H200 350 (Shah et al.
+# 2024, arXiv:2407.08608, section 1: 35 % of 989) against 650. 50 us for a call and its merging.
+SPEEDS = {
+    "cpu": AttentionSpeed(pair=1.0, call=5e6),
+    "A100": AttentionSpeed(pair=1.3, call=1.3e10),
+    "H100": AttentionSpeed(pair=1.9, call=3.3e10),
+    "H200": AttentionSpeed(pair=1.9, call=3.3e10),
+}
+"""By kind of device, for GPUs by a part of the name that CUDA gives."""
+ELSEWHERE = AttentionSpeed(pair=1.5, call=2e10)
+"""Of every other device."""
+
+
+def speed_of(device: torch.device) -> AttentionSpeed:
+    """The speed of attention on a device."""
+    kind = device.type
+    if kind == "cuda" and torch.cuda.is_available():
+        name = torch.cuda.get_device_name(device)
+        kind = next((known for known in SPEEDS if known in name), kind)
+    return SPEEDS.get(kind, ELSEWHERE)
+
+
 @dataclass(frozen=True)
 class Cost:
     """The cost of a forward pass in tokens: the time that the layers take for one token without attention."""
 
     pair: float
-    """A query and a key that meet, in all layers."""
+    """A query and a key that it sees, in all layers."""
     call: float
     """An attention call, in all layers."""
+    in_blocks: bool
+    """True: packed attention pads stretches to blocks, each a call. False: it takes stretches of any length."""
 
     @classmethod
     def of(cls, policy: Policy) -> Cost:
-        """From the sizes of the model's layers: 2 FLOPs for each weight of a layer and token, 4 for each pair and
+        """Of a policy on its device."""
+        return cls.of_layers(policy.layers, speed_of(policy.device), policy.device.type == "cpu")
+
+    @classmethod
+    def of_layers(cls, layers: LayerSizes, speed: AttentionSpeed, in_blocks: bool) -> Cost:
+        """From the sizes of a model's layers: 2 FLOPs for each weight of a layer and token, 4 for each pair and
         channel."""
-        layers = policy.layers
-        call = CALL.get(policy.device.type, CALL_ELSEWHERE)
         flops = 2 * layers.weights
         # In tokens: FLOPs over those of the layers for one token. A pair is a multiplication and an addition in each of
         # q k^T and the product with v, for each channel.
-        return cls(pair=4 * layers.count * layers.channels / flops, call=layers.count * call / flops)
+        pair = 4 * layers.count * layers.channels * speed.pair / flops
+        return cls(pair, layers.count * speed.call / flops, in_blocks)
 
     def padded(self, lengths: np.ndarray) -> float:
-        """Rollouts of these lengths as padded rows."""
+        """Rollouts of these lengths as padded rows: one causal call over [R, longest]."""
         longest = int(lengths.max())
-        # One causal call over [R, longest]; the whole square is counted, here and in `packed`, since only the ratio
-        # matters.
-        return len(lengths) * (longest + self.pair * longest**2) + self.call
+        return len(lengths) * (longest + self.pair * longest**2 / 2) + self.call
 
-    def packed(self, length: np.ndarray, context: np.ndarray) -> float:
-        """One row of runs of these lengths, with contexts of these lengths."""
-        pairs = 0
-        blocks = blocks_of(length, context)
-        for block in blocks:
-            own = int(length[block].max())
-            before = int(context[block].max())
-            pairs += len(block) * own * (own + before)
-        return float(length.sum()) + self.pair * pairs + self.call * len(blocks)
+    def packed(self, spans: Spans) -> float:
+        """One row of these spans, in layers with full attention."""
+        pairs = 0.0
+        calls = 0
+        for part in spans.segments(None):
+            if self.in_blocks:
+                # A causal block computes about half of its square.
+                pairs += _padded_pairs(part) / (2 if part.causal else 1)
+                calls += len(part.members)
+            else:
+                pairs += part.pairs
+                calls += 1
+        return float(spans.length.sum()) + self.pair * pairs + self.call * calls
 
     def alone(self, lengths: np.ndarray) -> np.ndarray:
         """Each rollout for itself: what to balance ranks by."""
-        return lengths + self.pair * lengths**2
+        return lengths + self.pair * lengths**2 / 2
 
 
-def shared_prefixes(batch: Batch, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(cluster, prefix), int64: each rollout's group, numbered from 0, and the tokens that all of that group begin
-    with.
-
-    Found from the token ids of the rollouts at `index`; 0 where a rollout is alone.
-    """
-    numbers: dict[str, int] = {}
-    cluster = np.asarray([numbers.setdefault(batch.rollouts[i].group, len(numbers)) for i in index], dtype=np.int64)
-    prefix = np.zeros(len(index), dtype=np.int64)
-    for number in range(len(numbers)):
-        members = np.flatnonzero(cluster == number)
-        if len(members) > 1:
-            prefix[members] = _common([batch.rollouts[index[m]].token_ids for m in members])
-    return cluster, prefix
-
-
-def _common(ids: Sequence[np.ndarray]) -> int:
-    """The length of the longest prefix that all have."""
-    shortest = min(len(one) for one in ids)
-    # bool [shortest]: places at which all have the token of the first.
-    same = np.all([one[:shortest] == ids[0][:shortest] for one in ids[1:]], axis=0)
-    if same.all():
-        return shortest
-    return int(np.argmin(same))
-
-
-@dataclass(frozen=True)
-class _Runs:
-    """The division of R rollouts of a micro-batch into S runs of one row."""
-
-    spans: Spans
-    segments: list[tuple[int, int, int]]
-    """(rollout, first token, past the last token) of each run"""
-    prefix: np.ndarray
-    """int64 [R]: the tokens of each rollout that lie in its context's run"""
-    prefix_start: np.ndarray
-    """int64 [R]: the place of its first one"""
-    own_start: np.ndarray
-    """int64 [R]: the place of the token after them"""
-
-
-def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray, device: torch.device) -> _Runs:
-    """Runs of rollouts that come cluster by cluster. A rollout alone in its cluster is one run without a context."""
-    count = np.bincount(cluster)
-    prefix = np.where(count[cluster] > 1, prefix, 0)
-    segments: list[tuple[int, int, int]] = []
-    context: list[int] = []
-    prefix_start = np.zeros(len(lengths), dtype=np.int64)
-    own_start = np.zeros(len(lengths), dtype=np.int64)
-    place = 0
-    last = -1
-    shared = -1
-    start = 0
-    for r in range(len(lengths)):
-        if prefix[r] and cluster[r] != last:
-            # The first rollout of a cluster lays the prefix down as a run of its own; the others refer to that run.
-            shared = len(segments)
-            start = place
-            segments.append((r, 0, int(prefix[r])))
-            context.append(-1)
-            place += int(prefix[r])
-        last = int(cluster[r])
-        prefix_start[r] = start
-        own_start[r] = place
-        # A rollout may be nothing but the prefix (an empty response) and then has no run of its own.
-        if lengths[r] > prefix[r]:
-            segments.append((r, int(prefix[r]), int(lengths[r])))
-            context.append(shared if prefix[r] else -1)
-            place += int(lengths[r] - prefix[r])
-    length = np.asarray([end - first for _, first, end in segments], dtype=np.int64)
-    spans = Spans(length, np.asarray(context, dtype=np.int64), device)
-    return _Runs(spans, segments, prefix, prefix_start, own_start)
-
-
-def packed_row(
-    batch: Batch,
-    index: np.ndarray,
-    trained: Sequence[np.ndarray],
-    prefix: np.ndarray,
-    cluster: np.ndarray,
-    device: torch.device,
-) -> MicroBatch:
-    """The rollouts at `index` as one row; the first `prefix` tokens are common to those of a cluster, which come
-    together."""
-    tokens = Tokens.of(batch, index, trained)
-    runs = _runs(tokens.lengths, prefix, cluster, device)
-    ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.segments])
-    row = tokens.row
-    # int64 [T]: the place, in its rollout, of the token that predicts.
-    before = tokens.column - 1
-    own = runs.own_start[row] + before - runs.prefix[row]
-    # It may lie in the shared run: the prompt's last token predicts the first token of every response.
-    source = np.where(before < runs.prefix[row], runs.prefix_start[row] + before, own)
-    return tokens.laid_out(batch, index, ids[None], runs.spans.positions[None], source, device, runs.spans)
+def _padded_pairs(part: Segments) -> int:
+    """Pairs of a call in blocks, the padding and the pairs that are not visible included."""
+    return sum(len(m) * int(part.query_length[m].max()) * int(part.key_length[m].max()) for m in part.members)
 
 
 def micro_batches(
@@ -421,7 +384,7 @@ class _Layouts:
         demanded = self.config.packing is True or self.config.share_prefix is True
         plain = None if demanded else self._padded()
         # Demanded packing has nothing to be compared with.
-        most = math.inf if plain is None else GAIN * plain.cost
+        most = math.inf if plain is None else GAIN.get(self.policy.device.type, 1.0) * plain.cost
         better = [layout for layout in self._all_packed(most) if layout.cost <= most]
         # `packing` runs the model on a trial, so it is read only where its answer decides.
         if plain is not None and better and not self.policy.packing.packs:
@@ -439,13 +402,11 @@ class _Layouts:
         shares = self.config.share_prefix
         total = int(self.lengths.sum())
         if shares is not True and total <= most:
-            yield self._packed(np.arange(len(self.index)), np.zeros_like(self.lengths))
+            yield self._packed(Shared.nothing(len(self.index)))
         if shares is not False:
-            cluster, prefix = shared_prefixes(self.batch, self.index)
-            # [clusters]: the prefix of each cluster's first member; computed once instead of once for each member.
-            once = prefix[np.unique(cluster, return_index=True)[1]].sum()
-            if total - prefix.sum() + once <= most and (shares is True or prefix.any()):
-                yield self._packed(cluster, prefix)
+            shared = shared_prefixes(self.batch, self.index, worth=self.estimate.call)
+            if shares is True or any(shared.trunks):
+                yield self._packed(shared)
 
     def _padded(self) -> _Layout:
         pad_id = int(self.policy.tokenizer.pad_token_id or 0)
@@ -455,19 +416,16 @@ class _Layouts:
             cost, parts, lambda part: rows_of(self.batch, self.index[part], self.trained, pad_id, self.policy.device)
         )
 
-    def _packed(self, cluster: np.ndarray, prefix: np.ndarray) -> _Layout:
-        parts = cut_shared(self.lengths, prefix, cluster, *self.limits)
+    def _packed(self, shared: Shared) -> _Layout:
+        parts = cut_shared(self.lengths, shared, *self.limits)
         cost = 0.0
         for part in parts:
-            spans = _runs(self.lengths[part], prefix[part], cluster[part], self.policy.device).spans
-            cost += self.estimate.packed(spans.length, spans.context_length)
+            cost += self.estimate.packed(runs_of(self.lengths[part], shared.select(part), self.policy.device).spans)
 
         def rows(part: np.ndarray) -> MicroBatch:
-            return packed_row(
-                self.batch, self.index[part], self.trained, prefix[part], cluster[part], self.policy.device
-            )
+            return packed_row(self.batch, self.index[part], self.trained, shared.select(part), self.policy.device)
 
-        return _Layout(cost, parts, rows, shares=bool(prefix.any()))
+        return _Layout(cost, parts, rows, shares=any(shared.trunks))
 
 
 _warned: set[str] = set()

@@ -18,7 +18,7 @@ from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, microbatch
 from rlvr.policy.attention import Spans, attending
-from rlvr.policy.microbatch import shared_prefixes
+from rlvr.policy.attention.packed_rows import shared_prefixes
 from rlvr.policy.statistics import DeferredColumns
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
@@ -218,62 +218,7 @@ def test_company_in_a_row_is_not_seen(small):
         np.testing.assert_allclose(got[name][0], values[0], rtol=1e-5, atol=2e-5)
 
 
-# Rows ----------------------------------------------------------------------------------------------------------------
-
-
-def brute_visible(spans, window):
-    """Who sees whom, token by token."""
-    owner = np.repeat(np.arange(len(spans.length)), spans.length)
-    size = len(owner)
-    table = np.zeros((size, size), dtype=bool)
-    for q in range(size):
-        for k in range(size):
-            own = owner[q] == owner[k] and k <= q
-            table[q, k] = own or spans.context[owner[q]] == owner[k]
-            if window is not None and spans.positions[q] - spans.positions[k] >= window:
-                table[q, k] = False
-    return table
-
-
-def some_spans(seed):
-    rng = np.random.default_rng(seed)
-    length, context = [], []
-    for _ in range(int(rng.integers(1, 4))):
-        length.append(int(rng.integers(1, 9)))
-        context.append(-1)
-        first = len(length) - 1
-        for _ in range(int(rng.integers(0, 4))):
-            length.append(int(rng.integers(1, 40)))
-            context.append(first)
-    return Spans(np.asarray(length), np.asarray(context), torch.device("cpu"))
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([None, 1, 4, 30]))
-def test_blocks_and_block_masks_follow_the_same_rule(seed, window):
-    spans = some_spans(seed)
-    want = brute_visible(spans, window)
-    flex = spans.block_mask(window)
-    token = torch.arange(len(want))
-    assert torch.equal(flex.mask_mod(0, 0, token[:, None], token), torch.from_numpy(want))
-    where = np.full(len(want), -1)
-    offset, got = 0, np.zeros_like(want)
-    for block in spans.blocks:
-        seen = block.visible(window)
-        if seen is None:
-            seen = torch.ones(1, 1, block.queries, block.queries, dtype=torch.bool).tril()
-        seen = seen.expand(block.rows, -1, -1, -1)[:, 0].reshape(block.rows * block.queries, -1)
-        keys = block.take_keys.view(block.rows, -1).repeat_interleave(block.queries, 0)
-        for place in range(len(seen)):
-            (tokens,) = np.nonzero(spans.places.numpy() == offset + place)
-            for t in tokens:
-                where[t] = place
-                visible = keys[place][seen[place]].numpy()
-                assert len(set(visible)) == len(visible)
-                got[t, visible] = True
-        offset += len(seen)
-    assert (where >= 0).all()
-    np.testing.assert_array_equal(got, want)
+# Rows -----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_hook_changes_nothing_without_spans_and_is_not_saved(tmp_path):
@@ -294,9 +239,9 @@ def test_common_prefixes():
     heads = {"a": [5, 6, 7, 8], "b": [5, 6], "c": [9]}
     ids = [("a", [1, 2]), ("b", [3]), ("a", [1, 3]), ("c", []), ("b", []), ("a", [1])]
     batch = Batch([rollout(g, m, np.asarray(heads[g]), np.asarray(t, dtype=int)) for m, (g, t) in enumerate(ids)])
-    cluster, prefix = shared_prefixes(batch, np.asarray([5, 1, 2, 3, 4, 0]))
-    assert cluster.tolist() == [0, 1, 0, 2, 1, 0]
-    assert prefix.tolist() == [5, 2, 5, 0, 2, 5]
+    shared = shared_prefixes(batch, np.asarray([5, 1, 2, 3, 4, 0]))
+    assert shared.cluster.tolist() == [0, 1, 0, 2, 1, 0]
+    assert shared.prefix.tolist() == [5, 2, 5, 0, 2, 5]
 
 
 # Choice --------------------------------------------------------------------------------------------------------------
@@ -335,7 +280,8 @@ def test_auto_takes_what_costs_less(batch, packs, most):
 def test_the_estimate_is_linear_in_rollouts(small):
     estimate, lengths = Cost.of(small), np.asarray([10, 20, 30])
     np.testing.assert_allclose(estimate.alone(np.tile(lengths, 2)).sum(), 2 * estimate.alone(lengths).sum())
-    assert estimate.padded(np.asarray([10, 100])) > estimate.packed(np.asarray([10, 100]), np.asarray([0, 0]))
+    apart = Spans(np.asarray([10, 100]), np.asarray([-1, -1]), torch.device("cpu"))
+    assert estimate.padded(np.asarray([10, 100])) > estimate.packed(apart)
 
 
 @pytest.mark.parametrize(("architecture", "why"), [("bloom", "separate rows"), ("qwen3_next", "linear_attention")])

@@ -1,0 +1,233 @@
+"""Packed rows, shared prefixes and trees of thirty architectures against padded rows; what none of them ever makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from number_oracles import gap, gradient_of
+from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
+from rlvr.core.needs import CURRENT, Need
+from rlvr.policy import forward, micro_batches, microbatch
+from rlvr.policy.attention import Spans, attending, merged, tiles
+from rlvr.policy.attention.kernels import TorchFlash
+from rlvr.policy.loading import make_policy
+from rlvr.policy.microbatch import AttentionSpeed
+from rlvr.policy.scratch import build_tokenizer
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+
+WINDOW = {"sliding_window": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ARCHITECTURES = {
+    "mistral": WINDOW,
+    "gemma2": {**WINDOW, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**WINDOW, "query_pre_attn_scalar": 8},
+    "qwen2": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "phi3": WINDOW,
+    "phi": {},
+    "gpt_neox": {},
+    "gpt2": {},
+    "starcoder2": WINDOW,
+    "olmo2": {},
+    "olmo3": WINDOW,
+    "cohere": {},
+    "cohere2": WINDOW,
+    "granite": {
+        "logits_scaling": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.7,
+        "embedding_multiplier": 2.0,
+    },
+    "smollm3": {},
+    "exaone4": WINDOW,
+    "llama": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 1},
+    "mixtral": {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "glm4": {},
+    "gemma": {},
+    "stablelm": {},
+    "hunyuan_v1_dense": {},
+    "ministral": WINDOW,
+    "seed_oss": {},
+    "arcee": {},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+}
+PADDED = {
+    "bloom": {},  # ALiBi
+    "gptj": {"rotary_dim": 4},  # attention of its own, which transformers cannot replace
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 96},  # ALiBi
+    "llama4_text": {"attention_chunk_size": 16, "num_local_experts": 2, "num_experts_per_tok": 1},  # chunked
+}
+WAYS = {
+    "packed": {"packing": True, "share_prefix": False},
+    "shared": {"share_prefix": True},
+    "tree": {"share_prefix": True},
+}
+
+
+def policy_of(kind, more):
+    """A tiny policy of three layers, whose windows are shorter than the rows."""
+    tokenizer = build_tokenizer(ScratchConfig())
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 96, "initializer_range": 0.25}
+    sizes |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), **{**sizes, **more})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return make_policy(model, tokenizer, ModelConfig(device="cpu"), 0)
+
+
+def branching():
+    """Two groups: a prompt of 20 tokens, two trunks of 12 with three responses each and one response beside them; and
+    a prompt of 3 with two responses that differ at once."""
+    rng = np.random.default_rng(0)
+    rollouts = []
+
+    def add(group, prompt, tail):
+        ids = np.concatenate([prompt, tail])
+        origin = np.concatenate([np.full(len(prompt), Origin.PROMPT), np.full(len(tail), Origin.POLICY)])
+        rollouts.append(
+            Rollout(
+                id=f"{group}/{len(rollouts)}",
+                task=Task(group, "?"),
+                group=group,
+                member=len(rollouts),
+                token_ids=ids,
+                origin=origin.astype(np.int8),
+                behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
+                policy_version=np.zeros(len(ids), dtype=np.int32),
+                stop=StopReason.END,
+            )
+        )
+
+    prompt = rng.integers(3, 50, 20)
+    for first in (5, 6):
+        trunk = np.concatenate([[first], rng.integers(3, 50, 11)])
+        for last in (7, 8, 9):
+            add("tree", prompt, np.concatenate([trunk, [last], rng.integers(3, 50, int(rng.integers(1, 12)))]))
+    add("tree", prompt, np.concatenate([[10], rng.integers(3, 50, 9)]))
+    short = rng.integers(3, 50, 3)
+    for first in (11, 12):
+        add("pair", short, np.concatenate([[first], rng.integers(3, 50, 6)]))
+    return Batch(rollouts)
+
+
+def measured(policy, batch, options):
+    """(log-probs of the trained tokens, gradient of a weighted sum of them, the micro-batches)."""
+    trained = [r.sampled for r in batch.rollouts]
+    columns = [np.linspace(-1, 1, len(r)).astype(np.float32) + i for i, r in enumerate(batch.rollouts)]
+    made = list(micro_batches(policy, batch, np.arange(len(batch)), trained, OptimConfig(**options)))
+    total = torch.zeros(())
+    values = [np.zeros(len(r)) for r in batch.rollouts]
+    for rows in made:
+        logprobs = forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT]
+        total = total + (torch.from_numpy(rows.at_trained(columns)) * logprobs).sum()
+        lengths = np.cumsum([0, *(len(batch.rollouts[i]) for i in rows.index)])
+        for place, value in zip(rows.flat, logprobs.detach().numpy(), strict=True):
+            row = int(np.searchsorted(lengths, place, side="right")) - 1
+            values[rows.index[row]][place - lengths[row]] = value
+    return np.concatenate(values), gradient_of(policy.model, total).double(), made
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_packed_shared_and_branching_rows_are_the_padded_ones(architecture, monkeypatch):
+    policy = policy_of(architecture, ARCHITECTURES[architecture])
+    batch = branching()
+    want, of_want, _ = measured(policy, batch, {"packing": False})
+    for way, options in WAYS.items():
+        if way == "tree":  # each level of sharing pays
+            monkeypatch.setitem(microbatch.SPEEDS, "cpu", AttentionSpeed(pair=1.0, call=1.0))
+        got, of_got, (rows,) = measured(policy, batch, options)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5, err_msg=way)
+        assert gap(of_got, of_want) < 1e-5, way
+        tokens = {"packed": sum(map(len, batch.rollouts)), "shared": None, "tree": None}[way]
+        assert rows.spans is not None and (tokens is None or rows.input_ids.numel() == tokens)
+    assert (rows.spans.context >= 0).sum() >= 8 and rows.spans.chain(len(rows.spans.length) - 4)
+    depths = [len(rows.spans.chain(run)) for run in range(len(rows.spans.length))]
+    assert max(depths) == 2
+
+
+@pytest.mark.parametrize("architecture", PADDED)
+def test_families_without_such_attention_are_padded(architecture):
+    policy = policy_of(architecture, PADDED[architecture])
+    assert not policy.packing.packs and policy.packing.reason
+
+
+class Sizes(TorchDispatchMode):
+    """The largest number of dimensions of a tensor that are at least `long`."""
+
+    def __init__(self, long):
+        super().__init__()
+        self.long = long
+        self.worst = 0
+        self.operators = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        for tensor in output if isinstance(output, (tuple, list)) else (output,):
+            if isinstance(tensor, torch.Tensor):
+                dimensions = sum(size >= self.long for size in tensor.shape)
+                if dimensions > 1:
+                    self.operators.add(f"{func} {tuple(tensor.shape)}")
+                self.worst = max(self.worst, dimensions)
+        return output
+
+
+@pytest.mark.parametrize("kernel", ["cpu", "flash"])
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral", "gemma2", "gpt_oss", "deepseek_v3"])
+def test_no_tensor_of_a_long_row_has_two_dimensions_of_tokens(architecture, kernel, monkeypatch):
+    """Forward and backward of 65,536 tokens, a prompt of 16,384 and six responses of 8,192, on fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    more = dict(ARCHITECTURES[architecture])
+    if "sliding_window" in more:
+        more["sliding_window"] = 4096
+    policy = policy_of(architecture, {**more, "max_position_embeddings": 1 << 17})
+    assert policy.packing.shares
+    policy.model.to(torch.bfloat16)  # torch's fake kernel of grouped products takes it alone
+    monkeypatch.setattr(tiles, "TILE", 4096)  # larger than it is, for fewer of them
+    if kernel == "flash":
+        if architecture == "gemma2":
+            pytest.skip("a cap needs the package flash-attn, which has no fake kernels")
+        monkeypatch.setattr(merged, "kernel_for", lambda *_: TorchFlash())
+    runs = [16384] + [8192] * 6
+    spans = Spans(np.asarray(runs), np.asarray([-1] + [0] * 6), torch.device("cpu"))
+    tokens = sum(runs)
+    with FakeTensorMode(allow_non_fake_inputs=True), Sizes(4097) as sizes:
+        positions = torch.as_tensor(spans.positions)[None]
+        embedded = torch.zeros(1, tokens, 32, dtype=torch.bfloat16, requires_grad=True)
+        with attending(spans):
+            hidden = policy.causal_lm.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False)
+        hidden.last_hidden_state.sum().backward()
+    assert sizes.worst == 1, sizes.operators
+    assert hidden.last_hidden_state.shape == (1, tokens, 32)
