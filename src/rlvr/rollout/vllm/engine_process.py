@@ -59,6 +59,7 @@ class EngineServer:
     def __init__(self, arguments: dict[str, Any], pipe: Connection) -> None:
         # Imported here and not at the top: importing vLLM takes seconds, and a test of this file's protocol needs none
         # of it.
+        import torch
         from vllm import SamplingParams
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -66,6 +67,10 @@ class EngineServer:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.pipe = pipe
+        # vLLM's attention for CPUs takes AMX instructions in bfloat16 where the processor has them, and its `LLMEngine`
+        # does not ask Linux for them (arch_prctl, ARCH_REQ_XCOMP_PERM): the first one would end the process. False, and
+        # nothing, on other processors.
+        torch.cpu._init_amx()
         # vLLM sizes batches by what it is used as, and an engine without a context gets 2048 tokens on any device.
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.OPENAI_API_SERVER)
         client: Any = self.engine.engine_core
