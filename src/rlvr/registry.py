@@ -106,6 +106,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "by_pass_rate": "grpo_lambda.by_pass_rate",
         "constraint_points": "light_if.constraint_points",
         "cosine_characters": "practical_two_stage_recipe.character_rewards",
+        "cosine_length": "demystifying_long_cot.cosine_length",
         "exponential_length": "autothink.autothink",
         "last_token": "laser.laser",
         "no_thinking": "autothink.autothink",
