@@ -78,6 +78,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "inverse_soft_q": "scalable_irl.inverse_soft_q",
         "last_token": "laser.last_token_loss",
         "leftover_lunch": "a_lol.leftover_lunch",
+        "outcome_classifier": "implicit_prm.outcome_classifier",
     },
     "loss": {
         "copg": "copg.copg",
