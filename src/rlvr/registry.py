@@ -78,6 +78,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "inverse_soft_q": "scalable_irl.inverse_soft_q",
         "last_token": "laser.last_token_loss",
         "leftover_lunch": "a_lol.leftover_lunch",
+        "outcome_classifier": "implicit_prm.outcome_classifier",
     },
     "loss": {
         "copg": "copg.copg",
@@ -106,6 +107,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "by_pass_rate": "grpo_lambda.by_pass_rate",
         "constraint_points": "light_if.constraint_points",
         "cosine_characters": "practical_two_stage_recipe.character_rewards",
+        "cosine_length": "demystifying_long_cot.cosine_length",
         "exponential_length": "autothink.autothink",
         "last_token": "laser.laser",
         "no_thinking": "autothink.autothink",

@@ -29,7 +29,6 @@ from rlvr.losses import (
     KLPenalty,
     Objective,
     ObjectiveTerm,
-    OutcomeClassifier,
     QuadraticPenaltyLoss,
     Reinforce,
     Renewal,
@@ -42,6 +41,7 @@ from rlvr.losses import (
 )
 from rlvr.recipes.copg.copg import ContrastiveLoss
 from rlvr.recipes.for_.trajectory_balance import TrajectoryBalance
+from rlvr.recipes.implicit_prm.outcome_classifier import OutcomeClassifier
 from rlvr.recipes.laser.last_token_loss import LastTokenReward
 from rlvr.recipes.pacs.pacs import RewardClassification
 from rlvr.recipes.rover.rover import RandomPolicyValueLoss

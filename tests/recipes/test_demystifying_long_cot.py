@@ -10,6 +10,7 @@ import pytest
 from hand_written_steps import Response, clipped_gradient, moved_policy, softmax
 
 from rlvr import registry
+from rlvr.config import Config
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Batch, Task, Verdict
 from rlvr.rewards import RewardContext, bind, build_terms, score
@@ -87,6 +88,18 @@ def test_the_penalty_is_where_the_repetition_is(returns):
     assert values[0] == pytest.approx(whole * GAMMA**240)
 
 
+def rewarded(make_rollout, config, cases):
+    """The rewards that a configuration gives to responses (length, score), None for an undecided one."""
+    rollouts = []
+    for member, (length, value) in enumerate(cases):
+        rollout = make_rollout([9] + [1] * length, prompt=1, member=member)
+        rollout.verdicts["math"] = Verdict.undecided("down") if value is None else Verdict.from_score(float(value))
+        rollouts.append(rollout)
+    batch = Batch(rollouts)
+    score(batch, bind(build_terms(config.rewards), RewardContext(config, [])))
+    return batch.columns["reward"]
+
+
 def test_the_cosine_reward_of_ten_responses(make_rollout):
     cases = [
         (0, 1),
@@ -100,21 +113,31 @@ def test_the_cosine_reward_of_ten_responses(make_rollout):
         (14336, 1),
         (14336, 0),
     ]
-    rollouts = []
-    for member, (length, is_right) in enumerate(cases):
-        rollout = make_rollout([9] + [1] * length, prompt=1, member=member)
-        rollout.verdicts["math"] = Verdict.from_score(float(is_right))
-        rollouts.append(rollout)
-    batch = Batch(rollouts)
-    config = find_paper("demystifying-long-cot").config
-    score(batch, bind(build_terms(config.rewards), RewardContext(config, [])))
 
     def cosine(length, right):
         short, long = (2.0, 1.0) if right else (-10.0, 0.0)
         return long + 0.5 * (short - long) * (1 + math.cos(math.pi * length / LONGEST))
 
     expected = [-10.0 if length == LONGEST else cosine(length, is_right) for length, is_right in cases]
-    np.testing.assert_allclose(batch.columns["reward"], expected, rtol=1e-12)
+    config = find_paper("demystifying-long-cot").config
+    np.testing.assert_allclose(rewarded(make_rollout, config, cases), expected, rtol=1e-12)
+
+
+def test_the_cosine_reward_by_hand(make_rollout):
+    """Of a run whose longest response has 10 tokens, or 9; a partial score is wrong, an undecided one has no value."""
+    ten = Config.model_validate({"rollout": {"max_new_tokens": 10}, "rewards": ["cosine_length"]})
+    cases = [(0, 1), (5, 1), (0, 0), (5, 0), (5, None), (10, 1), (5, 0.5)]
+    np.testing.assert_allclose(rewarded(make_rollout, ten, cases), [2, 1.5, -10, -5, math.nan, -10, -5], atol=1e-12)
+    nine = Config.model_validate({"rollout": {"max_new_tokens": 9}, "rewards": ["cosine_length"]})
+    third = 1 + 0.5 * (1 + math.cos(math.pi / 3))
+    np.testing.assert_allclose(rewarded(make_rollout, nine, [(3, 1)]), [third], atol=1e-12)
+
+
+def test_the_cosine_reward_with_equal_ends_is_the_verdict(make_rollout):
+    flat = {"name": "cosine_length", "right": [1, 1], "wrong": [0, 0], "exceeded": 0}
+    ten = Config.model_validate({"rollout": {"max_new_tokens": 10}, "rewards": [flat]})
+    values = rewarded(make_rollout, ten, [(1, 1), (7, 0), (2, None), (9, 1)])
+    np.testing.assert_allclose(values, [1, 0, math.nan, 1], atol=1e-12)
 
 
 KL = 0.01

@@ -33,18 +33,6 @@ def test_a_cache_longer_than_the_response_is_refused(shaped):
         shaped({"name": "soft_overlong", "cache": 11}, [1.0], [1], config=TEN)
 
 
-def test_the_cosine_reward(shaped, nan):
-    got = shaped("cosine_length", [1.0, 1.0, 0.0, 0.0, None, 1.0, 0.5], [0, 5, 0, 5, 5, 10, 5], config=TEN)
-    close(got, [2, 1.5, -10, -5, nan, -10, -5])
-    third = shaped("cosine_length", [1.0], [3], config={"rollout": {"max_new_tokens": 9}})
-    close(third, [1 + 0.5 * (1 + math.cos(math.pi / 3))])
-
-
-def test_the_cosine_reward_with_equal_ends_is_the_verdict(shaped, nan):
-    flat = {"name": "cosine_length", "right": [1, 1], "wrong": [0, 0], "exceeded": 0}
-    close(shaped(flat, [1.0, 0.0, None, 1.0], [1, 7, 2, 9], config=TEN), [1, 0, nan, 1])
-
-
 def test_brevity_among_the_right_answers(shaped, nan):
     scores, lengths = [1.0, 1.0, 0.0, None, 1.0], [2, 4, 1, 1, 6]  # the right ones: mean 4, std sqrt(8/3)
     z = 2 / math.sqrt(8 / 3)

@@ -7,7 +7,7 @@ from rlvr.losses.covariance import ClipCovLoss, KLCovLoss
 from rlvr.losses.kl import Divergence, KLPenalty, absolute, k1, k2, k3
 from rlvr.losses.likelihood_loss import ChosenLikelihood, LikelihoodLoss
 from rlvr.losses.objective import Objective, ObjectiveTerm, Renewal
-from rlvr.losses.preference import DPO, IPO, KTO, OutcomeClassifier
+from rlvr.losses.preference import DPO, IPO, KTO
 from rlvr.losses.ratio_losses import GammaWeightedLoss, GeometricMeanLoss, QuadraticPenaltyLoss, SecondMomentLoss
 from rlvr.losses.reinforce import EntropyBonus, Reinforce, WeightedLikelihood
 from rlvr.losses.selectors import TopEntropy
@@ -37,7 +37,6 @@ __all__ = [
     "MaskNegatives",
     "Objective",
     "ObjectiveTerm",
-    "OutcomeClassifier",
     "QuadraticPenaltyLoss",
     "Reinforce",
     "Reject",

@@ -1,5 +1,4 @@
-"""Preference losses on the responses of a group: DPO and IPO on its pairs, KTO on its right and wrong ones; and an
-implicit reward model, a classifier of single responses.
+"""Preference losses on the responses of a group: DPO and IPO on its pairs, KTO on its right and wrong ones.
 
 Each is a component of the objective beside the policy loss, a function of the responses' log-ratios to the reference,
 with the group's own rewards as preferences.
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from torch.nn.functional import logsigmoid
 
 from rlvr.components import SequenceLoss
 from rlvr.core.needs import REFERENCE, Need
@@ -126,32 +125,3 @@ def extremes(sequences: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
             better.append(int(members[int(rewards.argmax())]))
             worse.append(int(members[int(rewards.argmin())]))
     return torch.tensor(better, dtype=torch.int64), torch.tensor(worse, dtype=torch.int64)
-
-
-@register("auxiliary", "outcome_classifier")
-@dataclass(frozen=True)
-class OutcomeClassifier(SequenceLoss):
-    """Cross-entropy of the reward (0 to 1) against beta log pi / pi_reference of the whole response.
-
-    An implicit reward model (Yuan et al. 2024, "Free process rewards without process labels", arXiv 2412.01981, the
-    cross-entropy form; github PRIME-RL/ImplicitPRM, commit c044175, train/openrlhf/trainer/ce_trainer.py): once it is
-    trained, the same log-ratio over a part of a response is that part's reward. A mean over responses; no pairs or
-    groups are needed. The loss `pacs` is this with the group's other scores taken off."""
-
-    beta: Scalar = 0.05
-    """Scale from log-ratio to logit, above 0."""
-
-    average: ClassVar[Average] = "sequences"
-    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
-
-    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
-        """See SequenceLoss. ValueError for a reward outside [0, 1]."""
-        reward = sequences.reward
-        if bool(((reward < 0) | (reward > 1)).any()):
-            raise ValueError(
-                "the auxiliary outcome_classifier takes the reward for a probability, and found "
-                f"{float(reward.min()):g} to {float(reward.max()):g}: use rewards within [0, 1]"
-            )
-        # [S] logits: the implicit reward beta log pi / pi_reference.
-        score = float(self.beta) * (sequences.logprobs - sequences.reference)
-        return binary_cross_entropy_with_logits(score, reward, reduction="none") / max(1, len(reward))

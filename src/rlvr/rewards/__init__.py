@@ -6,7 +6,7 @@
 |---|---|
 | terms | verdict and its named scores, length, constant, random |
 | composition | sum, product, gate, veto, tiers, bounded |
-| length_terms | soft_overlong, cosine_length, length_target, brevity |
+| length_terms | soft_overlong, length_target, brevity |
 | form | format, repetition |
 | votes | majority_vote |
 | certainty | self_certainty, entropy, likelihood |
@@ -18,7 +18,7 @@ Terms of a single paper are beside its recipe, in rlvr.recipes.
 from rlvr.rewards.certainty import MeanEntropy, SampledLikelihood, SelfCertainty
 from rlvr.rewards.composition import Bounded, Gate, Product, Sum, Tiers, Veto
 from rlvr.rewards.form import Format, Repetition
-from rlvr.rewards.length_terms import Brevity, CosineLength, LengthTarget, SoftOverlong
+from rlvr.rewards.length_terms import Brevity, LengthTarget, SoftOverlong
 from rlvr.rewards.likelihood import AnswerLikelihood
 from rlvr.rewards.terms import (
     RewardContext,
@@ -40,7 +40,6 @@ __all__ = [
     "AnswerLikelihood",
     "Bounded",
     "Brevity",
-    "CosineLength",
     "Format",
     "Gate",
     "LengthTarget",

@@ -1,7 +1,7 @@
 """The three rewards of the second stage of "A Practical Two-Stage Recipe for Mathematical LLMs", over characters.
 
 Their lengths are characters of the response, as in finetune/grpo_rewards.py of the authors' code
-(analokmaus/kaggle-aimo2-fast-math-r1). The library's own `cosine_length` and `brevity` count tokens.
+(analokmaus/kaggle-aimo2-fast-math-r1). `brevity`, and `cosine_length` of another recipe, count tokens.
 """
 
 from __future__ import annotations
