@@ -94,3 +94,15 @@ def test_the_program_runs(blocks, tmp_path):
 def test_every_sample_is_tried_and_every_cause_is_named(blocks, page):
     assert set(blocks) == {"judge", "rubric", "pairs", "steps", "stub.py"}
     assert set(re.findall(r"`verifier/NAME/undecided/(\w+)`", page)) == set(get_args(Cause))
+
+
+def test_the_figures_are_those_of_the_files(root, page):
+    for name, row in (("judge", "| 0.5 s |"), ("judge_short_steps", "| 0.2 s |")):
+        result = json.loads((root / f"scripts/benchmarks/{name}.json").read_text())
+        shown = next(line for line in page.splitlines() if line.startswith(row))
+        figures = [100 * result["added_waiting"][f"staleness_{k}"] for k in (0, 1)]
+        for figure, cell in zip(figures, re.findall(r"([\d.]+) %", shown), strict=True):
+            assert float(cell) == pytest.approx(figure, abs=0.2)
+        for runs in result["runs"].values():
+            assert runs["faulty"]["steps"] == runs["clean"]["steps"] and runs["faulty"]["undecided"] == 0
+            assert runs["faulty"]["hung"] > 0 and runs["faulty"]["failed"] > 0
