@@ -1,6 +1,8 @@
 """Compare a run whose judge fails on 5 % of its requests and hangs on 2 % with one whose judge does neither.
 
     python scripts/benchmarks/judge.py [--output scripts/benchmarks/judge.json]
+    python scripts/benchmarks/judge.py --latency 0.2 --update 6 --steps 8 \\
+        --output scripts/benchmarks/judge_short_steps.json
 
 The judge is `rlvr.testing.StubJudge`, a server that replies after `--latency` seconds; a request that hangs gets no
 reply at all. Sampling is real, and an update takes `--update` seconds, most of which the trainer waits. The runs are
@@ -72,9 +74,9 @@ def run(faulty: bool, staleness: int, options: argparse.Namespace) -> dict:
 def main() -> None:
     """Measure and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--latency", type=float, default=0.2)
-    parser.add_argument("--update", type=float, default=6.0)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--latency", type=float, default=0.5)
+    parser.add_argument("--update", type=float, default=20.0)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument(
         "--output", type=result_file("command", "added_waiting"), default="scripts/benchmarks/judge.json"
     )

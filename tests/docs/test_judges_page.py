@@ -73,6 +73,18 @@ def test_the_pairs_train(blocks, make_trainer):
     assert scores and all(score is None or 0 < score < 1 for score in scores)
 
 
+def test_the_steps_train(blocks, make_trainer):
+    def answer(request):
+        numbers = [name.removeprefix("step_") for name in request.fenced if name.startswith("step_")]
+        return json.dumps({"code": request.code, "steps": dict.fromkeys(numbers, "right")})
+
+    with StubJudge(answer) as stub:
+        trainer = make_trainer(written(blocks, "steps", stub))
+        trainer.train(1)
+    assert {rollout.verdict.score for rollout in trainer.batch.rollouts if rollout.text.strip()} == {1.0}
+    assert all(rollout.verdict.spans for rollout in trainer.batch.rollouts if rollout.text.strip())
+
+
 def test_the_program_runs(blocks, tmp_path):
     (tmp_path / "stub.py").write_text(blocks["stub.py"])
     done = subprocess.run([sys.executable, "stub.py"], capture_output=True, text=True, timeout=60, check=False)
@@ -80,5 +92,17 @@ def test_the_program_runs(blocks, tmp_path):
 
 
 def test_every_sample_is_tried_and_every_cause_is_named(blocks, page):
-    assert set(blocks) == {"judge", "rubric", "pairs", "stub.py"}
+    assert set(blocks) == {"judge", "rubric", "pairs", "steps", "stub.py"}
     assert set(re.findall(r"`verifier/NAME/undecided/(\w+)`", page)) == set(get_args(Cause))
+
+
+def test_the_figures_are_those_of_the_files(root, page):
+    for name, row in (("judge", "| 0.5 s |"), ("judge_short_steps", "| 0.2 s |")):
+        result = json.loads((root / f"scripts/benchmarks/{name}.json").read_text())
+        shown = next(line for line in page.splitlines() if line.startswith(row))
+        figures = [100 * result["added_waiting"][f"staleness_{k}"] for k in (0, 1)]
+        for figure, cell in zip(figures, re.findall(r"([\d.]+) %", shown), strict=True):
+            assert float(cell) == pytest.approx(figure, abs=0.2)
+        for runs in result["runs"].values():
+            assert runs["faulty"]["steps"] == runs["clean"]["steps"] and runs["faulty"]["undecided"] == 0
+            assert runs["faulty"]["hung"] > 0 and runs["faulty"]["failed"] > 0

@@ -23,6 +23,7 @@ from .judge import (
     JudgeVerifier as JudgeVerifier,
     PairsVerifier as PairsVerifier,
     RubricVerifier as RubricVerifier,
+    StepsVerifier as StepsVerifier,
 )
 from .label import (
     LabelVerifier as LabelVerifier,

@@ -13,9 +13,9 @@ import pytest
 from hostile_verifiers import AwaitsInProcess, InProcess, Leaks, NeedsMuch, Unpicklable
 
 from rlvr.records import Task, Verdict, VerdictStatus
-from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, json_schema, judged
+from rlvr.verifiers import CombineVerifier, FunctionVerifier, Verifier, VerifierPool, as_verifier, json_schema, judged
 from rlvr.verifiers.math import math_verifier, symbolic
-from rlvr.verifiers.pool import worker_process
+from rlvr.verifiers.pool import Verification, worker_process
 from rlvr.verifiers.puzzles import gym
 
 TASK = Task("t1", "2+2?", "4", info={"tests": ["a"]})
@@ -652,3 +652,25 @@ def test_a_verifier_that_excuses_errors_lets_want_of_memory_through(monkeypatch)
     monkeypatch.setattr(symbolic, "equal", without_memory)
     with pytest.raises(MemoryError):
         math_verifier._by_math_verify("1", "2", 1.0, "")
+
+
+def test_the_counts_of_verifiers_are_under_their_names():
+    """Those of a part, too; and each count once."""
+
+    class Counts(Verifier):
+        def __init__(self, asked):
+            self.asked = asked
+
+        def verify(self, task, completion):
+            self.asked += 1
+            return 1.0
+
+        def metrics(self):
+            asked, self.asked = self.asked, 0
+            return {"asked": asked}
+
+    with VerifierPool() as pool:
+        made = Verification(Counts(1), pool, {"second": CombineVerifier({"part": Counts(2)})})
+        expected = {"verifier/Counts/asked": 1, "verifier/second/part/asked": 2}
+        assert made.metrics() == expected
+        assert made.metrics() == dict.fromkeys(expected, 0)

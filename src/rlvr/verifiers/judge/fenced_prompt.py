@@ -93,12 +93,15 @@ class JudgeTemplate:
                 return f"the judge's template has {{{name}}}, and {where}"
         return None
 
-    def filled(self, task: Task, given: Mapping[str, str], code: str) -> str:
-        """The template with its fields, of which `given` are not the task's."""
+    def filled(self, task: Task, given: Mapping[str, str | list[str]], code: str) -> str:
+        """The template with its fields, of which `given` are not the task's. Each text of a list has a fence of its
+        own, `NAME_1` and so on."""
 
         def value(match: re.Match[str]) -> str:
             name = match[1]
             text = given[name] if name in given else plain(_value(task, name))
+            if isinstance(text, list):
+                return "\n".join(fenced(f"{name}_{n}", one, code, self.longest) for n, one in enumerate(text, start=1))
             # Each of the two lines stands by itself, wherever the template puts the field.
             before = "" if self.text[: match.start()][-1:] in ("", "\n") else "\n"
             after = "" if self.text[match.end() :][:1] in ("", "\n") else "\n"

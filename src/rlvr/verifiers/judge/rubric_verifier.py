@@ -9,7 +9,6 @@ holds all criteria, and that a reply without each of them is no verdict, is as i
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,7 @@ from rlvr.verifiers.judge.asks_judge import AsksJudge
 from rlvr.verifiers.judge.chat_client import JudgeError
 from rlvr.verifiers.judge.fenced_prompt import JudgeTemplate
 from rlvr.verifiers.judge.judge_verifier import voted
-from rlvr.verifiers.judge.readings import JudgeReading, LabelReader, VerdictReader, json_objects, unparsable
-from rlvr.verifiers.judge.reply_cache import ChatReply
+from rlvr.verifiers.judge.numbered_reader import NumberedReader, of_number
 
 TEMPLATE = """Decide for each criterion whether the response meets it. A criterion of several parts is met where all \
 are. A criterion may be of something undesirable: say whether it is met, not whether that is good.
@@ -40,7 +38,6 @@ _TEXTS = ("text", "criterion", "description")
 _NAMES = ("name", "title")
 _WEIGHTS = ("weight", "points")
 """Keys of a criterion: ours first, then those of published data sets."""
-_MET = LabelReader({"met": 1.0, "not met": 0.0})
 
 
 @dataclass(frozen=True)
@@ -79,40 +76,6 @@ def read_criteria(written: Any) -> list[Criterion] | str:
     if not any(criterion.weight > 0 for criterion in result):
         return "no criterion has a weight above 0, so nothing could ever be paid"
     return result
-
-
-@dataclass(frozen=True)
-class CriteriaReader(VerdictReader):
-    """A JSON object that says for each criterion whether it is met."""
-
-    count: int
-    coded: bool = True
-    worst = 0.0
-    best = 1.0
-
-    def instruction(self, code: str) -> str:
-        numbers = ", ".join(f'"{number}": true or false' for number in range(1, min(self.count, 2) + 1))
-        form = f"{{{numbers}{', ...' if self.count > 2 else ''}}}"
-        key = f' and "code" the value "{code}"' if self.coded else ""
-        return (
-            f'End your reply with one JSON object in which "met" has the value {form}, with an entry for each of the '
-            f"{self.count} criteria{key}."
-        )
-
-    def read(self, reply: ChatReply) -> JudgeReading:
-        found = [row["met"] for row in json_objects(reply.text) if self._is_verdict(row, reply.code)]
-        if not found or any(one != found[0] for one in found):
-            raise unparsable(reply, "has two different verdicts" if found else "has no JSON object with `met`")
-        met = found[0]
-        if set(met) != {str(number) for number in range(1, self.count + 1)}:
-            raise unparsable(reply, f"speaks of the criteria {', '.join(sorted(met))}, and there are {self.count}")
-        if not all(isinstance(value, bool) for value in met.values()):
-            raise unparsable(reply, "says something other than true or false of a criterion")
-        parts = {name: float(value) for name, value in met.items()}
-        return JudgeReading(sum(parts.values()) / self.count, json.dumps(met), parts)
-
-    def _is_verdict(self, row: Mapping[str, Any], code: str) -> bool:
-        return isinstance(row.get("met"), dict) and (not self.coded or row.get("code") == code)
 
 
 @register_verifier("rubric")
@@ -156,12 +119,11 @@ class RubricVerifier(AsksJudge):
         # One line each, so that none of them can look like two.
         shown = "\n".join(f"{n}. {' '.join(one.text.split())}" for n, one in enumerate(criteria, start=1))
         given = {"response": completion, "criteria": shown}
-        votes = await self.readings(
-            lambda code: self._template.filled(task, given, code), CriteriaReader(len(criteria), self.coded)
-        )
+        reader = NumberedReader("met", len(criteria), "criteria", {"true": 1.0, "false": 0.0}, self.coded)
+        votes = await self.readings(lambda code: self._template.filled(task, given, code), reader)
         met: dict[str, float] = {}
         for number, criterion in enumerate(criteria, start=1):
-            said = voted([_of(vote, str(number)) for vote in votes], "majority", _MET)
+            said = voted([of_number(vote, number) for vote in votes], "majority", reader)
             if isinstance(said, JudgeError):
                 return self.undecided(said)
             met[criterion.name] = said
@@ -178,7 +140,3 @@ class RubricVerifier(AsksJudge):
         if written is None:
             return read_criteria(self.criteria)
         return read_criteria([*self.criteria, *written] if isinstance(written, (list, tuple)) else written)
-
-
-def _of(vote: JudgeReading | JudgeError, number: str) -> JudgeReading | JudgeError:
-    return vote if isinstance(vote, JudgeError) else JudgeReading(vote.parts[number], vote.text)
