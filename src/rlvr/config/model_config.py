@@ -88,7 +88,7 @@ class ModelConfig(Section):
     compile: bool = False
     """Compile the decoder layers with torch.compile for the passes of the update; sampling is not compiled. The first
     passes take minutes longer; compiled code is kept for the next start in TORCHINDUCTOR_CACHE_DIR, or in
-    `~/.cache/rlvr/inductor`."""
+    the folder `rlvr/inductor` of the user's cache."""
     override_config: dict[str, Any] = {}
     """Values in place of those of the model's config.json, which engines and checkpoints get too, for example
     `{max_position_embeddings: 32768, rope_parameters: {rope_theta: 1.0e6}}` to sample longer than the model was trained
