@@ -20,7 +20,7 @@ NOT_THERE = (
 EXPECTED = {
     1: ["missing", "ceilings", "import rlvr", "tests/gpu"],
     2: ["linear", "sdpa causal/256", "sdpa mask/256", "library packed/256", "library shared/256", "flex/128"],
-    3: ["fused/H16 T1024", "whole logits/H16 T1024"],
+    3: ["fused/H16 T1024", "fused without triton/H16 T1024", "whole logits/H16 T1024"],
     4: [
         "0.5B/16384",
         "0.5B/16384 plan",

@@ -1,5 +1,5 @@
-"""Stage 3: log-probs and entropies from hidden states and the LM head, forward and backward: the fused head beside
-whole logits.
+"""Stage 3: log-probs and entropies from hidden states and the LM head, forward and backward: the fused head with its
+Triton kernels and by operations of torch, beside whole logits.
 
 Widths are those of Qwen2.5-0.5B and 7B, with their vocabulary, in bfloat16.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlvr.policy import fused_head
 from rlvr.policy.fused_head import fused_statistics
 from rlvr.policy.model import Head
 from stages.context import Context
@@ -28,7 +30,7 @@ Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 def run(context: Context) -> None:
     """Measure both ways at every size, the library's first."""
-    for name, way in (("fused", fused), ("whole logits", whole)):
+    for name, way in (("fused", fused), ("fused without triton", without_triton), ("whole logits", whole)):
         for width, tokens, vocabulary in TOY if context.toy else SIZES:
             key = f"{name}/H{width} T{tokens}"
             context.measure(
@@ -73,6 +75,12 @@ def fused(inputs: Problem) -> torch.Tensor:
     hidden, weight, ids, temperature = inputs
     asked = {"logprobs": True, "entropy": False}
     return fused_statistics(Head((hidden,), (weight,)), temperature, asked, ids)["logprobs"]
+
+
+def without_triton(inputs: Problem) -> torch.Tensor:
+    """The library's by operations of torch; the backward pass takes what the forward pass took."""
+    with mock.patch.object(fused_head, "triton_kernels", return_value=None):
+        return fused(inputs)
 
 
 def whole(inputs: Problem) -> torch.Tensor:

@@ -33,6 +33,7 @@ EXTRAS = {
     "tensorboard": "logging to TensorBoard",
     "mlflow": "logging to MLflow",
     "bitsandbytes": "quantized base models and 8-bit AdamW",
+    "liger": "Triton kernels for the layers of a model on a GPU",
     "math-verify": "a second opinion of the math verifier",
     "gym": "tasks of Reasoning Gym",
     "verifiers": "the verifiers for JSON schemas, languages, ROUGE, BLEU and regular expressions",

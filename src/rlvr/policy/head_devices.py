@@ -1,4 +1,4 @@
-"""What the fused head takes on a GPU: the size of its tiles, Triton kernels where triton is installed, wide sums."""
+"""Choices of the fused head by device: the size of its tiles, Triton kernels where triton is installed, wide sums."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def triton_kernels() -> ModuleType | None:
-    """Return `rlvr.policy.head_kernels`; None where triton is not installed, which is said once."""
+    """Return `rlvr.policy.head_kernels`; None where triton is not installed, with one warning."""
     if find_spec("triton") is None:
         logger.warning(
             "triton is not installed (pip install triton): the LM head takes some thirty operations a tile, not two"

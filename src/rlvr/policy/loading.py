@@ -26,7 +26,9 @@ from rlvr import registry
 from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError, nearest
 from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.compiled_layers import compile_layers
 from rlvr.policy.foreign import foreign
+from rlvr.policy.fused_layers import fuse_layers
 from rlvr.policy.model import Policy, training_modules
 from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
@@ -45,6 +47,10 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is
     if shared_out and config.quantization is not None:
         raise ConfigError(
             "model.quantization does not go with distributed.zero_stage 3, which shares weights out: use 2"
+        )
+    if shared_out and config.compile:
+        raise ConfigError(
+            "model.compile does not go with distributed.zero_stage 3, which gathers weights in hooks: use 2"
         )
     # Weights that train stay in float32; those frozen under an adapter take the type computed in.
     if config.adapter is None:
@@ -120,8 +126,8 @@ def _placed(model: Any, device: torch.device) -> Any:
 
 
 def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, seed: int = 0) -> Policy:
-    """A Policy round a loaded model: adapter, gradient checkpointing, offload, pad token and evaluation mode as
-    `config` says.
+    """A Policy round a loaded model: adapter, gradient checkpointing, kernels, compiled layers, offload, pad token and
+    evaluation mode as `config` says.
 
     Weights that train are made float32 in place, whatever they were loaded in.
     """
@@ -142,6 +148,9 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
     adapter_dropout = config.adapter is not None and config.adapter.dropout > 0
     policy = Policy(model.eval(), tokenizer, dtype_of(config), adapter_dropout, device_of(config))
     _keep_soft_cap(policy.causal_lm, config.attention)
+    fuse_layers(policy, config.fused_layers)
+    if config.compile:
+        compile_layers(policy.causal_lm)
     if config.activation_offload:
         offload_activations(policy.causal_lm.base_model)
     return policy
