@@ -34,10 +34,6 @@ log = logging.getLogger(__name__)
 # A budget, not a measured optimum: copying them for each batch that begins is little beside reading a prompt.
 COPIED = 1 << 22
 """Weights (16 MiB in float32) that may be copied to join products where they are of the right type already."""
-# Kernels of attention on a GPU copy a mask whose rows do not begin at multiples of 8 numbers (torch's
-# native/transformers/attention.cpp, preprocess_mask).
-_ALIGNED = 8
-
 Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
 Attention = Callable[[torch.Tensor, "DecoderBlock"], torch.Tensor]
 """Values [N, heads x D] from queries, keys and values [N, heads + 2 shared, D] of a block; keys and values are kept."""
@@ -141,7 +137,7 @@ class Steps:
             for number, (block, window) in enumerate(zip(parts.blocks, parts.windows, strict=True))
         ]
         self.copies = sum(block.copied for block in self.blocks) <= COPIED
-        self._table = torch.empty(0, 0)
+        self._table = torch.empty(0)
 
     def refresh(self) -> None:
         """Take the weights as they are now."""
@@ -184,7 +180,12 @@ class Steps:
         `slots` is more than the largest position of a row that counts; all positions are `slot`, or it is None.
         """
         cache.clear(slots)
-        attend = NextAttention(cache, positions, slots, slot, self._step_masks(positions, slots, slot))
+        masks: dict[int | None, torch.Tensor | None] = {None: None}
+        for window in {block.window_at(slots) for block in self.blocks}:
+            # Without one where all rows have a token in every slot: kernels are quicker then.
+            if window is not None or slot is None:
+                masks[window] = cache.mask(positions, slots, window)
+        attend = NextAttention(cache, positions, slots, slot, masks)
         return self._logits(self._pass(ids, positions, cache.slots, attend))
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -206,21 +207,6 @@ class Steps:
             if window is not None:
                 behind = every[:, None] - every
                 masks[window] = (behind >= 0) & (behind < window)
-        return masks
-
-    def _step_masks(self, positions: torch.Tensor, slots: int, slot: int | None) -> Masks:
-        """Numbers to add to the scores of a step, [R, 1, 1, slots]: 0 or -inf."""
-        masks: dict[int | None, torch.Tensor | None] = {}
-        every = torch.arange(-(-slots // _ALIGNED) * _ALIGNED, device=positions.device)
-        zero = torch.zeros((), dtype=self.dtype, device=positions.device)
-        for window in {block.window_at(slots) for block in self.blocks}:
-            if window is None and slot is not None:
-                masks[None] = None  # all rows have a token in every slot: kernels are quicker without a mask
-                continue
-            hidden = every > positions[:, None]
-            if window is not None:
-                hidden |= every <= positions[:, None] - window
-            masks[window] = torch.where(hidden, -torch.inf, zero)[:, None, None, :slots]
         return masks
 
     def angles(self, positions: torch.Tensor, least: int) -> torch.Tensor:
@@ -252,6 +238,8 @@ class DecoderBlock:
         self.scale = parts.scale
         self.heads = parts.heads
         self.shared = parts.shared
+        self.by_group = False
+        """True if the output projection takes the heads that share keys one after the other."""
         self._turned = [self.heads, self.shared]
         self._dtype = dtype
         self._activation = parts.activation
@@ -277,6 +265,8 @@ class DecoderBlock:
         """Take the weights as they are now; inputs are in the type `residual`."""
         for product in (self.queries, self.out, self.gates, self.down):
             product.refresh(copies)
+        # Kernels of attention leave their output so in memory: it is not copied.
+        self.by_group = self.out.take_by_group(self.shared, self.heads // self.shared)
         for norm in self._norms:
             norm.refresh(residual)
         for norm in self._head_norms:
@@ -332,13 +322,14 @@ class NextAttention:
         mask = self.masks[block.window_at(self.slots)]
         # The query heads that share keys are rows of one product, so nothing is repeated for them.
         q = joined[:, : block.heads].view(rows, shared, block.heads // shared, block.size)
-        if not by_parts(q.device, q.dtype):
+        if by_parts(q.device, q.dtype):
+            scores = (q * block.scale) @ keys.transpose(-1, -2)
+            attended = (scores if mask is None else scores.add_(mask)).softmax(-1) @ values
+        else:
             attended = nn.functional.scaled_dot_product_attention(q, keys, values, mask, scale=block.scale)
-            return attended.reshape(rows, -1)
-        scores = (q * block.scale) @ keys.transpose(-1, -2)
-        if mask is not None:
-            scores.add_(mask)
-        return (scores.softmax(-1) @ values).view(rows, -1)
+        if block.by_group:
+            attended = attended.transpose(1, 2)
+        return attended.reshape(rows, -1)
 
 
 @dataclass(frozen=True)
@@ -366,7 +357,10 @@ class PromptAttention:
         attended = nn.functional.scaled_dot_product_attention(
             q, keys, values, mask, is_causal=mask is None, scale=block.scale
         )
-        return attended.transpose(1, 2).reshape(tokens, -1)
+        by_token = attended.transpose(1, 2)
+        if block.by_group:
+            by_token = by_token.unflatten(2, (block.shared, -1)).transpose(2, 3)
+        return by_token.reshape(tokens, -1)
 
 
 def by_parts(device: torch.device, dtype: torch.dtype) -> bool:
@@ -421,6 +415,13 @@ class MatrixProduct:
     def release(self) -> None:
         """Hold no weights until the next `refresh`."""
         self._weight = self._bias = None
+
+    def take_by_group(self, shared: int, groups: int) -> bool:
+        """Take inputs [groups, shared, D] in place of [shared, groups, D], where the weights are a copy anyway."""
+        if self._weight is None or not self._casts():
+            return False
+        self._weight = self._weight.unflatten(0, (shared, groups, -1)).transpose(0, 1).flatten(0, 2)
+        return True
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, out] of [N, in]."""

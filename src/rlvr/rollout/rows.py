@@ -35,6 +35,11 @@ SPARE_ROWS = 1 / 4
 """Rows beyond those needed, as a share of them, when a cache gets more rows than it was allocated for."""
 
 
+# Kernels of attention on a GPU copy a mask whose rows do not begin at multiples of 8 numbers (torch's
+# native/transformers/attention.cpp, preprocess_mask).
+_ALIGNED = 8
+
+
 @dataclass(frozen=True)
 class CachePlan:
     """Sizes that a cache is allocated for: `rows`, and `slots` of each (prompt and response in tokens)."""
@@ -68,7 +73,8 @@ class SlotCache:
         self.layers = [
             torch.empty(2, plan.rows, shape.heads, slots, shape.size, dtype=dtype, device=device) for shape in shapes
         ]
-        self._every = torch.arange(plan.rows, device=device)
+        self._every = torch.arange(max(plan.rows, slots + _ALIGNED), device=device)
+        self._shown = torch.zeros(slots + _ALIGNED, dtype=dtype, device=device)
 
     @property
     def slots(self) -> int:
@@ -79,6 +85,15 @@ class SlotCache:
         """Keys and values [R, heads, slots, D] of a layer, as views."""
         keys, values = self.layers[number].narrow(1, 0, self.rows).unbind()
         return keys.narrow(2, 0, slots), values.narrow(2, 0, slots)
+
+    def mask(self, positions: torch.Tensor, slots: int, window: int | None) -> torch.Tensor:
+        """Numbers to add to the scores [R, 1, 1, slots] of tokens at `positions` [R] that see `window` tokens (None:
+        all): 0 or -inf."""
+        wide = -(-slots // _ALIGNED) * _ALIGNED
+        hidden = self._every[:wide] > positions[:, None]
+        if window is not None:
+            hidden |= self._every[:wide] <= positions[:, None] - window
+        return self._shown[:wide].masked_fill(hidden, -torch.inf)[:, None, None, :slots]
 
     def clear(self, slots: int) -> None:
         """Put numbers into the slots below `slots`."""
@@ -135,7 +150,8 @@ class SlotCache:
             layer[:, :, :, : self.cleared] = 0
             layer[:, : self.rows, :, : self.cleared] = old[:, : self.rows, :, : self.cleared]
             self.layers[number] = layer
-        self._every = torch.arange(there, device=self._every.device)
+        self._every = torch.arange(max(there, slots + _ALIGNED), device=self._every.device)
+        self._shown = self._shown.new_zeros(slots + _ALIGNED)
 
     def drop(self, to: np.ndarray, source: np.ndarray, rows: int) -> None:
         """Keep `rows` rows, after those at `source` were moved to the places `to`."""
