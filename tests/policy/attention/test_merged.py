@@ -21,8 +21,9 @@ from rlvr.policy.attention.merged import attend
     st.sampled_from([None, 1.5]),
     st.booleans(),
     st.sampled_from([2, 3, 512]),
+    st.sampled_from([1, 64, 1 << 23]),
 )
-def test_outputs_and_gradients_are_those_of_a_dense_mask(seed, window, softcap, has_sinks, tile):
+def test_outputs_and_gradients_are_those_of_a_dense_mask(seed, window, softcap, has_sinks, tile, scores):
     rng = np.random.default_rng(seed)
     spans = some_spans(rng)
     inputs = random_inputs(rng, int(spans.length.sum()))
@@ -31,6 +32,7 @@ def test_outputs_and_gradients_are_those_of_a_dense_mask(seed, window, softcap, 
     scoring = ScoreRule(0.4, softcap)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE", tile)
+        patch.setattr(tiles, "SCORES", scores)
         got = attend(*inputs, spans.segments(window), scoring, sinks)
         gradient = torch.from_numpy(rng.normal(size=got.shape))
         of_got = torch.autograd.grad(got, differentiated, gradient)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
 from number_oracles import gap, gradient_of
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.core.needs import CURRENT, Need
 from rlvr.policy import forward, micro_batches, microbatch
-from rlvr.policy.attention import Spans, attending, merged, tiles
-from rlvr.policy.attention.kernels import TorchFlash
+from rlvr.policy.attention import Spans, tiles
+from rlvr.policy.attention.calls import ScoreRule
+from rlvr.policy.attention.kernels import kernels_of
+from rlvr.policy.attention.merged import attend
 from rlvr.policy.loading import make_policy
 from rlvr.policy.microbatch import AttentionSpeed
 from rlvr.policy.scratch import build_tokenizer
@@ -184,50 +187,103 @@ def test_families_without_such_attention_are_padded(architecture):
 
 
 class Sizes(TorchDispatchMode):
-    """The largest number of dimensions of a tensor that are at least `long`."""
+    """Operations that give a tensor with two dimensions of at least `long`, and the most numbers of one whose last two
+    are at least `tile`."""
 
-    def __init__(self, long):
+    def __init__(self, long, tile):
         super().__init__()
         self.long = long
-        self.worst = 0
-        self.operators = set()
+        self.tile = tile
+        self.wrong = set()
+        self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         output = func(*args, **(kwargs or {}))
         for tensor in output if isinstance(output, (tuple, list)) else (output,):
             if isinstance(tensor, torch.Tensor):
-                dimensions = sum(size >= self.long for size in tensor.shape)
-                if dimensions > 1:
-                    self.operators.add(f"{func} {tuple(tensor.shape)}")
-                self.worst = max(self.worst, dimensions)
+                if sum(size >= self.long for size in tensor.shape) > 1:
+                    self.wrong.add(f"{func} {tuple(tensor.shape)}")
+                if tensor.dim() > 1 and min(tensor.shape[-2:]) >= self.tile:
+                    self.largest = max(self.largest, tensor.numel())
         return output
 
 
-@pytest.mark.parametrize("kernel", ["cpu", "flash"])
-@pytest.mark.parametrize("architecture", ["qwen2", "mistral", "gemma2", "gpt_oss", "deepseek_v3"])
-def test_no_tensor_of_a_long_row_has_two_dimensions_of_tokens(architecture, kernel, monkeypatch):
-    """Forward and backward of 65,536 tokens, a prompt of 16,384 and six responses of 8,192, on fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def one_group(prompt, responses, response):
+    """A prompt and responses that have one more token in common than it, two by two."""
+    rollouts = []
+    for member in range(responses):
+        ids = np.full(prompt + response, 3, dtype=np.int64)
+        ids[prompt] = 4 + member // 2
+        ids[prompt + 1] = 4 + member
+        rollouts.append(
+            Rollout(
+                id=str(member),
+                task=Task("t", "?"),
+                group="t",
+                member=member,
+                token_ids=ids,
+                origin=np.repeat([Origin.PROMPT, Origin.POLICY], [prompt, response]).astype(np.int8),
+                behaviour_logprobs=np.zeros(len(ids), dtype=np.float32),
+                policy_version=np.zeros(len(ids), dtype=np.int32),
+                stop=StopReason.END,
+            )
+        )
+    return Batch(rollouts)
 
+
+KINDS = ("qwen2", "mistral", "gemma2", "gpt_oss", "deepseek_v3")
+"""Full attention with grouped queries, a window, a soft-cap with windows, sinks with windows, values that are narrower
+than keys."""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=() if name in KINDS else pytest.mark.gate) for name in ARCHITECTURES]
+)
+def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, device, monkeypatch):
+    """Forward, LM head and backward of 65,536 tokens, a prompt of 16,384 and six responses of 8,192, on fake tensors,
+    by the kernels of either device."""
     more = dict(ARCHITECTURES[architecture])
     if "sliding_window" in more:
         more["sliding_window"] = 4096
     policy = policy_of(architecture, {**more, "max_position_embeddings": 1 << 17})
-    assert policy.packing.shares
-    policy.model.to(torch.bfloat16)  # torch's fake kernel of grouped products takes it alone
+    assert policy.packing.shares and policy.head_is_enough is not None
+    if device == "cuda":
+        policy.model.to(torch.bfloat16)
+    elif any("expert" in name for name in more):
+        policy.model.to(torch.bfloat16)  # torch's fake kernel of grouped products takes it alone
     monkeypatch.setattr(tiles, "TILE", 4096)  # larger than it is, for fewer of them
-    if kernel == "flash":
-        if architecture == "gemma2":
-            pytest.skip("a cap needs the package flash-attn, which has no fake kernels")
-        monkeypatch.setattr(merged, "kernel_for", lambda *_: TorchFlash())
-    runs = [16384] + [8192] * 6
-    spans = Spans(np.asarray(runs), np.asarray([-1] + [0] * 6), torch.device("cpu"))
-    tokens = sum(runs)
-    with FakeTensorMode(allow_non_fake_inputs=True), Sizes(4097) as sizes:
-        positions = torch.as_tensor(spans.positions)[None]
-        embedded = torch.zeros(1, tokens, 32, dtype=torch.bfloat16, requires_grad=True)
-        with attending(spans):
-            hidden = policy.causal_lm.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False)
-        hidden.last_hidden_state.sum().backward()
-    assert sizes.worst == 1, sizes.operators
-    assert hidden.last_hidden_state.shape == (1, tokens, 32)
+    # It reads values; with spans in place nothing looks at what it gives.
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    batch = one_group(16384, 6, 8192)
+    trained = [rollout.sampled for rollout in batch.rollouts]
+    with FakeTensorMode(allow_non_fake_inputs=True), kernels_of(device), Sizes(4097, 4097) as sizes:
+        (rows,) = micro_batches(policy, batch, np.arange(6), trained, OptimConfig(share_prefix=True))
+        statistics = forward(policy, rows, [Need("logprobs", grad=True), Need("entropy")])
+        logprobs = statistics["logprobs", CURRENT]
+        logprobs.sum().backward()
+    assert rows.input_ids.shape == (1, 65536) and logprobs.shape == (6 * 8192,)
+    assert not sizes.wrong
+    assert all(p.grad is not None for p in policy.trainable().values())
+
+
+@pytest.mark.parametrize(
+    "kind", [{"window": 100}, {"softcap": 2.0}, {"dtype": torch.bfloat16, "softcap": 2.0}], ids=str
+)
+@pytest.mark.parametrize("run", [256, 1024])
+def test_no_tile_grows_with_the_row(kind, run):
+    """Rows of 4,096 and of 16,384 tokens have tiles of one size, whether their runs are short or long."""
+    found = []
+    for tokens in (4096, 16384):
+        spans = Spans(np.full(tokens // run, run), np.full(tokens // run, -1), torch.device("cpu"))
+        with FakeTensorMode(allow_non_fake_inputs=True), Sizes(1025, 65) as sizes:
+            query, key, value = (
+                torch.zeros(tokens, heads, 16, dtype=kind.get("dtype", torch.float32), requires_grad=True)
+                for heads in (28, 4, 4)
+            )
+            rule = ScoreRule(0.25, kind.get("softcap"))
+            output = attend(query, key, value, spans.segments(kind.get("window")), rule)
+            output.sum().backward()
+        assert not sizes.wrong
+        found.append(sizes.largest)
+    assert 0 < found[0] == found[1] <= tiles.SCORES

@@ -11,6 +11,9 @@ from rlvr.policy.attention.calls import Gradients, ScoreRule, Segments
 TILE = 512
 """Queries and keys of a tile of `tile_forward`: large enough for matrix products, and at a length of 16384 the tiles on
 the diagonal have 3 % more pairs than are visible."""
+SCORES = 1 << 23
+"""Most scores of a tile, of all heads and of the stretches that are computed together: 32 MiB in float32. At least one
+stretch is computed, whose tile has heads x TILE^2 scores: 28 MiB for the 28 heads of Qwen2.5-7B."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,13 @@ def _tiles(queries: int, keys: int, segments: Segments, device: torch.device) ->
             row.append(_Tile(first, end, start, stop, _hidden(first, end, start, stop, before, segments, device)))
         rows.append(row)
     return rows
+
+
+def _parts(rows: int, heads: int, queries: int, keys: int) -> list[slice]:
+    """The rows of a block, those that are computed together in one slice; so no tile grows with the row of tokens."""
+    scores = heads * min(queries, TILE) * min(keys, TILE)
+    together = max(1, SCORES // scores)
+    return [slice(first, min(first + together, rows)) for first in range(0, rows, together)]
 
 
 def _hidden(
@@ -96,17 +106,33 @@ def _accumulated(dtype: torch.dtype) -> torch.dtype:
 def tile_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of a block, tile by tile: [R, H, L, D], [R, G, K, D], [R, G, K, E] -> [R, H, L, E], [R, H, L].
+    """Attention of a block, tile by tile: [R, H, L, D], [R, G, K, D], [R, G, K, E] -> [R, H, L, E], [R, H, L]."""
+    rows, heads, queries, _ = query.shape
+    output = torch.empty((*query.shape[:-1], value.shape[-1]), dtype=query.dtype, device=query.device)
+    lse = torch.empty(query.shape[:-1], dtype=_accumulated(query.dtype), device=query.device)
+    for part in _parts(rows, heads, queries, key.shape[2]):
+        _forward_part(query[part], key[part], value[part], output[part], lse[part], segments, scoring)
+    return output, lse
+
+
+def _forward_part(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    segments: Segments,
+    scoring: ScoreRule,
+) -> None:
+    """Some rows of `tile_forward`, into `output` and `lse`.
 
     The running maximum and sum of each query are those of flash attention (Dao et al. 2022, algorithm 1).
     """
-    kind = _accumulated(query.dtype)
+    kind = lse.dtype
     groups = key.shape[1]
     q = query.to(kind).unflatten(1, (groups, -1))
     k = key.to(kind)
     v = value.to(kind)
-    output = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=kind, device=q.device)
-    lse = torch.empty(q.shape[:-1], dtype=kind, device=q.device)
     for row in _tiles(query.shape[2], key.shape[2], segments, query.device):
         queries = row[0].queries
         shape = q[..., queries, :].shape[:-1]
@@ -123,9 +149,8 @@ def tile_forward(
             added = torch.einsum("rghqk,rgke->rghqe", exponentials, v[:, :, tile.keys])
             weighted = weighted * shrunk[..., None] + added
             largest = top
-        output[..., queries, :] = weighted / total[..., None]
-        lse[..., queries] = largest + torch.log(total)
-    return output.flatten(1, 2).to(query.dtype), lse.flatten(1, 2)
+        output[:, :, queries] = (weighted / total[..., None]).flatten(1, 2)
+        lse[:, :, queries] = (largest + torch.log(total)).flatten(1, 2)
 
 
 def tile_backward(
@@ -138,7 +163,29 @@ def tile_backward(
     segments: Segments,
     scoring: ScoreRule,
 ) -> Gradients:
-    """Its backward pass, in which the probabilities are computed again (Dao et al. 2022, algorithm 4)."""
+    """Its backward pass."""
+    rows, heads, queries, _ = query.shape
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    for part in _parts(rows, heads, queries, key.shape[2]):
+        of_part = _backward_part(
+            gradient[part], query[part], key[part], value[part], output[part], lse[part], segments, scoring
+        )
+        for whole, own in zip(gradients, of_part, strict=True):
+            whole[part] = own
+    return gradients
+
+
+def _backward_part(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    segments: Segments,
+    scoring: ScoreRule,
+) -> Gradients:
+    """Some rows of `tile_backward`, in which the probabilities are computed again (Dao et al. 2022, algorithm 4)."""
     kind = _accumulated(query.dtype)
     groups = key.shape[1]
     q, given, out = (x.to(kind).unflatten(1, (groups, -1)) for x in (query, gradient, output))
@@ -163,5 +210,4 @@ def tile_backward(
                 "rghqk,rgkd->rghqd", of_scores, k[:, :, tile.keys]
             )
             of_key[:, :, tile.keys] += scoring.scale * torch.einsum("rghqk,rghqd->rgkd", of_scores, q[..., queries, :])
-    dtype = query.dtype
-    return of_query.flatten(1, 2).to(dtype), of_key.to(dtype), of_value.to(dtype)
+    return of_query.flatten(1, 2), of_key, of_value

@@ -1,0 +1,226 @@
+"""The layout that the cost model chooses, against the stated arithmetic: nine shapes of training at real sizes.
+
+The oracle counts tokens, visible pairs and calls from lengths alone, in loops, and shares no code with the library. A
+token costs 2 FLOPs for each weight of the layers; a pair of a query and a key that it sees 4 for each layer and channel
+times how much slower attention is than products of matrices; a call a fixed number of FLOPs in each layer. Padded rows
+are one causal call of half a square each. The sizes of the two models are those of their config.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rlvr.config import OptimConfig
+from rlvr.policy import microbatch
+from rlvr.policy.attention import Packing
+from rlvr.policy.microbatch import SPEEDS, AttentionSpeed
+from rlvr.policy.model import LayerSizes
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+
+MODELS = {"0.5B": (24, 14 * 64, 0.358e9), "7B": (28, 28 * 128, 6.53e9)}
+"""Layers, channels of the queries of a layer, and weights of all layers."""
+SHAPES = [
+    ("0.5B", 150, 300, 8, 16, 16384),
+    ("0.5B", 150, 300, 8, 16, 65536),
+    ("7B", 300, 1500, 16, 8, 32768),
+    ("7B", 1000, 4000, 16, 4, 65536),
+    ("7B", 2000, 8000, 16, 2, 65536),
+    ("7B", 1000, 16000, 16, 2, 65536),
+    ("7B", 4000, 16000, 16, 2, 131072),
+    ("7B", 1000, 32000, 16, 2, 131072),
+    ("7B", 4000, 1000, 16, 4, 65536),
+]
+"""Model, mean tokens of a prompt and of a response, members of a group, groups, tokens of a micro-batch."""
+SHORT = ("0.5B", 16, 300, 2, 16, 16384)
+"""Too little to share for another call."""
+
+
+def sizes_of(prompt, response, members, groups):
+    """Tokens of each group's prompt, and of each response: [groups], [groups, members]."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(int(prompt * 0.7), int(prompt * 1.3) + 1, groups)
+    responses = (response * np.exp(rng.normal(0, 0.3, (groups, members)))).astype(int)
+    return prompts, np.clip(responses, 8, 2 * response)
+
+
+def batch_of(prompts, responses):
+    rollouts = []
+    for group, (prompt, of_group) in enumerate(zip(prompts, responses, strict=True)):
+        for member, own in enumerate(of_group):
+            ids = np.full(prompt + own, 3, dtype=np.int64)
+            ids[prompt] = 4 + member  # nothing in common beyond the prompt
+            rollouts.append(
+                Rollout(
+                    id=f"{group}/{member}",
+                    task=Task(str(group), "?"),
+                    group=str(group),
+                    member=member,
+                    token_ids=ids,
+                    origin=np.repeat([Origin.PROMPT, Origin.POLICY], [prompt, own]).astype(np.int8),
+                    behaviour_logprobs=np.zeros(len(ids), dtype=np.float32),
+                    policy_version=np.zeros(len(ids), dtype=np.int32),
+                    stop=StopReason.END,
+                )
+            )
+    return Batch(rollouts)
+
+
+def chosen(model, prompts, responses, budget, device, speed, monkeypatch):
+    """The layout that the library takes."""
+    layers, channels, weights = MODELS[model]
+    policy = SimpleNamespace(
+        device=torch.device(device),
+        layers=LayerSizes(count=layers, channels=channels, weights=int(weights)),
+        packing=Packing(True, True),
+        tokenizer=SimpleNamespace(pad_token_id=0),
+    )
+    monkeypatch.setattr(microbatch, "speed_of", lambda device: speed)
+    batch = batch_of(prompts, responses)
+    trained = [rollout.sampled for rollout in batch.rollouts]
+    config = OptimConfig(micro_batch_tokens=budget)
+    return microbatch._Layouts(policy, batch, np.arange(len(batch)), trained, config).cheapest()
+
+
+def causal(length):
+    """Pairs of a causal run."""
+    return length * (length + 1) // 2
+
+
+def blocks(stretches):
+    """(pairs, calls) of stretches (queries, keys) that are computed side by side, longest first: one joins a block
+    while at most a quarter of the block's pairs, or 2^14, are padding."""
+    pairs = calls = rows = real = 0
+    longest = (0, 0)
+    for queries, keys in sorted(stretches, reverse=True):
+        padded = (rows + 1) * longest[0] * longest[1]
+        if rows and padded - real - queries * keys <= max(1 << 14, 0.25 * padded):
+            rows += 1
+            real += queries * keys
+        else:
+            pairs += rows * longest[0] * longest[1]
+            calls += 1
+            rows, real, longest = 1, queries * keys, (queries, keys)
+    return pairs + rows * longest[0] * longest[1], calls
+
+
+@dataclass
+class Oracle:
+    """Costs in FLOPs of a step's rollouts, cut at `budget` tokens."""
+
+    model: str
+    speed: AttentionSpeed
+    prompts: np.ndarray
+    responses: np.ndarray
+    budget: int
+    in_blocks: bool = False
+
+    def total(self, tokens, pairs, calls):
+        layers, channels, weights = MODELS[self.model]
+        of_pair = 4 * layers * channels * self.speed.pair
+        return 2 * weights * tokens + of_pair * pairs + layers * self.speed.call * calls
+
+    def costs(self):
+        """FLOPs by layout."""
+        return {"padded": self.padded(), "packed": self.packed(), "shared": self.shared()}
+
+    def cuts(self):
+        """Lengths of whole rollouts by micro-batch, longest first."""
+        lengths = [int(p + r) for p, row in zip(self.prompts, self.responses, strict=True) for r in row]
+        cuts: list[list[int]] = []
+        for length in sorted(lengths, reverse=True):
+            if not cuts or sum(cuts[-1]) + length > self.budget:
+                cuts.append([])
+            cuts[-1].append(length)
+        return cuts
+
+    def padded(self):
+        cuts = self.cuts()
+        return self.total(sum(len(c) * c[0] for c in cuts), sum(len(c) * c[0] ** 2 / 2 for c in cuts), len(cuts))
+
+    def packed(self):
+        tokens = pairs = calls = 0
+        for cut in self.cuts():
+            tokens += sum(cut)
+            own, count = self.own(cut)
+            pairs += own
+            calls += count
+        return self.total(tokens, pairs, calls)
+
+    def own(self, lengths):
+        """(pairs, calls) of runs with themselves."""
+        if not self.in_blocks:
+            return sum(map(causal, lengths)), 1
+        squares, calls = blocks([(length, length) for length in lengths])
+        return squares / 2, calls
+
+    def shared(self):
+        tokens = pairs = calls = 0
+        for cut in self.shared_cuts():
+            runs = []
+            asked = {}  # tokens of prompts -> tokens that continue each
+            for prompt, members in cut:
+                # A prompt whose other members are elsewhere is no run of its own.
+                runs += [prompt, *members] if len(members) > 1 else [prompt + members[0]]
+                if len(members) > 1:
+                    asked.setdefault(prompt, []).append(sum(members))
+            tokens += sum(runs)
+            own, count = self.own(runs)
+            pairs += own
+            calls += count
+            if self.in_blocks:
+                for prompt, continued in asked.items():
+                    padded, count = blocks([(queries, prompt) for queries in continued])
+                    pairs += padded
+                    calls += count
+            else:
+                pairs += sum(prompt * queries for prompt, continued in asked.items() for queries in continued)
+                calls += bool(asked)
+        return self.total(tokens, pairs, calls)
+
+    def shared_cuts(self):
+        """(prompt, responses) of the groups of each micro-batch: groups by their longest member, members by length; a
+        group that is cut computes its prompt again."""
+        longest = self.prompts + self.responses.max(1)
+        cuts: list[dict[int, list[int]]] = []
+        used = 0
+        for g in sorted(range(len(longest)), key=lambda g: (-longest[g], g)):
+            for own in sorted(map(int, self.responses[g]), reverse=True):
+                more = own if cuts and g in cuts[-1] else own + int(self.prompts[g])
+                if not cuts or used + more > self.budget:
+                    cuts.append({})
+                    used = 0
+                    more = own + int(self.prompts[g])
+                cuts[-1].setdefault(g, []).append(own)
+                used += more
+        return [[(int(self.prompts[g]), members) for g, members in cut.items()] for cut in cuts]
+
+
+@pytest.mark.parametrize("device", SPEEDS)
+@pytest.mark.parametrize("shape", [*SHAPES, SHORT], ids=str)
+def test_the_layout_that_is_cheapest_is_taken(shape, device, monkeypatch):
+    model, prompt, response, members, groups, budget = shape
+    prompts, responses = sizes_of(prompt, response, members, groups)
+    kind = "cpu" if device == "cpu" else "cuda"
+    layout = chosen(model, prompts, responses, budget, kind, SPEEDS[device], monkeypatch)
+    costs = Oracle(model, SPEEDS[device], prompts, responses, budget, in_blocks=device == "cpu").costs()
+    best = min(costs, key=costs.get)
+    if device == "cpu" and costs[best] > 0.85 * costs["padded"]:
+        best = "padded"
+    assert 2 * MODELS[model][2] * layout.cost == pytest.approx(costs[best], rel=1e-6), (best, costs)
+    assert layout.shares == (best == "shared")
+    if kind == "cuda":
+        assert best == ("packed" if shape is SHORT else "shared")
+
+
+def test_calls_that_cost_much_are_not_made(monkeypatch):
+    """The constants decide: at a hundred times the price of a call short prompts are computed again."""
+    prompts, responses = sizes_of(150, 300, 8, 16)
+    dear = AttentionSpeed(pair=1.9, call=3.3e12)
+    layout = chosen("0.5B", prompts, responses, 16384, "cuda", dear, monkeypatch)
+    costs = Oracle("0.5B", dear, prompts, responses, 16384).costs()
+    assert min(costs, key=costs.get) != "shared" and not layout.shares
