@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from rlvr.config.config_loading import load_config
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.monitor.background_trackers import BackgroundTracker, background_trackers
 from rlvr.monitor.batch import sample_rows
@@ -218,7 +220,7 @@ def test_the_section_says_which_trackers(tmp_path):
 def test_a_package_that_is_missing_is_named_before_the_run(monkeypatch, key, extra):
     monkeypatch.delitem(sys.modules, key, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf'pip install "rlvr\[{extra}\]"'):
+    with pytest.raises(ConfigError, match=re.escape(install_command(extra))):
         background_trackers(load_config({"logging": {key: True}}).logging, "mine")
 
 

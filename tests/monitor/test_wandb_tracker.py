@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.monitor.background_trackers import BackgroundTracker
 from rlvr.monitor.batch import sample_rows
@@ -187,7 +189,7 @@ def test_disabled_needs_no_wandb(monkeypatch, tmp_path):
 def test_not_installed_is_one_clear_error(monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'pip install "rlvr\[wandb\]"'):
+    with pytest.raises(ConfigError, match=re.escape(install_command("wandb"))):
         WandbTracker("offline")
 
 

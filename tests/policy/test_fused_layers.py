@@ -3,6 +3,7 @@ functions are replaced by ones with the same parameters."""
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from rlvr.config import ModelConfig, ScratchConfig
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.policy import fused_layers, load_policy
 from rlvr.policy.fused_layers import fuse_layers
@@ -99,7 +101,7 @@ def test_a_family_without_kernels(policy, liger):
 
 def test_asked_for_and_not_installed(monkeypatch):
     monkeypatch.setattr(fused_layers, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"fused_layers: true, but liger-kernel is not installed: pip install 'rlvr"):
+    with pytest.raises(ConfigError, match=f"but liger-kernel is not installed: {re.escape(install_command('liger'))}"):
         load_policy(ModelConfig(scratch=ScratchConfig(), device="cpu", fused_layers=True))
 
 

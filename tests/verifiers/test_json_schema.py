@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import time
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.records import Task, VerdictStatus
 from rlvr.verifiers import JsonSchemaVerifier
@@ -178,7 +180,7 @@ def test_a_bad_option_is_refused_when_the_verifier_is_built():
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'rlvr\[verifiers\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("verifiers"))):
         JsonSchemaVerifier()
 
 

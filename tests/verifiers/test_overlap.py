@@ -1,5 +1,6 @@
 import importlib.util
 import math
+import re
 import time
 from collections import Counter
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.records import Task, VerdictStatus
 from rlvr.verifiers.overlap import BleuVerifier, RougeVerifier
@@ -89,7 +91,7 @@ def test_golds_that_cannot_be_used_are_found(gold):
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in ("rouge", "bleu"):
-        with pytest.raises(ConfigError, match=r"pip install 'rlvr\[verifiers\]'"):
+        with pytest.raises(ConfigError, match=re.escape(install_command("verifiers"))):
             registry.build("verifier", name)
 
 

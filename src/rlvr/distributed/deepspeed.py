@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from rlvr import registry
 from rlvr.core.device_memory import HostOffload, free_cached
+from rlvr.core.extras import install_command
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.distributed.backend import BackendFactory
 from rlvr.distributed.plain import share_from_first
@@ -269,7 +270,7 @@ def _library() -> Any:
         from deepspeed.utils import logger
     except ImportError as error:
         raise ConfigError(
-            "distributed.backend deepspeed needs DeepSpeed: pip install 'rlvr[deepspeed]', or use backend plain"
+            f"distributed.backend deepspeed needs DeepSpeed: {install_command('deepspeed')}, or use backend plain"
         ) from error
     if not logging.getLogger("rlvr").isEnabledFor(logging.DEBUG):
         # At INFO it prints its whole configuration at every start.

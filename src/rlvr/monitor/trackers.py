@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.monitor.console_text import clean
 from rlvr.monitor.whole_file import folder_gone, write_whole
@@ -43,7 +44,7 @@ class Tracker(Protocol):
 def require(package: str, extra: str) -> None:
     """ConfigError, which names the extra, where a tracker's package is not installed. Imports nothing."""
     if package not in sys.modules and importlib.util.find_spec(package) is None:
-        raise ConfigError(f'logging to {extra} needs the package {package}: pip install "rlvr[{extra}]"')
+        raise ConfigError(f"logging to {extra} needs the package {package}: {install_command(extra)}")
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.policy.model import Policy
 
@@ -57,7 +58,7 @@ def fuse_layers(policy: Policy, asked: Literal["auto"] | bool) -> None:
 def _obstacle(policy: Policy) -> str:
     """The reason why there are no kernels for the policy; empty where there are."""
     if find_spec("liger_kernel") is None:
-        return "liger-kernel is not installed: pip install 'rlvr[liger]'"
+        return f"liger-kernel is not installed: {install_command('liger')}"
     if policy.home.type != "cuda":
         return "the model is on a CPU, where Liger's kernels do not run"
     if _function(policy.causal_lm) is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.registry import register
 
@@ -47,7 +48,7 @@ def adamw_8bit(
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise ConfigError(
-            "optim.optimizer adamw_8bit needs bitsandbytes: pip install 'rlvr[bitsandbytes]', or use adamw"
+            f"optim.optimizer adamw_8bit needs bitsandbytes: {install_command('bitsandbytes')}, or use adamw"
         ) from error
     groups = _decaying(parameters, weight_decay)
     return AdamW8bit(groups, lr=0.0, betas=betas, eps=eps, min_8bit_size=min_size)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.policy.foreign import foreign
 
@@ -21,7 +22,7 @@ def quantizing(dtype: torch.dtype) -> Any:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
-        raise ConfigError("model.quantization needs bitsandbytes: pip install 'rlvr[bitsandbytes]'") from error
+        raise ConfigError(f"model.quantization needs bitsandbytes: {install_command('bitsandbytes')}") from error
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
@@ -431,7 +432,7 @@ def check_not_negative(name: str, **options: float) -> None:
 def require(module: str, extra: str, name: str) -> None:
     """ConfigError where the library behind the verifier `name` is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"{name} needs the library {module}: pip install 'rlvr[{extra}]'")
+        raise ConfigError(f"{name} needs the library {module}: {install_command(extra)}")
 
 
 def bare(text: str) -> str:

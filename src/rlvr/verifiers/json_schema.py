@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
@@ -77,7 +78,7 @@ class JsonSchemaVerifier(Verifier):
             name for name in ("jsonschema", "rfc3339_validator", "regex") if importlib.util.find_spec(name) is None
         ]
         if missing:
-            raise ConfigError(f"the verifier json_schema needs {' and '.join(missing)}: pip install 'rlvr[verifiers]'")
+            raise ConfigError(f"the verifier json_schema needs {' and '.join(missing)}: {install_command('verifiers')}")
         if self.max_depth > MAX_DEPTH:
             raise ConfigError(
                 f"json_schema: max_depth={self.max_depth} is over {MAX_DEPTH}, the most that can be compared"

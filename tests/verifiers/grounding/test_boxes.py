@@ -2,6 +2,7 @@ import importlib.util
 import itertools
 import json
 import math
+import re
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.records import Task, VerdictStatus
 from rlvr.verifiers.grounding.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
@@ -123,7 +125,7 @@ def test_bad_options_and_a_missing_library(monkeypatch):
     with pytest.raises(ConfigError, match="threshold"):
         IntervalVerifier(threshold=2)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'rlvr\[verifiers\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("verifiers"))):
         registry.build("verifier", "boxes")
 
 

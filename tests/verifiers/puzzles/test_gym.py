@@ -1,4 +1,5 @@
 import importlib.util
+import re
 import time
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.records import Task, VerdictStatus
 from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier, harmless
@@ -102,5 +104,5 @@ def test_a_scorer_that_hangs_costs_the_answer_and_not_the_pool(pool):
 
 def test_the_missing_library_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'rlvr\[gym\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("gym"))):
         registry.build("verifier", "reasoning_gym")

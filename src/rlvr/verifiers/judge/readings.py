@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.verifiers.judge.chat_client import JudgeError
 from rlvr.verifiers.judge.reply_cache import ChatReply
@@ -255,7 +256,7 @@ def _validator(schema: Mapping[str, Any]) -> Any:
     try:
         import jsonschema
     except ImportError as error:
-        raise ConfigError("judge: a schema needs jsonschema: pip install 'rlvr[verifiers]'") from error
+        raise ConfigError(f"judge: a schema needs jsonschema: {install_command('verifiers')}") from error
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:

@@ -22,6 +22,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
@@ -146,7 +147,7 @@ class MathVerifier(Verifier):
             if not getattr(self, option) >= low:
                 raise ConfigError(f"verifier 'math': {option} must be at least {low}, not {getattr(self, option)}")
         if self.math_verify and not symbolic.is_installed():
-            raise ConfigError("verifier 'math': math_verify needs math-verify: pip install 'rlvr[math-verify]'")
+            raise ConfigError(f"verifier 'math': math_verify needs math-verify: {install_command('math-verify')}")
         if not self.time_limit > 0:
             raise ConfigError(f"verifier 'math': time_limit must be above 0 seconds, not {self.time_limit}")
 
