@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from rlvr.config import ModelConfig, ScratchConfig
+from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.policy import fused_layers, load_policy
@@ -27,10 +27,11 @@ def policy():
 
 @pytest.fixture
 def liger(monkeypatch):
-    """A stand-in for Liger's table of functions, which notes what it is called with; `factor` is what its norms add."""
+    """A stand-in for Liger's table of functions, which notes its calls; `factor` and `slope` spoil a norm."""
 
     class Table(dict):
         factor = 1.0
+        slope = 1.0
         calls: list
 
     table = Table()
@@ -47,7 +48,8 @@ def liger(monkeypatch):
         )
         norm = model.base_model.norm
         own = norm.forward
-        norm.forward = lambda x: own(x) * table.factor
+        # The value is `factor` times the norm, its derivative `slope` times.
+        norm.forward = lambda x: table.slope * own(x) + (table.factor - table.slope) * own(x).detach()
 
     table["qwen3"] = apply
     package = ModuleType("liger_kernel")
@@ -108,7 +110,26 @@ def test_asked_for_and_not_installed(monkeypatch):
 @pytest.mark.parametrize("factor", [1.01, float("nan")])
 def test_kernels_that_compute_something_else_are_refused(policy, liger, factor):
     liger.factor = factor
-    with pytest.raises(ConfigError, match=r"with Liger's kernels \(rope, rms_norm\).*set model\.fused_layers: false"):
+    liger.slope = factor
+    with pytest.raises(ConfigError, match=r"kernels \(rope, rms_norm\) the model's hidden states differ .*: false"):
+        fuse_layers(policy, "auto")
+
+
+@pytest.mark.parametrize("adapter", [None, LoraConfig(r=4)])
+@pytest.mark.parametrize("slope", [2.0, -1.0, 0.0])
+def test_kernels_with_another_gradient_are_refused(liger, slope, adapter):
+    policy = load_policy(ModelConfig(scratch=ScratchConfig(), device="cpu", adapter=adapter))
+    policy.home = torch.device("cuda")
+    liger.slope = slope
+    with pytest.raises(ConfigError, match=r"the model's gradients differ by .* set model\.fused_layers: false"):
+        fuse_layers(policy, True)
+
+
+def test_a_model_of_which_nothing_trains_is_tried_by_its_hidden_states(policy, liger):
+    policy.model.requires_grad_(False)
+    fuse_layers(policy, "auto")
+    liger.factor = 2.0
+    with pytest.raises(ConfigError, match="hidden states"):
         fuse_layers(policy, "auto")
 
 

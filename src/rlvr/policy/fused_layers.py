@@ -24,7 +24,9 @@ KERNELS = ("rope", "rms_norm", "swiglu", "geglu")
 """Parameters of Liger's functions that name kernels for layers."""
 # As for the trial of packed rows (`Policy.packing`): rounding is about 1e-7 in float32 and 4e-3 in bfloat16, and grows.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Difference of hidden states that is rounding, relative to the largest of them."""
+"""Difference of hidden states that is rounding, relative to the largest of them; four times as much of gradients."""
+TRIED = 4
+"""Trained parameters whose gradients are compared: the smallest, among them a layer's norms or an adapter's factors."""
 logger = logging.getLogger(__name__)
 
 
@@ -47,12 +49,18 @@ def fuse_layers(policy: Policy, asked: Literal["auto"] | bool) -> None:
     logger.info("layers use Liger's kernels: %s", ", ".join(names))
     if before is None or after is None:
         return
-    difference = float((after - before).abs().max() / before.abs().max())
-    if not difference <= TOLERANCE[policy.dtype]:
-        raise ConfigError(
-            f"with Liger's kernels ({', '.join(names)}) the model's hidden states differ by {difference:.1e} of the "
-            "largest from its own: set model.fused_layers: false"
-        )
+    for what, own, new, tolerance in (
+        ("hidden states", before[0], after[0], TOLERANCE[policy.dtype]),
+        ("gradients", before[1], after[1], 4 * TOLERANCE[policy.dtype]),
+    ):
+        # A gradient may be 0 throughout, where an adapter begins with a factor of 0.
+        largest = max(float(own.abs().max()), torch.finfo(own.dtype).tiny)
+        difference = float((new - own).abs().max()) / largest
+        if not difference <= tolerance:
+            raise ConfigError(
+                f"with Liger's kernels ({', '.join(names)}) the model's {what} differ by {difference:.1e} of the "
+                "largest from its own: set model.fused_layers: false"
+            )
 
 
 def _obstacle(policy: Policy) -> str:
@@ -84,11 +92,20 @@ def _apply(causal_lm: Any) -> list[str]:
     return names
 
 
-def _trial(policy: Policy) -> torch.Tensor | None:
-    """Hidden states [2, 8, H] of a few tokens; None where the weights are not on their device yet."""
-    if policy.device != policy.home and policy.device.type != policy.home.type:
-        return None
+def _trial(policy: Policy) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Hidden states [2, 8, H] of a few tokens, and gradients [N] of a number made of them, laid end to end.
+
+    None where the weights are not on their device yet.
+    """
     device = policy.device
+    if device.type != policy.home.type:
+        return None
     ids = torch.arange(16, device=device).view(2, 8) % policy.causal_lm.config.get_text_config().vocab_size
-    with torch.no_grad(), policy.evaluating():
-        return policy.hidden_states(ids, torch.arange(8, device=device).expand(2, -1)).float()
+    with torch.enable_grad(), policy.evaluating():
+        hidden = policy.hidden_states(ids, torch.arange(8, device=device).expand(2, -1)).float()
+        # Not a sum: an RMS norm makes the sum of squares of a token a constant.
+        total = (hidden * torch.linspace(-1, 1, hidden.shape[-1], device=device)).sum()
+        tried = sorted(policy.trainable().values(), key=lambda parameter: parameter.numel())[:TRIED]
+        gradients = torch.autograd.grad(total, tried, allow_unused=True) if tried else ()
+    flat = [gradient.float().flatten() for gradient in gradients if gradient is not None]
+    return hidden.detach(), torch.cat([total.new_zeros(1), *flat])
