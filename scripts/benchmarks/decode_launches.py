@@ -1,0 +1,267 @@
+"""Count the kernel launches and the copies to the host of one decoding step of the embedded engine, without a GPU.
+
+    python scripts/benchmarks/decode_launches.py [--before CHECKOUT] [--output decode_launches.json]
+
+The whole engine runs over a model of Qwen2.5-0.5B's shape (24 layers; sizes from its config.json on the Hugging Face
+hub) whose tensors are fake: every operation is dispatched with its real shapes and types, nothing is computed. The
+tensors are fake ones of a CPU, since torch's build for CPUs cannot index fake ones of a GPU, but the engine takes the
+branch that a GPU takes (`by_parts`). Prompts have different lengths and no row ends before its limit. A step's figures
+are those of a run of MORE tokens less those of a run of FEW, divided by the difference; the copies by which the cache
+grew every 64 tokens before are not among them.
+
+A launch is a call of an ATen operation that is no view and no allocation. Scaled dot-product attention and torch's RMS
+norm are counted as one each (`aten::neg`), as their kernels on a GPU are; a GPU may need a second kernel where an
+operation mixes types or pads. A copy to the host is `Tensor.cpu` or an `_local_scalar_dense` (`item`, `bool`); the
+values that are read there are zeros, and so no row ends early and no mask of transformers is left out. Copies to the
+device cannot be told from views here. The bytes cast from float32 are those read, weights and activations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from result_file import result_file
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+HERE = Path(__file__).resolve().parent
+FORMAT = 1
+"""Of the JSON file; a change of what a figure means is a new number."""
+# Qwen/Qwen2.5-0.5B, config.json.
+SHAPE = {
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e6,
+}
+ROWS = 64
+PROMPTS = (96, 160)
+"""Shortest and longest prompt, in tokens; the lengths of the rows are spread between them."""
+FEW, MORE = 4, 14
+"""Tokens sampled for each row in the two runs."""
+NO_LAUNCH = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::detach",
+    "aten::_unsafe_view",
+}
+CASES = {
+    "bfloat16, weights in float32": (torch.bfloat16, torch.float32),
+    "bfloat16, weights in bfloat16": (torch.bfloat16, torch.bfloat16),
+    "float32": (torch.float32, torch.float32),
+}
+"""What is computed in, and what the weights are kept in."""
+
+
+class Counter(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: collections.Counter[str] = collections.Counter()
+        self.to_host = 0
+        self.cast_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if name == "aten::_local_scalar_dense":
+            self.to_host += 1
+            return False if args[0].dtype == torch.bool else 0
+        # In inference mode composite operations (linear, to, reshape) come whole: what they are made of is counted.
+        if name.startswith("aten::"):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if any(_is_fake(value) for value in [*_flat(args), *_flat((result,))]):
+            self._count(func, args, result)
+        return result
+
+    def _count(self, func: Any, args: Any, result: Any) -> None:
+        name = func._schema.name
+        if func.is_view or name in NO_LAUNCH or not name.startswith("aten::"):
+            return
+        if name in ("aten::_to_copy", "aten::copy_", "aten::lift_fresh_copy"):
+            source = args[1] if name == "aten::copy_" else args[0]
+            if source.dtype == torch.float32 and result.dtype != torch.float32:
+                self.cast_bytes += source.numel() * 4
+        self.launches[name] += 1
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _is_fake(value: Any) -> bool:
+    return isinstance(value, FakeTensor)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, an attribute is `value`, if there is one."""
+    before = getattr(owner, name, None)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def fake_policy(dtype: torch.dtype, kept: torch.dtype) -> Any:
+    """A policy of the shape, without values."""
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+    from rlvr.policy import Policy
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_tokenizer(), eos_token="<eos>", pad_token="<eos>")
+    config = Qwen2Config(**SHAPE, eos_token_id=1)
+    config._attn_implementation = "sdpa"
+    model = AutoModelForCausalLM.from_config(config, dtype=kept).eval()
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    policy = Policy(model, tokenizer, dtype)
+    # Both are found by trials that read values, of which fake tensors have none.
+    policy.__dict__["head_is_enough"] = True
+    return policy
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+
+    return Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, "a"))
+
+
+def one_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+    """Attention as one operation, counted as `aten::neg`. Its output lies as that of torch's kernels for a GPU does:
+    [R, tokens, heads, D] in memory."""
+    return torch.ops.aten.neg(query.new_empty(query.transpose(1, 2).shape)).transpose(1, 2)
+
+
+def one_norm(x: Any, *_: Any, **__: Any) -> Any:
+    """torch's fused norm, counted as `aten::neg`."""
+    return torch.ops.aten.neg(x)
+
+
+def run(policy: Any, tokens: int) -> Counter:
+    """Sample `tokens` tokens for every row and count."""
+    from rlvr.rollout import HFEngine, Request, Sampling, decoder, hf, rows
+
+    shortest, longest = PROMPTS
+    lengths = [shortest + (longest - shortest) * row // (ROWS - 1) for row in range(ROWS)]
+    requests = [Request((2,) * length, Sampling(tokens, ignore_eos=True), seed) for seed, length in enumerate(lengths)]
+    counter = Counter()
+
+    def uniforms(seed: int, count: int) -> Any:
+        return SimpleNamespace(numpy=lambda: np.zeros(count))
+
+    def host_copy(tensor: Any, *_: Any, **__: Any) -> Any:
+        counter.to_host += 1
+        values = np.zeros(tuple(tensor.shape), np.int64 if tensor.dtype == torch.int64 else np.float32)
+        return SimpleNamespace(numpy=lambda: values)
+
+    async def ask(engine: Any) -> None:
+        await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    # The trial of the short way reads values too; it was called by another module before.
+    caller = decoder if hasattr(decoder, "proven") else hf
+    parts = importlib.import_module("rlvr.rollout.decoder_parts" if caller is hf else "rlvr.rollout.decoder")
+    with (
+        replaced(caller, "proven", lambda policy: decoder.Steps(policy)),
+        replaced(decoder, "rms_epsilon", lambda module: module.variance_epsilon),
+        replaced(parts, "_rms_epsilon", lambda module: module.variance_epsilon),
+        replaced(decoder, "by_parts", lambda device, dtype: False),
+        replaced(rows, "uniforms", uniforms),
+        replaced(torch.Tensor, "cpu", host_copy),
+        replaced(torch.nn.functional, "scaled_dot_product_attention", one_attention),
+        replaced(torch.nn.functional, "rms_norm", one_norm),
+        counter,
+    ):
+        asyncio.run(ask(HFEngine(policy)))
+    return counter
+
+
+def measure() -> dict[str, Any]:
+    """Figures of a step, by case."""
+    result = {}
+    for name, (dtype, kept) in CASES.items():
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            policy = fake_policy(dtype, kept)
+            run(policy, 2)  # what is made once
+            few, more = run(policy, FEW), run(policy, MORE)
+        steps = MORE - FEW
+        launches = more.launches - few.launches
+        result[name] = {
+            "launches": round(launches.total() / steps, 1),
+            "copies_to_host": round((more.to_host - few.to_host) / steps, 2),
+            "mib_cast_from_float32": round((more.cast_bytes - few.cast_bytes) / steps / 2**20, 2),
+            "by_operation": {op: round(count / steps, 2) for op, count in launches.most_common()},
+        }
+    return result
+
+
+def measured_in(checkout: Path) -> dict[str, Any]:
+    """`measure` with the library of another checkout, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    command = [sys.executable, __file__, "--inner"]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="a checkout of the library as it was before")
+    parser.add_argument("--output", type=result_file("format", "command", "shape", "step"))
+    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inner:
+        print(json.dumps(measure()))
+        return
+    checkouts = {"after": HERE.parents[1]}
+    if given.before is not None:
+        checkouts = {"before": given.before.resolve(), **checkouts}
+    step = {side: measured_in(checkout) for side, checkout in checkouts.items()}
+    for side, cases in step.items():
+        for name, figures in cases.items():
+            print(side, name, {key: value for key, value in figures.items() if key != "by_operation"})
+    result = {
+        "format": FORMAT,
+        "command": "python scripts/benchmarks/decode_launches.py --before CHECKOUT",
+        "shape": SHAPE | {"rows": ROWS, "prompts": PROMPTS},
+        "step": step,
+    }
+    if given.output is not None:
+        given.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
