@@ -19,7 +19,16 @@ NOT_THERE = (
 """What a machine with torch, transformers and the base piece alone may lack."""
 EXPECTED = {
     1: ["missing", "ceilings", "import rlvr", "tests/gpu"],
-    2: ["linear", "sdpa causal/256", "sdpa mask/256", "library packed/256", "library shared/256", "flex/128"],
+    2: [
+        "linear",
+        "sdpa causal/256",
+        "sdpa mask/256",
+        "library packed/256",
+        "library shared/256",
+        "flex/128",
+        "layouts/float32",
+        "parts/256",
+    ],
     3: ["fused/H16 T1024", "fused without triton/H16 T1024", "whole logits/H16 T1024"],
     4: [
         "0.5B/16384",
@@ -88,6 +97,9 @@ def test_a_stage_runs_on_a_bare_machine(number, run_kit, bare, tmp_path):
     if number == 2:
         assert all(results[f"{way}/64"]["ms"] > 0 for way in ("sdpa causal", "sdpa mask", "library shared"))
         assert results["sdpa causal/64"]["backward"]
+        layouts = results["layouts/float32"]
+        assert [layouts[way]["depth"] for way in ("packed", "shared", "tree")] == [0, 1, 2]
+        assert all(way["logprob"] < 1e-4 and 0 < way["gradient"] < 1e-5 for way in layouts.values())
     if number == 3:
         assert results["fused/H16 T1024"]["operations"] > results["fused/H16 T32"]["operations"] > 0
     if number == 4:

@@ -1,5 +1,5 @@
 """Stage 2: forward and backward of one attention layer by length, in four ways and in the library's own, and the
-constants of `rlvr.policy.microbatch.Cost` that follow from them.
+constants of `rlvr.policy.microbatch.SPEEDS` that follow from them.
 
 Heads are those of Qwen2.5-7B: 28 of queries, 4 of keys and values, 128 wide, in bfloat16.
 """
@@ -19,9 +19,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.policy import load_policy
-from rlvr.policy.attention import Spans, attending, hook
+from rlvr.policy.attention import Segments, Spans, attending, hook
+from rlvr.policy.attention.calls import ScoreRule
+from rlvr.policy.attention.kernels import kernel_for
 from stages.context import Context, SkipError
 from stages.measuring import milliseconds, peak_memory
+from stages.row_layouts import compared
 
 LONG = 16384
 """From this length on a call takes long enough to be timed three times only."""
@@ -81,6 +84,10 @@ def run(context: Context) -> None:
         "flex": (flex, size.flex_lengths, triangle),
     }
     rate = context.measure("linear", linear, context, size)
+    for dtype in ("bfloat16", "float32"):
+        context.measure(f"layouts/{dtype}", compared, context, dtype, expected=2.0 if context.toy else 20.0)
+    for length in (size.lengths[0], size.lengths[-1]):
+        context.measure(f"parts/{length}", parts_of_a_row, context, size, length, expected=1.0)
     for name, (make, lengths, pairs_of) in ways.items():
         times: dict[int, float] = {}
         for length in lengths:
@@ -126,6 +133,30 @@ def measured(context: Context, size: Size, make: Make, length: int) -> dict[str,
     return {"ms": ms, "peak_mib": peak.mib, "backward": has_backward}
 
 
+def parts_of_a_row(context: Context, size: Size, length: int) -> dict[str, float]:
+    """Milliseconds, forward and backward, of the parts of the layout `library shared`: the runs with themselves, with
+    the prompt, and what merging and gathering add. At the shortest length it is what a call costs whatever its size."""
+    spans = shared_row(length, SHARED, context.device)
+    inputs = random_inputs(size, length, context.device)
+    query, key, value = (x.detach()[0].transpose(0, 1).contiguous() for x in inputs.all)
+    rule = ScoreRule(size.width**-0.5)
+    found = {}
+    for name, part in zip(("own", "prefix"), spans.segments(None), strict=True):
+        queries, keys = int(part.query_length.sum()), int(part.key_length.sum())
+        found[f"{name}_ms"] = milliseconds(
+            partial(_one_call, query[:queries], key[:keys], value[:keys], part, rule), context.device
+        )
+    whole = measured(context, size, partial(library, prefix=SHARED), length)["ms"]
+    return {**found, "whole_ms": whole, "merge_ms": whole - sum(found.values())}
+
+
+def _one_call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Segments, rule: ScoreRule) -> None:
+    """One call's kernel forward and backward, without autograd."""
+    kernel = kernel_for(query, value, part, rule)
+    output, lse = kernel.forward(query, key, value, part, rule)
+    kernel.backward(torch.ones_like(output), query, key, value, output, lse, part, rule)
+
+
 def random_inputs(size: Size, length: int, device: str) -> Inputs:
     """Queries, keys and values of one row."""
 
@@ -158,16 +189,19 @@ def constants(size: Size, times: dict[int, float], rate: float) -> dict[str, flo
     """What `Cost` is to count for a pair and for a call: the fit of `ms = call + pair * pairs` over `times`, pairs ->
     ms.
 
-    Its unit is the forward FLOP of a feed-forward layer; times are of forward and backward on both sides. `Cost.of` has
-    4 for a pair and channel, and CALL_ELSEWHERE for a call on a GPU.
+    Its unit is the forward FLOP of a feed-forward layer; times are of forward and backward on both sides. `speed_*` are
+    the constants of `AttentionSpeed`: a pair is 4 FLOPs for each channel.
     """
     counted = np.asarray(list(times), dtype=np.float64)
     ms = np.asarray(list(times.values()))
     slope, call = np.polyfit(counted, ms, 1, w=1 / ms)  # relative errors count alike at all lengths
     channels = size.heads * size.width
+    per_pair = slope * rate / channels
     return {
-        "flops_per_pair_and_channel": round(slope * rate / channels, 3),
+        "flops_per_pair_and_channel": round(per_pair, 3),
         "flops_per_call": float(f"{call * rate:.3g}"),
+        "speed_pair": round(per_pair / 4, 3),
+        "speed_call": float(f"{call * rate:.3g}"),
     }
 
 
@@ -189,13 +223,17 @@ def sdpa_mask(size: Size, length: int, device: str) -> Way:
     return lambda x: function(module, x.query, x.key, x.value, mask)[0]
 
 
-def library(size: Size, length: int, device: str, prefix: float) -> Way:
-    """The library's own attention of a packed row of `length` tokens: 8 runs, behind a prompt that they share or
-    without one."""
+def shared_row(length: int, prefix: float, device: str) -> Spans:
+    """A packed row of `length` tokens: 8 runs, behind a prompt that they share or without one."""
     shared, runs = runs_of(length, prefix)
     before = [shared] if shared else []
     contexts = [-1] * len(before) + [0 if shared else -1] * RESPONSES
-    spans = Spans(np.asarray(before + runs), np.asarray(contexts), torch.device(device))
+    return Spans(np.asarray(before + runs), np.asarray(contexts), torch.device(device))
+
+
+def library(size: Size, length: int, device: str, prefix: float) -> Way:
+    """The library's own attention of such a row."""
+    spans = shared_row(length, prefix, device)
     name = _hooked()
     with attending(spans):
         mask = AttentionMaskInterface()[name]()

@@ -239,10 +239,11 @@ class AttentionSpeed:
 
 
 # Orders of magnitude: a larger `call` favours fewer levels and padded rows, a larger `pair` favours sharing prefixes.
-# Measured by `scripts/gpu/stages/attention.py`, stage `constants`; not yet on these GPUs, so the GPUs' are arithmetic
-# from published rates of training, in TFLOP/s of bfloat16: A100 190 of flash attention 2 (Dao 2023, arXiv:2307.08691,
-# figure 5, causal, width 128) against 250 of matrix products (80 % of its peak of 312); H100 and H200 350 (Shah et al.
-# 2024, arXiv:2407.08608, section 1: 35 % of 989) against 650. 50 us for a call and its merging.
+# `scripts/gpu/stages/attention.py` measures them (`constants of library shared`), on these GPUs not yet; so theirs are
+# arithmetic from published rates of training, in TFLOP/s of bfloat16: A100 190 of flash attention 2 (Dao 2023,
+# arXiv:2307.08691, figure 5, causal, width 128) against 250 of matrix products (80 % of its peak of 312); H100 and H200
+# 350 (Shah et al. 2024, arXiv:2407.08608, section 1: 35 % of 989) against 650. 50 us for a call and its merging, which
+# is assumed. The CPU's are orders of magnitude without a measurement of their own.
 SPEEDS = {
     "cpu": AttentionSpeed(pair=1.0, call=5e6),
     "A100": AttentionSpeed(pair=1.3, call=1.3e10),

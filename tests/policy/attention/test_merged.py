@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_rows import dense_attention, random_inputs, some_spans, visible
-from rlvr.policy.attention import tiles
+from rlvr.policy.attention import merged, tiles
 from rlvr.policy.attention.calls import ScoreRule
 from rlvr.policy.attention.merged import attend
 
@@ -33,6 +33,7 @@ def test_outputs_and_gradients_are_those_of_a_dense_mask(seed, window, softcap, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE", tile)
         patch.setattr(tiles, "SCORES", scores)
+        patch.setattr(merged, "TOGETHER", tile)
         got = attend(*inputs, spans.segments(window), scoring, sinks)
         gradient = torch.from_numpy(rng.normal(size=got.shape))
         of_got = torch.autograd.grad(got, differentiated, gradient)
