@@ -69,6 +69,9 @@ class Verifier(Component):
     compose_group: ClassVar[Callable[..., Any] | None] = None
     """`compose_group(task, completions, verify)`, the same for a group, where `await verify(part, members)` is the list
     of a part's verdicts on the completions at these positions; or None. It goes with `verify_group`."""
+    metrics: ClassVar[Callable[..., dict[str, float]] | None] = None
+    """`metrics()`, counts since the last call, for the metrics `verifier/NAME/COUNT` of a step; or None. Called on rank
+    0, on the trainer's thread; a copy in a worker process is not asked."""
 
     @declared
     def name(self) -> str:
@@ -102,11 +105,6 @@ class Verifier(Component):
         """Return the reason why the task cannot be checked (a gold answer that cannot be parsed, say), or None. Called
         before training."""
         return None
-
-    def metrics(self) -> dict[str, float]:
-        """Return counts since the last call, for the metrics `verifier/NAME/COUNT` of a step. Called on rank 0, on the
-        trainer's thread; a copy in a worker process is not asked."""
-        return {}
 
     def judge_of(self, task: Task) -> Verifier:
         """The verifier that judges `task`: this one, or the part that a combination routes the task to."""

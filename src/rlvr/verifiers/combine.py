@@ -156,7 +156,10 @@ class CombineVerifier(Verifier):
     def metrics(self) -> dict[str, float]:
         """Those of the parts, as `part/count`."""
         return {
-            f"{label}/{name}": value for label, part in self.verifiers.items() for name, value in part.metrics().items()
+            f"{label}/{name}": value
+            for label, part in self.verifiers.items()
+            if part.metrics is not None
+            for name, value in part.metrics().items()
         }
 
     def judge_of(self, task: Task) -> Verifier:

@@ -400,12 +400,17 @@ class Verification:
         return {
             f"verifier/{name}/{count}": value
             for verifier, name in [*default, *self._of_tasks.values(), *self._named]
+            if verifier.metrics is not None
             for count, value in verifier.metrics().items()
         }
 
     def by_group(self, task: Task) -> bool:
         """Return True if a verifier of a task wants the rollouts of a group together."""
-        return any(verifier.judge_of(task).verify_group is not None for verifier, _ in self._verifiers_of(task))
+        return any(
+            # The part that judges the task need not want groups where the combination can.
+            verifier.verify_group is not None and verifier.judge_of(task).verify_group is not None
+            for verifier, _ in self._verifiers_of(task)
+        )
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
         """Return True if two extracted answers to a task are the same by the rule of its verifier."""
