@@ -15,6 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.planner.decoder_passes import to_cpu
 from rlvr.policy import Policy
+from rlvr.policy.attention import Spans
+from rlvr.policy.attention.kernels import kernels_of
+from rlvr.policy.attention.packed_rows import hook
 from rlvr.policy.flops import ModelFlops
 from rlvr.policy.loading import make_policy
 from rlvr.policy.microbatch import ComputedPass
@@ -113,3 +116,30 @@ def decoder_counts(model: str, rollouts: int, prompt: int, response: int) -> Dec
         computed = ComputedPass(length=rows, context=np.zeros_like(rows), projected=0, grad=True)
         needed = ModelFlops.of(policy).of_pass(computed)
     return DecoderCounts(mode.counts, needed)
+
+
+def packed_counts(model: str, rollouts: int, prompt: int, response: int, shared: bool) -> Counts:
+    """The counts of the same rollouts in one packed row, by the calls of a GPU; `shared`: the prompt stands once."""
+    if shared:
+        lengths = [prompt] + rollouts * [response]
+        contexts = [-1] + rollouts * [0]
+    else:
+        lengths = rollouts * [prompt + response]
+        contexts = rollouts * [-1]
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None),
+        kernels_of("cuda"),
+    ):
+        policy = fake_policy(model)
+        hook(policy.causal_lm)
+        spans = Spans(np.asarray(lengths), np.asarray(contexts), torch.device("cpu"))
+        # Indices on the device are made once for each row, not in each layer.
+        for segments in spans.segments(None):
+            _ = segments.varlen
+        ids = torch.zeros(1, sum(lengths), dtype=torch.int64)
+        positions = torch.arange(sum(lengths))[None]
+        with policy.training(), Counting() as mode:
+            hidden = policy.hidden_states(ids, positions, spans)
+            hidden.backward(torch.empty_like(hidden))
+    return mode.counts

@@ -5,9 +5,10 @@
 A micro-batch of 16,384 tokens: 8 rollouts, each a prompt of 512 tokens and a response of 1,536, which is trained;
 weights, activations and gradients in bfloat16, no gradient checkpointing, log-probs with a gradient and entropies
 without. Nothing is computed: tensors have shapes and no contents (dispatch_counts.py), so no GPU is needed and no
-machine changes a number. The decoder is the stock model of transformers with flash attention, which rlvr, TRL and verl
-train alike; prime-rl has its own layers, which are not counted. The heads of the peers are theirs: the functions that
-PEERS names are taken from their files, which FOLDER has by the name of the repository (owner+name/path):
+machine changes a number. The decoder of TRL's and verl's rows is the stock model of transformers with flash attention;
+prime-rl has its own layers, which are not counted. rlvr's rows are counted on that decoder too (padded rows), and on
+its own packed row, alone and with the prompt of all rollouts computed once. The heads of the peers are theirs: the
+functions that PEERS names are taken from their files, which FOLDER has by the name of the repository (owner+name/path):
 
     git --git-dir CLONE show COMMIT:PATH > FOLDER/OWNER+NAME/PATH
 """
@@ -27,7 +28,7 @@ from unittest import mock
 
 import torch
 import transformers
-from decoder_counts import MODELS, decoder_counts
+from decoder_counts import MODELS, decoder_counts, packed_counts
 from dispatch_counts import Counting, Counts
 from result_file import result_file
 
@@ -43,6 +44,8 @@ TRAINED = ROLLOUTS * RESPONSE
 BEFORE = "rlvr before: torch, 2,048 x 2,048"
 TORCH = "rlvr without triton: 2,048 x 16,384"
 OURS = "rlvr"
+PACKED = {f"{OURS}, packed": False, f"{OURS}, packed, prompts shared": True}
+"""The rows that stand packed, and whether the prompt of all rollouts is computed once."""
 HEADS = {"Qwen2.5-0.5B": 896, "Qwen2.5-7B": 3584, "Qwen3-30B-A3B": 2048}
 """Widths of the heads, whose vocabulary is that of the model."""
 
@@ -264,6 +267,7 @@ def result(folder: Path | None, models: list[str]) -> dict[str, Any]:
         vocabulary = MODELS[model]["vocab_size"]
         ways = heads(folder, width, vocabulary)
         decoder = decoder_counts(model, ROLLOUTS, PROMPT, RESPONSE)
+        packed = {name: packed_counts(model, ROLLOUTS, PROMPT, RESPONSE, shared) for name, shared in PACKED.items()}
         of_head = ways[OURS]["forward"] + ways[OURS]["backward"]
         # Needed of the head: logits once, and two products for the gradients.
         head_needed = 6 * TRAINED * vocabulary * width
@@ -274,10 +278,12 @@ def result(folder: Path | None, models: list[str]) -> dict[str, Any]:
             "head of 16,384 trained tokens": own_launches(width, vocabulary),
             "heads": {name: {k: row(c, TOKENS) for k, c in passes.items()} for name, passes in ways.items()},
             "decoder": row(decoder.executed, TOKENS),
+            "packed decoder": {name: row(counts, TOKENS) for name, counts in packed.items()},
             "update": {
                 name: row(decoder.executed + passes["forward"] + passes["backward"], TOKENS)
                 for name, passes in ways.items()
-            },
+            }
+            | {name: row(counts + of_head, TOKENS) for name, counts in packed.items()},
             "executed over needed flops": {
                 "needed flops a token": round((decoder.needed + head_needed) / TOKENS),
                 "without the head's second logits": round(

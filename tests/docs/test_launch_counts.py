@@ -62,8 +62,26 @@ def test_the_committed_counts_are_those_of_the_code(launches, committed):
         assert entry["hidden size"] == width
         if width == min(launches.HEADS.values()):  # the number of launches does not depend on the width
             assert entry["head of 16,384 trained tokens"] == launches.own_launches(width, entry["vocabulary"])
-        assert set(entry["update"]) == {launches.BEFORE, launches.TORCH, launches.OURS, *launches.PEERS}
+        assert set(entry["update"]) == {
+            launches.BEFORE,
+            launches.TORCH,
+            launches.OURS,
+            *launches.PACKED,
+            *launches.PEERS,
+        }
         assert entry["executed over needed flops"]["without the head's second logits"] <= 1.05
     assert committed["peers"] == {
         name: {**vars(peer), "names": list(peer.names)} for name, peer in launches.PEERS.items()
     }
+
+
+def test_packed_rows_are_counted_on_the_librarys_own_calls(launches, committed):
+    model = "Qwen2.5-0.5B"
+    entry = committed["models"][model]
+    sizes = (launches.ROLLOUTS, launches.PROMPT, launches.RESPONSE)
+    for name, shared in launches.PACKED.items():
+        counts = launches.packed_counts(model, *sizes, shared)
+        assert entry["packed decoder"][name] == launches.row(counts, launches.TOKENS)
+    alone, once = (entry["packed decoder"][name]["flops a token"] for name in launches.PACKED)
+    assert alone == entry["decoder"]["flops a token"]
+    assert 0.75 < once / alone < 0.85
