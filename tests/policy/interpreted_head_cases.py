@@ -151,6 +151,15 @@ def test_any_statistics_of_any_head(seed, tokens, vocabulary, terms, dtype, shap
         Problem(seed, tokens, vocabulary, terms, dtype, scale=scale, cap=cap).check(asked)
 
 
+@pytest.mark.parametrize("stride", [2, 0])
+def test_ids_need_not_lie_next_to_each_other(stride):
+    """A column of a table of ids, and one id for all tokens."""
+    problem = Problem(2)
+    problem.ids = torch.stack([problem.ids, 36 - problem.ids], 1)[:, 0] if stride else torch.tensor(7).expand(5)
+    assert problem.ids.stride() == (stride,)
+    problem.check({"logprobs": True})
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_extreme_logits(dtype):
     """Rows of +-1e4, one logit far above all, all far below zero: exact to the rounding of the logits themselves."""

@@ -3,11 +3,12 @@
 The oracle counts tokens, visible pairs and calls from lengths alone, in loops, and shares no code with the library. A
 token costs 2 FLOPs for each weight of the layers; a pair of a query and a key that it sees 4 for each layer and channel
 times how much slower attention is than products of matrices; a call a fixed number of FLOPs in each layer. Padded rows
-are one causal call of half a square each. The sizes of the two models are those of their config.json.
+are one causal call each. The sizes of the two models are those of their config.json.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -17,8 +18,8 @@ import torch
 
 from rlvr.config import OptimConfig
 from rlvr.policy import microbatch
-from rlvr.policy.attention import Packing
-from rlvr.policy.microbatch import SPEEDS, AttentionSpeed
+from rlvr.policy.attention import Packing, Spans
+from rlvr.policy.microbatch import SPEEDS, AttentionSpeed, Cost
 from rlvr.policy.model import LayerSizes
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
@@ -70,12 +71,12 @@ def batch_of(prompts, responses):
     return Batch(rollouts)
 
 
-def chosen(model, prompts, responses, budget, device, speed, monkeypatch):
+def chosen(model, prompts, responses, budget, device, speed, monkeypatch, masked_beyond=math.inf):
     """The layout that the library takes."""
     layers, channels, weights = MODELS[model]
     policy = SimpleNamespace(
         device=torch.device(device),
-        layers=LayerSizes(count=layers, channels=channels, weights=int(weights)),
+        layers=LayerSizes(int(weights), channels, (math.inf,) * layers, masked_beyond),
         packing=Packing(True, True),
         tokenizer=SimpleNamespace(pad_token_id=0),
     )
@@ -92,9 +93,10 @@ def causal(length):
 
 
 def blocks(stretches):
-    """(pairs, calls) of stretches (queries, keys) that are computed side by side, longest first: one joins a block
-    while at most a quarter of the block's pairs, or 2^14, are padding."""
-    pairs = calls = rows = real = 0
+    """(stretches, most queries, most keys) of what is computed side by side, of stretches (queries, keys), longest
+    first: one joins a block while at most a quarter of the block's pairs, or 2^14, are padding."""
+    made = []
+    rows = real = 0
     longest = (0, 0)
     for queries, keys in sorted(stretches, reverse=True):
         padded = (rows + 1) * longest[0] * longest[1]
@@ -102,10 +104,9 @@ def blocks(stretches):
             rows += 1
             real += queries * keys
         else:
-            pairs += rows * longest[0] * longest[1]
-            calls += 1
+            made.append((rows, *longest))
             rows, real, longest = 1, queries * keys, (queries, keys)
-    return pairs + rows * longest[0] * longest[1], calls
+    return [*made[1:], (rows, *longest)]
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Oracle:
 
     def padded(self):
         cuts = self.cuts()
-        return self.total(sum(len(c) * c[0] for c in cuts), sum(len(c) * c[0] ** 2 / 2 for c in cuts), len(cuts))
+        return self.total(sum(len(c) * c[0] for c in cuts), sum(len(c) * causal(c[0]) for c in cuts), len(cuts))
 
     def packed(self):
         tokens = pairs = calls = 0
@@ -155,8 +156,8 @@ class Oracle:
         """(pairs, calls) of runs with themselves."""
         if not self.in_blocks:
             return sum(map(causal, lengths)), 1
-        squares, calls = blocks([(length, length) for length in lengths])
-        return squares / 2, calls
+        made = blocks([(length, length) for length in lengths])
+        return sum(rows * causal(longest) for rows, longest, _ in made), len(made)
 
     def shared(self):
         tokens = pairs = calls = 0
@@ -174,9 +175,9 @@ class Oracle:
             calls += count
             if self.in_blocks:
                 for prompt, continued in asked.items():
-                    padded, count = blocks([(queries, prompt) for queries in continued])
-                    pairs += padded
-                    calls += count
+                    made = blocks([(queries, prompt) for queries in continued])
+                    pairs += sum(rows * queries * keys for rows, queries, keys in made)
+                    calls += len(made)
             else:
                 pairs += sum(prompt * queries for prompt, continued in asked.items() for queries in continued)
                 calls += bool(asked)
@@ -224,3 +225,58 @@ def test_calls_that_cost_much_are_not_made(monkeypatch):
     layout = chosen("0.5B", prompts, responses, 16384, "cuda", dear, monkeypatch)
     costs = Oracle("0.5B", dear, prompts, responses, 16384).costs()
     assert min(costs, key=costs.get) != "shared" and not layout.shares
+
+
+@pytest.mark.parametrize("device", ["A100", "H100"])
+@pytest.mark.parametrize(
+    ("model", "response", "budget"), [("7B", (40000, 64000), 65536), ("0.5B", (9000, 15000), 16384)]
+)
+def test_rollouts_that_fill_their_micro_batches_are_packed_on_a_gpu(model, response, budget, device, monkeypatch):
+    """Padded and packed rows are then one computation, but for the masks that padded rows of some models need."""
+    responses = np.random.default_rng(0).integers(*response, (1, 8))
+    prompts = np.asarray([1000])
+    taken = []
+    real = microbatch._Layouts._padded
+    monkeypatch.setattr(microbatch._Layouts, "_padded", lambda self: taken.append(real(self)) or taken[-1])
+    layout = chosen(model, prompts, responses, budget, "cuda", SPEEDS[device], monkeypatch)
+    assert len(layout.parts) == 8 and layout is not taken[0]
+    assert layout.cost == pytest.approx(taken[0].cost, rel=1e-9)
+
+
+@pytest.mark.parametrize(("beyond", "packed"), [(2000, True), (4000, False)])
+def test_rows_with_masks_are_padded_at_no_price(beyond, packed, monkeypatch):
+    """Equal rollouts on a CPU are padded, unless that makes a mask."""
+    equal = np.full((1, 1), 2000)
+    layout = chosen("0.5B", np.asarray([500]), equal, 4096, "cpu", SPEEDS["cpu"], monkeypatch, masked_beyond=beyond)
+    padded = Oracle("0.5B", SPEEDS["cpu"], np.asarray([500]), equal, 4096, in_blocks=True).padded()
+    assert 2 * MODELS["0.5B"][2] * layout.cost == pytest.approx(padded, rel=1e-9)
+    assert ("_packed" in layout.rows.__qualname__) == packed
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
+@pytest.mark.parametrize("window", [1, 40, 100, 260, 5000])
+def test_layers_with_a_window_count_what_they_see(window, layout):
+    """A prompt of 100 tokens and responses of 30 and 200, in one layer with a window and two without."""
+    cost = Cost(pair=0.01, call=7.0, in_blocks=False, layers=((window, 1), (None, 2)))
+    prompt, responses = 100, (30, 200)
+    whole = [prompt + own for own in responses]
+
+    def seen(first, end, most):
+        return sum(min(position + 1, most) for position in range(first, end))
+
+    if layout == "padded":
+        tokens, calls = 2 * max(whole), 3
+        pairs = 2 * (seen(0, max(whole), window) + 2 * seen(0, max(whole), 1 << 30))
+        got = cost.padded(np.asarray(whole))
+    elif layout == "packed":
+        tokens, calls = sum(whole), 3
+        pairs = sum(seen(0, one, window) + 2 * seen(0, one, 1 << 30) for one in whole)
+        got = cost.packed(Spans(np.asarray(whole), np.asarray([-1, -1]), torch.device("cpu")))
+    else:
+        tokens = prompt + sum(responses)
+        # The prompt is a call of its own where all of it is seen.
+        calls = (2 if window >= max(whole) else 1) + 2 * 2
+        pairs = seen(0, prompt, window) + 2 * seen(0, prompt, 1 << 30)
+        pairs += sum(seen(prompt, one, window) + 2 * seen(prompt, one, 1 << 30) for one in whole)
+        got = cost.packed(Spans(np.asarray([prompt, *responses]), np.asarray([-1, 0, 0]), torch.device("cpu")))
+    assert got == pytest.approx(tokens + 0.01 * pairs + 7.0 * calls, rel=1e-12)

@@ -19,9 +19,9 @@ from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.attention.packing_trial import unpackable_layers
-from rlvr.policy.flops import attention_windows
 from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import dtype_of, override_config
+from rlvr.policy.model import attention_windows
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 

@@ -10,7 +10,6 @@ a shared prefix once, the LM head at trained tokens only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 
 from rlvr.policy.foreign import foreign
 from rlvr.policy.microbatch import ComputedPass
-from rlvr.policy.model import Policy
+from rlvr.policy.model import Policy, attention_windows
 from rlvr.policy.quantization import dense_shape
 
 # The first row with a name whose words are all in the device's name counts, so variants stand before the plain name.
@@ -51,8 +50,6 @@ Lightning Fabric's utilities/throughput.py, after the Ada white paper and the A1
 with sparsity); H800 PCIe: an H100 PCIe whose links between GPUs are slower."""
 OTHER_DEVICES = frozenset({"Laptop", "MIG", "D", "Ti", "Max-Q"})
 """Words of a name that make it a slower or smaller device than the one that the other words name."""
-WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-"""A kind of layer -> the key of the configuration with the tokens that it sees."""
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -160,13 +157,3 @@ def _active_share(config: Any) -> float:
     total = next((count for name in names if (count := foreign(config, name))), None)
     active = foreign(config, "num_experts_per_tok")
     return active / total if total and active else 1.0
-
-
-def attention_windows(config: Any) -> tuple[float, ...]:
-    """For each attention layer, the tokens that a query sees at most; layers without attention have none."""
-    sliding = foreign(config, "sliding_window")
-    kinds = foreign(config, "layer_types")
-    if kinds is None:  # one kind for all layers, as in Mistral
-        kinds = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
-    seen = {"full_attention": None, **{kind: foreign(config, key) for kind, key in WINDOWS.items()}}
-    return tuple(float(seen[kind] or math.inf) for kind in kinds if kind in seen)

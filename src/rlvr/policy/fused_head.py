@@ -75,6 +75,9 @@ def fused_statistics(
             if low < 0 or high >= head.vocabulary:
                 worst = low if low < 0 else high
                 raise ValueError(f"token id {worst} is outside the LM head, which has {head.vocabulary} rows")
+        if ids is not None:
+            # The kernels read the ids of neighbouring tokens from neighbouring places.
+            ids = ids.contiguous()
         # Made here, while a partitioned head is gathered and its number of rows is known.
         plan = TilePlan(
             dict(asked),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from rlvr.config import OptimConfig
 from rlvr.core.device_memory import to_device
 from rlvr.errors import ConfigError
 from rlvr.policy.attention import Segments, Spans
+from rlvr.policy.attention.calls import causal_pairs
 from rlvr.policy.attention.packed_rows import Shared, runs_of, shared_prefixes
 from rlvr.policy.model import LayerSizes, Policy
 from rlvr.records import Batch
@@ -29,8 +31,9 @@ log = logging.getLogger(__name__)
 # On a CPU the gathers of packed attention cost 8 to 14 % where there is no padding to save (docs/performance.md, W1),
 # which the estimate does not count. Elsewhere attention takes stretches of any length, and nothing is gathered.
 GAIN = {"cpu": 0.85}
-"""Packed rows are taken where their estimate is at most this share of the padded rows', by kind of device; 1 for every
-other kind."""
+"""Packed rows are taken where their estimate is at most this share of the padded rows', by kind of device."""
+TIE = 1 + 1e-6
+"""The share on every other kind of device: of two estimates that are equal but for rounding, the packed rows' wins."""
 
 
 @dataclass(frozen=True)
@@ -269,11 +272,13 @@ class Cost:
     """The cost of a forward pass in tokens: the time that the layers take for one token without attention."""
 
     pair: float
-    """A query and a key that it sees, in all layers."""
+    """A query and a key that it sees, in one layer."""
     call: float
-    """An attention call, in all layers."""
+    """An attention call, in one layer."""
     in_blocks: bool
     """True: packed attention pads stretches to blocks, each a call. False: it takes stretches of any length."""
+    layers: tuple[tuple[int | None, int], ...] = ((None, 1),)
+    """The windows of attention layers (None: full attention), each with the number of layers that have it"""
 
     @classmethod
     def of(cls, policy: Policy) -> Cost:
@@ -287,36 +292,44 @@ class Cost:
         flops = 2 * layers.weights
         # In tokens: FLOPs over those of the layers for one token. A pair is a multiplication and an addition in each of
         # q k^T and the product with v, for each channel.
-        pair = 4 * layers.count * layers.channels * speed.pair / flops
-        return cls(pair, layers.count * speed.call / flops, in_blocks)
+        pair = 4 * layers.channels * speed.pair / flops
+        windows = Counter(None if math.isinf(window) else int(window) for window in layers.windows)
+        return cls(pair, speed.call / flops, in_blocks, tuple(windows.items()))
+
+    @property
+    def level(self) -> float:
+        """An attention call in every layer."""
+        return self.call * sum(layers for _, layers in self.layers)
 
     def padded(self, lengths: np.ndarray) -> float:
-        """Rollouts of these lengths as padded rows: one causal call over [R, longest]."""
-        longest = int(lengths.max())
-        return len(lengths) * (longest + self.pair * longest**2 / 2) + self.call
+        """Rollouts of these lengths as padded rows: one causal call over [R, longest] in each layer."""
+        longest = np.full(len(lengths), lengths.max())
+        return float(self.alone(longest).sum()) + self.level
 
     def packed(self, spans: Spans) -> float:
-        """One row of these spans, in layers with full attention."""
-        pairs = 0.0
-        calls = 0
-        for part in spans.segments(None):
-            if self.in_blocks:
-                # A causal block computes about half of its square.
-                pairs += _padded_pairs(part) / (2 if part.causal else 1)
-                calls += len(part.members)
-            else:
-                pairs += part.pairs
-                calls += 1
-        return float(spans.length.sum()) + self.pair * pairs + self.call * calls
+        """One row of these spans: the calls that are made in layers with each window."""
+        cost = float(spans.length.sum())
+        for window, layers in self.layers:
+            for part in spans.segments(window):
+                pairs = _block_pairs(part) if self.in_blocks else part.pairs
+                calls = len(part.members) if self.in_blocks else 1
+                cost += layers * (self.pair * pairs + self.call * calls)
+        return cost
 
     def alone(self, lengths: np.ndarray) -> np.ndarray:
-        """Each rollout for itself: what to balance ranks by."""
-        return lengths + self.pair * lengths**2 / 2
+        """Each rollout for itself, without what a call costs: what to balance ranks by."""
+        pairs = sum(layers * causal_pairs(lengths, lengths, window) for window, layers in self.layers)
+        return lengths + self.pair * pairs
 
 
-def _padded_pairs(part: Segments) -> int:
-    """Pairs of a call in blocks, the padding and the pairs that are not visible included."""
-    return sum(len(m) * int(part.query_length[m].max()) * int(part.key_length[m].max()) for m in part.members)
+def _block_pairs(part: Segments) -> int:
+    """Pairs of a call in blocks, each of whose stretches counts as the longest of its block."""
+    # int64 [blocks]
+    rows = np.asarray([len(members) for members in part.members])
+    queries = np.asarray([part.query_length[members].max() for members in part.members])
+    keys = np.asarray([part.key_length[members].max() for members in part.members])
+    pairs = causal_pairs(queries, keys, part.window) if part.causal else queries * keys
+    return int((rows * pairs).sum())
 
 
 def micro_batches(
@@ -384,8 +397,11 @@ class _Layouts:
         """The cheapest layout that config and model allow; the model is asked only where packing would pay."""
         demanded = self.config.packing is True or self.config.share_prefix is True
         plain = None if demanded else self._padded()
-        # Demanded packing has nothing to be compared with.
-        most = math.inf if plain is None else GAIN.get(self.policy.device.type, 1.0) * plain.cost
+        # Demanded packing has nothing to be compared with, and no estimate justifies memory that grows with the square
+        # of the tokens.
+        most = math.inf
+        if plain is not None and int(self.lengths.max()) <= self.policy.layers.masked_beyond:
+            most = GAIN.get(self.policy.device.type, TIE) * plain.cost
         better = [layout for layout in self._all_packed(most) if layout.cost <= most]
         # `packing` runs the model on a trial, so it is read only where its answer decides.
         if plain is not None and better and not self.policy.packing.packs:
@@ -405,7 +421,7 @@ class _Layouts:
         if shares is not True and total <= most:
             yield self._packed(Shared.nothing(len(self.index)))
         if shares is not False:
-            shared = shared_prefixes(self.batch, self.index, worth=self.estimate.call)
+            shared = shared_prefixes(self.batch, self.index, worth=self.estimate.level)
             if shares is True or any(shared.trunks):
                 yield self._packed(shared)
 

@@ -19,6 +19,7 @@ hooked, another adapter) is not taken apart; the caller then has to call it.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +33,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import is_adapter
-from rlvr.policy.attention import Packing, Spans, attending, try_packing
+from rlvr.policy.attention import PREFIX, Packing, Spans, attending, try_packing
 from rlvr.policy.foreign import foreign
 from rlvr.policy.quantization import without_quantization
 
@@ -228,15 +229,34 @@ class LogitScaling:
         return logits
 
 
+WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""A kind of layer -> the key of the configuration with the tokens that it sees."""
+
+
+def attention_windows(config: Any) -> tuple[float, ...]:
+    """For each attention layer, the tokens that a query sees at most; layers without attention have none."""
+    sliding = foreign(config, "sliding_window")
+    kinds = foreign(config, "layer_types")
+    if kinds is None:  # one kind for all layers, as in Mistral
+        layers = foreign(config, "num_hidden_layers", 1)
+        kinds = ["sliding_attention" if sliding else "full_attention"] * layers
+    seen = {"full_attention": None, **{kind: foreign(config, key) for kind, key in WINDOWS.items()}}
+    return tuple(float(seen[kind] or math.inf) for kind in kinds if kind in seen)
+
+
 @dataclass(frozen=True)
 class LayerSizes:
     """Sizes of a model's layers, from which the time of a forward pass is estimated."""
 
     weights: int
     """Weights, without embedding and head."""
-    count: int
     channels: int
     """Channels of all heads of a layer."""
+    windows: tuple[float, ...]
+    """For each attention layer, the tokens that a query sees at most; inf: all"""
+    masked_beyond: float = math.inf
+    """Padded rows of more tokens have a tensor with queries along one dimension and keys along another: a mask for
+    windows, or the scores. inf: none have"""
 
     @classmethod
     def of(cls, causal_lm: Any) -> LayerSizes:
@@ -249,7 +269,17 @@ class LayerSizes:
         sizes = (foreign(p, "ds_numel", p.numel()) for p in causal_lm.parameters() if id(p) not in skipped)
         heads = foreign(config, "num_attention_heads", 1)
         channels = heads * (foreign(config, "head_dim") or config.hidden_size // heads)
-        return cls(sum(sizes), foreign(config, "num_hidden_layers", 1), channels)
+        windows = attention_windows(config)
+        return cls(sum(sizes), channels, windows, _masked_beyond(config, windows))
+
+
+def _masked_beyond(config: Any, windows: tuple[float, ...]) -> float:
+    implementation = (foreign(config, "_attn_implementation") or "sdpa").removeprefix(PREFIX)
+    # Soft-caps and sinks are computed by eager attention (or flash attention), all of whose scores are one tensor.
+    if implementation == "eager":
+        return 0.0
+    # transformers makes masks for sdpa where rows are not shorter than a window.
+    return min(windows, default=math.inf) if implementation == "sdpa" else math.inf
 
 
 @contextlib.contextmanager

@@ -190,6 +190,35 @@ def test_the_choice_of_a_kernel(monkeypatch):
     assert isinstance(chosen(own, softcap=1.0, device="cuda"), FlashAttn)
 
 
+@pytest.mark.parametrize("kind", ["namespace", "binary", "whole"])
+def test_flash_attn_is_taken_if_it_can_be_imported(kind, tmp_path, monkeypatch, caplog):
+    """flash-attn 4 alone is a namespace package; a wheel for another torch raises as its functions are imported."""
+    folder = tmp_path / "flash_attn"
+    (folder / "cute").mkdir(parents=True)
+    names = "_flash_attn_varlen_forward = _flash_attn_varlen_backward = None"
+    content = {"binary": "raise OSError('undefined symbol')", "whole": names}
+    if kind in content:
+        (folder / "__init__.py").touch()
+        (folder / "flash_attn_interface.py").write_text(content[kind])
+    monkeypatch.syspath_prepend(tmp_path)
+    kernels._has_flash_attn.cache_clear()
+    (part,) = some_spans(None, lengths=[5], contexts=[-1]).segments(None)
+    try:
+        with caplog.at_level("WARNING"), FakeTensorMode():
+            query = torch.empty(5, 4, 64, device="cuda", dtype=torch.bfloat16)
+            chosen = [kernel_for(query, query, part, ScoreRule(1.0, 50.0)) for _ in range(2)]
+    finally:
+        kernels._has_flash_attn.cache_clear()
+        for name in [name for name in sys.modules if name.split(".")[0] == "flash_attn"]:
+            del sys.modules[name]
+    if kind == "whole":
+        assert chosen == [FlashAttn(), FlashAttn()] and not caplog.records
+    else:
+        assert all(one.dense_forward is tile_forward for one in chosen)
+        (record,) = caplog.records
+        assert "flash-attn 2" in record.message
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_operators_of_torch_have_the_shapes_that_are_used(dtype):
     """torch's own fake kernels of flash attention, and the real one for a CPU."""

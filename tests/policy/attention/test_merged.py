@@ -56,6 +56,25 @@ def test_gradcheck(window, softcap):
     assert torch.autograd.gradcheck(attention, (*inputs, sinks))
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, None), (None, 50.0), (7, 50.0)])
+def test_large_scores_of_unequal_stretches_have_finite_gradients(window, softcap):
+    """Scores that differ by more than float32's exp can show: what padding computes must not reach real tokens."""
+    rng = np.random.default_rng(0)
+    spans = some_spans(rng, lengths=[30, 12, 9, 5], contexts=[-1, -1, 0, 0])
+    exact = [torch.from_numpy(rng.normal(size=(56, heads, 8)) * size) for heads, size in ((4, 12), (2, 12), (2, 1))]
+    exact = [x.requires_grad_() for x in exact]
+    rounded = [x.detach().float().requires_grad_() for x in exact]
+    scores = torch.einsum("qhd,khd->hqk", exact[0], exact[1].repeat_interleave(2, 1)) * 8**-0.5
+    assert scores.detach().abs().max() > 180
+    gradient = torch.from_numpy(rng.normal(size=(56, 4, 8)))
+    got = attend(*rounded, spans.segments(window), ScoreRule(8**-0.5, softcap))
+    of_got = torch.autograd.grad(got, rounded, gradient.float())
+    want = dense_attention(*exact, visible(spans, window), 8**-0.5, softcap)
+    of_want = torch.autograd.grad(want, exact, gradient)
+    for ours, theirs in zip([got, *of_got], [want, *of_want], strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0.0, atol=1e-4 * float(theirs.detach().abs().max()))
+
+
 def test_tokens_out_of_sight_have_no_gradient():
     """The first of two runs that share nothing sees nothing of the second."""
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from rlvr.policy.attention.calls import ScoreRule
 from rlvr.policy.attention.kernels import kernels_of
 from rlvr.policy.attention.merged import attend
 from rlvr.policy.loading import make_policy
-from rlvr.policy.microbatch import AttentionSpeed
+from rlvr.policy.microbatch import SPEEDS, AttentionSpeed, Cost
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
@@ -265,6 +265,32 @@ def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, d
     assert rows.input_ids.shape == (1, 65536) and logprobs.shape == (6 * 8192,)
     assert not sizes.wrong
     assert all(p.grad is not None for p in policy.trainable().values())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("architecture", ["mistral", "gemma2", "gpt_oss"])
+def test_rollouts_that_fill_a_micro_batch_have_no_mask_by_default(architecture, device, monkeypatch):
+    """Two rollouts of 65,536 tokens, each in a micro-batch of its own, by the layout that `auto` takes on either
+    device, on fake tensors."""
+    more = {**ARCHITECTURES[architecture], "sliding_window": 4096, "max_position_embeddings": 1 << 17}
+    policy = policy_of(architecture, more)
+    assert policy.packing.packs and policy.head_is_enough is not None
+    policy.model.to(torch.bfloat16)
+    monkeypatch.setattr(tiles, "TILE", 4096)  # larger than it is, for fewer of them
+    # It reads values; with spans in place nothing looks at what it gives.
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    if device == "cuda":
+        monkeypatch.setattr(microbatch, "GAIN", {})
+        cost = Cost.of_layers(policy.layers, SPEEDS["H100"], False)
+        monkeypatch.setattr(Cost, "of", lambda policy: cost)
+    batch = one_group(4096, 2, 61440)
+    trained = [rollout.sampled for rollout in batch.rollouts]
+    with FakeTensorMode(allow_non_fake_inputs=True), kernels_of(device), Sizes(4097, 4097) as sizes:
+        made = list(micro_batches(policy, batch, np.arange(2), trained, OptimConfig(micro_batch_tokens=65536)))
+        for rows in made:
+            forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT].sum().backward()
+    assert len(made) == 2 and all(rows.spans is not None for rows in made)
+    assert not sizes.wrong
 
 
 @pytest.mark.parametrize(

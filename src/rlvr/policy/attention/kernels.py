@@ -8,7 +8,7 @@ and the keys along another, but for tiles of a fixed size.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import logging
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from torch.nn.functional import pad
 from rlvr.policy.attention.calls import Gradients, ScoreRule, Segments
 from rlvr.policy.attention.padded import Padded, cpu_backward, cpu_forward
 from rlvr.policy.attention.tiles import tile_backward, tile_forward
+
+log = logging.getLogger(__name__)
 
 WIDEST = 256
 """Largest width of a head that flash attention computes (torch's aten/native/transformers/cuda/flash_attn, and
@@ -93,8 +95,20 @@ def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, sco
 
 @cache
 def _has_flash_attn() -> bool:
-    """True if the package flash-attn 2, which caps scores, is installed."""
-    return importlib.util.find_spec("flash_attn") is not None
+    """True if the package flash-attn 2, which caps scores, can be imported; else a warning says why not, once."""
+    try:
+        from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _flash_attn_varlen_forward  # noqa: F401
+    # Wide, since it is binary code: a wheel for another torch raises ImportError or OSError, and its own checks others.
+    # flash-attn 4 alone leaves a namespace without these functions.
+    except Exception as error:
+        log.warning(
+            "soft-caps of attention are computed in tiles of plain torch, which is slow: the package flash-attn 2, "
+            "which caps scores, cannot be imported (%s: %s)",
+            type(error).__name__,
+            error,
+        )
+        return False
+    return True
 
 
 # Stretches of any length ----------------------------------------------------------------------------------------------

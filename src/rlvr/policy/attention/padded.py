@@ -59,6 +59,8 @@ class Padded:
             padding = ~block.real[:, None, :, None]
             given = _side_by_side(gradient, block.take_queries, block).masked_fill(padding, 0.0)
             sums = lse.index_select(1, block.take_queries).unflatten(1, (block.rows, -1)).transpose(0, 1)
+            # Its probabilities are 0: with the sum of another query, which saw other keys, they may be infinite.
+            sums = sums.masked_fill(~block.real[:, None, :], torch.inf)
             dq, dk, dv = self.dense_backward(
                 given,
                 _side_by_side(query, block.take_queries, block),
