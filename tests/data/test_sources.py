@@ -14,6 +14,7 @@ import pytest
 
 from rlvr.config.config_loading import load_config
 from rlvr.data import load_tasks
+from rlvr.data.sources import limited
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import Task
 from rlvr.registry import register
@@ -246,6 +247,25 @@ def test_equal_rows_without_an_id_are_kept_once_and_counted(caplog):
 def test_a_limit_below_one_is_refused(limit):
     refused(ROWS, "limit", repr(limit), limit=limit)
     refused({"path": "x.jsonl", "limit": limit}, "x.jsonl")
+
+
+@pytest.mark.parametrize(("count", "limit", "seed"), [(300, 100, 42), (300, 299, 42), (50, 1, 0)])
+def test_a_limit_with_a_seed_draws_what_a_split_of_the_hub_library_draws(count, limit, seed):
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "id": f"t{i}"} for i in range(count)]
+    split = datasets.Dataset.from_list(rows).train_test_split(train_size=limit, shuffle=True, seed=seed)
+    drawn = limited(load_tasks(rows), limit, seed)
+    assert set(ids(drawn)) == set(split["train"]["id"])
+    # In the order of the set.
+    assert ids(drawn) == [row["id"] for row in rows if row["id"] in ids(drawn)]
+
+
+@pytest.mark.parametrize("limit", [None, 4, 9])
+def test_a_limit_that_takes_all_leaves_the_order(limit):
+    assert ids(limited(load_tasks(ROWS), limit, 42)) == ["t0", "t1", "t2", "t3"]
+
+
+def test_a_limit_without_a_seed_takes_the_first_tasks():
+    assert ids(limited(load_tasks(ROWS), 2, None)) == ["t0", "t1"]
 
 
 def test_the_room_imports_neither_torch_nor_the_hub_libraries():

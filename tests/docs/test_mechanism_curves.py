@@ -76,6 +76,19 @@ def test_a_configuration_is_the_task_and_the_sections_of_the_file(root, mechanis
             assert section in mechanism["takes"] or config[section] == baseline[section], (name, section)
 
 
+def test_the_runs_were_made_with_the_sections_that_the_files_have(root, kept, plan):
+    """A recipe whose numbers change after the runs needs new runs, or the page a sentence about it."""
+    sources = {**plan["mechanisms"], "grpo": plan["baseline"]}
+    for run in kept["runs"]:
+        source = sources[run["method"]]
+        written = yaml.safe_load((root / source["file"]).read_text(encoding="utf-8"))
+        for name in source.get("without", []):
+            del written["algorithm"][name]
+        wanted = {section: written[section] for section in source["takes"] if section in written}
+        assert run["settings"] and run["settings"] == wanted, run["method"]
+    assert {run["method"] for run in kept["runs"]} == set(sources)
+
+
 def rows_of(page):
     """Mechanism -> the cells of its row in the page's table."""
     found = {}

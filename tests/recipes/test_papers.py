@@ -188,6 +188,17 @@ def test_the_page_has_every_recipe_and_every_paper_without_one():
     assert json.dumps(others)
 
 
+def test_the_readme_counts_the_recipes_as_they_are():
+    """The same numbers as in the files, read without the library."""
+    counts = {
+        status: sum(f"\n  status: {status}\n" in path.read_text() for path in RECIPES.glob("*/*.yaml"))
+        for status in ("faithful", "part")
+    }
+    said = re.search(r"\| (\d+), installed .*: (\d+) faithful, (\d+) partial", (ROOT / "README.md").read_text())
+    assert [int(number) for number in said.groups()] == [len(SLUGS), counts["faithful"], counts["part"]]
+    assert sum(counts.values()) == len(SLUGS)
+
+
 def test_a_paper_s_components_are_in_the_registry_s_table_and_are_imported_when_they_are_named():
     files = {
         path: re.findall(r'^@register\("(\w+)", "(\w+)"\)', path.read_text(), re.M) for path in RECIPES.glob("*/*.py")

@@ -71,7 +71,9 @@ def test_both_stages_have_one_prompt_and_their_own_optimizer(paper):
     assert reinforce.optim.optimizer.options == {"betas": [0.9, 0.99], "weight_decay": 0.1}
     assert (warm_up.optim.lr, warm_up.optim.max_grad_norm, warm_up.optim.warmup_steps) == (1e-6, 0.1, 25)
     # trainer_qwen.py samples so, and their log-probs are of the whole distribution (_get_per_token_logps).
-    assert (reinforce.rollout.temperature, reinforce.rollout.top_p) == (0.7, 0.95)
+    rollout = reinforce.rollout
+    # top_k is the default of their copy of TRL (grpo_config.py), which trainer_qwen.py does not set.
+    assert (rollout.temperature, rollout.top_p, rollout.top_k) == (0.7, 0.95, 50)
     assert reinforce.algorithm.truncated_sampling and reinforce.algorithm.correction is None
     # 25 epochs of the 100 tasks.
     steps = next(plan.steps for plan in stage_plans(paper.config) if plan.kind == "grpo")

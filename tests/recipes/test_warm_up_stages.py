@@ -11,6 +11,7 @@ from hand_written_steps import Response, plan_of, policy_gradient, score_functio
 
 from rlvr.config.stage_plan import stage_plans
 from rlvr.data import load_tasks
+from rlvr.data.sources import limited
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Task
 
@@ -91,7 +92,7 @@ def test_a_hundred_tasks_of_the_target_and_many_epochs(recipe_step):
     the toy domain has no limit."""
     data = plan_of(SLUG).config.data
     rows = [{"id": f"t{n}", "prompt": f"What is {n}?", "answer": str(n)} for n in range(300)]
-    tasks = load_tasks(rows, limit=data.limit)
+    tasks = limited(load_tasks(rows), data.limit, data.limit_seed)
     plan = plan_of(SLUG)
     stage = recipe_step(SLUG, tasks).stage
     drawn = collections.Counter(

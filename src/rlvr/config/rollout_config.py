@@ -26,7 +26,9 @@ class DataConfig(Section):
     `{system: ..., user: ..., assistant: ...}`, which makes chat messages of it (`assistant` is the begin of the answer,
     `text` makes plain text of a chat, `options` go to the chat template)."""
     limit: int | None = Field(default=None, ge=1)
-    """Number of training tasks to use, the first ones; null: all."""
+    """Number of training tasks to use, the first ones unless `limit_seed` is set; null: all."""
+    limit_seed: int | None = Field(default=None, ge=0)
+    """Seed with which the `limit` tasks are drawn at random, for sets that are sorted; null: the first ones."""
     sampler: Annotated[ComponentSpec, OfKind("sampler")] = ComponentSpec("shuffle")
     """The order in which tasks are drawn."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)

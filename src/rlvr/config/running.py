@@ -137,7 +137,9 @@ class EvaluationConfig(Section):
     data: Any = None
     """Tasks to evaluate on; null: `data.eval`."""
     limit: int | None = Field(default=None, ge=1)
-    """Number of tasks to evaluate on, the first ones of `data`; null: all."""
+    """Number of tasks to evaluate on, the first ones of `data` unless `limit_seed` is set; null: all."""
+    limit_seed: int | None = Field(default=None, ge=0)
+    """Seed with which the `limit` tasks are drawn at random, for sets that are sorted; null: the first ones."""
     greedy: bool = True
     """One greedy response per task: `eval/greedy`."""
     samples: int = Field(default=0, ge=0)

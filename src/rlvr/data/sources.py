@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlvr import registry
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.data.code import NoTestsError
@@ -95,6 +97,19 @@ def load_tasks(
             "%d rows that repeat an earlier row's prompt and answer were dropped (%d kept)", dropped, len(tasks)
         )
     return [task for _, task in tasks.values()]
+
+
+def limited(tasks: list[Task], limit: int | None, seed: int | None) -> list[Task]:
+    """`limit` of the tasks in their order, all where it is None or larger: the first ones without a seed (0 or more).
+
+    With a seed the same tasks are drawn as `datasets.Dataset.train_test_split(train_size=limit, seed=seed)` puts into
+    its training part (huggingface/datasets 5.2.0, src/datasets/arrow_dataset.py): the last `limit` of a permutation by
+    `numpy.random.default_rng(seed)`.
+    """
+    if limit is None or seed is None or limit >= len(tasks):
+        return tasks[:limit]
+    drawn = np.random.default_rng(seed).permutation(len(tasks))[-limit:]
+    return [tasks[index] for index in sorted(drawn.tolist())]
 
 
 def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:

@@ -20,6 +20,7 @@ from rlvr.core.own_files import check_output
 from rlvr.core.tree import read_mapping
 from rlvr.core.waits import StopRequest
 from rlvr.data import load_tasks
+from rlvr.data.sources import limited
 from rlvr.distributed import World
 from rlvr.distributed.checkpoint import model_folder
 from rlvr.errors import ConfigError
@@ -51,7 +52,8 @@ def evaluate_model(options: argparse.Namespace) -> int:
     # Read here only for its errors; it is read again after sampling, so that it takes no memory in between.
     if options.contamination is not None:  # what cannot be read is refused before the model is sampled
         load_tasks(options.contamination, split="train", fields=config.data.fields)
-    tasks = load_tasks(spec, split="eval", fields=config.data.fields)[: config.evaluation.limit]
+    tasks = load_tasks(spec, split="eval", fields=config.data.fields)
+    tasks = limited(tasks, config.evaluation.limit, config.evaluation.limit_seed)
     world = World.from_environment(config.distributed.heartbeat_timeout)
     try:
         code = _evaluate(config, tasks, world, options, before)

@@ -11,6 +11,7 @@ import numpy as np
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
 from rlvr.data import Prompts, load_tasks
+from rlvr.data.sources import limited
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
 from rlvr.records import Task
@@ -35,7 +36,7 @@ class RunTasks:
         if spec is None:
             raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
         # Cut after loading: stages with different limits share the tasks that were read.
-        return self._load(spec, "train", config)[: config.data.limit]
+        return limited(self._load(spec, "train", config), config.data.limit, config.data.limit_seed)
 
     def evaluation(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration; empty without any."""
@@ -45,7 +46,8 @@ class RunTasks:
             spec = config.evaluation.data
         if spec is None:
             return []
-        return self._load(spec, "eval", config)[: config.evaluation.limit]
+        evaluation = config.evaluation
+        return limited(self._load(spec, "eval", config), evaluation.limit, evaluation.limit_seed)
 
     def longest_evaluated(self, plan: StagePlan) -> int:
         """Tokens of the longest prompt that a stage is evaluated on; 0 without any."""
