@@ -286,7 +286,7 @@ ALLOWED = {
     ("losses/covariance.py", "choose"): WHOLE_STEP,
     ("losses/ratio_losses.py", "choose"): WHOLE_STEP,
     ("losses/preference.py", "extremes"): WHOLE_STEP,
-    ("losses/preference.py", "sequence_losses"): WHOLE_STEP,
+    ("recipes/implicit_prm/outcome_classifier.py", "sequence_losses"): WHOLE_STEP,
     ("losses/sequences.py", "group_sum"): WHOLE_STEP,
     ("losses/sequences.py", "pairs"): WHOLE_STEP,
     ("losses/objective.py", "_denominator"): "the batch's weights are arrays",

@@ -229,6 +229,7 @@ def test_math_is_imported_alone():
         "rlvr.core",
         "rlvr.core.calling",
         "rlvr.core.component",
+        "rlvr.core.extras",
         "rlvr.core.specs",
         "rlvr.errors",
         "rlvr.records",

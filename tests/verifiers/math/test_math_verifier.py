@@ -1,5 +1,6 @@
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import MathVerifier
@@ -242,7 +244,7 @@ def test_math_verify_is_asked_only_where_the_option_says_so(monkeypatch):
     assert score(gold, answer, math_verify=True, time_limit=10.0) == 1
     monkeypatch.setattr("rlvr.verifiers.math.symbolic.is_installed", lambda: False)
     assert score("x+1", "1+x") == 1
-    with pytest.raises(ConfigError, match="rlvr\\[math-verify\\]"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("math-verify"))):
         MathVerifier(math_verify=True)
 
 
