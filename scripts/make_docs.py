@@ -289,8 +289,8 @@ def value(default: Any) -> str:
     if isinstance(default, ComponentSpec):
         default = default.written
     if isinstance(default, str):
-        # Of several lines: quoted, with the breaks written out, so that a list item stays one line.
-        return f"`{json.dumps(default, ensure_ascii=False) if chr(10) in default else default}`"
+        # A break of a line has a sign, so that an item of a list stays one line.
+        return f"`{default.replace(chr(10), ' ↵ ')}`"
     if isinstance(default, float):
         return f"`{yaml.safe_dump(default).split()[0]}`"
     return f"`{json.dumps(default, default=written)}`"

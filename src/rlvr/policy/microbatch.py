@@ -21,7 +21,6 @@ from rlvr.config import OptimConfig
 from rlvr.core.device_memory import to_device
 from rlvr.errors import ConfigError
 from rlvr.policy.attention import Segments, Spans
-from rlvr.policy.attention.calls import causal_pairs
 from rlvr.policy.attention.packed_rows import Shared, runs_of, shared_prefixes
 from rlvr.policy.model import LayerSizes, Policy
 from rlvr.records import Batch
@@ -311,7 +310,7 @@ class Cost:
         cost = float(spans.length.sum())
         for window, layers in self.layers:
             for part in spans.segments(window):
-                pairs = _block_pairs(part) if self.in_blocks else part.pairs
+                pairs = _block_pairs(part) if self.in_blocks else call_pairs(part)
                 calls = len(part.members) if self.in_blocks else 1
                 cost += layers * (self.pair * pairs + self.call * calls)
         return cost
@@ -320,6 +319,29 @@ class Cost:
         """Each rollout for itself, without what a call costs: what to balance ranks by."""
         pairs = sum(layers * causal_pairs(lengths, lengths, window) for window, layers in self.layers)
         return lengths + self.pair * pairs
+
+
+def causal_pairs(queries: np.ndarray, keys: np.ndarray, window: int | None) -> np.ndarray:
+    """int64 [n]: the pairs of a query and a key that it sees, of causal stretches [n] whose last query sees all keys,
+    or the last `window`."""
+    before = keys - queries
+    # Query i of a stretch, counted from 0, sees before + i + 1 keys without a window.
+    every = queries * before + queries * (queries + 1) // 2
+    if window is None:
+        return every
+    # Of these, what lies further away than the window: the queries with more than `window` keys.
+    beyond = np.maximum(keys - window, 0)
+    first = np.maximum(before + 1 - window, 0)
+    # Sum over queries of max(before + i + 1 - window, 0): from the larger of `first` and 1 up to `beyond`.
+    hidden = beyond * (beyond + 1) // 2 - np.maximum(first - 1, 0) * np.maximum(first, 0) // 2
+    return every - hidden
+
+
+def call_pairs(part: Segments) -> int:
+    """Pairs of a query and a key that it sees."""
+    if not part.causal:
+        return int((part.query_length * part.key_length).sum())
+    return int(causal_pairs(part.query_length, part.key_length, part.window).sum())
 
 
 def _block_pairs(part: Segments) -> int:

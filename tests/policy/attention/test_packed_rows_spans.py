@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from attention_rows import some_spans, visible
 from rlvr.policy.attention.calls import unique_rounds
+from rlvr.policy.microbatch import call_pairs
 
 
 def seen_by(part, tokens):
@@ -35,7 +36,7 @@ def test_the_calls_of_a_row_compute_each_visible_pair_once(seed, window):
     parts = spans.segments(window)
     counts = sum(seen_by(part, tokens) for part in parts)
     np.testing.assert_array_equal(counts, visible(spans, window).astype(int))
-    assert sum(part.pairs for part in parts) == counts.sum()
+    assert sum(call_pairs(part) for part in parts) == counts.sum()
     assert parts[0].queries is None
 
 

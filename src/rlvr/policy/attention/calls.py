@@ -99,13 +99,6 @@ class Segments:
         blocks = [Block(*size, next(put), next(put), next(put)) for size in sizes]
         return Blocks(blocks, places)
 
-    @property
-    def pairs(self) -> int:
-        """Pairs of a query and a key that it sees."""
-        if not self.causal:
-            return int((self.query_length * self.key_length).sum())
-        return int(causal_pairs(self.query_length, self.key_length, self.window).sum())
-
 
 @dataclass(frozen=True)
 class Varlen:
@@ -148,22 +141,6 @@ class Blocks:
     blocks: list[Block]
     places: torch.Tensor
     """int64 [Q]: where each query's output is in the blocks' slots laid end to end"""
-
-
-def causal_pairs(queries: np.ndarray, keys: np.ndarray, window: int | None) -> np.ndarray:
-    """int64 [n]: the pairs of a query and a key that it sees, of causal stretches [n] whose last query sees all keys,
-    or the last `window`."""
-    before = keys - queries
-    # Query i of a stretch, counted from 0, sees before + i + 1 keys without a window.
-    every = queries * before + queries * (queries + 1) // 2
-    if window is None:
-        return every
-    # Of these, what lies further away than the window: the queries with more than `window` keys.
-    beyond = np.maximum(keys - window, 0)
-    first = np.maximum(before + 1 - window, 0)
-    # Sum over queries of max(before + i + 1 - window, 0): from the larger of `first` and 1 up to `beyond`.
-    hidden = beyond * (beyond + 1) // 2 - np.maximum(first - 1, 0) * np.maximum(first, 0) // 2
-    return every - hidden
 
 
 def unique_rounds(places: np.ndarray) -> list[np.ndarray]:
