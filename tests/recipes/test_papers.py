@@ -167,6 +167,47 @@ def test_what_is_wrong_is_named(tmp_path, capsys):
         smoke(read_paper(tmp_path / "psr.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"run: {name: mine}\n", "has no section `recipe` (rlvr.train takes a plain configuration)"),
+        (b"", "is empty"),
+        (b"- a\n", "not list"),
+        (b"run: {name: mine\n", "it is not YAML"),
+        (b"run: {name: \xff\xfe}\n", "no UTF-8 text"),
+        (b"recipe: {title: a}\n", "recipe.status: Field required; recipe.taken: Field required"),
+        (b"recipe: 3\n", "is no recipe: recipe: Input should be a valid dictionary"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_in_one_line(capsys, tmp_path, content, message):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    assert main(["show", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and message in said and "mine.yaml" in said
+
+
+def test_a_search_without_a_hit_says_so_in_one_line(capsys):
+    assert main(["search", "quantum", "chromodynamics"]) == 0
+    assert capsys.readouterr().out == "no recipe has all of these words: quantum chromodynamics\n"
+
+
+def test_the_columns_of_the_list_are_aligned(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    starts = {line.index(find_paper(line.split()[0]).recipe.title) for line in lines}
+    assert len(starts) == 1
+    assert {line[: min(starts)].split()[1] for line in lines} == {"faithful", "part"}
+
+
+@pytest.mark.parametrize("limit", ["x", "0", "-1", "1.5"])
+def test_a_limit_that_is_no_number_of_rows_is_refused(capsys, limit):
+    with pytest.raises(SystemExit) as ended:
+        main(["prepare", "reasonrank", f"--limit={limit}"])
+    assert ended.value.code == 2
+    assert f"a whole number of 1 or more, not '{limit}'" in capsys.readouterr().err
+
+
 def test_a_run_without_a_gradient_fails(tmp_path):
     text = recipe_files()["psr"].read_text().replace("signs, positive: 0.1", "signs, positive: 0, negative: 0")
     text = text.replace("entropy: 1.0e-3", "entropy: 0")

@@ -85,17 +85,26 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
+        raise argparse.ArgumentTypeError(f"a whole number of 1 or more, not {text!r}")
     return number
 
 
 def _list(papers: Iterable[Paper], words: Sequence[str]) -> None:
+    found = []
     for paper in papers:
         text = yaml.safe_dump([paper.slug, paper.recipe.model_dump(exclude={"smoke"}), paper.tree]).lower()
         if all(word in text for word in words):
-            print(f"{paper.slug:34} {paper.recipe.status:9} {paper.recipe.title}")
+            found.append(paper)
+    if not found:
+        print(f"no recipe has all of these words: {' '.join(words)}")
+    width = max((len(paper.slug) for paper in found), default=0)
+    for paper in found:
+        print(f"{paper.slug:{width}}  {paper.recipe.status:8}  {paper.recipe.title}")
 
 
 def _shown(paper: Paper) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlvr.config import Config
 from rlvr.config.config_loading import RECIPES, config_file, make_config, recipe_files
-from rlvr.core.tree import read_yaml
+from rlvr.core.tree import read_mapping
 from rlvr.errors import ConfigError
 
 
@@ -110,12 +110,17 @@ def _flow(value: Any) -> str:
 
 
 def read_paper(path: Path) -> Paper:
-    """The recipe in a file. ConfigError names what is wrong in it."""
+    """The recipe in a file. ConfigError names in one line what is wrong in it, OSError where it cannot be read."""
+    tree = read_mapping(path)
+    if "recipe" not in tree:
+        raise ConfigError(
+            f"{path.name} is no recipe: it has no section `recipe` (rlvr.train takes a plain configuration)"
+        )
     try:
-        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
         recipe = Recipe.model_validate(tree.pop("recipe"))
-    except (yaml.YAMLError, AttributeError, KeyError, ValidationError) as error:
-        raise ConfigError(f"{path.name} is no recipe: {error}") from error
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, ('recipe', *fault['loc'])))}: {fault['msg']}" for fault in error.errors()]
+        raise ConfigError(f"{path.name} is no recipe: {'; '.join(faults)}") from error
     if (recipe.status == "part") != bool(recipe.missing):
         raise ConfigError(f"{path.name}: a recipe in part says what is `missing`, a faithful one does not")
     return Paper(slug=path.stem, recipe=recipe, tree=tree)
