@@ -97,7 +97,9 @@ def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, sco
 def _has_flash_attn() -> bool:
     """True if the package flash-attn 2, which caps scores, can be imported; else a warning says why not, once."""
     try:
-        from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _flash_attn_varlen_forward  # noqa: F401
+        from flash_attn import flash_attn_interface
+
+        _ = flash_attn_interface._flash_attn_varlen_forward, flash_attn_interface._flash_attn_varlen_backward
     # Wide, since it is binary code: a wheel for another torch raises ImportError or OSError, and its own checks others.
     # flash-attn 4 alone leaves a namespace without these functions.
     except Exception as error:
