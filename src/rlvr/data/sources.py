@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.core.hub_retries import without_retry_lines
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.data.code import NoTestsError
 from rlvr.data.files import SPLITS, SUFFIXES, read_rows, split_files
@@ -253,7 +254,8 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, config, split=split, revision=revision)
+        with without_retry_lines():
+            rows = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as error:  # the hub's client raises whatever its own network and file layers raise
         raise DataError(
             f"{name!r} is no file or folder in {Path.cwd()}, and as a hub data set (config {config}, split {split}) "
