@@ -48,8 +48,7 @@ def encoder_tokenizer(pair_types: bool):
 
 @pytest.fixture
 def make_folder(tmp_path):
-    """`make_folder(family, head, seed=0, context=256, **config)`: the folder of a tiny model with random weights and its
-    tokenizer."""
+    """`make_folder(family, head, seed=0, context=256, **config)`: the folder of a tiny random model and its tokenizer."""
 
     def make(family: str, head: str = "classifier", seed: int = 0, context: int = 256, **more):
         sizes = {
