@@ -48,7 +48,7 @@ def encoder_tokenizer(pair_types: bool):
 
 @pytest.fixture
 def make_folder(tmp_path):
-    """`make_folder(family, head, seed=0, context=256, **config)`: the folder of a tiny random model and its tokenizer."""
+    """`make_folder(family, head, seed=0, context=256, **config)`: the folder of a tiny random model with tokenizer."""
 
     def make(family: str, head: str = "classifier", seed: int = 0, context: int = 256, **more):
         sizes = {
