@@ -16,13 +16,13 @@ from rlvr.stages.stage_base import learning_rate
 # of a prompt (None: not limited here), temperature, KL weight.
 SCRIPTS = {
     ("autothink", "balance", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage1.sh"): (
-        *(1e-6, 128, 64, 8, 8192, None, 0.6, 0.0),
+        *(1e-6, 128, 64, 8, 8192, 1024, 0.6, 0.0),
     ),
     ("autothink", "both", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage2.sh"): (
-        *(1e-6, 64, 64, 8, 16384, None, 0.6, 0.0),
+        *(1e-6, 64, 64, 8, 16384, 1024, 0.6, 0.0),
     ),
     ("autothink", "short", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage3.sh"): (
-        *(1e-6, 64, 64, 8, 24576, None, 0.6, 0.0),
+        *(1e-6, 64, 64, 8, 24576, 1024, 0.6, 0.0),
     ),
     ("canon", "grpo", "biuboomc/CANON@7d6f814 scripts/setups.sh"): (1e-6, 512, 32, 16, 8192, 2048, 1.0, 0.0),
     # Two sides of 128 prompts each, in one update.
@@ -37,7 +37,7 @@ SCRIPTS = {
         *(5e-7, 512, 32, 16, 14336, None, 1.0, 0.01),
     ),
     ("laser", "grpo", "RUCBM/LaSeR@48996f7 verl/examples/grpo_trainer/run_qwen2_5_7b.sh"): (
-        *(1e-6, 128, 128, 8, 8192, None, 1.0, 0.0),
+        *(1e-6, 128, 128, 8, 8192, 2048, 1.0, 0.0),
     ),
     ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e scripts/training/laser-d-1.5b/laser-d-1.5b-l4096.sh"): (
         *(1e-6, 128, 64, 8, 16384, 1024, 0.6, 0.001),

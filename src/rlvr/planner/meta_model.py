@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ModelConfig
+from rlvr.core.hub_retries import without_retry_lines
 from rlvr.planner.decoder_passes import DecoderSettings
 from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
@@ -118,6 +119,7 @@ def _without_storage(config: ModelConfig, model: Any) -> Any:
     return AutoModelForCausalLM.from_config(described, dtype=torch.float32, trust_remote_code=config.trust_remote_code)
 
 
+@without_retry_lines()
 def _described(config: ModelConfig) -> Any:
     """The model's configuration: its own file from a folder or the hub's cache, else the sizes that are shipped, else
     from the hub."""

@@ -24,6 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr import registry
 from rlvr.config import FrozenModelConfig, ModelConfig
+from rlvr.core.hub_retries import without_retry_lines
 from rlvr.errors import ConfigError, nearest
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.compiled_layers import compile_layers
@@ -245,6 +246,7 @@ def dtype_of(config: ModelConfig | FrozenModelConfig) -> torch.dtype:
     return getattr(torch, config.dtype)
 
 
+@without_retry_lines()
 def _from_pretrained(
     config: ModelConfig, dtype: torch.dtype, empty: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
