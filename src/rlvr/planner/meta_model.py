@@ -22,7 +22,7 @@ from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.attention.packing_trial import unpackable_layers
 from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import dtype_of, override_config
-from rlvr.policy.model import attention_windows
+from rlvr.policy.model import attention_windows, one_rope_up_to
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -89,6 +89,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         window=max(windows, default=0),
         windowed=len(windows),
         packs=not unpackable_layers(text),
+        one_rope_up_to=one_rope_up_to(text),
     )
 
 

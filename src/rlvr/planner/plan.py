@@ -253,7 +253,9 @@ class Passes:
         leave open."""
         optim = self.config.optim
         # Where there is no padding to save, a CPU pads rows (GAIN in rlvr.policy.microbatch), a GPU packs them.
-        left_padded = optim.packing == "auto" and not (self.devices.on_gpu and self.shape.packs)
+        _, length = lengths(self.shape, self.config)
+        packs = self.shape.packs and length <= self.shape.one_rope_up_to
+        left_padded = optim.packing == "auto" and not (self.devices.on_gpu and packs)
         padded = optim.packing is False or left_padded
         # `share_prefix: true` leaves one layout. With `auto` any may be taken, and the larger one counts.
         layouts = [] if optim.share_prefix is True else [(*self.apart(), padded)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlvr.planner.decoder_passes import DecoderSettings
@@ -52,6 +53,8 @@ class Shape:
     """Layers with a sliding window (a number)."""
     packs: bool = True
     """False if its kinds of layers rule out packed rows."""
+    one_rope_up_to: float = math.inf
+    """Tokens of the longest row that is packed (`rlvr.policy.model.LayerSizes`)."""
 
     @property
     def weights(self) -> int:
