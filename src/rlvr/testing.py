@@ -265,6 +265,8 @@ def _value_and_gradient(
             ("logprobs", REFERENCE): tensors["reference"],
             ("entropy", CURRENT): tensors["entropy"],
         },
+        # Of tokens that the policy wrote, with a number in every other column.
+        columns={name: torch.full_like(logprobs, Origin.POLICY, requires_grad=False) for name in loss.reads},
     )
     # allow_unused: a loss may not depend on these log-probs at all, and its gradient is 0 then.
     value = loss(tokens, over).value
