@@ -86,7 +86,7 @@ class GRPOTrainer:
         self.stages = StageList()
         self.evaluator = Evaluator(resolved.plans, state, training, rollouts, self.tasks, reporting)
         self.recorder = StepRecorder(state, training, rollouts, self.meters)
-        identity = RunIdentity(resolved, self.tasks, folder)
+        identity = RunIdentity(resolved, self.tasks, folder, rollouts.model_records)
         stateful: dict[str, Stateful] = {"history": rollouts.history, "stages": self.stages}
         self.checkpointer = Checkpointer(
             self.config.checkpoint, folder, world, state, training, stateful, identity, reporting.rollout_log

@@ -27,6 +27,9 @@ from rlvr.run.dry_run import plan_lines
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.run_tasks import RunTasks
 
+MOVED = ("url", "key", "device", "batch_tokens")
+"""Keys of a frozen model that say where it is asked, and not which one it is."""
+
 
 @dataclass
 class ResolvedConfig:
@@ -132,6 +135,8 @@ class RunIdentity:
     resolved: ResolvedConfig
     tasks: RunTasks
     folder: RunFolder
+    models: Callable[[], Mapping[str, Any]]
+    """The frozen models, on rank 0: name -> where it is from."""
 
     def state_dict(self) -> dict[str, Any]:
         """The facts, under the names of the checkpoint format."""
@@ -155,8 +160,27 @@ class RunIdentity:
         # Before the comparison of configurations: values that `auto` takes here may differ from those in the
         # checkpoint.
         self.resolved.take_saved_values(config, world, policy, report)
-        self.folder.check(config, with_new_names(state.get("recorded", config)), self.resolved.automatic_keys)
+        # A frozen model may be elsewhere by now; which one it is may not change.
+        moved = [f"models.{name}.{key}" for name in self.resolved.config.models for key in MOVED]
+        free = [*self.resolved.automatic_keys, *moved]
+        self.folder.check(config, with_new_names(state.get("recorded", config)), free)
         self._check_evaluation_tasks(state["evaluated_on"])
+
+    def check_models(self, saved: Mapping[str, Any], world: World) -> None:
+        """CheckpointError, on every rank, where a frozen model is not the one of the manifest's `saved`."""
+        problem = None
+        if world.is_main:
+            now = self.models()
+            for name, before in saved.items():
+                known = before.get("config_hash"), now.get(name, {}).get("config_hash")
+                if None not in known and known[0] != known[1]:
+                    problem = (
+                        f"models.{name}: the checkpoint was made with another model (the SHA-256 of its config.json "
+                        f"was {known[0]}, and is {known[1]} now): put that model back"
+                    )
+        problem = world.broadcast(problem, "the frozen models of the checkpoint")
+        if problem is not None:
+            raise CheckpointError(problem)
 
     def _check_evaluation_tasks(self, saved: list[str]) -> None:
         """CheckpointError where the evaluation tasks are others, and that was not accepted."""
