@@ -19,10 +19,10 @@ def splitter_of_text(verifier: str, split: Split, most: int) -> Splitter:
     return splitter
 
 
-def fused_scores(scores: Sequence[float], worst: float) -> dict[str, float]:
+def fused_scores(scores: Sequence[float], wrong: Sequence[bool]) -> dict[str, float]:
     """The scores of a response by those of its steps, at least one. `before_error` is the share of steps before the
-    first of the least score."""
-    before = next((place for place, score in enumerate(scores) if score == worst), len(scores))
+    first that is wrong."""
+    before = next((place for place, is_wrong in enumerate(wrong) if is_wrong), len(scores))
     return {
         "mean": sum(scores) / len(scores),
         "min": min(scores),

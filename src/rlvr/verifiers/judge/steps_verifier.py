@@ -79,7 +79,7 @@ class StepsVerifier(AsksJudge):
             if isinstance(said, JudgeError):
                 return self.undecided(said)
             scores.append(said)
-        fused = fused_scores(scores, reader.worst)
+        fused = fused_scores(scores, [score == reader.worst for score in scores])
         wrong = [str(number) for number, score in enumerate(scores, start=1) if score == reader.worst]
         return Verdict.from_score(
             fused[self.score],
