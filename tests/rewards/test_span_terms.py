@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from rlvr.errors import ConfigError, UserCodeError
 from rlvr.records import Rollout, Segment, Task, Verdict
 from rlvr.rewards import RewardContext, at_step, bind, build_terms, score
 from rlvr.rewards.terms import Term
+from rlvr.testing import check_reward
 
 SPANS = [[(2, 3, 1.0), (3, 5, math.nan)], [(2, 5, -2.0)], []]
 
@@ -165,3 +168,18 @@ def test_spans_and_notes_are_recorded_to_the_last_bit():
     old = rollout.to_json()
     del old["spans"], old["notes"]
     assert Rollout.from_json(old).spans == {}
+
+
+def test_the_example_of_the_page(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(def hedges.*?)^```", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "hedges.py"
+    path.write_text(f"import re\nfrom rlvr.core.span_rewards import SpanRewards\n\n{block}")
+    check_reward(f"{path}:hedges")
+    (term,) = build_terms([{"name": f"{path}:hedges", "cost": 0.5}])
+    assert term.function.reads_characters
+    batch = make_batch([1.0], lengths=[3], texts=["so maybe 4"])
+    batch.rollouts[0].char_ends = np.asarray([-1, -1, 3, 8, 10])
+    score(batch, [term])
+    (spans,) = batch.rollouts[0].spans.values()
+    assert (spans.start.tolist(), spans.end.tolist(), spans.score.tolist()) == ([3], [4], [-0.5])
