@@ -34,8 +34,9 @@ class StepRecorder:
         with self.meters.phases("score"):
             metrics = stage.metrics_of_scoring() | metrics
         # Those that dynamic sampling dropped, too: they were attempts at their tasks. After the update, so that a step
-        # that is rolled back leaves no trace.
-        self.rollouts.history.record_rollouts([*collected.rollouts, *collected.dropped])
+        # that is rolled back leaves no trace. A task that a plan made is not drawn again.
+        everyone = [*collected.rollouts, *collected.dropped]
+        self.rollouts.history.record_rollouts(r for r in everyone if r.task.id in stage.pool)
         # Before the step is counted: these are the values that it was trained with.
         metrics |= stage.scheduled(state.stage_step)
         state.step += 1
