@@ -51,8 +51,8 @@ class GivenObjects:
     """Objects given to a trainer beside its configuration, to be recorded in the run folder `path`.
 
     `specs` are its `tasks` and `eval_tasks` as given, under `train` and `eval`, None where the configuration names
-    them; `tasks` those that are to be kept (`kept_in_folder`), and `verifiers` the names that tasks of the run name.
-    Everything is put into words or text on first use.
+    them; `tasks` those that are to be kept (`kept_in_folder`), `further_verifiers` those of a list of rewards but the
+    first, and `verifiers` the names that tasks of the run name. Everything is put into words or text on first use.
     """
 
     config: Config
@@ -61,6 +61,7 @@ class GivenObjects:
     specs: Mapping[str, Any] = field(default_factory=dict)
     tasks: Mapping[str, Sequence[Task]] = field(default_factory=dict)
     verifiers: Collection[str] = ()
+    further_verifiers: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def tree(self) -> dict[str, Any]:
@@ -71,6 +72,9 @@ class GivenObjects:
         if self.verifier is not None:
             tree["verifier"] = verifier_as_written(self.verifier)
             self._for_all_stages(tree, "verifier")
+        for name, verifier in self.further_verifiers.items():
+            tree["verifiers"][name] = verifier_as_written(verifier)
+            self._for_all_stages(tree, "verifiers", name)
         # `None` keeps what the configuration names; objects replace it, in the stages too.
         for split, spec in self.specs.items():
             if spec is not None:

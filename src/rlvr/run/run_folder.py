@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 FREE_ON_RESUME = (
     "run.steps",
+    "run.epochs",
     "run.overwrite",
     "run.dir",
     "run.name",
