@@ -114,7 +114,7 @@ class GRPOTrainer(RunView):
             rollouts.open(resolved, training, self.tasks, given)
             for number in range(len(resolved.plans)):
                 self.stages.append(open_stage(number, resolved, training, rollouts, self.tasks, reporting))
-            folder.given = sets.given_objects(self.config, given)
+            folder.given = sets.given_objects(self.config, given, resolved.plans, world.is_main)
             self.enter(0)
         except BaseException as error:  # Ctrl-C too: the engine and the threads are running by now
             world.fail(error)

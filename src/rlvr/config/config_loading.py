@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.peer_names import peer_answer, unknown_leaves
 from rlvr.core.specs import ComponentSpec, WrittenSpec
@@ -44,6 +45,13 @@ def config_tree(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any]
         tree = with_tasks_of(path.parent, read_mapping(path))
     tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
     return tree
+
+
+def with_imports(tree: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    """The configuration with these files and modules imported too, in the place of what a notebook registered, for
+    which a run's configuration has words."""
+    written = tree.get("imports") or []
+    return {**tree, "imports": [*(one for one in written if not registry.is_in_words(one)), *files]}
 
 
 def recipe_files() -> dict[str, Path]:

@@ -42,6 +42,10 @@ LARGEST = 100_000_000
 decide on."""
 
 
+DATA_FILE = "data.json"
+"""The file of a run folder with the number and the hash of the tasks of each stage."""
+
+
 class _NotWritableError(Exception):
     """An object that a configuration cannot write; the text says what it is."""
 
@@ -62,6 +66,9 @@ class GivenObjects:
     tasks: Mapping[str, Sequence[Task]] = field(default_factory=dict)
     verifiers: Collection[str] = ()
     further_verifiers: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of the run's data: by stage and split the number of tasks, their fingerprint (`fingerprint_of`) and
+    where they come from."""
 
     @functools.cached_property
     def tree(self) -> dict[str, Any]:
@@ -117,7 +124,8 @@ class GivenObjects:
         return {split: _lines(tasks) for split, tasks in self.tasks.items()}
 
     def write_tasks(self) -> None:
-        """Write the files of tasks into the run folder. Another file of that name is renamed first."""
+        """Write data.json and the files of tasks into the run folder. Another file of tasks is renamed first."""
+        write_whole(self.config.folder / DATA_FILE, json.dumps(self.facts, indent=1, default=repr) + "\n")
         for split, text in self._texts.items():
             path = self.config.folder / TASK_FILES[split]
             # The same tasks as before, as in a resume: the file keeps its time of change.

@@ -54,9 +54,9 @@ def push(run: RunView, repo: str, private: bool | None = None, token: str | None
             api.create_commit(name, operations, commit_message=message)
         # HfHubHTTPError and the errors of a connection are OSErrors; the hub's own say what to do.
         except (OSError, ValueError) as error:
-            raise TrainingError(
-                f"push_to_hub: {repo} could not be uploaded: {type(error).__name__}: {error}"
-            ) from error
+            # The hub's errors have several lines, with the address of the request.
+            problem = " ".join(str(error).split())
+            raise TrainingError(f"push_to_hub: {repo} could not be uploaded: {problem}") from error
     return str(made)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
 from rlvr.data import Prompts, load_tasks
+from rlvr.data.samplers import fingerprint_of
 from rlvr.data.sources import limited
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
@@ -46,9 +47,11 @@ class TaskSets:
         evaluation = config.evaluation
         return limited(self._load(spec, "eval", config), evaluation.limit, evaluation.limit_seed)
 
-    def given_objects(self, config: Config, given: TrainerArguments) -> GivenObjects:
-        """The objects that the trainer was given, as the run folder is to record them under the resolved `config`;
-        after all tasks have been read."""
+    def given_objects(
+        self, config: Config, given: TrainerArguments, plans: Sequence[StagePlan], is_main: bool
+    ) -> GivenObjects:
+        """The objects that the trainer was given, as the run folder is to record them under the resolved `config`, with
+        facts of the tasks that the stages `plans` use (rank 0 alone writes them); after all tasks have been read."""
         tasks = {
             split: self._load(self._spec(split, config), split, config)
             for split, argument in self._arguments.items()
@@ -57,7 +60,24 @@ class TaskSets:
         verifiers = {
             task.verifier for of_split in self._loaded.values() for task in of_split if task.verifier is not None
         }
-        return GivenObjects(config, given.model, given.verifier, self._arguments, tasks, verifiers, given.verifiers)
+        facts = self._facts(plans) if is_main else {}
+        return GivenObjects(
+            config, given.model, given.verifier, self._arguments, tasks, verifiers, given.verifiers, facts
+        )
+
+    def _facts(self, plans: Sequence[StagePlan]) -> dict[str, Any]:
+        """Stage -> split -> number of tasks, fingerprint, and where they come from."""
+        facts: dict[str, Any] = {}
+        for number, plan in enumerate(plans):
+            config = plan.config
+            of_stage = {}
+            for split, tasks in (("train", self.training(config)), ("eval", self.evaluation(config))):
+                written = written_data(config, split) if self._arguments[split] is None else "given in Python"
+                if split == "eval" and config.evaluation.data is not None:
+                    written = config.evaluation.data
+                of_stage[split] = {"tasks": len(tasks), "fingerprint": fingerprint_of(tasks), "source": written}
+            facts[f"{number} {plan.name}"] = of_stage
+        return facts
 
     def _spec(self, split: str, config: Config) -> Any:
         """The tasks of a split as they were given in Python, else as the configuration writes them."""
