@@ -124,12 +124,13 @@ class GivenObjects:
         return {split: _lines(tasks) for split, tasks in self.tasks.items()}
 
     def write_tasks(self) -> None:
-        """Write data.json and the files of tasks into the run folder. Another file of tasks is renamed first."""
-        write_whole(self.config.folder / DATA_FILE, json.dumps(self.facts, indent=1, default=repr) + "\n")
-        for split, text in self._texts.items():
-            path = self.config.folder / TASK_FILES[split]
+        """Write data.json and the files of tasks into the run folder. Another file of such a name is renamed first."""
+        files = {DATA_FILE: json.dumps(self.facts, indent=1, default=repr) + "\n"}
+        files |= {TASK_FILES[split]: text for split, text in self._texts.items() if text is not None}
+        for name, text in files.items():
+            path = self.config.folder / name
             # The same tasks as before, as in a resume: the file keeps its time of change.
-            if text is None or (path.is_file() and path.read_bytes() == text.encode()):
+            if path.is_file() and path.read_bytes() == text.encode():
                 continue
             # `lexists`, so that a link that leads nowhere is renamed, too, and not written through.
             if os.path.lexists(path):

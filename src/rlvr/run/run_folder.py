@@ -56,13 +56,7 @@ FREE_ON_RESUME = (
 
 
 WRITTEN = (
-    "config.yaml",
-    DATA_FILE,
-    "metrics.jsonl",
-    "evaluations.jsonl",
-    "health.jsonl",
-    "log.txt",
-    "report.html",
+    *("config.yaml", DATA_FILE, "metrics.jsonl", "evaluations.jsonl", "health.jsonl", "log.txt", "report.html"),
     "base",
 )
 """Files and folders that every run writes into its folder; one that was given tasks as objects also writes

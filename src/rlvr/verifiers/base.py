@@ -131,8 +131,9 @@ class FunctionVerifier(Verifier):
     names).
 
     It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided), a mapping with one of these as
-    `score` (whose other numbers are named scores) or a Verdict, and may be asynchronous. It may be a `compute_score` of verl. A function that asks for
-    `completions` has TRL's form: it is called once for a group and returns a list of these.
+    `score` (whose other numbers are named scores) or a Verdict, and may be asynchronous. It may be a `compute_score` of
+    verl. A function that asks for `completions` has TRL's form: it is called once for a group and returns a list of
+    these.
 
     A function runs in several worker processes. One that may hold state (a variable of an enclosing function that is no
     constant, an object that is called) runs on a thread of the trainer's process instead, where its list is appended to
