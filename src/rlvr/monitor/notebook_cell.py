@@ -1,7 +1,7 @@
 """The progress of a run in one output of a notebook cell, which is replaced as the run goes on.
 
-Invariants: text from outside reaches the page as text, never as markup. The output is updated at most four times a
-second, and is whole when a call of `train` ends.
+Invariants: text from outside reaches the page as text, never as markup. Rows update the output at most four times a
+second; it is whole when a call of `train` ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class NotebookCell:
     def line(self, text: str) -> None:
         """Show a line that stays."""
         self._lines.append(text.rstrip("\n"))
-        self._show()
+        # Outside of a run nothing follows that would show it.
+        self._show(at_once=True)
 
     def row(self, title: str, row: str, place: str, done: int, total: int) -> None:
         """Show the row of a step under its title; `place` says how far the run is, `done` of `total` steps (0: nobody

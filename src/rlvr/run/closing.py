@@ -39,6 +39,7 @@ def show_closing(console: Console, folder: Path, state: TrainState) -> None:
     if last.get("reward/mean") is not None:
         reward = f", reward {last['reward/mean']:.3f}"
     console.closing(f"done: {state.step} steps{reward}, run folder {folder}")
+    console.finish()
 
 
 def compared_with_start(folder: Path) -> dict[str, Any] | None:

@@ -72,7 +72,9 @@ class TaskSets:
             config = plan.config
             of_stage = {}
             for split, tasks in (("train", self.training(config)), ("eval", self.evaluation(config))):
-                written = written_data(config, split) if self._arguments[split] is None else "given in Python"
+                written = self._spec(split, config)
+                if self._arguments[split] is not None and kept_in_folder(config, split, self._arguments[split]):
+                    written = "given in Python"
                 if split == "eval" and config.evaluation.data is not None:
                     written = config.evaluation.data
                 of_stage[split] = {"tasks": len(tasks), "fingerprint": fingerprint_of(tasks), "source": written}
