@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-import rlvr
+from rlvr import __version__
 from rlvr.run.closing import compared_with_start
 from rlvr.run.run_view import RunView
 
@@ -65,7 +65,7 @@ def _summary(run: RunView) -> str:
     kinds = " then ".join(dict.fromkeys(plan.kind for plan in run.resolved.plans))
     return (
         f"{base}, trained for {run.step} steps ({kinds}, preset `{run.config.algorithm.preset}`) with verifiable "
-        f"rewards by rlvr {rlvr.__version__}."
+        f"rewards by rlvr {__version__}."
     )
 
 
