@@ -1,4 +1,4 @@
-"""The run folder: config.yaml, tasks.jsonl and eval_tasks.jsonl of a run that was given tasks as objects,
+"""The run folder: config.yaml, data.json, tasks.jsonl and eval_tasks.jsonl of a run that was given tasks as objects,
 metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and log.txt, and what may be
 resumed.
 
@@ -31,13 +31,14 @@ from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
-from rlvr.run.given_objects import GivenObjects, texts_of
+from rlvr.run.given_objects import DATA_FILE, GivenObjects, texts_of
 from rlvr.run.run_lock import LOCK, RunLock, holder_of
 
 log = logging.getLogger(__name__)
 
 FREE_ON_RESUME = (
     "run.steps",
+    "run.epochs",
     "run.overwrite",
     "run.dir",
     "run.name",
@@ -54,7 +55,10 @@ FREE_ON_RESUME = (
 """Keys of the configuration that may change when a run goes on; none of them changes what is learned."""
 
 
-WRITTEN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "health.jsonl", "log.txt", "report.html", "base")
+WRITTEN = (
+    *("config.yaml", DATA_FILE, "metrics.jsonl", "evaluations.jsonl", "health.jsonl", "log.txt", "report.html"),
+    "base",
+)
 """Files and folders that every run writes into its folder; one that was given tasks as objects also writes
 `GivenObjects.files`."""
 NUMBERED = {
