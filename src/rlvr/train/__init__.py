@@ -23,6 +23,7 @@ from rlvr.config import Config
 from rlvr.config.config_loading import config_file, load_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.command_name import program
+from rlvr.core.startup_lines import StartupLines
 from rlvr.core.waits import reporting
 from rlvr.errors import ConfigError, DataError, command
 
@@ -137,12 +138,16 @@ def _dry_run(config: Config, devices: str | None) -> int:
 
 def _train(config: Config, resume: str | None) -> int:
     phase = "starting"
+    startup = StartupLines(config.logging.console)
+    startup.say("loading torch and transformers")
     # SIGUSR1 is answered from the first moment on: without a handler it would end a run that is still loading. `train`
     # has a fuller answer.
     with reporting(lambda: f"run {config.folder}, process {os.getpid()}\nphase: {phase}"):
         from rlvr.trainer import GRPOTrainer
 
-        with GRPOTrainer(config=config, resume=resume) as trainer:
+        with startup:
+            trainer = GRPOTrainer(config=config, resume=resume)
+        with trainer:
             trainer.train()
             phase = "closing"
             if trainer.world.is_main:
@@ -166,6 +171,8 @@ def _report(trainer: Any) -> None:
 
 def _summary(trainer: Any) -> None:
     """A short table: each stage's end against the start, and where to look next."""
+    from rlvr.monitor.console_text import percent
+
     console = trainer.reporting.console
     rows = _milestones(trainer.evaluations)
     names = [
@@ -174,30 +181,33 @@ def _summary(trainer: Any) -> None:
         if name.startswith(("eval/greedy", "eval/pass@", "eval/maj@"))
     ]
     if rows and names:
-        shown = [[row["label"], *(row.get(name) for name in names)] for row in rows]
+        shown = [[row["label"], *(percent(row.get(name)) for name in names)] for row in rows]
         console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
     folder = trainer.folder.path
     for line in _against_the_start(folder):
         console.message(line)
-    console.message(
-        f"run folder: {folder} (metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/step-{trainer.step}/model)"
-    )
+    written = ["metrics.jsonl", "rollouts/", f"checkpoints/step-{trainer.step}/model"]
+    if trainer.evaluations:
+        written.insert(1, "evaluations.jsonl")
+    console.message(f"run folder: {folder}")
+    console.message(f"   with {', '.join(written)}")
     console.message(f"report: {folder / 'report.html'} (open it in a browser)")
-    console.message(
-        "next: read a few rollouts/*.jsonl; change a setting with key.path=value (try algorithm.preset=dr_grpo);"
-    )
-    console.message("      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class")
+    console.message("next: read a few rollouts in the report; change a setting with key.path=value,")
+    console.message("      such as algorithm.preset=dr_grpo; your own tasks go into data.train,")
+    console.message("      your own verifier into verifier=FILE.py:Class")
     last = trainer.metrics[-1] if trainer.metrics else {}
     reward = ""
     if last.get("reward/mean") is not None:
         reward = f", reward {last['reward/mean']:.3f}"
-    console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
+    steps = "1 step" if trainer.step == 1 else f"{trainer.step} steps"
+    console.closing(f"done: {steps}{reward}, run folder {folder}")
 
 
 def _against_the_start(folder: Path) -> Iterator[str]:
     """Yield lines that compare the last evaluation with the baseline's, task by task; none where one of the two is
     missing."""
     from rlvr.evaluation import compare, read_result
+    from rlvr.monitor.console_text import percent
 
     files = sorted((folder / "evaluations").glob("step-*.json"))
     # Without the evaluation at the start there is nothing to compare with.
@@ -210,8 +220,8 @@ def _against_the_start(folder: Path) -> Iterator[str]:
     for name, change in comparison["differences"].items():
         low, high = change["interval"]
         yield (
-            f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % "
-            f"{low:+.3f} to {high:+.3f}, {change['tasks']} tasks)"
+            f"{name}: {percent(change['before'])} -> {percent(change['after'])} ({100 * change['difference']:+.1f} "
+            f"points; 95 %: {100 * low:+.1f} to {100 * high:+.1f})"
         )
     solved = comparison["support"]
     yield (
