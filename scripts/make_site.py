@@ -8,12 +8,13 @@ site they are converted in a temporary folder: notebooks become pages with their
 page links to become pages under `files/`, and nested lists are indented as Python-Markdown requires. mkdocs.yml has the
 rest.
 
-Exit codes: 0 built, 1 with the builder's message, 2 where the folder holds something else.
+Exit codes: 0 built, 1 with the builder's message, 2 where the folder holds something else or the builder is missing.
 """
 
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import os
 import re
@@ -42,6 +43,9 @@ def build(site: Path) -> int:
     """Build the site into the folder `site`, in the place of an earlier one; the builder's exit code."""
     if site.exists() and not (site / MARK).is_file() and any(site.iterdir()):
         print(f"error: {site} exists and holds no site: give another folder, or remove it first", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("zensical") is None:
+        print("error: the site's builder is missing; in a checkout: bash scripts/environment.sh docs", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder)

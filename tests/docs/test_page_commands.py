@@ -21,7 +21,7 @@ from rlvr.config.config_loading import load_config
 PAGES = ("installation", "commands", "publish", "choosing", "faq", "security")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NEEDS = re.compile(r"#\s*(index|hub|gpu|cluster|container)\b")
-ROW = re.compile(r"^\| `(\w+)` \| .* \| `([^`]+)` \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \| .* \| `(rlvr [^`]+)` \|$", re.MULTILINE)
 # Commands whose exit code 1 is a result: the runs differ, a trick was accepted, a package of this machine is missing.
 MAY_FIND = re.compile(r"^rlvr (diff|audit|doctor)\b")
 
@@ -78,14 +78,6 @@ def run_page(root, page, tmp_path):
     return run
 
 
-@pytest.mark.gate
-@pytest.mark.timeout(900)
-def test_the_commands_of_the_table_run(run_page):
-    printed = run_page("commands")
-    assert "usage: rlvr merge" in printed
-    assert "model.safetensors" in printed
-
-
 def test_the_table_has_every_command(page):
     rows = dict(ROW.findall(page("commands")))
     assert set(rows) == {*COMMANDS, "completion"}
@@ -93,10 +85,13 @@ def test_the_table_has_every_command(page):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "commands"])
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", PAGES)
 def test_the_commands_of_a_page_run(run_page, name):
-    run_page(name)
+    printed = run_page(name)
+    if name == "commands":
+        assert "usage: rlvr merge" in printed
+        assert "model.safetensors" in printed
 
 
 @pytest.mark.parametrize("name", PAGES)
