@@ -396,6 +396,9 @@ def differences(saved: Any, now: Any, free: Collection[str] = (), path: str = ""
     # The key itself or a section of it: `logging` frees `logging.console`, and not a key `logging_level`.
     if path and any(path == key or path.startswith(f"{key}.") for key in (*FREE_ON_RESUME, *free)):
         return
+    # A section that the checkpoint's version had not, and that says nothing.
+    if saved is None and now == {}:
+        return
     if isinstance(saved, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*saved, *now]):
             yield from differences(saved.get(key), now.get(key), free, f"{path}.{key}" if path else key)
