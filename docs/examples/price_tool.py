@@ -28,4 +28,6 @@ def right_price(completion, prompt, answer, task):
     item = task.prompt[0]["content"]
     if call != f"?{item}":
         return 0.1 * call.startswith("?") + 0.2 * (call[1:] == item)
-    return 1.0 if rest == [answer] else 0.4
+    if rest == [answer]:
+        return 1.0
+    return 0.6 if rest and rest[0].isdigit() else 0.4  # a price, but not the right one; or another call
