@@ -31,6 +31,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from rlvr.config import FrozenModelConfig
+from rlvr.core.hub_retries import without_retry_lines
 from rlvr.errors import ConfigError
 from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import device_of, dtype_of, located
@@ -255,6 +256,7 @@ def check_frozen(models: Mapping[str, FrozenModelConfig]) -> None:
             raise ConfigError(f"models.{name}.key: the environment variable {config.key} is not set")
 
 
+@without_retry_lines()
 def load_frozen(name: str, config: FrozenModelConfig, head: Head) -> FrozenModel:
     """The model under `models.NAME`, with the part on top that `head` names, in evaluation mode and without gradients.
 
@@ -270,6 +272,8 @@ def load_frozen(name: str, config: FrozenModelConfig, head: Head) -> FrozenModel
         described = cached_file(where, "config.json", revision=config.revision, local_files_only=local)
         digest = hashlib.sha256(Path(str(described)).read_bytes()).hexdigest()
         tokenizer = AutoTokenizer.from_pretrained(where, **more)
+        if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+            raise ValueError("it has no tokenizer files")  # transformers then makes an empty tokenizer
         model, loaded = HEADS[head].from_pretrained(
             where, dtype=dtype, attn_implementation=config.attention, output_loading_info=True, **more
         )

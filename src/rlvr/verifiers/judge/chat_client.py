@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from rlvr.errors import ConfigError
@@ -138,6 +138,8 @@ class EndpointClient(ABC, Generic[Reply]):
     """A request that takes this many times as long as 95 % of the others is sent again; None: never."""
     who: str = "judge"
     """The verifier in messages."""
+    reply_name: ClassVar[str] = "reply"
+    """A reply in messages."""
 
     def __post_init__(self) -> None:
         for url in self.urls:
@@ -340,7 +342,7 @@ class EndpointClient(ABC, Generic[Reply]):
         try:
             return self.read(json.loads(body))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            raise JudgeError("unreachable", f"the reply is none of this endpoint ({error!r})", retried=True) from error
+            raise JudgeError("unreachable", f"the reply is no {self.reply_name} ({error!r})", retried=True) from error
 
     def _note(self, endpoint: _Endpoint, error: JudgeError) -> JudgeError:
         """Count a failure, and let the other urls go first for a while."""
@@ -359,6 +361,7 @@ class ChatClient(EndpointClient[ChatReply]):
     """Asks a model at chat endpoints."""
 
     model: str = ""
+    reply_name = "chat completion"
 
     def __post_init__(self) -> None:
         if not self.model or not self.urls:

@@ -21,6 +21,7 @@ class PoolingClient(EndpointClient[list[list[float]]]):
     """Asks a server for logits or embeddings: a list of numbers for each text of a request."""
 
     model: str = ""
+    reply_name = "answer of a pooling model"
 
     @classmethod
     def of(cls, config: FrozenModelConfig, **options: Any) -> PoolingClient:

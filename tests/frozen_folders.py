@@ -50,10 +50,9 @@ def encoder_tokenizer(pair_types: bool):
 
 @pytest.fixture
 def make_folder(tmp_path):
-    """`make_folder(family, head, seed=0, **config)`: the folder of a tiny model with random weights and its
-    tokenizer."""
+    """`make_folder(family, head, seed=0, context=256, **config)`: the folder of a tiny random model with tokenizer."""
 
-    def make(family: str, head: str = "classifier", seed: int = 0, **more):
+    def make(family: str, head: str = "classifier", seed: int = 0, context: int = 256, **more):
         sizes = {
             "hidden_size": 32,
             "intermediate_size": 64,
@@ -62,13 +61,13 @@ def make_folder(tmp_path):
             "initializer_range": 0.3,
         }
         if family == "qwen3":
-            tokenizer = build_tokenizer(ScratchConfig(context=256))
+            tokenizer = build_tokenizer(ScratchConfig(context=context))
             config = AutoConfig.for_model(
                 "qwen3",
                 vocab_size=len(tokenizer),
                 num_key_value_heads=2,
                 head_dim=8,
-                max_position_embeddings=256,
+                max_position_embeddings=context,
                 pad_token_id=tokenizer.pad_token_id,
                 eos_token_id=tokenizer.eos_token_id,
                 bos_token_id=None,
