@@ -79,8 +79,8 @@ class StepScorerVerifier(Verifier):
     separator: str = "\n\n"
     """The text after each step. The score is read at the last token of what of it is no space, or at its last token."""
     form: Literal["auto", "chat", "text"] = "auto"
-    """The form in which a response is shown. chat: the prompt and the steps by the chat template of the model's tokenizer; text:
-    `template`; auto: chat where there is a chat template and no `template`."""
+    """The form in which a response is shown. chat: the prompt and the steps by the chat template of the model's
+    tokenizer; text: `template`; auto: chat where there is a chat template and no `template`."""
     template: str = ""
     """Text with `{response}` (the steps, each with a separator), `{prompt}` and fields of the task; empty: the prompt,
     a line break and the response."""
