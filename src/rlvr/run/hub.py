@@ -40,11 +40,11 @@ def push(run: RunView, repo: str, private: bool | None = None, token: str | None
     api = hub.HfApi(token=token)
     with TemporaryDirectory() as folder:
         card = Path(folder)
-        write_card(run, model, repo, card)
         try:
             made = api.create_repo(repo, private=private, exist_ok=True)
             # The name with its owner, which the hub adds to a bare one.
             name = made.repo_id
+            write_card(run, model, name, card)
             message = f"rlvr: step {run.step}"
             operations = [
                 hub.CommitOperationAdd(path_in_repo=str(path.relative_to(root)), path_or_fileobj=path)

@@ -59,7 +59,7 @@ def _metadata(run: RunView, model: Path) -> dict[str, Any]:
 
 
 def _summary(run: RunView) -> str:
-    base = run.config.model.path or "a model built from random weights"
+    base = run.config.model.path or "A model built from random weights"
     if Path(base).exists():
         base = Path(base).name
     kinds = " then ".join(dict.fromkeys(plan.kind for plan in run.resolved.plans))
