@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.config import Config
-from rlvr.config.config_loading import load_config, with_tasks_of
+from rlvr.config.config_loading import config_tree, load_config, with_imports, with_tasks_of
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.own_files import check_output
 from rlvr.core.startup_lines import startup
@@ -168,10 +168,13 @@ def _config(options: argparse.Namespace, benchmark: Benchmark | None = None) -> 
     options. ConfigError where they contradict each other."""
     source = options.config
     if source is None and options.model is not None and (folder := _run_folder(options.model)) is not None:
-        source = _of_run(folder, options.verifier)
+        source = _of_run(folder, options.verifier, options.imports)
+    tree: dict[str, Any] = config_tree(source)
+    if options.imports:
+        tree = with_imports(tree, options.imports)
     if benchmark is not None:
-        source = with_benchmark(load_config(source).dump(), benchmark)
-    base = load_config(source, options.overrides)
+        tree = with_benchmark(load_config(tree).dump(), benchmark)
+    base = load_config(tree, options.overrides)
     settings: dict[str, Any] = {"at_start": False, "at_end": False}
     samples = options.samples
     if samples is None:
@@ -189,7 +192,7 @@ def _config(options: argparse.Namespace, benchmark: Benchmark | None = None) -> 
             settings[name] = getattr(options, name)
     if options.no_greedy:
         settings["greedy"] = False
-    tree: dict[str, Any] = base.dump()
+    tree = base.dump()
     tree["evaluation"] |= settings
     if options.verifier is not None:
         tree["verifier"] = options.verifier
@@ -234,9 +237,9 @@ def _run_folder(model: str) -> Path | None:
     return next((run for run in runs if (run / WRITTEN).is_file() and (run / "checkpoints").is_dir()), None)
 
 
-def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
+def _of_run(folder: Path, verifier: str | None, imports: Sequence[str]) -> dict[str, Any]:
     """Return the parts of a run's configuration that an evaluation uses, as the run's last stage had them, with another
-    verifier where one is given.
+    verifier where one is given, and further imports.
 
     Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with
     its adapter, so nothing is added to it.
@@ -249,6 +252,8 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
         tree["verifier"] = verifier
         # The verifier of the command line goes before that of any stage.
         tree["stages"] = [{k: v for k, v in stage.items() if k != "verifier"} for stage in tree.get("stages") or []]
+    if imports:
+        tree = with_imports(tree, imports)
     last = stage_plans(load_config(tree))[-1].config.dump()
     # Left to the default, or to --engine: a run's `vllm-server`, say, names a machine.
     last["rollout"].pop("engine")

@@ -1,6 +1,7 @@
 """The console of a run: a live view and a table on a terminal, plain lines anywhere else.
 
 Invariants:
+- In a notebook lines and rows go to one output of the cell, which is replaced in place (`notebook_cell`).
 - Both say the same. Plain output has no control characters and no wrapping: for logs, pipes and notebooks.
 - Text from outside (prompts, completions, reasons, names) is cleaned and shown as `rich.text.Text`, never as markup.
 - The live view is drawn by a thread of its own, which only reads counters; lines are printed above it, and it is
@@ -49,6 +50,7 @@ from rlvr.monitor.console_text import (
     number,
     step_cells,
 )
+from rlvr.monitor.notebook_cell import NotebookCell, in_notebook
 from rlvr.monitor.samples import sample_blocks
 from rlvr.records import Batch
 
@@ -86,6 +88,7 @@ class Console:
         # Colours that FORCE_COLOR asks for in a pipe are no terminal.
         self._live = mode == "auto" and stream.isatty() and RichConsole(file=stream).is_interactive
         self._output = _output(file, self._live)
+        self._cell = NotebookCell() if mode == "auto" and file is None and in_notebook() else None
         self._view: LiveView | None = None
         self._rewards: deque[float] = deque(maxlen=_TREND)
         self._range: tuple[float, ...] = ()
@@ -152,6 +155,14 @@ class Console:
             for style, text in sample_blocks(batch):
                 self._say(text, style)
 
+    def _cell_row(self, cells: Cells) -> None:
+        """The row of a step in the output of a notebook cell."""
+        cell = self._cell
+        assert cell is not None
+        place = "  ".join(f"{title} {text}" for title, text in self._place().items())
+        titles = _aligned({title: title for title in cells})
+        self._guard(lambda: cell.row(titles, clean(_aligned(cells)), place, self._done, self._total))
+
     def _flush(self) -> None:
         """Print the newest step that has no line yet, and then the results that wait for it."""
         metrics = self._thinned
@@ -160,6 +171,8 @@ class Console:
             cells = step_cells(metrics, self._rewards, self._range)
             if self._live:
                 self._row(cells)
+            elif self._cell is not None:
+                self._cell_row(cells)
             else:
                 self._say("  ".join(f"{title} {text}" for title, text in {**self._place(), **cells}.items()))
         held = self._held
@@ -245,6 +258,8 @@ class Console:
         """Take the live view away and give the terminal back; may be called twice."""
         self._flush()
         # Set to None first: a message that `stop` makes rich print would otherwise go to a view that is ending.
+        if self._cell is not None:
+            self._guard(self._cell.finish)
         view = self._view
         self._view = None
         if view is not None:
@@ -257,6 +272,10 @@ class Console:
         """Print text, in quiet mode only what is `always` shown; on a terminal it is wrapped, or cut at the edge."""
         if self._quiet and not always:
             return
+        cell = self._cell
+        if cell is not None:
+            self._guard(lambda: cell.line(clean(text)))
+            return
         # The same text as rich would print, at a tenth of its time.
         if not self._live:
             self._guard(lambda: self._output.write_line(encodable(clean(text), self._output.encoding)))
@@ -265,6 +284,12 @@ class Console:
         self._print(self._text(text, style), **how)
 
     def _print(self, what: RenderableType, **how: Any) -> None:
+        cell = self._cell
+        if cell is not None:
+            with self._output.capture() as captured:
+                self._output.print(what)
+            self._guard(lambda: cell.line(captured.get()))
+            return
         self._guard(functools.partial(self._output.print, what, soft_wrap=not self._live, **how))
 
     def _guard(self, show: Callable[[], object]) -> None:

@@ -1,6 +1,6 @@
-"""The run folder: config.yaml, environment.json, tasks.jsonl and eval_tasks.jsonl of a run that was given tasks as
-objects, metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and log.txt, and what
-may be resumed.
+"""The run folder: config.yaml, environment.json, data.json, tasks.jsonl and eval_tasks.jsonl of a run that was given
+tasks as objects, metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and log.txt,
+and what may be resumed.
 
 Invariants: nothing is removed that a run did not write: a folder without the configuration of a run is not touched, a
 run that gives way is moved aside, and so is what a resume from an older checkpoint cuts; no two processes write to one
@@ -32,7 +32,7 @@ from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
-from rlvr.run.given_objects import GivenObjects, texts_of
+from rlvr.run.given_objects import DATA_FILE, GivenObjects, texts_of
 from rlvr.run.run_environment import run_environment
 from rlvr.run.run_lock import LOCK, RunLock, holder_of
 
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 FREE_ON_RESUME = (
     "run.steps",
+    "run.epochs",
     "run.overwrite",
     "run.dir",
     "run.name",
@@ -59,6 +60,7 @@ FREE_ON_RESUME = (
 WRITTEN = (
     "config.yaml",
     "environment.json",
+    DATA_FILE,
     "metrics.jsonl",
     "evaluations.jsonl",
     "health.jsonl",
@@ -404,6 +406,9 @@ def differences(saved: Any, now: Any, free: Collection[str] = (), path: str = ""
     """Each key that differs and may not, as `key: saved -> now`; those in `free` may, too."""
     # The key itself or a section of it: `logging` frees `logging.console`, and not a key `logging_level`.
     if path and any(path == key or path.startswith(f"{key}.") for key in (*FREE_ON_RESUME, *free)):
+        return
+    # A section that the checkpoint's version had not, and that says nothing.
+    if saved is None and now == {}:
         return
     if isinstance(saved, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*saved, *now]):
