@@ -151,7 +151,6 @@ GALLERY = {
     ),
 }
 LEFT_OUT = {
-    "tool_use": "not measured yet.",
     "vllm_server": "beside the many programs of the machine that made the other curves, its server did not start in "
     "time.",
 }

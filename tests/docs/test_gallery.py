@@ -30,7 +30,7 @@ NAMES = (
     "custom_loss",
     "custom_environment",
 )
-WITHOUT_CURVE = {"vllm_server", "tool_use"}
+WITHOUT_CURVE = {"vllm_server"}
 """Examples that were not measured, for a reason that the page gives."""
 LONGEST = 80
 """Lines of an example, all of its files together."""

@@ -111,4 +111,4 @@ def test_reading_a_run_finds_the_fault_of_its_reward(run_through):
 
 def text(outputs) -> str:
     """What the cells printed."""
-    return "".join(output.get("text", "") for output in outputs)
+    return "".join(output.get("text", output.get("data", {}).get("text/plain", "")) for output in outputs)

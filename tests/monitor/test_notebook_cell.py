@@ -48,6 +48,7 @@ def outputs_of(tmp_path, monkeypatch):
 
 
 @pytest.mark.gate
+@pytest.mark.timeout(1000)
 def test_progress_lives_in_one_output_and_errors_are_short(outputs_of, tmp_path):
     import json
 
