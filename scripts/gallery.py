@@ -76,7 +76,8 @@ GALLERY = {
     "tool_use": Example(
         "Tool use",
         ("tool_use.yaml", "price_tool.py"),
-        "Only a tool knows the price of an item; the policy learns to call it and to answer with its reply.",
+        "Only a tool knows the price of an item; the policy learns to call it for the right item (0.4 of the reward). "
+        "To answer with its reply takes an `sft` stage, as in [configs/calculator.yaml](../configs/calculator.yaml).",
         "`model: {path: Qwen/Qwen2.5-1.5B-Instruct}`, a system message in `data.template` that explains the call, and "
         "your function `f(text, task)` as the tool.",
     ),
