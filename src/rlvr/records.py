@@ -221,10 +221,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class SpanScores:
-    """Scores of K spans of a rollout's tokens, as a reward term gives them. Spans may overlap.
-
-    ValueError where the arrays differ in length, or a span has no token.
-    """
+    """Scores of K spans of a rollout's tokens, as a reward term gives them. Spans may overlap. ValueError where the
+    arrays differ in length, or a span has no token."""
 
     start: np.ndarray
     """int64 [K], the first token of each span"""
@@ -245,7 +243,7 @@ class SpanScores:
         return len(self.start)
 
     def spread(self, length: int) -> np.ndarray:
-        """float64 [length]: the score of the span that each token is in, of several the last one's; NaN in none."""
+        """float64 [length]: the score of the span that each token is in, of several the last; NaN in none."""
         values = np.full(length, np.nan)
         for start, end, score in zip(self.start, self.end, self.score, strict=True):
             values[start:end] = score
@@ -257,9 +255,8 @@ class SpanScores:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> SpanScores:
-        scores = [math.nan if score is None else score for score in row["score"]]
-        places = [np.asarray(row[name], dtype=np.int64) for name in ("start", "end")]
-        return cls(*places, np.asarray(scores, dtype=np.float64), float(row["weight"]))
+        start, end = (np.asarray(row[name], dtype=np.int64) for name in ("start", "end"))
+        return cls(start, end, np.asarray(row["score"], dtype=np.float64), float(row["weight"]))
 
 
 NO_LONGER_RECORDED = frozenset({"episode", "parent", "trained_context", "attachments"})
@@ -368,7 +365,7 @@ class Rollout:
             "spans": {name: scores.to_json() for name, scores in self.spans.items()},
         }
         del row["term_values"]
-        return row
+        return {name: value for name, value in row.items() if name not in ("notes", "spans") or value}
 
     def to_json(self) -> dict[str, Any]:
         """`row` as JSON types (unknown log-probs are null)."""
@@ -434,9 +431,8 @@ class Batch:
         return name in self.columns or name in self.token_columns
 
     def tokens(self, name: str) -> list[np.ndarray]:
-        """The token column `name`; a rollout column of that name is spread over the tokens. `origin`, `source/NAME`
-        (1 for tasks of that source, else 0), `note/NAME` and `span/NAME` (NaN where there is none) are of the
-        rollouts."""
+        """The token column `name`; a rollout column of that name is spread over the tokens. Of the rollouts: `origin`,
+        `source/NAME` (1 for tasks of that source, else 0), `note/NAME` and `span/NAME` (NaN where there is none)."""
         if name in self.token_columns:
             return self.token_columns[name]
         kind, _, own = name.partition("/")

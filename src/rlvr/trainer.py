@@ -268,7 +268,7 @@ class GRPOTrainer(RunView):
         """Before a stage's next step: the baseline evaluation of a run, and the engine on the newest weights."""
         self.due_evaluations.at_start(stage)
         self._publish(stage)
-        self.reporting.console.stage(stage.plan.name, stage.plan.allowed, self.state.stage_step)
+        self.reporting.console.stage(stage.plan.name, stage.plan.allowed, self.state.stage_step, self.state.step)
 
     def _begin(self, resume: str | None) -> None:
         """Make or take over the run folder, once."""

@@ -39,7 +39,7 @@ def outputs_of(tmp_path, monkeypatch):
         made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
         client = NotebookClient(
-            made, km=manager, timeout=300, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
+            made, km=manager, timeout=900, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
         )
         client.owns_km = True
         return [cell.outputs for cell in client.execute().cells]
@@ -48,6 +48,7 @@ def outputs_of(tmp_path, monkeypatch):
 
 
 @pytest.mark.gate
+@pytest.mark.timeout(1000)
 def test_progress_lives_in_one_output_and_errors_are_short(outputs_of, tmp_path):
     import json
 

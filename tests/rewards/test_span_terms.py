@@ -167,7 +167,9 @@ def test_spans_and_notes_are_recorded_to_the_last_bit():
     assert back.notes == {"budget": 0.1}
     old = rollout.to_json()
     del old["spans"], old["notes"]
-    assert Rollout.from_json(old).spans == {}
+    bare = Rollout.from_json(old)
+    assert (bare.spans, bare.notes) == ({}, {})
+    assert bare.to_json() == old
 
 
 def test_the_example_of_the_page(tmp_path):

@@ -64,7 +64,6 @@ class Hub(BaseHTTPRequestHandler):
             if asked.get("organization") == "forbidden":
                 self.answer({"error": "you have no right to it"}, 403)
                 return
-            self.created = asked
             self.requests.append(asked)
             self.answer({"url": f"{address}/me/{asked['name']}", "name": f"me/{asked['name']}"})
         elif self.path.endswith("/preupload/main"):
@@ -144,8 +143,8 @@ def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
     assert url == f"{address}/me/counting"
     # Nothing was asked of the hub before a refusal: the first request is that for the forbidden one.
     assert [request[0] for request in requests.requests[:2]] == ["/api/repos/create", "/api/repos/create"]
-    assert requests.requests[2]["private"] is True
-    assert all(token == "Bearer hf_test" for path, token in requests.requests[3:] if path != "/api/validate-yaml")
+    assert requests.requests[2]["visibility"] == "private"
+    assert all(token == "Bearer hf_test" for _, token in requests.requests[3:])
     model = tmp_path / "runs" / "run" / "checkpoints" / "step-3" / "model"
     uploaded = dict(requests.files)
     card = uploaded.pop("README.md").decode()
@@ -155,6 +154,7 @@ def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
     _, metadata, text = card.split("---\n", 2)
     assert yaml.safe_load(metadata)["library_name"] == "transformers"
     assert yaml.safe_load(metadata)["tags"] == ["rlvr", "grpo", "reinforcement-learning"]
+    assert 'from_pretrained("me/counting")' in text
     assert "trained for 3 steps (grpo, preset `grpo`)" in text
     assert "| held-out tasks | step 0 | step 3 | change (95 %) |" in text
     row = next(line for line in text.splitlines() if line.startswith("| greedy |"))

@@ -86,8 +86,8 @@ class SpanAdvantage(Advantage):
     """
 
     terms: dict[str, Annotated[SpanStream | float, BeforeValidator(_with_options)]] | None = None
-    """Reward terms that score spans, each with the weight of its credit or with options of its own; null: the verdict's
-    spans."""
+    """Reward terms that score spans, each with the weight of its credit, or with options of its own beside `weight`:
+    credit, discount, per, normalise, among, kind, transform, threshold. null: the verdict's spans."""
     credit: Credit = "to_go"
     """to_go: a token has the discounted sum from its step on; own: the scores of the spans that it is in, and no other;
     block: all tokens of a segment of `kind` (null: of the response) have the sum of the spans that end in it."""

@@ -124,7 +124,7 @@ def _tokens(
             proximal_logprobs=flat(columns["logprobs", PROXIMAL]),
             behaviour_logprobs=flat([r.behaviour_logprobs for r in batch.rollouts]),
             statistics={key: flat(values) for key, values in columns.items()},
-            columns={read: flat(batch.tokens(read)) for read in component.loss.reads},
+            columns={read: flat(batch.tokens(read)) for read in component.reads},
         ),
         where,
     )

@@ -75,7 +75,7 @@ group/zero_variance | share | Share of groups whose decided rewards are all the 
 completion/length_mean | tokens | Mean length of the completions. | no sudden jump
 completion/length_max | tokens | Longest completion. | below rollout.max_new_tokens
 completion/length_min | tokens | Shortest completion. | above a few tokens
-completion/truncated | share | Share of completions that were cut before they ended. | below 0.1
+completion/truncated | share | Share of completions that were cut; null with `rollout.ignore_eos`. | below 0.1
 completion/repetition | share | Share of sampled runs of 4 tokens that stood in their completion before. | low
 completion/duplicates | share | Share of completions that are copies of an earlier one of their group. | low
 tokens/sampled | tokens | Tokens that the policy sampled in this step. | -

@@ -55,6 +55,11 @@ class Shape:
     """False if its kinds of layers rule out packed rows."""
     one_rope_up_to: float = math.inf
     """Tokens of the longest row that is packed (`rlvr.policy.model.LayerSizes`)."""
+    masked_beyond: float = math.inf
+    """Padded rows of more tokens have a tensor with queries along one dimension and keys along another; inf: none
+    have."""
+    capped: bool = False
+    """True if the logits have a soft-cap."""
 
     @property
     def weights(self) -> int:

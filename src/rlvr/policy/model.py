@@ -272,11 +272,13 @@ class LayerSizes:
         heads = foreign(config, "num_attention_heads", 1)
         channels = heads * (foreign(config, "head_dim") or config.hidden_size // heads)
         windows = attention_windows(config)
-        return cls(sum(sizes), channels, windows, _masked_beyond(config, windows), one_rope_up_to(config))
+        implementation = (foreign(config, "_attn_implementation") or "sdpa").removeprefix(PREFIX)
+        return cls(sum(sizes), channels, windows, masked_beyond(implementation, windows), one_rope_up_to(config))
 
 
-def _masked_beyond(config: Any, windows: tuple[float, ...]) -> float:
-    implementation = (foreign(config, "_attn_implementation") or "sdpa").removeprefix(PREFIX)
+def masked_beyond(implementation: str, windows: tuple[float, ...]) -> float:
+    """The length beyond which padded rows have masks or scores (`LayerSizes.masked_beyond`), by transformers' name of
+    the attention."""
     # Soft-caps and sinks are computed by eager attention (or flash attention), all of whose scores are one tensor.
     if implementation == "eager":
         return 0.0

@@ -43,7 +43,7 @@ def noted(values: SpanRewards, name: str, batch: Batch) -> SpanRewards:
 
 def on_spans(
     function: RewardTerm, name: str, batch: Batch, held: Mapping[str, TermValues | list[TermValues]]
-) -> TermValues | Any:
+) -> TermValues:
     """The values of a term that is made of others, of which some score parts.
 
     A term that goes element by element is called for the spans as it is for responses: what scores responses counts the
@@ -52,9 +52,10 @@ def on_spans(
     """
     flat = [one for value in held.values() for one in (value if isinstance(value, list) else [value])]
     scored = [one for one in flat if isinstance(one, SpanRewards)]
-    responses = None
+    responses: np.ndarray | None = None
     if all(one.responses is not None for one in scored):
-        responses = function(batch, **_each(held, lambda one: one.responses if isinstance(one, SpanRewards) else one))
+        of_responses = _each(held, lambda one: one.responses if isinstance(one, SpanRewards) else one)
+        responses = np.asarray(function(batch, **of_responses), dtype=np.float64)
     if not function.by_element:
         if responses is None:
             raise ConfigError(

@@ -6,10 +6,13 @@ raises ends the run as an error of the user's code, with its own traceback.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, UserCodeError, user_traceback
 from rlvr.records import cut
@@ -61,6 +64,10 @@ class Callback:
         """Take back what `state_dict` gave, before `on_start` of a run that is resumed."""
 
 
+def _saved(run: RunView, path: Path, callback: Callback) -> bool | None:
+    return callback.on_save(run, path)
+
+
 class Callbacks:
     """The callbacks of a run, saved and called as one."""
 
@@ -92,14 +99,14 @@ class Callbacks:
     def on_save(self, saved: Sequence[Path]) -> None:
         """Call `on_save` of all for each of these checkpoints."""
         for path in saved:
-            self._each("on_save", lambda one, path=path: one.on_save(self._run, path))  # type: ignore[misc]
+            self._each("on_save", functools.partial(_saved, self._run, path))
 
     def on_end(self, saved: Sequence[Path]) -> None:
         """Call `on_save` for the last checkpoints, and `on_end`."""
         self.on_save(saved)
-        self._each("on_end", lambda one: one.on_end(self._run))  # type: ignore[func-returns-value]
+        self._each("on_end", lambda one: one.on_end(self._run))
 
-    def _each(self, event: str, call: Callable[[Callback], bool | None]) -> None:
+    def _each(self, event: str, call: Callable[[Callback], object]) -> None:
         """Call one event of all. UserCodeError where one raises."""
         if not self._is_main:
             return
@@ -109,8 +116,8 @@ class Callbacks:
                 wants = call(one)
             except USER_CODE_ERRORS as error:
                 raise UserCodeError(f"{event} of the callback {name} raised", cut(user_traceback(error))) from error
-            # `is True`: a NumPy bool or a number that an event returns by the way is no request.
-            if wants is True or (type(wants).__name__ in ("bool_", "bool") and bool(wants)):
+            # A comparison of metrics may be a bool of NumPy; a number that an event returns is no request.
+            if isinstance(wants, (bool, np.bool_)) and wants:
                 self._stop.ask(f"the callback {name} asked for it")
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ class GivenObjects:
     verifiers: Collection[str] = ()
     further_verifiers: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What is known of the run's data: by stage and split the number of tasks, their fingerprint (`fingerprint_of`) and
+    """The run's data: by stage and split the number of tasks, their fingerprint (`fingerprint_of`) and
     where they come from."""
 
     @functools.cached_property

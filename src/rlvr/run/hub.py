@@ -12,11 +12,20 @@ from rlvr.core.own_files import numbered
 from rlvr.distributed.checkpoint import is_sealed
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.run.model_card import write_card
-from rlvr.run.run_view import RunView
+from rlvr.run.resolved_config import ResolvedConfig
+from rlvr.run.run_folder import RunFolder
+from rlvr.run.train_state import TrainState
 
 
-def push(run: RunView, repo: str, private: bool | None = None, token: str | None = None) -> str:
-    """Upload the model of the newest checkpoint with its card, on rank 0; its address, empty on the other ranks.
+def push(
+    folder: RunFolder,
+    resolved: ResolvedConfig,
+    state: TrainState,
+    repo: str,
+    private: bool | None = None,
+    token: str | None = None,
+) -> str:
+    """Upload the model of the newest checkpoint of a run with its card; its address.
 
     ConfigError without a token or a checkpoint, and for a name that is none, before anything is uploaded; TrainingError
     where the hub refuses it or cannot be reached.
@@ -25,8 +34,6 @@ def push(run: RunView, repo: str, private: bool | None = None, token: str | None
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if not run.world.is_main:
-        return ""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -36,16 +43,16 @@ def push(run: RunView, repo: str, private: bool | None = None, token: str | None
             "push_to_hub: there is no token of the hub: run `hf auth login`, set HF_TOKEN, or give `token`; nothing "
             "was uploaded"
         )
-    model = _newest_model(run)
+    model = _newest_model(folder)
     api = hub.HfApi(token=token)
-    with TemporaryDirectory() as folder:
-        card = Path(folder)
-        write_card(run, model, repo, card)
+    with TemporaryDirectory() as place:
+        card = Path(place)
         try:
             made = api.create_repo(repo, private=private, exist_ok=True)
             # The name with its owner, which the hub adds to a bare one.
             name = made.repo_id
-            message = f"rlvr: step {run.step}"
+            write_card(folder, resolved, state, model, name, card)
+            message = f"rlvr: step {state.step}"
             operations = [
                 hub.CommitOperationAdd(path_in_repo=str(path.relative_to(root)), path_or_fileobj=path)
                 # peft writes a README.md of its own beside an adapter; the card takes its place.
@@ -64,10 +71,10 @@ def _files(folder: Path, without: str = "") -> list[tuple[Path, Path]]:
     return [(folder, path) for path in sorted(folder.rglob("*")) if path.is_file() and path.name != without]
 
 
-def _newest_model(run: RunView) -> Path:
+def _newest_model(folder: RunFolder) -> Path:
     """The folder of the model in the newest whole checkpoint. ConfigError where there is none."""
-    saved = numbered(run.folder.checkpoints)
+    saved = numbered(folder.checkpoints)
     for _, path in sorted(saved.items(), reverse=True):
         if is_sealed(path) and (path / "model").is_dir():
             return path / "model"
-    raise ConfigError(f"push_to_hub: {run.path} has no checkpoint yet: call train() or save() first")
+    raise ConfigError(f"push_to_hub: {folder.path} has no checkpoint yet: call train() or save() first")

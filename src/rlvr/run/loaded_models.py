@@ -21,7 +21,7 @@ from rlvr.records import Task
 from rlvr.rollout import Engine, Sampling
 from rlvr.rollout.engine import Request
 from rlvr.rollout.hf import HFEngine
-from rlvr.verifiers.run_models import POLICY, ChatSampler, Sampled
+from rlvr.verifiers.run_models import POLICY, ChatSampler, SampledReply
 
 Submit = Callable[[Coroutine[Any, Any, Any]], Future[Any]]
 """Runs a coroutine on the event loop of the engines."""
@@ -125,7 +125,7 @@ class EngineSampler:
         seed: int,
         alternatives: int = 0,
         template: Mapping[str, Any] | None = None,
-    ) -> Sampled:
+    ) -> SampledReply:
         """The reply to a chat; a tokenizer without a chat template is given its messages as text. DataError where the
         chat fills the engine's context."""
         with self._copy as tokenizer:
@@ -139,7 +139,7 @@ class EngineSampler:
                 text = str(tokenizer.decode([token]))
                 # Two tokens may have one text.
                 first[text] = float(np.logaddexp(first.get(text, -np.inf), value))
-        return Sampled(
+        return SampledReply(
             completion.text,
             int(completion.versions[0]) if len(completion.versions) else self.version,
             completion.stop.truncated,

@@ -14,7 +14,9 @@ import yaml
 
 from rlvr import __version__
 from rlvr.run.closing import compared_with_start
-from rlvr.run.run_view import RunView
+from rlvr.run.resolved_config import ResolvedConfig
+from rlvr.run.run_folder import RunFolder
+from rlvr.run.train_state import TrainState
 
 CURVE = "training_curve.svg"
 """The picture beside the card."""
@@ -22,58 +24,61 @@ CURVE = "training_curve.svg"
 ROWS = 10
 
 
-def write_card(run: RunView, model: Path, repo: str, folder: Path) -> None:
-    """Write README.md and the picture of the curve into `folder`, for the model in the folder `model`."""
-    points = [(row["step"], row["reward/mean"]) for row in run.metrics if row.get("reward/mean") is not None]
+def write_card(
+    run: RunFolder, resolved: ResolvedConfig, state: TrainState, model: Path, repo: str, place: Path
+) -> None:
+    """Write README.md and the picture of the curve of a run into the folder `place`, for the model in the folder
+    `model`."""
+    points = [(row["step"], row["reward/mean"]) for row in state.metrics if row.get("reward/mean") is not None]
     lines = [
         "---",
-        yaml.safe_dump(_metadata(run, model), sort_keys=False).strip(),
+        yaml.safe_dump(_metadata(resolved, model), sort_keys=False).strip(),
         "---",
         "",
         f"# {repo.rpartition('/')[2]}",
         "",
-        _summary(run),
+        _summary(resolved, state),
         "",
     ]
-    if run.evaluations:
-        lines += ["## Evaluation", "", *_evaluation(run), ""]
+    if state.evaluations:
+        lines += ["## Evaluation", "", *_evaluation(run, state), ""]
     if points:
-        (folder / CURVE).write_text(_picture(points), encoding="utf-8")
+        (place / CURVE).write_text(_picture(points), encoding="utf-8")
         lines += ["## Training", "", f"![reward by step]({CURVE})", "", *_course(points), ""]
     lines += ["## Use", "", "```python", *_use(repo, model), "```", "", "## Configuration", ""]
-    written = yaml.safe_dump(redacted(run.folder.given.tree), sort_keys=False, allow_unicode=True).strip()
+    written = yaml.safe_dump(redacted(run.given.tree), sort_keys=False, allow_unicode=True).strip()
     # Longer than any fence inside, such as that of a template in the configuration.
     fence = "`" * (3 + written.count("```"))
     lines += [f"{fence}yaml", written, fence, ""]
-    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    (place / "README.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-def _metadata(run: RunView, model: Path) -> dict[str, Any]:
+def _metadata(resolved: ResolvedConfig, model: Path) -> dict[str, Any]:
     adapter = (model / "adapter_config.json").exists()
     data: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
-    base = run.config.model.path
+    base = resolved.config.model.path
     # A folder of this machine is no name on the hub.
     if base is not None and not Path(base).exists():
         data["base_model"] = base
     return {**data, "tags": ["rlvr", "grpo", "reinforcement-learning"]}
 
 
-def _summary(run: RunView) -> str:
-    base = run.config.model.path or "a model built from random weights"
+def _summary(resolved: ResolvedConfig, state: TrainState) -> str:
+    base = resolved.config.model.path or "A model built from random weights"
     if Path(base).exists():
         base = Path(base).name
-    kinds = " then ".join(dict.fromkeys(plan.kind for plan in run.resolved.plans))
+    kinds = " then ".join(dict.fromkeys(plan.kind for plan in resolved.plans))
     return (
-        f"{base}, trained for {run.step} steps ({kinds}, preset `{run.config.algorithm.preset}`) with verifiable "
-        f"rewards by rlvr {__version__}."
+        f"{base}, trained for {state.step} steps ({kinds}, preset `{resolved.config.algorithm.preset}`) with "
+        f"verifiable rewards by rlvr {__version__}."
     )
 
 
-def _evaluation(run: RunView) -> list[str]:
+def _evaluation(run: RunFolder, state: TrainState) -> list[str]:
     """A table of the first and the last evaluation, with the paired 95 % intervals of the change where both are of the
     same tasks."""
-    first = run.evaluations[0]
-    last = run.evaluations[-1]
+    first = state.evaluations[0]
+    last = state.evaluations[-1]
     changes = (compared_with_start(run.path) or {"differences": {}})["differences"]
     rows = [f"| held-out tasks | step {first['step']} | step {last['step']} | change (95 %) |", "|---|---|---|---|"]
     for name in [name for name in last if name.startswith(("eval/greedy", "eval/mean", "eval/pass@", "eval/maj@"))]:

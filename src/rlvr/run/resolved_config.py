@@ -12,6 +12,7 @@ from rlvr.config import Config
 from rlvr.config.renamed_keys import with_new_names
 from rlvr.config.stage_plan import StagePlan, set_steps_of_epochs, stage_plans
 from rlvr.core.specs import ComponentSpec
+from rlvr.core.startup_lines import startup
 from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
@@ -92,6 +93,7 @@ def resolved_config(
     `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration
     names them. `sets` are the tasks, which `run.epochs` counts.
     """
+    startup.info("planning: devices, engine and memory")
     saved = None
     # Before the engine is chosen: `auto` takes that of the checkpoint where this machine has it.
     if resume is not None and world.is_main:

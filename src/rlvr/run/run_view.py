@@ -67,8 +67,10 @@ class RunView:
 
         `repo` is `name` or `owner/name`, made where it is not there, `private` as the owner's default says where it is
         None. ConfigError where there is no token or no checkpoint, before anything is uploaded. With several ranks the
-        first one uploads.
+        first one uploads; the address is empty on the others.
         """
         from rlvr.run.hub import push
 
-        return push(self, repo, private, token)
+        if not self.world.is_main:
+            return ""
+        return push(self.folder, self.resolved, self.state, repo, private, token)

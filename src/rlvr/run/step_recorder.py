@@ -60,6 +60,9 @@ class StepRecorder:
         # trains.
         if not stage.samples or metrics.get("entropy") is None:
             metrics["entropy"] = metrics.get("entropy/trained")
+        # Every completion then has the full length by request: being cut says nothing about it.
+        if stage.plan.config.rollout.ignore_eos:
+            metrics["completion/truncated"] = None
         # Controllers move with the metrics, and must move alike on all ranks.
         metrics = self.rollouts.world.broadcast(metrics, "the metrics")
         stage.observe(metrics)

@@ -142,7 +142,7 @@ KEYS = {
 
 @dataclass
 class TrainerArguments:
-    """What a trainer was given: the configuration, and the objects beside it."""
+    """The configuration that a trainer was given, and the objects beside it."""
 
     config: Config
     model: torch.nn.Module | None
@@ -157,7 +157,7 @@ class TrainerArguments:
 def trainer_arguments(
     own: Mapping[str, Any], settings: Mapping[str, Any], names: Sequence[str] = ("resume", "trackers", "callbacks")
 ) -> TrainerArguments:
-    """What the arguments of GRPOTrainer say: `own` under our names, None where not given, `settings` under others.
+    """The arguments of GRPOTrainer together: `own` under our names, None where not given, `settings` under others.
 
     `names` are its further arguments, for the suggestion of the nearest one. ConfigError names an unknown argument with
     ours for TRL's and verl's, what is given twice, and what is wrong in the configuration: before ranks wait for each
@@ -202,7 +202,7 @@ def refuse_foreign_config(config: Any) -> None:
         )
     lines = []
     for one in dataclasses.fields(config):
-        value = getattr(config, one.name)
+        value = foreign(config, one.name)
         default = one.default
         if one.default_factory is not dataclasses.MISSING:
             default = one.default_factory()
@@ -290,9 +290,9 @@ def _is_set(config: Any, path: str) -> bool:
             # The preset's values count as set, too, where a Config was made: only other values than the defaults are
             # taken for the user's.
             default = type(at).model_fields[part].get_default(call_default_factory=True)
-            if part not in at.model_fields_set or getattr(at, part) == default:
+            if part not in at.model_fields_set or dict(at)[part] == default:
                 return False
-            at = getattr(at, part)
+            at = dict(at)[part]
         else:
             # `algorithm.kl: null` over which `algorithm.kl.coef` would be laid.
             return at is not None

@@ -18,7 +18,7 @@ POLICY = "policy"
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledReply:
     """What a model of the run replied to a chat."""
 
     text: str
@@ -52,7 +52,7 @@ class ChatSampler(Protocol):
         seed: int,
         alternatives: int = 0,
         template: Mapping[str, Any] | None = None,
-    ) -> Sampled:
+    ) -> SampledReply:
         """The reply to a chat; `template` are options of its chat template. DataError where the chat is too long."""
 
 

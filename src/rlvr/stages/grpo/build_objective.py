@@ -199,11 +199,11 @@ def check_reads(objective: Objective, config: Config, sources: Collection[str | 
     """ConfigError where a loss reads the column of a source that no task has, or of spans that no term scores."""
     known = {"span": [term.column for term in config.rewards], "source": sorted(filter(None, sources))}
     for component in objective.components:
-        if component.loss.reads and isinstance(component.loss, SequenceLoss):
+        if component.reads and isinstance(component.loss, SequenceLoss):
             raise ConfigError(
                 f"the loss of {component.name!r} is one of whole responses and reads no columns: leave `reads` out"
             )
-        for name in component.loss.reads:
+        for name in component.reads:
             kind, _, own = name.partition("/")
             if kind in known and own not in known[kind]:
                 what = "no reward is called so" if kind == "span" else "no task is of that source"

@@ -44,8 +44,8 @@ class StepsVerifier(AsksJudge):
     """
 
     split: Split = "blank_line"
-    """How to cut the response into steps: `blank_line`, `line`, `sentence`, a regular expression that matches what
-    stands between two steps, or a list of texts with which steps begin."""
+    """The border of two steps: `blank_line`, `line`, `sentence`, a regular expression that matches what
+    stands between two, or a list of texts with which steps begin."""
     labels: dict[str, float] = field(default_factory=lambda: {"right": 1.0, "wrong": 0.0})
     """Label -> score of a step."""
     score: Score = "before_error"

@@ -65,7 +65,7 @@ class ModelScores(ABC):
 
     def __init__(self, options: ScoreOptions) -> None:
         self.options = options
-        self.embedded: Kept[np.ndarray] = Kept()
+        self.embedded: RecentValues[np.ndarray] = RecentValues()
         """Reference -> its embedding."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class ModelScores(ABC):
         return ModelScore(float(values[place]), named)
 
 
-class Kept(Generic[T]):
+class RecentValues(Generic[T]):
     """The values of the keys that were used last."""
 
     def __init__(self) -> None:

@@ -24,10 +24,10 @@ from rlvr.verifiers.run_models import RunModels
 from rlvr.verifiers.scorer.model_scores import (
     Activation,
     Form,
-    Kept,
     Kind,
     ModelScore,
     ModelScores,
+    RecentValues,
     ScoreOptions,
     ServedScores,
     model_scores,
@@ -109,7 +109,7 @@ class ScorerVerifier(Verifier):
             raise ConfigError("scorer: against goes with likelihood of the reference, not of the response")
         self.time_limit = self.deadline + GRACE
         self._scores: ModelScores | None = None
-        self._references: Kept[ModelScore | JudgeError] = Kept()
+        self._references: RecentValues[ModelScore | JudgeError] = RecentValues()
         self._causes: Counter[Cause] = Counter()
         self._scored = 0
         self._seconds = 0.0

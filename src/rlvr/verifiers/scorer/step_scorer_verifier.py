@@ -74,13 +74,13 @@ class StepScorerVerifier(Verifier):
     that of a model whose own code has such a head (`AutoModel`); next_token: the probability of a token after the
     separator."""
     split: Split = "blank_line"
-    """How to cut the response into steps: `blank_line`, `line`, `sentence`, a regular expression that matches what
-    stands between two steps, or a list of texts with which steps begin."""
+    """The border of two steps: `blank_line`, `line`, `sentence`, a regular expression that matches what
+    stands between two, or a list of texts with which steps begin."""
     separator: str = "\n\n"
     """The text after each step. The score is read at the last token of what of it is no space, or at its last token."""
     form: Literal["auto", "chat", "text"] = "auto"
-    """What the model is shown. chat: the prompt and the steps by the chat template of the model's tokenizer; text:
-    `template`; auto: chat where there is a chat template and no `template`."""
+    """The form in which a response is shown. chat: the prompt and the steps by the chat template of the model's
+    tokenizer; text: `template`; auto: chat where there is a chat template and no `template`."""
     template: str = ""
     """Text with `{response}` (the steps, each with a separator), `{prompt}` and fields of the task; empty: the prompt,
     a line break and the response."""
