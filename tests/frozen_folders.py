@@ -10,6 +10,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     BertConfig,
     PreTrainedTokenizerFast,
     RobertaConfig,
@@ -21,6 +22,7 @@ from rlvr.run.loaded_models import LoadedModels
 
 CLASSES = {
     "classifier": AutoModelForSequenceClassification,
+    "tokens": AutoModelForTokenClassification,
     "encoder": AutoModel,
     "causal": AutoModelForCausalLM,
 }

@@ -166,7 +166,6 @@ def test_stages_differ_in_data_verifier_and_settings(make_trainer, tmp_path, pie
 ASKED = {
     "last_token": {"token": "?"},
     "blend": {"of": "verdict"},
-    "attempts": {"first": "verdict", "second": "verdict"},
 }
 """Options that some pieces have to be given."""
 

@@ -213,33 +213,33 @@ def _registered(spec: SpecLike, fields: Mapping[str, Any] | None) -> Iterator[Pl
 
 
 def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
-    path = Path(spec.path).expanduser()
-    split = spec.split
-    rows: Iterator[tuple[str, Any]]
-    folder, colon, last = spec.path.rpartition(":")
+    rows, source = open_rows(spec.path, spec.split, spec.config, spec.revision)
+    tasks = _adapted(rows, spec.fields, source if spec.source is None else spec.source)
+    return itertools.islice(_filled(spec.path, tasks), _checked_limit(spec.limit))
+
+
+def open_rows(
+    written: str, split: str = "train", config: str | None = None, revision: str | None = None
+) -> tuple[Iterator[tuple[str, Any]], str]:
+    """The rows of a file, a folder or a hub data set with their places, read as they are asked for, and the name of the
+    set. DataError where there is none."""
+    path = Path(written).expanduser()
+    folder, colon, last = written.rpartition(":")
     # `FOLDER:SPLIT`. A file or folder whose own name holds a colon goes first.
     if not path.exists() and colon and Path(folder).expanduser().is_dir():
         path = Path(folder).expanduser()
         split = last
     if path.is_dir():
-        rows = itertools.chain.from_iterable(map(read_rows, split_files(path, split)))
-        source = path.resolve().name
-    elif path.is_file():
-        rows = read_rows(path)
-        source = path.stem
+        return itertools.chain.from_iterable(map(read_rows, split_files(path, split))), path.resolve().name
+    if path.is_file():
         # `gsm8k/train.jsonl` is of the source `gsm8k`, not `train`.
-        if source in SPLITS:
-            source = path.resolve().parent.name
-    elif hub := _HUB_NAME.fullmatch(spec.path):
-        # `data/train.jsonl` has the form of a hub name, and is a file that is missing: the network is not asked.
-        if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):
-            raise _no_file(spec.path)
-        source = hub["name"]
-        rows = hub_rows(source, spec.config or hub["config"], hub["split"] or split, spec.revision)
-    else:
-        raise _no_file(spec.path)
-    tasks = _adapted(rows, spec.fields, source if spec.source is None else spec.source)
-    return itertools.islice(_filled(spec.path, tasks), _checked_limit(spec.limit))
+        source = path.resolve().parent.name if path.stem in SPLITS else path.stem
+        return read_rows(path), source
+    hub = _HUB_NAME.fullmatch(written)
+    # `data/train.jsonl` has the form of a hub name, and is a file that is missing: the network is not asked.
+    if hub is None or path.suffix in SUFFIXES or written.startswith(("./", "../", "~")):
+        raise _no_file(written)
+    return hub_rows(hub["name"], config or hub["config"], hub["split"] or split, revision), hub["name"]
 
 
 def _no_file(path: str) -> DataError:

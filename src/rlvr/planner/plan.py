@@ -252,9 +252,7 @@ class Passes:
         """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix`
         leave open."""
         optim = self.config.optim
-        # Where there is no padding to save, a CPU pads rows (GAIN in rlvr.policy.microbatch), a GPU packs them.
-        left_padded = optim.packing == "auto" and not (self.devices.on_gpu and self.shape.packs)
-        padded = optim.packing is False or left_padded
+        padded = optim.packing is False or (optim.packing == "auto" and not self.packs())
         # `share_prefix: true` leaves one layout. With `auto` any may be taken, and the larger one counts.
         layouts = [] if optim.share_prefix is True else [(*self.apart(), padded)]
         if self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix):
@@ -265,10 +263,26 @@ class Passes:
             return parts
         return parts | self.trainer.pass_weights(UPDATE)
 
+    def packs(self) -> bool:
+        """True where `optim.packing: auto` takes packed rows for rollouts of the largest length without padding."""
+        _, length = lengths(self.shape, self.config)
+        if not self.shape.packs or length > self.shape.one_rope_up_to:
+            return False
+        # A GPU packs rows where there is no padding to save too; a CPU pads them then (GAIN in rlvr.policy.microbatch),
+        # unless padded rows would have masks.
+        return self.devices.on_gpu or length > self.shape.masked_beyond
+
     def _micro_batch(self, tokens: float, trained: float, padded: bool) -> MemoryParts:
         _, length = lengths(self.shape, self.config)
         return micro_batch_bytes(
-            self.shape, self.config.model, tokens, trained, length, padded=padded, deepspeed=self.trainer.stage > 0
+            self.shape,
+            self.config.model,
+            tokens,
+            trained,
+            length,
+            padded=padded,
+            deepspeed=self.trainer.stage > 0,
+            gpu_memory=self.devices.memory if self.devices.on_gpu else None,
         )
 
     def apart(self) -> tuple[float, float]:

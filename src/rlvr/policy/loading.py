@@ -25,6 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlvr import registry
 from rlvr.config import FrozenModelConfig, ModelConfig
 from rlvr.core.hub_retries import without_retry_lines
+from rlvr.core.startup_lines import startup
 from rlvr.errors import ConfigError, nearest
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.compiled_layers import compile_layers
@@ -42,6 +43,7 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is
     not `is_main` only their shapes are there, which take no memory. ConfigError names a path that does not exist, a
     folder without a model, or a section that says nothing.
     """
+    startup.info("loading the model %s", config.path or "from random weights")
     # Before anything is loaded: libraries allocate on the current device, and each rank has another one.
     make_current(device_of(config))
     empty = shared_out and not is_main

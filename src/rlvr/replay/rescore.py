@@ -19,7 +19,7 @@ import numpy as np
 from rlvr import registry
 from rlvr.components import Advantage
 from rlvr.config import Config
-from rlvr.config.config_loading import load_config
+from rlvr.config.config_loading import load_config, with_imports
 from rlvr.core.schedules import at
 from rlvr.core.tree import as_tree
 from rlvr.errors import ConfigError, DataError
@@ -47,10 +47,17 @@ class Rescored:
 
 
 class Replay:
-    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration. ConfigError,
-    DataError."""
+    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration, `imports` are files
+    that register components of it. ConfigError, DataError."""
 
-    def __init__(self, run: str | Path, overrides: Sequence[str], first: int = 1, last: int | None = None) -> None:
+    def __init__(
+        self,
+        run: str | Path,
+        overrides: Sequence[str],
+        first: int = 1,
+        last: int | None = None,
+        imports: Sequence[str] = (),
+    ) -> None:
         self.run = Path(run)
         self.notes = list[str]()
         steps = recorded_steps(run)
@@ -63,15 +70,17 @@ class Replay:
                 raise ConfigError(
                     f"--rescore {root}: only {', '.join(SECTIONS)} change the score of a recorded rollout"
                 )
-        self.config = self._config(overrides)
+        self.config = self._config(overrides, imports)
         # Without an override the run's own verifier judges again; with other rewards alone the recorded verdicts stay.
         self.verifies = not {"verifier", "verifiers"}.isdisjoint(roots) or "rewards" not in roots
         self.terms = build_terms(self.config.rewards)
         self._refuse_what_needs_the_policy()
         self._choose_estimator()
 
-    def _config(self, overrides: Sequence[str]) -> Config:
+    def _config(self, overrides: Sequence[str], imports: Sequence[str]) -> Config:
         tree = recorded_config(self.run)
+        if imports:
+            tree = with_imports(tree, imports)
         if not tree:
             self.notes.append(f"{self.run / 'config.yaml'} is missing: the defaults are used")
         for stage in tree.get("stages") or []:

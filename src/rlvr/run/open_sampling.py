@@ -14,6 +14,7 @@ from rlvr.data.prompts import refuse_long
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.evaluation.evaluation_loop import Collect
+from rlvr.monitor.console import Counts
 from rlvr.planner import engine_of_run
 from rlvr.policy import Policy, load_policy
 from rlvr.policy.frozen_model import check_frozen
@@ -33,6 +34,8 @@ class OpenSampling:
     collect: Collect
     """Called on rank 0 alone. Samples are those that the trainer's own evaluation would draw: both sample with
     `RolloutRuntime.evaluation_samples`."""
+    counts: Counts
+    """How far sampling and verifying are."""
     stop: StopRequest
     """Entered by whoever samples: signals are then requests to stop."""
 
@@ -58,4 +61,5 @@ def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterat
         refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], rollouts.context)
         # An engine samples only with published weights; 1 is any version.
         rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
-        yield OpenSampling(policy, verification, rollouts.evaluation_samples(config, verification, prompts), stop)
+        collect = rollouts.evaluation_samples(config, verification, prompts)
+        yield OpenSampling(policy, verification, collect, rollouts.activity.counts, stop)

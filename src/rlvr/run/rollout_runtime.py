@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rlvr.config import Config
@@ -22,6 +23,7 @@ from rlvr.run.loaded_models import EngineSampler, LoadedModels
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.run_tasks import RunTasks
+from rlvr.run.trainer_arguments import TrainerArguments
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification
 
@@ -54,10 +56,12 @@ class RolloutRuntime:
         self.published: Published | None = None
         """The engine's account of the weights that were published last."""
 
-    def open(self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, verifier: Any) -> None:
-        """Build the verifiers of a run and start its engine; `verifier` is one given in Python, in the place of the
+    def open(
+        self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, given: TrainerArguments
+    ) -> None:
+        """Build the verifiers of a run and start its engine; those `given` in Python go in the place of the
         configuration's."""
-        self.build_verifiers([plan.config for plan in resolved.plans], verifier)
+        self.build_verifiers([plan.config for plan in resolved.plans], given.verifier, given.verifiers)
         # Without it no request is open while weights change, and the engine need not be able to go on with new ones.
         samples_ahead = any(plan.config.rollout.staleness for plan in resolved.plans)
         self.start_engine(
@@ -68,10 +72,14 @@ class RolloutRuntime:
         )
         self.attach_models(training.policy)
 
-    def build_verifiers(self, configs: Sequence[Config], given: Any = None) -> None:
-        """Build the verifiers of each stage's configuration; `given` stands in the place of `verifier`."""
+    def build_verifiers(
+        self, configs: Sequence[Config], given: Any = None, named: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Build the verifiers of each stage's configuration; `given` stands in the place of `verifier`, `named` in that
+        of the `verifiers` of these names."""
         self.verifications = [
-            Verification(config.verifier if given is None else given, self.pool, config.verifiers) for config in configs
+            Verification(config.verifier if given is None else given, self.pool, {**config.verifiers, **named})
+            for config in configs
         ]
 
     def start_engine(

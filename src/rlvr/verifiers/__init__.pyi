@@ -41,6 +41,7 @@ from .puzzles.knights_knaves import KnightsAndKnavesVerifier as KnightsAndKnaves
 from .puzzles.sudoku import SudokuVerifier as SudokuVerifier
 from .ranking import RankingVerifier as RankingVerifier
 from .scorer import ScorerVerifier as ScorerVerifier
+from .scorer import StepScorerVerifier as StepScorerVerifier
 from .text import (
     NumericVerifier as NumericVerifier,
     RegexVerifier as RegexVerifier,

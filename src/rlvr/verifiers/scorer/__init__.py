@@ -1,3 +1,4 @@
-"""The verifier that asks a frozen model for a score: importing this package registers it."""
+"""The verifiers that ask a frozen model for scores: importing this package registers them."""
 
 from rlvr.verifiers.scorer.scorer_verifier import ScorerVerifier as ScorerVerifier
+from rlvr.verifiers.scorer.step_scorer_verifier import StepScorerVerifier as StepScorerVerifier
