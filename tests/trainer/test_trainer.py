@@ -255,7 +255,15 @@ def test_every_registered_verifier_judges_a_run(make_trainer, name):
 
 def test_every_verifier_has_tasks_to_be_run_on():
     # Made of others (tests/verifiers/test_combine.py), or asking a service (tests/verifiers/judge).
-    assert set(registry.names("verifier")) - set(EXAMPLES) == {"combine", "judge", "rubric", "pairs", "scorer", "steps"}
+    assert set(registry.names("verifier")) - set(EXAMPLES) == {
+        "combine",
+        "judge",
+        "rubric",
+        "pairs",
+        "scorer",
+        "step_scorer",
+        "steps",
+    }
 
 
 @pytest.mark.parametrize("name", registry.names("stage"))

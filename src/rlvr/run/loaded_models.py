@@ -83,12 +83,12 @@ class LoadedModels:
         """For a checkpoint's manifest: where each model is from and, of one that is loaded, the hash of its
         configuration file."""
         hashes = {name: model.config_hash for (name, _), model in self._loaded.items()}
-        rows = {}
+        rows: dict[str, dict[str, Any]] = {}
         for name, config in self.models.items():
-            row = {"path": config.path, "revision": config.revision, "config_hash": hashes.get(name)}
             if config.urls:
-                row = {"url": config.url, "model": config.model}
-            rows[name] = row
+                rows[name] = {"url": config.url, "model": config.model}
+                continue
+            rows[name] = {"path": config.path, "revision": config.revision, "config_hash": hashes.get(name)}
         return rows
 
 
