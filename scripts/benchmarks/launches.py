@@ -32,7 +32,7 @@ from decoder_counts import MODELS, decoder_counts, packed_counts
 from dispatch_counts import Counting, Counts
 from result_file import result_file
 
-from rlvr.policy import fused_head, head_devices, head_kernels
+from rlvr.policy import fused_head, head_devices, head_kernels, head_tiles
 from rlvr.policy.fused_head import fused_statistics
 from rlvr.policy.model import Head
 
@@ -209,15 +209,15 @@ def counted(
     return {"forward": forward, "backward": mode.counts}
 
 
-def narrow(device: torch.device) -> tuple[int, int]:
+def narrow(device: torch.device) -> head_devices.TileSize:
     """The tiles that a GPU had before there were kernels: 2,048 tokens by 2,048 entries."""
-    return 2048, 1 << 22
+    return head_devices.TileSize(2048, 1 << 22)
 
 
 def own_heads(width: int, vocabulary: int, trained: int = TRAINED) -> dict[str, dict[str, Counts]]:
     """The counts of the library's head as it was, without triton and with it."""
     found = {}
-    with mock.patch.object(fused_head, "gpu_tile", narrow):
+    with mock.patch.object(head_tiles, "gpu_tile", narrow):
         found[BEFORE] = counted(ours, Problem(width, vocabulary, trained), {}, wide_sums=False)
     found[TORCH] = counted(ours, Problem(width, vocabulary, trained), {})
     found[OURS] = counted(ours, Problem(width, vocabulary, trained), {}, kernels=True)

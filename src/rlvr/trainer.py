@@ -93,7 +93,7 @@ class GRPOTrainer(RunView):
         self.stages = StageList()
         self.evaluator = Evaluator(resolved.plans, state, training, rollouts, self.tasks, reporting)
         self.recorder = StepRecorder(state, training, rollouts, self.meters)
-        identity = RunIdentity(resolved, self.tasks, folder)
+        identity = RunIdentity(resolved, self.tasks, folder, rollouts.model_records)
         self.callbacks = Callbacks(callbacks, self, self.stop, world.is_main)
         stateful: dict[str, Stateful] = {
             "history": rollouts.history,
@@ -268,7 +268,7 @@ class GRPOTrainer(RunView):
         """Before a stage's next step: the baseline evaluation of a run, and the engine on the newest weights."""
         self.due_evaluations.at_start(stage)
         self._publish(stage)
-        self.reporting.console.stage(stage.plan.name, stage.plan.allowed, self.state.stage_step)
+        self.reporting.console.stage(stage.plan.name, stage.plan.allowed, self.state.stage_step, self.state.step)
 
     def _begin(self, resume: str | None) -> None:
         """Make or take over the run folder, once."""

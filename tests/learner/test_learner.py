@@ -155,8 +155,8 @@ def test_gradient_checkpointing_and_chunks_change_nothing(make_policy, make_batc
     batch = make_batch(policy)
     plain, _ = one_gradient(recording, policy, batch, make_objective(entropy=0.1))
     policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    monkeypatch.setattr("rlvr.policy.fused_head.KEEP", 0)
-    monkeypatch.setattr("rlvr.policy.fused_head.TILE", 5 * policy.causal_lm.config.vocab_size)
+    monkeypatch.setattr("rlvr.policy.head_tiles.KEEP", 0)
+    monkeypatch.setattr("rlvr.policy.head_tiles.TILE", 5 * policy.causal_lm.config.vocab_size)
     again, _ = one_gradient(recording, policy, batch, make_objective(entropy=0.1), micro_batch_size=3)
     assert gap(again, plain) < 1e-6
     assert not policy.model.training

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.core.needs import Need
 from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
 from rlvr.planner.decoder_passes import LiveBytes, to_cpu
-from rlvr.policy import MicroBatch, Policy, forward, fused_head, micro_batches
+from rlvr.policy import MicroBatch, Policy, forward, fused_head, head_tiles, micro_batches
 from rlvr.policy.attention import Packing, hook, merged
 from rlvr.policy.attention.kernels import TorchFlash
+from rlvr.policy.head_devices import tile_for
 from rlvr.policy.loading import make_policy
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
@@ -51,6 +53,8 @@ def gpu_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fa
 
 
 ALL_TILES = fused_head.tiles
+GPU_MEMORY = 80 << 30
+"""Bytes of the GPU that tests have in mind."""
 
 
 @contextlib.contextmanager
@@ -64,16 +68,25 @@ def like_a_gpu(all_tiles: bool = False) -> Iterator[FakeTensorMode]:
         patch.setattr(merged, "kernel_for", lambda *_: TorchFlash())
         # It reads values, and for rows without packed sequences gives None; with spans in place nothing looks at it.
         patch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
-        patch.setattr(fused_head, "TILE", fused_head.GPU_TILE)
+        head_like_a_gpu(patch, kernels=True)
         if not all_tiles:
-            patch.setattr(fused_head, "tiles", _first_and_last)
+            patch.setattr(fused_head, "tiles", first_and_last)
         yield mode
 
 
-def _first_and_last(
-    tokens: int, plan: fused_head.TilePlan, device: torch.device
-) -> Iterator[tuple[slice, list[slice]]]:
-    columns = list(ALL_TILES(tokens, plan, device))
+def head_like_a_gpu(patch: pytest.MonkeyPatch, kernels: bool, memory: int = GPU_MEMORY) -> None:
+    """Let the LM head take the tiles of a GPU of so many bytes, with Triton's kernels, which allocate nothing, or
+    without."""
+    nothing = SimpleNamespace(add_tile=lambda *_: None, gradient_tile=lambda *_: None)
+    patch.setattr(fused_head, "tile_size", lambda device: tile_for(memory))
+    patch.setattr(fused_head, "sums_wide", lambda device: True)
+    patch.setattr(fused_head, "INTERPRETED", kernels)
+    patch.setattr(fused_head, "triton_kernels", lambda: nothing)
+
+
+def first_and_last(tokens: int, plan: head_tiles.TilePlan) -> Iterator[tuple[slice, list[slice]]]:
+    """Some tiles for all, which follow each other in the same memory."""
+    columns = list(ALL_TILES(tokens, plan))
     for part, rows in columns[:2] + columns[2:][-1:]:
         yield part, rows[:2] + rows[2:][-1:]
 

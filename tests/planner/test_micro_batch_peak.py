@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
-from fake_peak import fake_policy, like_a_gpu, measure, micro_batch, rollouts_of
+from fake_peak import GPU_MEMORY, fake_policy, like_a_gpu, measure, micro_batch, rollouts_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ModelConfig, OptimConfig
+from rlvr.planner import micro_batch as planner_micro_batch
 from rlvr.planner import micro_batch_bytes, shape_of
 from rlvr.planner.decoder_passes import LiveBytes
 
@@ -29,6 +30,11 @@ WAYS = {
     "packed": {"packing": True, "share_prefix": False},
     "shared": {"share_prefix": True},
 }
+
+
+@pytest.fixture(autouse=True)
+def planned_with_triton(monkeypatch):
+    monkeypatch.setattr(planner_micro_batch, "has_triton", lambda: True)
 
 
 def test_storages_are_counted_until_the_last_reference_to_them_is_gone():
@@ -191,6 +197,7 @@ def compare(folder, name, tokens, way="packed", layers=None, deepspeed=False, **
         prompt + completion,
         padded=way == "padded",
         deepspeed=deepspeed,
+        gpu_memory=GPU_MEMORY,
     )
     return sum(planned.values()), peak.rest
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlvr.policy import fused_head, head_kernels
+from rlvr.policy import head_kernels, head_tiles
 from rlvr.policy.fused_head import fused_statistics
 from rlvr.policy.model import Head
 
@@ -104,8 +104,8 @@ def small(monkeypatch):
 
 
 def sizes(patch, tokens, entries, block):
-    patch.setattr(fused_head, "COLUMNS", entries)
-    patch.setattr(fused_head, "TILE", tokens * entries)
+    patch.setattr(head_tiles, "COLUMNS", entries)
+    patch.setattr(head_tiles, "TILE", tokens * entries)
     patch.setattr(head_kernels, "SUM_BLOCK", block)
     patch.setattr(head_kernels, "GRADIENT_BLOCK", block)
 

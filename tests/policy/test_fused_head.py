@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from number_oracles import finite_differences
-from rlvr.policy import fused_head
+from rlvr.policy import head_tiles
 from rlvr.policy.fused_head import fused_statistics
 from rlvr.policy.model import Head
 
@@ -96,9 +96,9 @@ def tiles(monkeypatch):
     """`tiles(t, v)`: tiles of t tokens and v vocabulary entries, nothing kept."""
 
     def small(tokens, columns):
-        monkeypatch.setattr(fused_head, "COLUMNS", columns)
-        monkeypatch.setattr(fused_head, "TILE", tokens * columns)
-        monkeypatch.setattr(fused_head, "KEEP", 0)
+        monkeypatch.setattr(head_tiles, "COLUMNS", columns)
+        monkeypatch.setattr(head_tiles, "TILE", tokens * columns)
+        monkeypatch.setattr(head_tiles, "KEEP", 0)
 
     return small
 
@@ -121,9 +121,9 @@ def test_any_statistics_of_any_head(seed, tokens, vocabulary, terms, shape, hot,
     case = Case(seed, tokens, vocabulary, terms=terms, hot=hot, scale=scale, cap=cap)
     with pytest.MonkeyPatch.context() as patch:
         if shape is not None:
-            patch.setattr(fused_head, "COLUMNS", shape[1])
-            patch.setattr(fused_head, "TILE", shape[0] * shape[1])
-            patch.setattr(fused_head, "KEEP", 0)
+            patch.setattr(head_tiles, "COLUMNS", shape[1])
+            patch.setattr(head_tiles, "TILE", shape[0] * shape[1])
+            patch.setattr(head_tiles, "KEEP", 0)
         case.check(asked)
 
 
@@ -188,7 +188,7 @@ def test_a_tied_weight_gets_both_gradients():
 
 @pytest.mark.parametrize("keep", [0, 1 << 22])
 def test_the_same_bits_every_time_and_a_second_backward_of_a_kept_graph(keep, monkeypatch):
-    monkeypatch.setattr(fused_head, "KEEP", keep)
+    monkeypatch.setattr(head_tiles, "KEEP", keep)
     asked = dict.fromkeys(ALL, True)
     case = Case(4, tokens=50, vocabulary=300)
     runs = []

@@ -41,7 +41,7 @@ def test_a_tile_of_a_gpu_takes_a_small_share_of_its_memory(gibibytes, entries, m
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    assert head_devices.gpu_tile(torch.device("cuda")) == (entries, 2048 * entries)
+    assert head_devices.gpu_tile(torch.device("cuda")) == head_devices.TileSize(entries, 2048 * entries)
 
 
 @pytest.mark.parametrize(("capability", "wide"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])

@@ -8,7 +8,7 @@ import torch
 
 from number_oracles import double, gap, gradient_of, token_statistics
 from rlvr.core.needs import CURRENT, REFERENCE, Need
-from rlvr.policy import fused_head, statistics
+from rlvr.policy import fused_head, head_tiles, statistics
 from rlvr.policy.microbatch import cut, rows_of
 from rlvr.policy.model import LogitScaling, head_of
 from rlvr.policy.statistics import DeferredColumns, forward
@@ -116,9 +116,9 @@ def test_tiles_change_neither_values_nor_gradients(policy, make_batch, monkeypat
         return got, gradient_of(policy.model, total)
 
     whole, gradient = values_and_gradient()
-    monkeypatch.setattr(fused_head, "KEEP", 0)
-    monkeypatch.setattr(fused_head, "TILE", size[0] * size[1])
-    monkeypatch.setattr(fused_head, "COLUMNS", size[1])
+    monkeypatch.setattr(head_tiles, "KEEP", 0)
+    monkeypatch.setattr(head_tiles, "TILE", size[0] * size[1])
+    monkeypatch.setattr(head_tiles, "COLUMNS", size[1])
     seen = []
     real = fused_head.Logits.tile
     monkeypatch.setattr(fused_head.Logits, "tile", lambda *a: seen.append(real(*a).numel()) or real(*a))

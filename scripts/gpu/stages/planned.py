@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from rlvr.config import ModelConfig
 from rlvr.planner import STATE, micro_batch_bytes, shape_of
 
@@ -16,10 +18,11 @@ def planned_parts(model: dict[str, Any], tokens: int, trained: int, length: int)
     """
     config = ModelConfig(**model)
     shape = shape_of(config)
+    gpu_memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     found = {
         "weights": shape.weights,
         "gradients": 4 * shape.trained,  # float32, like the weights that train
         "optimizer": STATE["adamw"] * shape.trained,
-        **micro_batch_bytes(shape, config, tokens, trained, length),
+        **micro_batch_bytes(shape, config, tokens, trained, length, gpu_memory=gpu_memory),
     }
     return {name: round(size / 2**20, 1) for name, size in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from rlvr.errors import ConfigError, nearest
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 """The published recipes: the recipe with the slug SLUG is FOLDER/SLUG.yaml in this folder."""
+
+SHARED = Path(sys.prefix) / "share" / "rlvr"
+"""The folder that the wheel puts `configs` and `examples` into; a checkout has these beside it."""
 
 TASK_FILES = {"train": "tasks.jsonl", "eval": "eval_tasks.jsonl"}
 """The files of a run folder that hold the tasks which a trainer was given as objects."""
@@ -60,11 +64,13 @@ def recipe_files() -> dict[str, Path]:
 
 
 def config_file(name: str | Path) -> Path:
-    """The file with this path, or else the file of the published recipe with this slug. ConfigError if there is
-    neither."""
+    """The file with this path, the one that the wheel has under it (`configs/quickstart.yaml`), or else the file of the
+    published recipe with this slug. ConfigError if there is none."""
     path = Path(name)
-    if path.is_file():
-        return path
+    # An absolute path stays what it is: joined to another, it replaces it.
+    for candidate in (path, SHARED / path):
+        if candidate.is_file():
+            return candidate
     recipes = recipe_files()
     if str(name) not in recipes:
         raise ConfigError(

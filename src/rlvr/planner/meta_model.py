@@ -14,14 +14,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ModelConfig
+from rlvr.core.hub_retries import without_retry_lines
 from rlvr.planner.decoder_passes import DecoderSettings
 from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.attention import PREFIX
 from rlvr.policy.attention.packing_trial import unpackable_layers
 from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import dtype_of, override_config
-from rlvr.policy.model import attention_windows
+from rlvr.policy.model import attention_windows, masked_beyond, one_rope_up_to
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -62,7 +64,11 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     eager = model is not None and bare.config._attn_implementation == "eager"
     outside = {id(bare.get_input_embeddings().weight), id(head_weight)}
     # Tokens that each layer with a window sees.
-    windows = [int(window) for window in attention_windows(text) if math.isfinite(window)]
+    every_window = attention_windows(text)
+    windows = [int(window) for window in every_window if math.isfinite(window)]
+    scores = kept_scores(config.model_copy(update={"attention": "eager"}) if eager else config, text)
+    # The model on the meta device has the attention that transformers chooses for its class.
+    attention = "eager" if scores else config.attention or foreign(bare.config, "_attn_implementation") or "sdpa"
     return Shape(
         parameters=sum(map(_numel, [*trained, *frozen])),
         trained=sum(map(_numel, trained)),
@@ -78,7 +84,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         decoder=decoder,
         head_trained=head_weight.numel() if head_weight.requires_grad and config.adapter is None else 0,
         tied=head_weight is bare.get_input_embeddings().weight,
-        scores=kept_scores(config.model_copy(update={"attention": "eager"}) if eager else config, text),
+        scores=scores,
         queries=int(text.num_attention_heads) * head,
         keys=heads * head,
         # 2 (keys, values) x layers x heads x width of a head x bytes of a number, for one token.
@@ -88,6 +94,9 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         window=max(windows, default=0),
         windowed=len(windows),
         packs=not unpackable_layers(text),
+        one_rope_up_to=one_rope_up_to(text),
+        masked_beyond=masked_beyond(attention.removeprefix(PREFIX), every_window),
+        capped=foreign(text, "final_logit_softcapping") is not None,
     )
 
 
@@ -118,6 +127,7 @@ def _without_storage(config: ModelConfig, model: Any) -> Any:
     return AutoModelForCausalLM.from_config(described, dtype=torch.float32, trust_remote_code=config.trust_remote_code)
 
 
+@without_retry_lines()
 def _described(config: ModelConfig) -> Any:
     """The model's configuration: its own file from a folder or the hub's cache, else the sizes that are shipped, else
     from the hub."""

@@ -8,6 +8,7 @@ of the LM head, in that of the layers, or in that of the token embedding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +17,10 @@ import torch
 from rlvr.config import ModelConfig
 from rlvr.planner.decoder_passes import DecoderPasses, Line, Way
 from rlvr.planner.shape import MemoryParts, Shape
-from rlvr.policy.fused_head import GPU_TILE
+from rlvr.policy.head_devices import has_triton, tile_for
+from rlvr.policy.head_tiles import HeadBuffers, TilePlan, fits, tile_size
 from rlvr.policy.loading import dtype_of
 
-TILE = 4 * GPU_TILE
-"""Bytes of a tile of logits in float32 (rlvr.policy.fused_head); on a CPU it is a quarter."""
-TILES = 4
-"""Tiles that the LM head has at once: logits, their gradient, and a product and the gradient in the type computed in,
-of half its size each, with the slice of the weights."""
 # rlvr.rollout.rows.draw: the logits in float32, these over the temperature, their softmax and a padded copy of it. The
 # sort of top-k, top-p and min-p (`truncate`) takes more, which is not counted.
 LOGITS_COPIES = 4
@@ -38,6 +35,7 @@ def micro_batch_bytes(
     length: int,
     padded: bool = False,
     deepspeed: bool = False,
+    gpu_memory: float | None = None,
 ) -> MemoryParts:
     """Bytes by part of one micro-batch's forward and backward pass, at their peak.
 
@@ -45,7 +43,7 @@ def micro_batch_bytes(
     `length`: of its longest rollout; `padded`: True where each rollout is a row of its own, whose sliding windows are
     masks and whose eager attention keeps its scores, False for packed rows, which keep nothing of pairs of tokens;
     `deepspeed`: True where weights that train are in the type computed in, and each gradient is taken away as soon as
-    it is computed.
+    it is computed; `gpu_memory`: bytes of the GPU that computes it, None for a CPU.
     """
     way = way_of(model, deepspeed)
     # where inputs of layers wait in host memory, the device has one layer at a time
@@ -53,7 +51,7 @@ def micro_batch_bytes(
     layers = 1 if model.activation_offload else shape.layers
     passes = shape.decoder.passes(way, layers)
     beside = _beside(shape, way, tokens, length) if padded else 0.0
-    work = _Work(shape, way, passes, tokens, trained, beside)
+    work = _Work(shape, way, passes, tokens, trained, beside, gpu_memory)
     # autocast's copies of the weights of all layers live until the forward pass ends
     copies = shape.decoder.passes(way).forward.fixed
     # Everything that is alive at one of four moments; their maximum is the micro-batch's peak.
@@ -100,6 +98,8 @@ class _Work:
     trained: float
     beside: float
     """Bytes in the layers that are not linear in tokens."""
+    gpu_memory: float | None
+    """Bytes of the GPU that computes it; None: a CPU."""
 
     @property
     def gradient(self) -> float:
@@ -123,7 +123,8 @@ class _Work:
         # [T, H] three times: the hidden states of trained tokens in the type computed in, their gradient in float32 (4
         # bytes) and again in that type.
         parts["activations"] += self.trained * self.shape.hidden * (4 + 2 * self.way.compute.itemsize)
-        return parts | {"logits": logits_bytes(self.shape, self.trained), "gradient of the LM head": self.gradient}
+        logits = logits_bytes(self.shape, self.way, math.ceil(self.trained), self.gpu_memory)
+        return parts | {"logits": logits, "gradient of the LM head": self.gradient}
 
     def backward(self) -> MemoryParts:
         """In the backward pass of the layers. The gradient of a weight that is the embedding's too waits for the
@@ -142,10 +143,31 @@ class _Work:
         }
 
 
-def logits_bytes(shape: Shape, trained: float) -> float:
-    """Bytes of the logits of so many tokens that are there at once."""
-    # 4 bytes a logit in float32; more than a tile is never there.
-    return TILES * min(4 * trained * shape.vocabulary, TILE)
+def logits_bytes(shape: Shape, way: Way, trained: int, gpu_memory: float | None) -> float:
+    """Bytes of the fused LM head's buffers in the backward pass of so many tokens, on a GPU of so many bytes or a CPU
+    (None).
+
+    With triton if this machine has it, and with the one kernel that adds products to float32, as on GPUs of compute
+    capability 8 and above. An adapter's matrices of the head are left out.
+    """
+    on_gpu = gpu_memory is not None
+    plan = TilePlan(
+        asked={},
+        terms=1,
+        scale=1.0,
+        cap=1.0 if shape.capped else None,
+        vocabulary=shape.vocabulary,
+        tile=tile_size(torch.device("cpu")) if gpu_memory is None else tile_for(gpu_memory),
+        kernels=on_gpu and has_triton(),
+        wide_sums=on_gpu,
+    )
+    trains = shape.head_trained > 0
+    with torch.device("meta"):
+        hidden = torch.empty(trained, shape.hidden, dtype=way.compute)
+        weight = torch.empty(shape.vocabulary, shape.hidden, dtype=way.weights if trains else way.compute)
+    # Few logits are kept in the forward pass, in float32.
+    kept = 4.0 * trained * shape.vocabulary if fits(trained, plan) else 0.0
+    return kept + HeadBuffers(plan, [hidden], [weight], [trains]).nbytes
 
 
 def layer_bytes(shape: Shape, model: ModelConfig, tokens: float) -> float:

@@ -17,29 +17,17 @@ probability zero; one that is NaN makes that token's statistics NaN and nothing 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 import torch
 
-from rlvr.policy.head_devices import gpu_tile, sums_wide, triton_kernels
+from rlvr.policy.head_devices import sums_wide, triton_kernels
+from rlvr.policy.head_tiles import HeadBuffers, TilePlan, fits, shaped, tile_size, tiles
 from rlvr.policy.model import Head, gather_until_backward_ends, gathered
 
-# 1,024 to 4,096 entries by 128 to 1,024 tokens differ by less than noise on one core (docs/performance.md, "The fused
-# head"); tiles of whole vocabulary rows take 1.5 times as long, since each reads all weights again.
-COLUMNS = 2048
-"""Vocabulary entries of a tile."""
-TILE = 1 << 20
-"""Logits of a tile: 4 MiB in float32, which stay in a CPU's cache."""
-GPU_TILE = 1 << 22
-"""Logits of which the memory plan (rlvr.planner) counts four tiles of float32: 64 MiB, which is what the one buffer of
-a GPU's wide tile (rlvr.policy.head_devices) has in bfloat16."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton's interpreter runs its kernels on a CPU, as tests have it."""
-# Keeping three times as much saved a product and no time there: 48 MiB are written and read twice.
-KEEP = 1 << 22
-"""Up to so many logits are one tile and are kept for the backward pass: 16 MiB in float32."""
 # Any finite number would do, since the probability that multiplies it is 0; minus infinity would give NaN.
 LOWEST = -1e30
 """Stands for a log-probability of minus infinity where it is multiplied by a probability of zero."""
@@ -79,63 +67,26 @@ def fused_statistics(
             # The kernels read the ids of neighbouring tokens from neighbouring places.
             ids = ids.contiguous()
         # Made here, while a partitioned head is gathered and its number of rows is known.
+        device = head.inputs[0].device
         plan = TilePlan(
             dict(asked),
             len(head.inputs),
             head.scale,
             head.cap,
             head.vocabulary,
+            tile_size(device),
+            (INTERPRETED or device.type == "cuda") and triton_kernels() is not None,
+            sums_wide(device),
             common_temperature,
-            triton_kernels() if INTERPRETED or head.inputs[0].device.type == "cuda" else None,
         )
         values = _Fused.apply(plan, ids, temperature, *tensors)
     return {name: value for name, value in zip(NAMES, values, strict=True) if value is not None}
 
 
-@dataclass(frozen=True)
-class TilePlan:
-    """Values that do not change between the forward and the backward pass."""
-
-    asked: dict[str, bool]
-    terms: int
-    scale: float
-    cap: float | None
-    vocabulary: int
-    common_temperature: float | None = None
-    """The temperature that all tokens share, where it is known without a read from the device; else None."""
-    kernels: ModuleType | None = None
-    """`rlvr.policy.head_kernels`; None: operations of torch."""
-
-    @property
-    def inner_factor(self) -> float | None:
-        """Return the factor inside the soft-cap's tanh; None: there is no cap."""
-        return None if self.cap is None else self.scale / self.cap
-
-    @property
-    def last_factor(self) -> float:
-        """Return the last factor of a tile before its division by the temperatures."""
-        return self.scale if self.cap is None else self.cap
-
-
-def fits(tokens: int, plan: TilePlan) -> bool:
-    """Return True if the logits are one tile that is kept."""
-    # `Running.add` leaves the tile relative to its largest logit, and the slope of a soft-cap needs the logit itself.
-    # The kernels write the gradient in place of the logits, and the product costs less there than a second buffer.
-    return tokens * plan.vocabulary <= KEEP and plan.cap is None and plan.kernels is None
-
-
-def tiles(tokens: int, plan: TilePlan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
-    """The tiles, column by column: (vocabulary entries, the rows of each tile)."""
-    if fits(tokens, plan):
-        yield slice(0, plan.vocabulary), [slice(0, tokens)]
-        return
-    entries, logits = (COLUMNS, TILE) if device.type == "cpu" else gpu_tile(device)
-    width = min(plan.vocabulary, entries)
-    height = max(1, logits // width)
-    # The vocabulary is the outer loop: the weights of a tile stay in the cache while all rows go by.
-    rows = [slice(start, min(start + height, tokens)) for start in range(0, tokens, height)]
-    for start in range(0, plan.vocabulary, width):
-        yield slice(start, min(start + width, plan.vocabulary)), rows
+def _kernels() -> ModuleType:
+    kernels = triton_kernels()
+    assert kernels is not None, "a plan has kernels only where there are any"
+    return kernels
 
 
 class Logits:
@@ -147,7 +98,9 @@ class Logits:
         temperature: torch.Tensor,
         inputs: tuple[torch.Tensor, ...],
         weights: tuple[torch.Tensor, ...],
+        trained: Sequence[bool] | None = None,
     ) -> None:
+        """`trained`: which weights get a gradient, in a backward pass; None: in a forward pass."""
         self.plan = plan
         self.inputs = inputs
         self.weights = weights
@@ -158,32 +111,59 @@ class Logits:
         self.unchanged = plan.common_temperature == plan.last_factor
         """True if `factor` is known to be 1. Where that is not known, the product is computed; a product with 1 has the
         same bits."""
-        # A kernel converts what it reads, so one product can stay in its own type; several are summed in float32.
-        keeps_type = plan.kernels is not None and len(weights) <= 1
-        self.buffer = inputs[0].new_empty(0, dtype=inputs[0].dtype if keeps_type else self.dtype)
+        self.buffers = HeadBuffers(plan, inputs, weights, trained)
 
     def columns(self, part: slice) -> list[torch.Tensor]:
         """The rows of the weights for some vocabulary entries, in the dtype of the inputs."""
-        return [weight[part].to(x.dtype) for x, weight in zip(self.inputs, self.weights, strict=False)]
+        rows = [weight[part] for weight in self.weights]
+        return [
+            row if into is None else into[: len(row)].copy_(row)
+            for into, row in zip(self.buffers.columns, rows, strict=True)
+        ]
+
+    def scratch(self, z: torch.Tensor) -> torch.Tensor:
+        """A buffer of the shape of a tile [t, v], which is overwritten."""
+        assert self.buffers.probabilities is not None
+        return shaped(self.buffers.probabilities, *z.shape)
+
+    def narrowed(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A tile's gradient [t, v] in the type of the inputs, in which the products of the backward pass run."""
+        if self.buffers.narrow is None:
+            return gradient
+        return shaped(self.buffers.narrow, *gradient.shape).copy_(gradient)
 
     def products(self, rows: slice, part: slice, weights: list[torch.Tensor]) -> torch.Tensor:
         """[t, v] sums of the terms' products, without scale, cap and temperature, in the buffer."""
         shape = (rows.stop - rows.start, part.stop - part.start)
-        if self.buffer.numel() < shape[0] * shape[1]:
-            self.buffer = self.buffer.new_empty(shape[0] * shape[1])
-        z = self.buffer[: shape[0] * shape[1]].view(shape)
+        z = shaped(self.buffers.logits, *shape)
         if not weights:
             z.copy_(self.inputs[0][rows, part])
         for i, (x, weight) in enumerate(zip(self.inputs, weights, strict=False)):
             # In bfloat16 the product is made in its own type, as the module would make it, and summed in float32.
-            if x.dtype != z.dtype:
-                product = x[rows] @ weight.t()
+            if self.buffers.narrow is not None:
+                product = torch.mm(x[rows], weight.t(), out=shaped(self.buffers.narrow, *shape))
                 z.copy_(product) if i == 0 else z.add_(product)
             elif i == 0:
                 torch.mm(x[rows], weight.t(), out=z)
             else:
                 z.addmm_(x[rows], weight.t())
         return z
+
+    @staticmethod
+    def sums_in(buffer: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
+        """The tensor in which a tile's gradients of the weights are summed: the gradient itself, or the buffer where
+        that is less precise."""
+        return gradient if buffer is None else buffer[: len(gradient)].zero_()
+
+    def add_product(self, into: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Add left @ right to a sum of the backward pass."""
+        if left.dtype == into.dtype:
+            into.addmm_(left, right)
+        elif self.buffers.product is not None:
+            into.add_(torch.mm(left, right, out=shaped(self.buffers.product, *into.shape)))
+        else:
+            # cuBLAS adds to float32 what it sums in float32 itself: one kernel, and no rounding to bfloat16 between.
+            torch.addmm(into, left, right, out_dtype=into.dtype, out=into)
 
     def tile(self, rows: slice, part: slice, weights: list[torch.Tensor]) -> torch.Tensor:
         """[t, v] logits, in the buffer."""
@@ -248,7 +228,7 @@ class Running:
     def add_products(self, rows: slice, part: slice, products: torch.Tensor, factor: torch.Tensor) -> None:
         """Count a tile of products [t, v], as `add` does its logits, by one kernel."""
         sums = (self.maximum, self.mass, self.entropy, self.squares, self.total, self.chosen)
-        self.plan.kernels.add_tile(  # type: ignore[union-attr]
+        _kernels().add_tile(
             products,
             factor[rows],
             None if self.ids is None else self.ids[rows],
@@ -337,7 +317,7 @@ class Slope:
         """The gradient of a tile of products [t, v], as `of`, by one kernel; in the type of the products and in their
         place."""
         coefficients = (self.a, self.b, self.c, self.d, self.hot)
-        self.plan.kernels.gradient_tile(
+        _kernels().gradient_tile(
             products,
             products,
             self.factor[rows],
@@ -350,16 +330,21 @@ class Slope:
         )
         return products
 
-    def of(self, rows: slice, part: slice, z: torch.Tensor, scratch: torch.Tensor, relative: bool) -> torch.Tensor:
-        """The gradient of the head's products in a tile, in `scratch`; z is overwritten, unless it is the kept one."""
-        # [t, v]: 1 - tanh^2, as z = factor x tanh.
-        flat = None if self.plan.cap is None else (z / self.factor[rows]).square_().neg_().add_(1)
+    def of(self, rows: slice, part: slice, z: torch.Tensor, relative: bool, logits: Logits) -> torch.Tensor:
+        """The gradient of the head's products in a tile, in a buffer of `logits`; z is overwritten, unless it is the
+        kept one."""
+        flat = None
+        if logits.buffers.slope is not None:
+            # [t, v]: 1 - tanh^2, as z = factor x tanh.
+            flat = torch.div(z, self.factor[rows], out=shaped(logits.buffers.slope, *z.shape))
+            flat.square_().neg_().add_(1)
         if relative:
             # The kept tile is relative to the anchor already, and a second backward pass may read it: a copy, not in
             # place.
-            z = z - self.log_mass[rows, None]
+            z = torch.sub(z, self.log_mass[rows, None], out=shaped(logits.buffers.logits, *z.shape))
         else:
             z.sub_(self.anchor[rows, None]).sub_(self.log_mass[rows, None])  # the bits of the forward pass
+        scratch = logits.scratch(z)
         p = torch.exp(z, out=scratch)
         if self.b is None and self.c is None:
             p.mul_(self.a[rows])
@@ -385,16 +370,14 @@ class _Fused(torch.autograd.Function):
         tokens = len(tensors[0])
         keep = None
         running = Running(plan, ids, tokens, logits.factor)
-        scratch = logits.buffer
-        for part, rows_of_part in tiles(tokens, plan, tensors[0].device):
+        for part, rows_of_part in tiles(tokens, plan):
             weights = logits.columns(part)
             for rows in rows_of_part:
-                if plan.kernels is not None:
+                if plan.kernels:
                     running.add_products(rows, part, logits.products(rows, part, weights), logits.factor)
                     continue
                 z = logits.tile(rows, part, weights)
-                scratch = scratch if scratch.numel() >= z.numel() else torch.empty_like(z).view(-1)
-                running.add(rows, part, z, scratch[: z.numel()].view(z.shape))
+                running.add(rows, part, z, logits.scratch(z))
                 keep = z
         values, state = finish(plan, running)
         ctx.plan = plan
@@ -420,7 +403,7 @@ class _Fused(torch.autograd.Function):
         weights = tensors[plan.terms : count]
         # Under ZeRO-3 the head may have been partitioned again since the forward pass.
         gather_until_backward_ends(weights)
-        logits = Logits(plan, temperature, tensors[: plan.terms], weights)
+        logits = Logits(plan, temperature, tensors[: plan.terms], weights, needed[plan.terms :])
         slope = Slope(plan, gradients, ids, state, logits.factor)
         return (None, None, None, *_gradients(logits, slope, kept, needed))
 
@@ -437,47 +420,30 @@ def _gradients(
         for x, need in zip(inputs, needed[: plan.terms], strict=True)
     ]
     whole = [torch.zeros_like(w) if need else None for w, need in zip(weights, needed[plan.terms :], strict=True)]
-    scratch = logits.buffer
-    for part, rows_of_part in tiles(len(inputs[0]), plan, inputs[0].device):
+    for part, rows_of_part in tiles(len(inputs[0]), plan):
         columns = logits.columns(part)
-        sums = [None if w is None else _sums(w[part], logits.dtype) for w in whole]
+        sums = [
+            None if w is None else logits.sums_in(buffer, w[part])
+            for buffer, w in zip(logits.buffers.sums, whole, strict=True)
+        ]
         for rows in rows_of_part:
-            if plan.kernels is not None:
+            if plan.kernels:
                 dz = slope.of_products(rows, part, logits.products(rows, part, columns))
             else:
                 z = kept if kept is not None else logits.tile(rows, part, columns)
-                scratch = scratch if scratch.numel() >= z.numel() else torch.empty_like(z).view(-1)
-                dz = slope.of(rows, part, z, scratch[: z.numel()].view(z.shape), kept is not None)
+                dz = slope.of(rows, part, z, kept is not None, logits)
             if not weights and wide[0] is not None:
                 wide[0][rows, part] = dz
             # The products of the backward pass run in the type of the inputs, their sums in float32.
-            low = dz.to(inputs[0].dtype)
+            low = logits.narrowed(dz)
             for into, column in zip(wide, columns, strict=False):
                 if into is not None:
-                    _add_product(into[rows], low, column)
+                    logits.add_product(into[rows], low, column)
             for into, x in zip(sums, inputs, strict=False):
                 if into is not None:
-                    _add_product(into, low.t(), x[rows])
+                    logits.add_product(into, low.t(), x[rows])
         for w, total in zip(whole, sums, strict=True):
             if w is not None and total is not None and total.dtype != w.dtype:
                 w[part] = total
     narrow = [None if g is None else g.to(x.dtype) for g, x in zip(wide, inputs, strict=True)]
     return [*narrow, *whole]
-
-
-def _sums(into: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor in which a tile's gradients of the weights are summed: `into` itself, or a new one where `into`
-    is less precise."""
-    if into.dtype == dtype:
-        return into
-    return torch.zeros_like(into, dtype=dtype)
-
-
-def _add_product(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    if left.dtype == into.dtype:
-        into.addmm_(left, right)
-    elif sums_wide(into.device):
-        # cuBLAS adds to float32 what it sums in float32 itself: one kernel, and no rounding to bfloat16 between.
-        torch.addmm(into, left, right, out_dtype=into.dtype, out=into)
-    else:
-        into.add_(left @ right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,10 +24,30 @@ SHARE = 128
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class TileSize:
+    """Sizes of a tile of logits [t, v]."""
+
+    entries: int
+    """Most vocabulary entries v"""
+    logits: int
+    """Most logits t x v, but for a tile of one token"""
+
+    def of(self, tokens: int, vocabulary: int) -> tuple[int, int]:
+        """The tokens t and the entries v of the largest tile of logits [tokens, vocabulary]."""
+        width = min(vocabulary, self.entries)
+        return min(tokens, max(1, self.logits // max(1, width))), width
+
+
+def has_triton() -> bool:
+    """Return True if triton is installed."""
+    return find_spec("triton") is not None
+
+
 @cache
 def triton_kernels() -> ModuleType | None:
     """Return `rlvr.policy.head_kernels`; None where triton is not installed, with one warning."""
-    if find_spec("triton") is None:
+    if not has_triton():
         logger.warning(
             "triton is not installed (pip install triton): the LM head takes some thirty operations a tile, not two"
         )
@@ -35,21 +56,25 @@ def triton_kernels() -> ModuleType | None:
 
 
 @cache
-def gpu_tile(device: torch.device) -> tuple[int, int]:
-    """Return the vocabulary entries and the logits of a tile on a device that is no CPU.
+def gpu_tile(device: torch.device) -> TileSize:
+    """The sizes of tiles on a device that is no CPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return TileSize(COLUMNS, LOGITS)
+    return tile_for(torch.cuda.get_device_properties(device).total_memory)
+
+
+def tile_for(memory: float) -> TileSize:
+    """The sizes of tiles on a GPU of so many bytes of memory.
 
     From the memory that it has, not from what is free: the same run has the same tiles and so the same bits.
     """
     entries = COLUMNS
     logits = LOGITS
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return entries, logits
-    memory = torch.cuda.get_device_properties(device).total_memory
     # 16 bytes a logit: four tiles of float32.
     while 16 * logits * SHARE > memory and entries > NARROWEST:
         entries //= 2
         logits //= 2
-    return entries, logits
+    return TileSize(entries, logits)
 
 
 @cache

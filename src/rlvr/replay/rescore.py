@@ -27,6 +27,7 @@ from rlvr.monitor.batch import SAME
 from rlvr.monitor.recording import Recorded, columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.records import BASELINE, Batch, Task, Verdict
 from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, score, walk
+from rlvr.run.loaded_models import LoadedModels
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification, verify_again
 
@@ -89,7 +90,7 @@ class Replay:
             return load_config(tree, overrides)
         except ConfigError:
             # A key that this version refuses is in some other section more often than not.
-            config = load_config({key: tree[key] for key in SECTIONS[:4] if key in tree}, overrides)
+            config = load_config({key: tree[key] for key in (*SECTIONS[:4], "models") if key in tree}, overrides)
             self.notes.append(
                 f"{self.run / 'config.yaml'} is of another version: its {', '.join(SECTIONS[:4])} are used"
             )
@@ -121,6 +122,8 @@ class Replay:
         checks = self.config.verification
         with VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent) as pool:
             verification = Verification(self.config.verifier, pool, self.config.verifiers)
+            if self.verifies:
+                verification.attach(LoadedModels(self.config.models))
             any_verdict = False
             for step, path in self.files.items():
                 rows = [row for row in read_recorded(path, self.notes) if row.use != "added" and row.rollout.verdicts]

@@ -241,6 +241,7 @@ class Checkpointer:
             state=self._state(),
             metrics=self.state.metrics[-1] if self.state.metrics else {},
             models=_all(models),
+            frozen=self.identity.models(),
             # Synced before the manifest: a resume expects the lines of all steps up to the checkpoint's, and
             # `MetricsFile` leaves them in the page cache, which a power cut loses.
             logs=[self.folder.metrics.path, self.folder.evaluations.path],

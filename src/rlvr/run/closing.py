@@ -9,6 +9,7 @@ from typing import Any
 from rlvr.errors import DataError
 from rlvr.evaluation import compare, read_result
 from rlvr.monitor.console import Console
+from rlvr.monitor.console_text import percent
 from rlvr.run.train_state import TrainState
 
 
@@ -21,24 +22,26 @@ def show_closing(console: Console, folder: Path, state: TrainState) -> None:
         if name.startswith(("eval/greedy", "eval/pass@", "eval/maj@"))
     ]
     if rows and names:
-        shown = [[row["label"], *(row.get(name) for name in names)] for row in rows]
+        shown = [[row["label"], *(percent(row.get(name)) for name in names)] for row in rows]
         console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
     for line in _against_the_start(folder):
         console.message(line)
-    console.message(
-        f"run folder: {folder} (metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/step-{state.step}/model)"
-    )
+    written = ["metrics.jsonl", "rollouts/", f"checkpoints/step-{state.step}/model"]
+    if state.evaluations:
+        written.insert(1, "evaluations.jsonl")
+    console.message(f"run folder: {folder}")
+    console.message(f"   with {', '.join(written)}")
     report = folder / "report.html"
     console.message(f"report: {report} (open it in a browser)" if report.exists() else "report: trainer.report()")
-    console.message(
-        "next: read a few rollouts/*.jsonl; change a setting with key.path=value (try algorithm.preset=dr_grpo);"
-    )
-    console.message("      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class")
+    console.message("next: read a few rollouts in the report; change a setting with key.path=value,")
+    console.message("      such as algorithm.preset=dr_grpo; your own tasks go into data.train,")
+    console.message("      your own verifier into verifier=FILE.py:Class")
     last = state.metrics[-1] if state.metrics else {}
     reward = ""
     if last.get("reward/mean") is not None:
         reward = f", reward {last['reward/mean']:.3f}"
-    console.closing(f"done: {state.step} steps{reward}, run folder {folder}")
+    steps = "1 step" if state.step == 1 else f"{state.step} steps"
+    console.closing(f"done: {steps}{reward}, run folder {folder}")
     console.finish()
 
 
@@ -63,8 +66,8 @@ def _against_the_start(folder: Path) -> Iterator[str]:
     for name, change in comparison["differences"].items():
         low, high = change["interval"]
         yield (
-            f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % "
-            f"{low:+.3f} to {high:+.3f}, {change['tasks']} tasks)"
+            f"{name}: {percent(change['before'])} -> {percent(change['after'])} ({100 * change['difference']:+.1f} "
+            f"points; 95 %: {100 * low:+.1f} to {100 * high:+.1f})"
         )
     solved = comparison["support"]
     yield (

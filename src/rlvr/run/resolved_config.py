@@ -12,6 +12,7 @@ from rlvr.config import Config
 from rlvr.config.renamed_keys import with_new_names
 from rlvr.config.stage_plan import StagePlan, set_steps_of_epochs, stage_plans
 from rlvr.core.specs import ComponentSpec
+from rlvr.core.startup_lines import startup
 from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
@@ -23,6 +24,9 @@ from rlvr.policy.loading import set_checkpointing
 from rlvr.run.dry_run import plan_lines
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.run_tasks import RunTasks, TaskSets
+
+MOVED = ("url", "key", "device", "batch_tokens")
+"""Keys of a frozen model that say where it is asked, and not which one it is."""
 
 
 @dataclass
@@ -89,6 +93,7 @@ def resolved_config(
     `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration
     names them. `sets` are the tasks, which `run.epochs` counts.
     """
+    startup.info("planning: devices, engine and memory")
     saved = None
     # Before the engine is chosen: `auto` takes that of the checkpoint where this machine has it.
     if resume is not None and world.is_main:
@@ -109,6 +114,8 @@ class RunIdentity:
     resolved: ResolvedConfig
     tasks: RunTasks
     folder: RunFolder
+    models: Callable[[], Mapping[str, Any]]
+    """The frozen models, on rank 0: name -> where it is from."""
 
     def state_dict(self) -> dict[str, Any]:
         """The facts, under the names of the checkpoint format."""
@@ -132,8 +139,27 @@ class RunIdentity:
         # Before the comparison of configurations: values that `auto` takes here may differ from those in the
         # checkpoint.
         self.resolved.take_saved_values(config, world, policy, report)
-        self.folder.check(config, with_new_names(state.get("recorded", config)), self.resolved.automatic_keys)
+        # A frozen model may be elsewhere by now; which one it is may not change.
+        moved = [f"models.{name}.{key}" for name in self.resolved.config.models for key in MOVED]
+        free = [*self.resolved.automatic_keys, *moved]
+        self.folder.check(config, with_new_names(state.get("recorded", config)), free)
         self._check_evaluation_tasks(state["evaluated_on"])
+
+    def check_models(self, saved: Mapping[str, Any], world: World) -> None:
+        """CheckpointError, on every rank, where a frozen model is not the one of the manifest's `saved`."""
+        problem = None
+        if world.is_main:
+            now = self.models()
+            for name, before in saved.items():
+                known = before.get("config_hash"), now.get(name, {}).get("config_hash")
+                if None not in known and known[0] != known[1]:
+                    problem = (
+                        f"models.{name}: the checkpoint was made with another model (the SHA-256 of its config.json "
+                        f"was {known[0]}, and is {known[1]} now): put that model back"
+                    )
+        problem = world.broadcast(problem, "the frozen models of the checkpoint")
+        if problem is not None:
+            raise CheckpointError(problem)
 
     def _check_evaluation_tasks(self, saved: list[str]) -> None:
         """CheckpointError where the evaluation tasks are others, and that was not accepted."""

@@ -129,6 +129,7 @@ class Resumer:
         # This may refuse the checkpoint, and so may `restore_objects` below, for other tasks. Both come before the
         # folder is cut.
         self.identity.check(state, self.world, self.training.policy, self.reporting.console.message)
+        self.identity.check_models(saved.manifest.models, self.world)
         for line in version_differences(saved.manifest, self.world.size):
             log.warning("%s: %s", saved.path, line)
         self.rollouts.engine.release()  # the weights change, and their version with them

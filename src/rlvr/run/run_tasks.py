@@ -10,6 +10,7 @@ import numpy as np
 
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
+from rlvr.core.startup_lines import startup
 from rlvr.data import Prompts, load_tasks
 from rlvr.data.samplers import fingerprint_of
 from rlvr.data.sources import limited
@@ -92,6 +93,7 @@ class TaskSets:
         is_argument = spec is self._arguments[split]  # its text would be long, and its identity lasts as long as we do
         key = f"{split} {config.data.fields!r} {id(spec) if is_argument else spec!r}"
         if key not in self._loaded:
+            startup.info("reading tasks: data.%s", split)
             self._loaded[key] = load_tasks(spec, split=split, fields=config.data.fields)
         return self._loaded[key]
 

@@ -20,6 +20,7 @@ from rlvr.config import Config
 from rlvr.config.config_loading import config_file, load_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.command_name import program
+from rlvr.core.startup_lines import StartupLines
 from rlvr.core.waits import reporting
 from rlvr.errors import ConfigError, command
 
@@ -131,13 +132,17 @@ def _dry_run(config: Config, devices: str | None) -> int:
 
 def _train(config: Config, resume: str | None) -> int:
     phase = "starting"
+    startup = StartupLines(config.logging.console)
+    startup.say("loading torch and transformers")
     # SIGUSR1 is answered from the first moment on: without a handler it would end a run that is still loading. `train`
     # has a fuller answer.
     with reporting(lambda: f"run {config.folder}, process {os.getpid()}\nphase: {phase}"):
         from rlvr.train.report_at_end import ReportAtEnd
         from rlvr.trainer import GRPOTrainer
 
-        with GRPOTrainer(config=config, resume=resume, callbacks=[ReportAtEnd()]) as trainer:
+        with startup:
+            trainer = GRPOTrainer(config=config, resume=resume, callbacks=[ReportAtEnd()])
+        with trainer:
             trainer.train()
             phase = "closing"
             if trainer.stop.signal is not None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from rlvr import registry
 from rlvr.core.calling import ByColumns, ByName, by_signature, score_of
@@ -28,6 +28,9 @@ from rlvr.core.component import CONTRACTS, Component, declared
 from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError
 from rlvr.records import Task, Verdict
+
+if TYPE_CHECKING:
+    from rlvr.verifiers.run_models import RunModels
 
 _CONSTANT = (*(bool, int, float, str, bytes, re.Pattern, Enum, PurePath, type), ModuleType, BuiltinFunctionType)
 
@@ -100,6 +103,11 @@ class Verifier(Component):
 
     def prepare(self) -> None:
         """Slow imports and models. Called once before worker processes are forked, and before any time limit starts."""
+        return
+
+    def attach(self, models: RunModels) -> None:
+        """Take what the verifier asks of the run's models: called once before training, on rank 0. ConfigError where a
+        model is not there or does not fit."""
         return
 
     def check_task(self, task: Task) -> str | None:
