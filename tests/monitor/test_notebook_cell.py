@@ -75,10 +75,10 @@ def test_progress_lives_in_one_output_and_errors_are_short(outputs_of, tmp_path)
     assert "&lt;b&gt;" in page and "<b>" not in page
     # Another cell has an output of its own: progress, and the closing lines after it.
     later = [output.data["text/plain"] for output in second if output.output_type == "display_data"]
-    assert "look <i>here</i>" in later[0]
-    assert "grpo 30/30" in later[0]
-    assert "done: 30 steps" in later[-1]
-    assert len(later) == 2
+    warned, ran, closed = later
+    assert "look <i>here</i>" in warned
+    assert "grpo 30/30" in ran
+    assert "done: 30 steps" in closed
     (error,) = [output for output in wrong if output.output_type == "error"]
     assert error.ename == "ConfigError"
     assert "learning_rate: unknown key, a name of TRL; here it is optim.lr" in error.evalue

@@ -73,7 +73,7 @@ TRL: dict[str, str] = {
     "average_tokens_across_devices": "no: averages are always over the whole step",
     "label_smoothing_factor": "no: the loss is that of the policy gradient",
     "neftune_noise_alpha": "no: rlvr adds no noise to embeddings",
-    "torch_empty_cache_steps": "no: the memory plan leaves the engine its room",
+    "torch_empty_cache_steps": "no: the memory plan leaves memory for the engine",
     # model
     "model_init_kwargs": "model.dtype, model.attention, model.revision and the other keys of model",
     "trust_remote_code": "model.trust_remote_code",
