@@ -75,8 +75,10 @@ def picture(run: dict[str, Any]) -> str:
     if ends < last:
         chart.mark(ends, f"{stage} ends")
     chart.line(run["reward"], 'stroke="#7a96d8" stroke-width="1"')
-    chart.line(run["sampled"], 'stroke="#b3400e" stroke-width="2" stroke-dasharray="5 4"')
-    chart.line(run["greedy"], 'stroke="#b3400e" stroke-width="2"')
+    if run["sampled"]:  # the examples of docs/gallery.md need not evaluate
+        chart.line(run["sampled"], 'stroke="#b3400e" stroke-width="2" stroke-dasharray="5 4"')
+    if run["greedy"]:
+        chart.line(run["greedy"], 'stroke="#b3400e" stroke-width="2"')
     chart.dots(run["greedy"], "#b3400e")
     return chart.svg()
 

@@ -153,6 +153,8 @@ def config_page() -> str:
     for name, field in Config.model_fields.items():
         if model := section_of(field):
             parts += sections(name, model, field.description or "")
+        elif model := named_section_of(field):
+            parts += sections(f"{name}.NAME", model, plain(model.__doc__))
     parts.append(SCALARS)
     parts += [
         section(model.__name__, plain(model.__doc__), model.model_fields, "")
@@ -204,6 +206,14 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     kinds = [field.annotation, *get_args(field.annotation)]
     found = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
     return found[0] if found and Schedule not in found and get_origin(field.annotation) is not dict else None
+
+
+def named_section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds by names."""
+    if get_origin(field.annotation) is not dict:
+        return None
+    kind = get_args(field.annotation)[1]
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def words_of(field: FieldInfo) -> str:

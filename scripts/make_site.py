@@ -4,14 +4,17 @@
     python -m http.server -d site              then look at it; opened as files the pages work too, without the search
 
 It needs the extra `docs` (`pip install 'rlvr[docs]'`). The pages of docs/ are Markdown as code hosts show it. For the
-site they are converted in a temporary folder: notebooks become pages, files outside docs/ that a page links to
-become pages under `files/`, and nested lists are indented as Python-Markdown requires. mkdocs.yml has the rest.
+site they are converted in a temporary folder: notebooks become pages with their outputs, files outside docs/ that a
+page links to become pages under `files/`, and nested lists are indented as Python-Markdown requires. mkdocs.yml has the
+rest.
 
-Exit codes: 0 built, 1 with the builder's message, 2 where the folder holds something else.
+Exit codes: 0 built, 1 with the builder's message, 2 where the folder holds something else or the builder is missing.
 """
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
 import os
 import re
@@ -41,6 +44,9 @@ def build(site: Path) -> int:
     if site.exists() and not (site / MARK).is_file() and any(site.iterdir()):
         print(f"error: {site} exists and holds no site: give another folder, or remove it first", file=sys.stderr)
         return 2
+    if importlib.util.find_spec("zensical") is None:
+        print("error: the site's builder is missing; in a checkout: bash scripts/environment.sh docs", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder)
         shutil.copy(ROOT / "mkdocs.yml", stage)
@@ -61,8 +67,8 @@ def lay_out(target: Path) -> None:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         write(target / page.relative_to(ROOT / "docs"), for_the_site(page, page.read_text(encoding="utf-8"), target))
     for page in sorted((ROOT / "docs").rglob("*.ipynb")):
-        text = for_the_site(page, notebook_page(page), target)
-        write((target / page.relative_to(ROOT / "docs")).with_suffix(".md"), text)
+        shown = (target / page.relative_to(ROOT / "docs")).with_suffix(".md")
+        write(shown, for_the_site(page, notebook_page(page, shown), target))
 
 
 def for_the_site(page: Path, text: str, target: Path) -> str:
@@ -91,11 +97,26 @@ def file_page(path: Path) -> str:
     return f"---\nsearch: {{exclude: true}}\n---\n\n# {path.name}\n\n`{path.relative_to(ROOT)}`\n\n{code}"
 
 
-def notebook_page(path: Path) -> str:
-    """A notebook as Markdown: its text, and its code in fences."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    sources = [("".join(cell["source"]), cell["cell_type"]) for cell in cells]
-    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for text, kind in sources) + "\n"
+def notebook_page(path: Path, shown: Path) -> str:
+    """A notebook as Markdown: its text, its code in fences, and its outputs; pictures become files beside `shown`."""
+    parts = []
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                picture = shown.with_name(f"{shown.stem}-{number}.png")
+                picture.parent.mkdir(parents=True, exist_ok=True)
+                picture.write_bytes(base64.b64decode("".join(data["image/png"])))
+                parts.append(f"![Output of the cell]({picture.name})")
+            else:
+                text = "".join(output.get("text", data.get("text/plain", "")))
+                parts.append(f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def write(path: Path, text: str) -> None:

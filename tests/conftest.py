@@ -18,7 +18,7 @@ import torch
 
 from small_run import TREE, overlaid, task_rows
 
-pytest_plugins = ["batch_fixtures", "learner_steps", "trainer_fixtures"]
+pytest_plugins = ["batch_fixtures", "frozen_folders", "learner_steps", "trainer_fixtures"]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Data beside the checkout, which a user's clone does not have."""

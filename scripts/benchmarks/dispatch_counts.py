@@ -75,8 +75,8 @@ class Counting(TorchDispatchMode):
         self.counts.launches += 1
         self.counts.bytes += moved(name, tensors_in((args, kwargs)), results)
         if packet in flop_registry:
-            # Matrix products have three arguments at most; a type of the result after them is none of the formula's.
-            first = args[:3] if name.endswith("mm") else args
+            # A type of the result, which products may have after their tensors, is none of the formula's.
+            first = [a for a in args if isinstance(a, torch.Tensor)] if name.endswith("mm") else args
             self.counts.flops += flop_registry[packet](*first, **kwargs, out_val=made)
         elif name == "_grouped_mm":
             self.counts.flops += grouped_flops(*args[:2])

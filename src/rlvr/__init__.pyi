@@ -23,11 +23,14 @@ from .registry import (
     register_stage as register_stage,
     register_verifier as register_verifier,
 )
+from .run.callbacks import Callback as Callback
+from .run.run_view import RunView as RunView
 from .trainer import GRPOTrainer as GRPOTrainer
 from .verifiers import (
     BleuVerifier as BleuVerifier,
     BoxesVerifier as BoxesVerifier,
     ChoiceVerifier as ChoiceVerifier,
+    CodeVerifier as CodeVerifier,
     CombineVerifier as CombineVerifier,
     CountdownVerifier as CountdownVerifier,
     ExactVerifier as ExactVerifier,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from rlvr.config import Config
     from rlvr.core.needs import Need
+    from rlvr.core.span_rewards import SpanRewards
     from rlvr.losses.sequences import SequenceBatch
     from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
     from rlvr.records import Batch, Task
@@ -98,6 +99,8 @@ class RewardContext:
     tasks: Sequence[Task]
     same_answer: Callable[[Task, str, str], bool] = lambda task, first, second: first.strip() == second.strip()
     """True if two extracted answers to a task are the same, as its verifier sees it."""
+    made_sources: tuple[str, ...] = ()
+    """Sources of tasks that the rollout plan makes."""
 
 
 Encode = Callable[[str], list[int]]
@@ -157,6 +160,12 @@ class RewardTerm(AdaptiveComponent):
         return False
 
     @declared
+    def by_element(self) -> bool:
+        """True where a value depends on the values of what the term is made of at the same place alone, so that the
+        term may be called for spans as for responses."""
+        return False
+
+    @declared
     def needs_reference(self) -> bool:
         """True where continuations are scored by the reference, of which the stage then keeps a copy."""
         return False
@@ -192,9 +201,9 @@ class RewardTerm(AdaptiveComponent):
         return bool(self.needs) or self.asks_continuations
 
     @abstractmethod
-    def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray | Sequence[float]:
-        """Return one number for each rollout, NaN where undecided. `given`: values of the options in `inner`, and
-        `scored`."""
+    def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray | Sequence[float] | SpanRewards:
+        """Return one number for each rollout, NaN where undecided, or scores of parts of the rollouts. `given`: values
+        of the options in `inner`, and `scored`."""
 
 
 class Selector(AdaptiveComponent):
@@ -238,6 +247,12 @@ class LossComponent(Component):
         """Return the unit that the loss averages over (`rlvr.losses.tokens.Average`). ConfigError where the loss does
         not set it."""
         raise _missing(self, "average")
+
+    @declared
+    def reads(self) -> tuple[str, ...]:
+        """Columns of the batch that are found in `tokens.columns`, by the names of `Batch.tokens`: `origin`,
+        `source/NAME`, `note/NAME`, `span/NAME` or any other. A loss of whole responses reads none."""
+        return ()
 
     @declared
     def constant(self) -> float | None:

@@ -11,12 +11,17 @@ import difflib
 import errno
 import functools
 import json
+import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
 
 # With the separator, so that a package `rlvr_ideas` beside this one is not taken for it.
 _PACKAGE = str(Path(__file__).resolve().parent) + os.sep
@@ -106,6 +111,47 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             return 130
 
     return guarded
+
+
+UserClass = TypeVar("UserClass", bound=type)
+
+
+def short_tracebacks(*methods: str) -> Callable[[UserClass], UserClass]:
+    """Class decorator: RlvrErrors of these methods leave them without the library's frames and without causes.
+
+    A script then ends with the user's line and the message, as a notebook cell does. The whole traceback goes to the
+    debug level of logging. Inside a call of another such method an error is left as it is.
+    """
+
+    def shorten(cls: UserClass) -> UserClass:
+        for name in methods:
+            setattr(cls, name, _shortened(vars(cls)[name]))
+        return cls
+
+    return shorten
+
+
+_within = threading.local()
+"""`called` is true in a thread that is inside of a method with short tracebacks."""
+
+
+def _shortened(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def short(*arguments: Any, **keywords: Any) -> Any:
+        __tracebackhide__ = True  # for IPython and pytest
+        # The inner call's caller may read the cause, as the run does of an evaluation that failed.
+        if vars(_within).get("called"):
+            return method(*arguments, **keywords)
+        _within.called = True
+        try:
+            return method(*arguments, **keywords)
+        except RlvrError as error:
+            log.debug("the whole traceback", exc_info=error)
+            raise error.with_traceback(None) from None
+        finally:
+            _within.called = False
+
+    return short
 
 
 def user_traceback(error: BaseException) -> str:

@@ -26,6 +26,9 @@ Messages = list[dict[str, Any]]
 BASELINE = "baseline"
 """The role of a rollout that others are compared with and that does not train."""
 
+USUAL_ROLES = frozenset({"policy", "demonstrator", BASELINE})
+"""Roles of responses to the run's own tasks. A plan gives the rollouts of tasks that it makes a role of their own."""
+
 UPDATED = "logprobs/updated"
 """The token column of the log-probs under the weights that were updated, for a look at the ratio to
 `behaviour_logprobs`."""
@@ -216,6 +219,46 @@ class Segment:
     end: int
 
 
+@dataclass(frozen=True)
+class SpanScores:
+    """Scores of K spans of a rollout's tokens, as a reward term gives them. Spans may overlap. ValueError where the
+    arrays differ in length, or a span has no token."""
+
+    start: np.ndarray
+    """int64 [K], the first token of each span"""
+    end: np.ndarray
+    """int64 [K], past its last token"""
+    score: np.ndarray
+    """float64 [K]; NaN: undecided"""
+    weight: float = 1.0
+    """The term's weight at the step, which multiplies credit after scores were normalised."""
+
+    def __post_init__(self) -> None:
+        if not len(self.start) == len(self.end) == len(self.score):
+            raise ValueError(f"{len(self.start)} starts, {len(self.end)} ends and {len(self.score)} scores of spans")
+        if (self.start < 0).any() or (self.end <= self.start).any():
+            raise ValueError("a span of tokens begins at 0 or later, and has a token at least")
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def spread(self, length: int) -> np.ndarray:
+        """float64 [length]: the score of the span that each token is in, of several the last; NaN in none."""
+        values = np.full(length, np.nan)
+        for start, end, score in zip(self.start, self.end, self.score, strict=True):
+            values[start:end] = score
+        return values
+
+    def to_json(self) -> dict[str, Any]:
+        scores = [score if math.isfinite(score) else None for score in self.score.tolist()]
+        return {"start": self.start.tolist(), "end": self.end.tolist(), "score": scores, "weight": self.weight}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> SpanScores:
+        start, end = (np.asarray(row[name], dtype=np.int64) for name in ("start", "end"))
+        return cls(start, end, np.asarray(row["score"], dtype=np.float64), float(row["weight"]))
+
+
 NO_LONGER_RECORDED = frozenset({"episode", "parent", "trained_context", "attachments"})
 """Fields that are empty in every row that an earlier commit recorded."""
 
@@ -251,6 +294,10 @@ class Rollout:
     char_ends: np.ndarray | None = None
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
+    """Numbers that the plan knows of the rollout (a budget, a mode): the columns `note/NAME`."""
+    spans: dict[str, SpanScores] = field(default_factory=dict)
+    """Scores that reward terms gave to parts of the rollout, by the term's name: the token columns `span/NAME`."""
     term_values: dict[str, float] = field(default_factory=dict)
     """Values of the reward terms that are plain functions, by the term's name (NaN: undecided), so that each is called
     once. Not recorded: the column `reward/TERM` is."""
@@ -298,6 +345,11 @@ class Rollout:
         return self.origin == _POLICY
 
     @property
+    def turns(self) -> list[Segment]:
+        """The policy's turns, in order."""
+        return [segment for segment in self.segments if segment.kind == "turn"]
+
+    @property
     def completion_length(self) -> int:
         """Tokens that are not prompt."""
         return int((self.origin != Origin.PROMPT).sum())
@@ -310,9 +362,10 @@ class Rollout:
             "stop": str(self.stop),
             "segments": [[s.kind, s.start, s.end] for s in self.segments],
             "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
+            "spans": {name: scores.to_json() for name, scores in self.spans.items()},
         }
         del row["term_values"]
-        return row
+        return {name: value for name, value in row.items() if name not in ("notes", "spans") or value}
 
     def to_json(self) -> dict[str, Any]:
         """`row` as JSON types (unknown log-probs are null)."""
@@ -335,6 +388,8 @@ class Rollout:
                 "stop": StopReason(row["stop"]),
                 "segments": [Segment(*s) for s in row["segments"]],
                 "verdicts": {name: Verdict.from_json(v) for name, v in row["verdicts"].items()},
+                # Rows of earlier versions have neither notes nor spans.
+                "spans": {name: SpanScores.from_json(one) for name, one in row.get("spans", {}).items()},
                 "char_ends": None if row["char_ends"] is None else np.asarray(row["char_ends"], dtype=np.int64),
             }
         )
@@ -376,9 +431,19 @@ class Batch:
         return name in self.columns or name in self.token_columns
 
     def tokens(self, name: str) -> list[np.ndarray]:
-        """The token column `name`; a rollout column of that name is spread over the tokens."""
+        """The token column `name`; a rollout column of that name is spread over the tokens. Of the rollouts: `origin`,
+        `source/NAME` (1 for tasks of that source, else 0), `note/NAME` and `span/NAME` (NaN where there is none)."""
         if name in self.token_columns:
             return self.token_columns[name]
+        kind, _, own = name.partition("/")
+        if name == "origin":
+            return [r.origin for r in self.rollouts]
+        if kind == "span":
+            return [r.spans[own].spread(len(r)) if own in r.spans else np.full(len(r), np.nan) for r in self.rollouts]
+        if kind == "note":
+            return [np.full(len(r), r.notes.get(own, np.nan)) for r in self.rollouts]
+        if kind == "source":
+            return [np.full(len(r), float(r.task.source == own)) for r in self.rollouts]
         return [np.full(len(r), value) for r, value in zip(self.rollouts, self.column(name), strict=True)]
 
     def group_index(self, key: Callable[[Rollout], str] | None = None) -> np.ndarray:
@@ -421,6 +486,8 @@ class Batch:
         sums = hashlib.blake2b(digest_size=16)
         for rollout in self.rollouts:
             sums.update(f"{rollout.group} {rollout.member} {len(rollout)}\n".encode())
+            for name, scores in rollout.spans.items():
+                sums.update(name.encode() + scores.end.tobytes() + scores.score.tobytes())
         for name in sorted(self.columns):
             sums.update(name.encode() + self.columns[name].tobytes())
         for name in sorted(self.token_columns):

@@ -67,7 +67,6 @@ PACKAGES = {
 
 RECIPES: dict[str, dict[str, str]] = {
     "advantage": {
-        "attempts": "score.attempts",
         "conditional": "canon.conditional",
         "consistency": "copo.consistency",
         "mvar": "riskpo.risk",
@@ -91,7 +90,6 @@ RECIPES: dict[str, dict[str, str]] = {
         "blend": "laser.laser",
         "confidence": "ucas.confidence",
         "noise": "noisy_verifier_corrections.noise",
-        "repeated_tokens": "demystifying_long_cot.repeated_tokens",
         "signs": "psr.signs",
         "surprise": "rl_plus.surprise",
     },
@@ -113,6 +111,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "no_thinking": "autothink.autothink",
         "phase_entropy": "pear.phase_entropy",
         "rank_overlap": "reasonrank.rank_overlap",
+        "repeated_tokens": "demystifying_long_cot.repeated_tokens",
         "self_aligned": "sar.self_aligned",
         "spared_zero": "rlpr.spared_zero",
         "tagged_answer": "warm_up_before_you_train.tagged_answer",

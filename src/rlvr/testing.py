@@ -151,16 +151,27 @@ def check_modifier(component: ComponentLike, *, by_group: bool = True) -> None:
 
 
 def check_reward(component: ComponentLike, *, by_group: bool = True) -> None:
-    """A reward term: one number per rollout (NaN: undecided, never infinite), on any text; it follows the rollouts."""
+    """A reward term: one number per rollout (NaN: undecided, never infinite), on any text; it follows the rollouts. Of
+    a term that scores parts, the sums of these scores."""
+    from rlvr.core.span_rewards import SpanRewards
     from rlvr.rewards import build_terms
 
     # By the path that a run takes, which also accepts a plain function of one completion.
     [term] = build_terms([dict(component) if isinstance(component, Mapping) else component])
+
+    def values_of(batch: Batch) -> np.ndarray:
+        values = term.function(batch)
+        if not isinstance(values, SpanRewards):
+            return np.asarray(values, dtype=np.float64)
+        for rollout, scores in zip(batch.rollouts, values.spans, strict=True):
+            assert int(scores.end.max(initial=0)) <= len(rollout), f"a span is past the end of rollout {rollout.id}"
+        return values.column
+
     for number, batch in enumerate(made_up_batches()):
-        values = np.asarray(term.function(batch), dtype=np.float64)
+        values = values_of(batch)
         assert values.shape == (len(batch),), f"{values.shape} for {len(batch)} rollouts: one number each is needed"
         assert not np.isinf(values).any(), "a reward is infinite"
-        _check_positions(term.function, batch, number, by_group, "rewards")
+        _check_positions(values_of, batch, number, by_group, "rewards")
 
 
 def _check_positions(values_of: Callable[[Batch], Any], batch: Batch, number: int, by_group: bool, noun: str) -> None:
@@ -265,6 +276,8 @@ def _value_and_gradient(
             ("logprobs", REFERENCE): tensors["reference"],
             ("entropy", CURRENT): tensors["entropy"],
         },
+        # Of tokens that the policy wrote, with a number in every other column.
+        columns={name: torch.full_like(logprobs, Origin.POLICY, requires_grad=False) for name in loss.reads},
     )
     # allow_unused: a loss may not depend on these log-probs at all, and its gradient is 0 then.
     value = loss(tokens, over).value

@@ -10,52 +10,55 @@ of metrics per step; the engine never samples with other weights than the versio
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlvr.config import Config
 from rlvr.core.seeding import seed_of
 from rlvr.core.waits import reporting as status_on_signal
 from rlvr.data import TaskSource
 from rlvr.distributed import World
 from rlvr.distributed.step_meters import StepMeters
-from rlvr.errors import UserCodeError
+from rlvr.errors import UserCodeError, short_tracebacks
 from rlvr.monitor.trackers import Tracker
-from rlvr.policy import Policy
 from rlvr.records import Batch
 from rlvr.rollout import CollectionInterruptedError, StepRollouts
+from rlvr.run.callbacks import Callback, Callbacks
 from rlvr.run.checkpointing import Checkpointer, Stateful
+from rlvr.run.closing import show_closing
 from rlvr.run.due_evaluations import DueEvaluations
 from rlvr.run.evaluator import Evaluator
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.reporting import Reporting
-from rlvr.run.resolved_config import RunIdentity, resolved_config, written_config
+from rlvr.run.resolved_config import RunIdentity, resolved_config
 from rlvr.run.resuming import Resumer
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.run_status import status
-from rlvr.run.run_tasks import RunTasks
+from rlvr.run.run_tasks import RunTasks, TaskSets
+from rlvr.run.run_view import RunView
 from rlvr.run.stage_list import StageList, open_stage
 from rlvr.run.step_recorder import StepRecorder
 from rlvr.run.stopping import RunStop, failing_together, stop_when_hopeless
 from rlvr.run.train_state import TrainState
+from rlvr.run.trainer_arguments import Rewards, TrainerSettings, WrittenConfig, trainer_arguments
 from rlvr.stages import Stage
-from rlvr.verifiers import Verifier
 
 
-class GRPOTrainer:
+@short_tracebacks("__init__", "train", "evaluate", "save", "load")
+class GRPOTrainer(RunView):
     """Trains a policy on tasks with a verifier.
 
-        trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, MathVerifier(), {"run": {"steps": 100}})
+        trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, [correct, (fmt, 0.2)], learning_rate=1e-6)
         trainer.train()
 
     None stands for what `config` says, a Config, a mapping or a YAML file. A loaded `model` is moved to `model.device`;
-    a str is a path or hub name. A callable as `verifier` is a plain reward function, a str a registered name. `resume`
-    is what `train` goes on from; given here, its engine is taken for `auto`.
+    a str is a path or hub name. A `verifier` is one, a plain reward function, a registered name, or a list of these,
+    alone or with weights, whose first one says what is right. `settings` are TRL's names of arguments and of common
+    settings (`TrainerSettings`). `resume` is what `train` goes on from; given here, its engine is taken for `auto`.
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
     RlvrError for bad input before any training.
     """
@@ -64,73 +67,59 @@ class GRPOTrainer:
         self,
         model: torch.nn.Module | str | Path | None = None,
         tasks: TaskSource | None = None,
-        verifier: Verifier | Callable[..., Any] | str | Mapping[str, Any] | None = None,
-        config: Config | Mapping[str, Any] | str | Path | None = None,
+        verifier: Rewards | None = None,
+        config: WrittenConfig | None = None,
         *,
         eval_tasks: TaskSource | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         trackers: Sequence[Tracker] = (),
+        callbacks: Sequence[Callback] = (),
         resume: str | None = None,
+        **settings: Unpack[TrainerSettings],
     ) -> None:
-        config, model = written_config(config, model)
-        self.world = world = World.from_environment(config.distributed.heartbeat_timeout)
-        self.resolved = resolved = resolved_config(config, world, resume, model, eval_tasks)
-        self.training = training = PolicyTraining(self.config, world, model, tokenizer)
+        own = {"model": model, "tasks": tasks, "verifier": verifier, "config": config}
+        given = trainer_arguments({**own, "eval_tasks": eval_tasks, "tokenizer": tokenizer}, settings)
+        self.world = world = World.from_environment(given.config.distributed.heartbeat_timeout)
+        sets = TaskSets(given.tasks, given.eval_tasks)
+        self.resolved = resolved = resolved_config(given.config, world, resume, given.model, sets, given.eval_tasks)
+        self.training = training = PolicyTraining(self.config, world, given.model, given.tokenizer)
         self.stop = RunStop(world, replies=world.is_main and self.config.logging.console != "off")
         self.rollouts = rollouts = RolloutRuntime(self.config, world, self.stop)
         self.meters = StepMeters(self.policy.home, world, rollouts.activity.idle)
         self.folder = folder = RunFolder(self.config)
         self.reporting = reporting = Reporting(self.config, folder, world.is_main, rollouts.activity.counts, trackers)
-        self.tasks = RunTasks(tasks, eval_tasks, self.policy.tokenizer, world, reporting.console.message)
+        self.tasks = RunTasks(sets, self.policy.tokenizer, world, reporting.console.message)
         self.state = state = TrainState()
         self.stages = StageList()
         self.evaluator = Evaluator(resolved.plans, state, training, rollouts, self.tasks, reporting)
         self.recorder = StepRecorder(state, training, rollouts, self.meters)
-        identity = RunIdentity(resolved, self.tasks, folder)
-        stateful: dict[str, Stateful] = {"history": rollouts.history, "stages": self.stages}
+        identity = RunIdentity(resolved, self.tasks, folder, rollouts.model_records)
+        self.callbacks = Callbacks(callbacks, self, self.stop, world.is_main)
+        stateful: dict[str, Stateful] = {
+            "history": rollouts.history,
+            "stages": self.stages,
+            "callbacks": self.callbacks,
+        }
         self.checkpointer = Checkpointer(
             self.config.checkpoint, folder, world, state, training, stateful, identity, reporting.rollout_log
         )
         self.resumer = Resumer(
             resolved, identity, state, self.stages, world, folder, training, rollouts, reporting, self.checkpointer
         )
-        self.due_evaluations = DueEvaluations(self.evaluate, state, self.tasks, reporting, self.checkpointer, world)
+        self.due_evaluations = DueEvaluations(
+            self.evaluate, state, self.tasks, reporting, self.checkpointer, world, self.callbacks
+        )
         self.batch: Batch | None = None
         try:
-            rollouts.open(resolved, training, self.tasks, verifier)
+            rollouts.open(resolved, training, self.tasks, given)
             for number in range(len(resolved.plans)):
                 self.stages.append(open_stage(number, resolved, training, rollouts, self.tasks, reporting))
-            folder.given = self.tasks.given_objects(self.config, model, verifier)
+            folder.given = sets.given_objects(self.config, given, resolved.plans, world.is_main)
             self.enter(0)
         except BaseException as error:  # Ctrl-C too: the engine and the threads are running by now
             world.fail(error)
             self.close()
             raise
-
-    @property
-    def config(self) -> Config:
-        """The configuration of the run, without `auto`."""
-        return self.resolved.config
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that is trained."""
-        return self.training.policy
-
-    @property
-    def step(self) -> int:
-        """Steps done, over all stages."""
-        return self.state.step
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """One record for each step done."""
-        return self.state.metrics
-
-    @property
-    def evaluations(self) -> list[dict[str, Any]]:
-        """One row of results for each evaluation, with its step and stage."""
-        return self.state.evaluations
 
     def train(self, steps: int | None = None, *, resume: str | None = None) -> list[dict[str, Any]]:
         """Run the stages from where they are, at most `steps` steps more; the metrics of all steps so far.
@@ -140,12 +129,16 @@ class GRPOTrainer:
         """
         with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
             self._begin(self.resolved.resume if resume is None else resume)
+            self.callbacks.on_start()
             last = self.resolved.steps
             until = last if steps is None else min(last, self.state.step + steps)
             self.due_evaluations.make_up()
             while self.state.step < until and not self.stop.on_any_rank():
                 self._go_through(self._next_stage(), until)
             self._leave()
+            self.callbacks.on_end(self.checkpointer.written())
+        if self.stop.reason or (self.state.step == last and self.stop.signal is None):
+            show_closing(self.reporting.console, self.path, self.state)
         return self.state.metrics
 
     def _status(self) -> str:
@@ -160,13 +153,16 @@ class GRPOTrainer:
                 metrics |= self._update(stage, batch)
                 self._publish(stage)
                 self._record(stage, collected, batch, metrics)
+                self.callbacks.on_step(self.state.metrics[-1])  # before the checkpoint, which has what they made of it
                 self.checkpointer.after_step(last=self.state.step == until)  # before the evaluation, which may fail
                 self._report(stage, batch)
+                self.callbacks.on_save(self.checkpointer.written())
 
     @contextlib.contextmanager
     def _whole_step(self, stage: Stage) -> Iterator[None]:
         """A step that is stopped or fails before its update gives its draws back, and the steps before it are saved."""
         version = self.state.version
+        step = self.state.step
         self.meters.phases.start()
         try:
             yield
@@ -175,7 +171,9 @@ class GRPOTrainer:
                 stage.roll_back()
             if isinstance(error, CollectionInterruptedError):
                 return
-            if self.state.version == version and not isinstance(error, KeyboardInterrupt):
+            # A callback may have raised after the step was counted, which is whole then.
+            whole = self.state.version == version or (isinstance(error, UserCodeError) and self.state.step > step)
+            if whole and not isinstance(error, KeyboardInterrupt):
                 self._leave(failed=True)
             if isinstance(error, UserCodeError):
                 error.advice = self.checkpointer.advice()
@@ -270,25 +268,23 @@ class GRPOTrainer:
         """Before a stage's next step: the baseline evaluation of a run, and the engine on the newest weights."""
         self.due_evaluations.at_start(stage)
         self._publish(stage)
-        self.reporting.console.stage(stage.plan.name, stage.plan.allowed, self.state.stage_step)
+        self.reporting.console.stage(stage.plan.name, stage.plan.allowed, self.state.stage_step, self.state.step)
 
     def _begin(self, resume: str | None) -> None:
         """Make or take over the run folder, once."""
         if self.folder.begun:
             return
-        checkpoint = self.resumer.begin(resume)
-        self.reporting.start(self.config, self.resolved.lines([stage.longest_response for stage in self.stages]))
+        self.resumer.begin(resume)
         if self.meters.notice is not None:
             self.reporting.console.message(self.meters.notice)
-        if checkpoint is not None:
-            self.reporting.console.message(f"resumed from {checkpoint}: step {self.state.step}")
 
     def _leave(self, failed: bool = False) -> None:
         """After the last step of a call of `train`: a checkpoint of it."""
         self.checkpointer.leave(failed)
         if self.stop:
-            text = f"stopped after step {self.state.step}; train again or --resume auto to go on"
-            self.reporting.console.message(text, "warning")
+            why = f" ({self.stop.reason})" if self.stop.reason else ""
+            text = f"stopped after step {self.state.step}{why}; train again or --resume auto to go on"
+            self.reporting.console.message(text, "info" if self.stop.reason else "warning")
 
     def save(self) -> Path:
         """Write a checkpoint of the last whole step; before `train`, of a fresh run, whose folder is made first."""

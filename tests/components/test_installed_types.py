@@ -29,6 +29,24 @@ reveal_type(Even().verify)
 Advantage()
 Verdict.from_score("right")
 """
+ARGUMENTS = """
+from rlvr import Callback, GRPOTrainer, MathVerifier, RunView
+
+def correct(completion: str, answer: str) -> float:
+    return float(answer in completion)
+
+class Stops(Callback):
+    def on_step(self, run: RunView, metrics) -> bool | None:
+        return run.step + 1 > 3
+
+trainer = GRPOTrainer("m", [{"prompt": "x"}], [correct, (MathVerifier(), 0.2)], learning_rate=1e-6, callbacks=[Stops()])
+GRPOTrainer("m", train_dataset=[{"prompt": "x"}], reward_funcs=correct, args={"run": {"steps": 1}})
+step: int = trainer.step
+trainer.step.nothing  # wrong
+GRPOTrainer("m", learning_rate="fast")  # wrong
+GRPOTrainer("m", learning_rat=1e-6)  # wrong
+GRPOTrainer("m", verifier=[(correct, "0.2")])  # wrong
+"""
 SKIPPED = ("torch", "transformers", "pydantic", "numpy", "safetensors", "tokenizers", "datasets", "vllm")
 """What the contracts name of other libraries is of no matter here, and takes a type checker minutes."""
 
@@ -77,10 +95,13 @@ def test_the_wheel_has_the_marker_of_types_and_all_modules(installed):
 def test_a_program_and_the_examples_of_the_page_are_checked_against_the_wheel(installed, tmp_path):
     page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n# (?!test_)(\w+\.py)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    for name, text in [("program.py", PROGRAM), *examples]:
+    for name, text in [("program.py", PROGRAM), ("arguments.py", ARGUMENTS), *examples]:
         (tmp_path / name).write_text(text, encoding="utf-8")
-    output = checked(installed, tmp_path, ["program.py", *(name for name, _ in examples)])
+    output = checked(installed, tmp_path, ["program.py", "arguments.py", *(name for name, _ in examples)])
     program = "\n".join(output.pop("program.py"))
+    wrong = [number for number, line in enumerate(ARGUMENTS.splitlines(), 1) if line.endswith("# wrong")]
+    errors = [int(line.split(":")[1]) for line in output.pop("arguments.py") if ": error:" in line]
+    assert errors == wrong
     assert len(output) == 7 and [lines for lines in output.values() if lines] == []
     assert 'Revealed type is "rlvr.trainer.GRPOTrainer"' in program
     assert re.search(r'Revealed type is ".*list\[.*dict\[.*str, Any\]\]"', program)

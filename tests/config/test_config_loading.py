@@ -34,7 +34,7 @@ def refusal(tree=None, overrides=(), stages=False) -> str:
         ({"rollout": {"group-size": 4}}, "rollout.group-size", "group_size"),
         ({"model": {"scratch": {"layer": 2}}}, "model.scratch.layer", "layers"),
         ({"model": {"adapter": {"rank": 2, "alfa": 3}}}, "model.adapter.alfa", "alpha"),
-        ({"models": {"policy": {"path": "x"}}}, "models", "model"),
+        ({"models": {"rm": {"pth": "x"}}}, "models.rm.pth", "path"),
         ({"algorithm": {"kl": {"coeff": 0.1}}}, "algorithm.kl.coeff", "coef"),
         ({"algorithm": {"entropy": {"schedule": "linear", "start": 0, "ned": 1}}}, "algorithm.entropy.ned", "end"),
         ({"logging": {"wandb": {"projct": "x"}}}, "logging.wandb.projct", "project"),

@@ -243,6 +243,40 @@ def test_equal_rows_without_an_id_are_kept_once_and_counted(caplog):
     assert "1 rows" in caplog.text
 
 
+def test_demonstrations_of_one_prompt_are_all_kept(caplog):
+    """Solutions by several teachers, or right and wrong ones with a label; only the same text again is dropped."""
+    rows = [
+        {"messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": text}]}
+        for text in ("a", "b", "a", "c")
+    ]
+    labelled = [
+        {"prompt": "q", "demonstration": text, "label": label} for text, label in (("a", 1), ("b", 1), ("c", 0))
+    ]
+    with caplog.at_level(logging.WARNING, logger="rlvr.data.sources"):
+        assert [task.demonstration for task in load_tasks(rows)] == ["a", "b", "c"]
+        assert [task.demonstration for task in load_tasks(labelled)] == ["a", "b", "c"]
+    assert [record.getMessage().partition(" rows")[0] for record in caplog.records] == ["1"]
+
+
+def test_tasks_that_ask_the_same_with_another_answer_are_counted(caplog):
+    rows = [
+        {"prompt": "p", "answer": "1"},
+        {"prompt": "q", "answer": "2"},
+        {"prompt": "p", "answer": "3"},
+        {"prompt": [{"role": "user", "content": "p"}], "answer": "4"},
+        {"prompt": "p", "answer": "5", "unit": "a template may name it"},
+        {"prompt": "p"},
+    ]
+    with caplog.at_level(logging.WARNING, logger="rlvr.data.sources"):
+        assert len(load_tasks(rows)) == len(rows)
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert said.startswith("1 tasks have the prompt of an earlier task") and "tasks[0] and tasks[2]" in said
+    caplog.clear()
+    load_tasks([rows[1], rows[2], rows[4]])
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True])
 def test_a_limit_below_one_is_refused(limit):
     refused(ROWS, "limit", repr(limit), limit=limit)

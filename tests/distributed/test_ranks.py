@@ -611,3 +611,49 @@ def test_a_world_of_one_talks_to_itself():
     assert world.broadcast("x", "x") == "x" and world.gather(3, "threes") == [3] and world.same(1, "ones") == 1
     world.barrier("nobody")
     world.close()
+
+
+CALLBACKS = """
+import sys
+from rlvr import Callback, GRPOTrainer
+from rlvr.errors import RlvrError
+
+class Stops(Callback):
+    count = 0
+
+    def on_step(self, run, metrics):
+        self.count += 1
+        if sys.argv[2] == "raises" and run.step == 2:
+            raise KeyError("my mistake")
+        return run.step == 2
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+callback = Stops()
+with GRPOTrainer(config=sys.argv[1], callbacks=[callback]) as trainer:
+    rank = trainer.world.rank
+    try:
+        print(f"rank {rank}: {len(trainer.train())} steps")
+        print(f"rank {rank}: {len(trainer.train())} steps, count {callback.count}")
+    except RlvrError as error:
+        print(f"rank {rank}: {type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.parametrize("how", ["stops", "raises"])
+def test_a_callback_of_rank_0_decides_for_all_ranks(tmp_path, how):
+    config = configured(tmp_path, logging={"console": "off"}, evaluation={"samples": 0})
+    (tmp_path / "script.py").write_text(CALLBACKS)
+    first, second = ended(start(2, str(tmp_path / "script.py"), str(config), how))
+    if how == "stops":
+        assert first[1].splitlines()[-2:] == ["rank 0: 2 steps", "rank 0: 3 steps, count 3"], first
+        assert second[1].splitlines()[-2:] == ["rank 1: 2 steps", "rank 1: 3 steps, count 0"], second
+        assert [status for status, _ in (first, second)] == [0, 0]
+    else:
+        assert "rank 0: UserCodeError: on_step of the callback Stops raised" in first[1]
+        assert "KeyError: 'my mistake'" in first[1]
+        assert "rank 1: LostRankError" in second[1]

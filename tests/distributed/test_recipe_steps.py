@@ -39,6 +39,13 @@ SELF = {
 }
 """SELF: a probe, and demonstrations of solved tasks too. No answer of the verifier here is all digits."""
 
+SPANS = {
+    "run": {"name": "run", "steps": 3},
+    "rewards": ["verdict", {"name": "repeated_tokens", "n": 1}],
+    "algorithm": {"advantage": {"name": "spans", "terms": {"repeated_tokens": {"credit": "own", "weight": 0.5}}}},
+}
+"""Credit of spans, which every rank computes."""
+
 
 def same_run(run, other):
     assert sampled(run) == sampled(other)
@@ -51,7 +58,7 @@ def same_run(run, other):
         assert {n: mine[n] for n in measured} == pytest.approx({n: theirs[n] for n in measured}, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("sections", [RELIFT, RLPR, SELF], ids=["relift", "rlpr", "self"])
+@pytest.mark.parametrize("sections", [RELIFT, RLPR, SELF, SPANS], ids=["relift", "rlpr", "self", "spans"])
 def test_two_ranks_are_the_same_run_as_one(tmp_path, sections):
     for ranks, name in ((1, "one"), (2, "two")):
         finished = trained(ranks, configured(tmp_path / name, **sections))

@@ -70,7 +70,7 @@ follows `no`, `more`, `enough`, `as` or `leave`, or stands before `for`, `left`,
 OTHER_MEANINGS = {
     "docs/gpu.md": {r"pieces?"},  # files of at most 64 MiB, scripts/gpu/pieces.py
     "src/rlvr/verifiers/math/counted.py": {ROOM, r"pieces?", r"houses?", r"farms?", r"guests?"},  # a list of nouns
-    "src/rlvr/verifiers/instructions/sentences.py": {r"pieces?"},  # of a text, between ends of sentences
+    "src/rlvr/core/sentences.py": {r"pieces?"},  # of a text, between ends of sentences
     "src/rlvr/data/replies.py": {r"pieces?"},  # in one piece
     "src/rlvr/verifiers/code/sandbox": {r"seal(s|ed|ing)?"},  # inside/sealing.py
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import subprocess
 import sys
@@ -85,6 +86,31 @@ def test_the_steps_train(blocks, make_trainer):
     assert all(rollout.verdict.spans for rollout in trainer.batch.rollouts if rollout.text.strip())
 
 
+def test_the_reward_model_in_ten_lines_trains(blocks, make_folder, make_trainer):
+    assert len(blocks["scorer"].splitlines()) <= 10
+    tree = yaml.safe_load(blocks["scorer"])
+    tree["models"]["rm"] = {"path": str(make_folder("qwen3")), "device": "cpu"}
+    trainer = make_trainer(tree)
+    trainer.train(1)
+    for number, rollout in enumerate(trainer.batch.rollouts):
+        verdict = rollout.verdicts["rm"]
+        difference = verdict.scores["response"] - verdict.scores["reference"]
+        assert verdict.score == pytest.approx(difference)
+        paid = trainer.batch.columns["reward/bounded"][number]
+        assert paid == pytest.approx(1 / (1 + math.exp(-difference)), abs=1e-5)
+
+
+def test_the_policy_judges_itself(blocks, make_trainer):
+    tree = yaml.safe_load(blocks["policy_judge"])
+    # Of a policy that was never trained the labels have little of the probability.
+    tree["verifiers"]["self"]["least_mass"] = 1e-9
+    tree["model"] = {"scratch": {"context": 2048, "words": ["yes", "no"]}}
+    trainer = make_trainer(tree)
+    trainer.train(1)
+    scores = [rollout.verdicts["self"].score for rollout in trainer.batch.rollouts]
+    assert all(score is not None and 0 <= score <= 1 for score in scores)
+
+
 def test_the_program_runs(blocks, tmp_path):
     (tmp_path / "stub.py").write_text(blocks["stub.py"])
     done = subprocess.run([sys.executable, "stub.py"], capture_output=True, text=True, timeout=60, check=False)
@@ -92,7 +118,7 @@ def test_the_program_runs(blocks, tmp_path):
 
 
 def test_every_sample_is_tried_and_every_cause_is_named(blocks, page):
-    assert set(blocks) == {"judge", "rubric", "pairs", "steps", "stub.py"}
+    assert set(blocks) == {"judge", "rubric", "pairs", "steps", "scorer", "policy_judge", "stub.py"}
     assert set(re.findall(r"`verifier/NAME/undecided/(\w+)`", page)) == set(get_args(Cause))
 
 

@@ -72,7 +72,8 @@ def test_the_index_lists_every_page():
 def test_the_home_page_says_what_the_library_is_and_names_pages_by_their_titles():
     text = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     introduction, rest = text.split("## Install")
-    assert len(introduction.strip().split("\n\n")) == 3  # the title and two paragraphs
+    assert len(introduction.strip().split("\n\n")) == 4  # the title, a paragraph, a picture, a paragraph
+    assert re.search(r"^!\[[^\]]+\]\([\w/]+\.svg\)$", introduction, re.MULTILINE)
     assert "```bash" in rest and "from rlvr import GRPOTrainer" in rest
     assert "../README.md" in introduction  # which so becomes a page of the site
     titles = re.findall(r"\[([^\]]+)\]\([^)]+\)", text)

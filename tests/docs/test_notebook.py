@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from test_links import OF_A_MACHINE
 
 NOTEBOOKS = ("first_run", "reading_a_run")
 
@@ -52,17 +53,25 @@ def test_every_notebook_is_run_here(root):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_is_committed_without_outputs(notebook, name):
+def test_a_notebook_is_committed_with_its_outputs(root, notebook, name):
+    """As scripts/run_notebooks.py writes it: run once from top to bottom, without what differs between machines."""
     import nbformat
 
     written = notebook(name)
     nbformat.validate(written)
     code = [cell for cell in written.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert not any(cell.metadata for cell in written.cells)
     assert set(written.metadata) == {"kernelspec", "language_info"}
     kinds = [cell.cell_type for cell in written.cells[1:]]  # after the title, text and code take turns
     assert kinds == ["markdown", "code"] * (len(kinds) // 2)
+    outputs = [output for cell in code for output in cell.outputs]
+    assert len(outputs) > 5
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 1
+    file = root / f"docs/notebooks/{name}.ipynb"
+    assert file.stat().st_size < 1_000_000
+    assert not OF_A_MACHINE.findall(text(outputs))
 
 
 @pytest.mark.gate
@@ -81,6 +90,9 @@ def test_the_first_run_is_interrupted_goes_on_and_learns(run_through):
     assert reward[-5:].mean() > reward[:5].mean() + 0.3
     assert text(outputs["rollouts"]).count("score") == 8
     assert any("image/png" in output.get("data", {}) for output in outputs["plot"])
+    findings = run / "health.jsonl"
+    assert not findings.is_file() or not findings.read_text()
+    assert ", truncated:" not in text(outputs["train"]) + text(outputs["again"])
 
 
 @pytest.mark.gate
@@ -98,4 +110,5 @@ def test_reading_a_run_finds_the_fault_of_its_reward(run_through):
 
 
 def text(outputs) -> str:
-    return "".join(output.get("text", "") for output in outputs)
+    """What the cells printed."""
+    return "".join(output.get("text", output.get("data", {}).get("text/plain", "")) for output in outputs)

@@ -164,3 +164,20 @@ def test_links_out_of_docs_become_pages_of_the_site(tmp_path, script):
     )
     shown = (tmp_path / "files/configs/quickstart.yaml.md").read_text(encoding="utf-8")
     assert (ROOT / "configs/quickstart.yaml").read_text(encoding="utf-8").rstrip() in shown
+
+
+def test_a_missing_builder_is_named_with_its_fix(tmp_path, script, monkeypatch, capsys):
+    make_site = script("make_site")
+    monkeypatch.setattr(make_site.importlib.util, "find_spec", lambda name: None)
+    assert make_site.build(tmp_path / "site") == 2
+    assert "bash scripts/environment.sh docs" in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs(tmp_path, script):
+    shown = tmp_path / "notebooks/first_run.md"
+    text = script("make_site").notebook_page(ROOT / "docs/notebooks/first_run.ipynb", shown)
+    assert "```text\nstopped after " in text
+    pictures = re.findall(r"!\[[^]]+\]\(([\w-]+\.png)\)", text)
+    assert [path.name for path in shown.parent.iterdir()] == pictures
+    assert shown.with_name(pictures[0]).read_bytes().startswith(b"\x89PNG")

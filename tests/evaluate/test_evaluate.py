@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -210,7 +211,8 @@ def test_the_pages_first_command_works_with_the_runs_own_configuration(folder, t
     printed = capsys.readouterr().err
     for name in ("greedy", "mean", "pass@8", "length_mean"):
         assert got[name] == expected[f"eval/{name}"], name
-        assert f"{name}  {got[name]:.4g}" in printed
+        shown = f"{got[name]:.4g}" if name == "length_mean" else f"{100 * got[name]:.1f} %"
+        assert f"{name}  {shown}" in printed
     Path("config.yaml").write_text("of: another program\n")
     asked = ["--model", "runs/quickstart/checkpoints/step-1/model", "--samples", "2", "--no-greedy"]
     assert main([*asked, "--max-new-tokens", "2", "--output", "less.json"]) == 0  # without --data; an option goes first
@@ -229,6 +231,77 @@ def test_compare_and_contamination(run, folder, tmp_path):
     assert support["gained"] == support["lost"] == 0 and support["both"] + support["neither"] == 6
     assert got["contamination"]["share"] == 1.0
     assert not list(tmp_path.rglob("*.partial"))
+
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PROBLEMS = {
+    "math-500": [{"problem": f"What is {k} + {k}?", "answer": str(2 * k), "level": k} for k in range(3)],
+    "gsm8k": [{"question": f"{k} pens and {k} more?", "answer": f"It is {2 * k}.\n#### {2 * k}"} for k in range(2)],
+}
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """A model whose tokenizer has a chat template, and a file of rows for each of two benchmarks."""
+    from rlvr.config import ModelConfig, ScratchConfig
+    from rlvr.policy import load_policy
+
+    path = tmp_path_factory.mktemp("chat")
+    alphabet = "".join(map(chr, range(32, 127))) + "\n"
+    scratch = ScratchConfig(hidden_size=16, layers=1, intermediate_size=16, context=512, alphabet=alphabet)
+    policy = load_policy(ModelConfig(scratch=scratch, device="cpu"), 0)
+    policy.tokenizer.chat_template = CHAT
+    policy.model.save_pretrained(path / "model")
+    policy.tokenizer.save_pretrained(path / "model")
+    for name, rows in PROBLEMS.items():
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_benchmarks_by_name_have_their_own_tasks_sampling_and_results(chat_model, tmp_path, capsys):
+    names = [f"{name}={chat_model / name}.jsonl" for name in PROBLEMS]
+    given = ["--model", str(chat_model / "model"), "--max-new-tokens", "4"]
+    output = tmp_path / "both.json"
+    assert main([*given, "--benchmark", ",".join(names), "--output", str(output)]) == 0
+    printed = capsys.readouterr().err
+    assert "math-500: 3 tasks, 3 responses" in printed and re.search(r"gsm8k +greedy  0\.0 %", printed)
+    both = json.loads(output.read_text())["benchmarks"]
+    assert list(both) == ["math-500", "gsm8k"]
+    assert [task["id"] for task in both["gsm8k"]["by_task"]] == ["gsm8k/0", "gsm8k/1"]
+    assert list(both["math-500"]["by_difficulty"]) == ["0", "1", "2"]
+    # Greedy as published, not the eight samples that other data get.
+    assert all(one["samples"] == 0 and one["results"]["tasks"] for one in both.values())
+    assert both["gsm8k"]["benchmark"]["source"].startswith("QwenLM/Qwen2.5-Math@")
+    # One of them again, with samples, against the earlier file, which the command replaces.
+    samples = ["--samples", "2", "--k", "1,2", "evaluation.temperature=0.5", "--compare", str(output)]
+    assert main([*given, "--benchmark", names[1], *samples, "--output", str(output)]) == 0
+    one = json.loads(output.read_text())
+    assert one["benchmark"]["name"] == "gsm8k" and one["sampling"]["temperature"] == 0.5
+    assert one["comparison"]["differences"]["greedy"]["difference"] == 0.0
+    assert one["results"]["pass@2 interval"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--benchmark", "math500"], "no benchmark 'math500'; did you mean 'math-500'? (there are math-500, aime-2024"),
+        (["--benchmark", "gsm8k={chat}/gsm8k.jsonl,gsm8k"], "the benchmark gsm8k is asked for twice"),
+        (["--benchmark", "gsm8k", "--data", "tasks.jsonl"], "give it or --data, not both"),
+        (["--benchmark", "gsm8k=nowhere.jsonl"], "nowhere.jsonl"),
+        (
+            ["--benchmark", "math-500={chat}/gsm8k.jsonl"],
+            "gsm8k.jsonl, line 1: there is no column 'problem', which",
+        ),
+    ],
+)
+def test_bad_benchmarks_are_named(chat_model, arguments, said, capsys):
+    arguments = [word.replace("{chat}", str(chat_model)) for word in arguments]
+    assert main(["--model", str(chat_model / "model"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
 
 
 def test_greedy_alone(run):

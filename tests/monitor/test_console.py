@@ -18,8 +18,18 @@ import pytest
 from rich.console import Console as RichConsole
 from rich.text import Text
 
+from rlvr.core.startup_lines import StartupLines, startup
 from rlvr.monitor.console import Console, LiveView
-from rlvr.monitor.console_text import clean, duration, encodable, number, shorten, sparkline, step_cells
+from rlvr.monitor.console_text import (
+    clean,
+    duration,
+    encodable,
+    evaluation_lines,
+    number,
+    shorten,
+    sparkline,
+    step_cells,
+)
 from rlvr.monitor.metrics import record
 from rlvr.monitor.samples import sample_blocks
 from rlvr.records import Batch, StopReason
@@ -88,7 +98,7 @@ def test_plain_lines_say_everything(rollout):
         "step 12  reward 0.412 ±0.49  trend ▁  length 212  right/mixed/wrong 12/60/28%  kl 0.00123  grad 0.841",
         "tok/s 1234  time 4.0s rollout 60% update 35% other 5%\n",
         "gold answer: 4\n#0 correct, score 1, 4 tokens: compared\n    4\n",
-        "evaluation at step 12  gsm8k/pass@1 0.512  n 100  none -\n",
+        "evaluation at step 12\n  gsm8k:  pass@1 51.2 %\n",
         "warning: look here\n",
         "results\nmetric  value",
     ):
@@ -265,8 +275,118 @@ def test_rewards_feed_the_sparkline():
 
 def test_numbers_and_durations():
     shown = [number(x) for x in (None, 3, 0.0, 0.12345, 12.345, 1234.5, 1e-5, 1e7, float("nan"), "words")]
-    assert shown == ["-", "3", "0", "0.123", "12.3", "1234", "1.0e-05", "1.0e+07", "nan", "words"]
+    assert shown == ["-", "3", "0", "0.123", "12.3", "1234", "0.000010", "10,000,000", "nan", "words"]
+    assert number(-1e-9) == ">-0.00001" and number(3e-7) == "<0.00001" and number(0.00123) == "0.00123"
     assert [duration(s) for s in (0, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]
+
+
+RESULTS = {
+    "eval/greedy": 0.98,
+    "eval/mean": 0.971,
+    "eval/pass@1": 0.971,
+    "eval/pass@8": 1.0,
+    "eval/maj@8": None,
+    "eval/truncated": 0.02,
+    "eval/unparsable": 0.0,
+    "eval/length_mean": 12.5,
+    "eval/tasks": 256,
+    "eval/math/greedy": 3.5,
+    "time/evaluate": 7.0,
+}
+
+
+def test_an_evaluation_is_read_in_percent():
+    first, math = evaluation_lines(RESULTS)
+    assert first == "greedy 98.0 %  pass@1 97.1 %  pass@8 100.0 %  cut 2.0 %  256 tasks"
+    assert math == "  math:  greedy 3.5"  # a score of a function, which is no share
+    assert "mean 50.0 %" in evaluation_lines({"eval/mean": 0.5, "eval/pass@1": 0.25})[0]
+
+
+def test_results_stand_below_the_row_of_their_step():
+    file = io.StringIO()
+    console = Console("plain", file=file)
+    console.evaluation(0, RESULTS)
+    console.stage("grpo", 2, 0, 300)
+    for step in (301, 302):
+        if step == 302:
+            console.evaluation(step, RESULTS)
+        console.step({**STEP, "step": step})
+    lines = file.getvalue().splitlines()
+    kinds = [line.split("  ")[0] for line in lines if not line.startswith("  ")]
+    assert kinds == [
+        "evaluation at step 0",
+        "stage grpo: 2 steps",
+        "grpo 301/302",
+        "grpo 302/302",
+        "evaluation at step 302",
+    ]
+
+
+def test_rows_of_sft_are_thinned_and_the_last_one_is_kept(monkeypatch):
+    now = iter(x / 10 for x in range(10_000))
+    monkeypatch.setattr("rlvr.monitor.console.time.monotonic", lambda: next(now))
+    file = io.StringIO()
+    console = Console("plain", file=file)
+    console.stage("sft", None)
+    for step in range(1, 101):
+        console.step({"step": step, "loss/total": 1.0})
+    console.stage("grpo", 5, 0, 100)
+    shown = [int(match[1]) for match in re.finditer(r"^sft (\d+)/", file.getvalue(), re.MULTILINE)]
+    assert shown[0] == 1 and shown[-1] == 100 and 5 <= len(shown) <= 30
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_rows_fit_the_terminal_without_a_cut(terminal, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    console = Console("auto", file=terminal)
+    busy = {**STEP, "memory/update_max": 12.3, "mfu/update": 0.41}
+    console.step(busy)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    header, row = plain.splitlines()
+    assert max(len(header), len(row)) <= columns
+    assert "0.412 ±0.49" in row and row.rstrip().endswith(("4.0s", "other 5%")) and "12/60/28%" in row
+
+
+def test_an_evaluation_has_a_bar_of_its_own():
+    now = {"sampling": (10, 10), "verifying": (10, 10)}
+    output = RichConsole(file=io.StringIO(), record=True, width=100, force_terminal=True)
+    view = LiveView(output, "grpo", 20, 4, lambda: now, before=300)
+
+    def shown():
+        output.print(view._view())
+        return [" ".join(re.sub(r"[━╸╺]+", "", line).split()) for line in output.export_text().splitlines()]
+
+    assert shown() == ["grpo step 304/320 0:00:00 left -:--:--"]  # nothing sampled: no bar of 0/0
+    view.evaluating("evaluation at step 304", 40)
+    now |= {"sampling": (30, 50), "verifying": (25, 30)}
+    assert shown()[1:] == ["evaluation at step 304 15/40 left -:--:--"]
+    view.again()
+    now |= {"sampling": (31, 34), "verifying": (25, 30)}
+    assert shown()[1:] == ["sampling 1/4", "verifying 0/5"]
+
+
+def test_the_evaluation_before_the_first_stage_is_shown_on_a_terminal(terminal):
+    console = Console("auto", file=terminal, counts=lambda: {"verifying": (3, 8)})
+    with console.evaluating("evaluation at step 0", 4, 8):
+        console._view._live.refresh()
+        assert "evaluation at step 0" in terminal.getvalue()
+    assert console._view is None
+    with Console("plain", file=terminal).evaluating("gsm8k", 4, 8):
+        assert terminal.getvalue().endswith("gsm8k: 4 tasks, 8 responses\n")
+
+
+def test_phases_before_the_first_step_are_lines_with_seconds(monkeypatch, capsys):
+    for mode, rank, shown in (("auto", "0", True), ("quiet", "0", False), ("auto", "1", False)):
+        monkeypatch.setenv("RANK", rank)
+        with StartupLines(mode) as lines:
+            lines.say("loading torch")
+            startup.info("loading the model %s", "a/b")
+        startup.info("nobody looks")
+        printed = capsys.readouterr().out
+        if shown:
+            assert re.fullmatch(r" +\d+\.\d s  loading torch\n +\d+\.\d s  loading the model a/b\n", printed)
+        else:
+            assert printed == ""
 
 
 def test_clean_keeps_what_is_harmless():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import re
 import shlex
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hand_written_steps import plan_of
 
 from rlvr import analysis, evaluate
 from rlvr.config.config_loading import load_config
+from rlvr.data.sources import limited
 from rlvr.recipes.papers import find_paper
 from rlvr.recipes.smoke import smoke_config
+from rlvr.records import Task
 from rlvr.trainer import GRPOTrainer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/analysis.md"
@@ -159,10 +163,18 @@ def test_help_in_the_prompt_by_the_documented_source(tiny, tmp_path, capsys):
 
 
 def test_the_coin_s_rewards_do_not_depend_on_the_response(recipe_step):
-    from rlvr.records import Task
-
     step = recipe_step("clipping-entropy-and-spurious-reward", [Task(id="t", prompt="What is 6 * 7?", answer="42")])
     right = step.rewards(["It is \\boxed{42}."] * 200)
     assert right == step.rewards(["It is \\boxed{41}."] * 200)
     # Half of 200 within four standard deviations of a fair coin's count.
     assert abs(sum(right) - 100) < 4 * 50**0.5
+
+
+def test_vb_vs_vf_is_evaluated_over_all_subjects_of_a_set_that_is_sorted_by_subject():
+    """500 of the 5,000 test problems of MATH, whose first 1,187 are of algebra."""
+    evaluation = plan_of("vb-vs-vf").config.evaluation
+    assert (evaluation.limit, evaluation.limit_seed) == (500, 0)
+    subjects = [Task(id=str(n), prompt="?", info={"type": n // 715}) for n in range(5000)]
+    drawn = collections.Counter(task.info["type"] for task in limited(subjects, 500, evaluation.limit_seed))
+    # Of each seventh 71 on average, with a deviation of 7.4.
+    assert len(drawn) == 7 and min(drawn.values()) > 71 - 4 * 7.4

@@ -102,3 +102,12 @@ def test_two_passes_over_the_whole_batch():
     """ppo_epochs 2 with update_actor_full_ministep: the clip acts in the second one alone."""
     optim = plan_of("dars").config.optim
     assert (optim.updates_per_batch, optim.epochs_per_batch) == (1, 2)
+
+
+def test_the_norm_is_cut_where_the_authors_cut_that_of_their_sum():
+    """compute_policy_loss sums over responses, and update_policy_full_ministep divides by a 64th of the responses of a
+    device (ppo_micro_batch_size: 64 times n, 8, over 8 devices in fsdp_workers.py): 64 times the mean, cut to norm
+    1."""
+    limit = plan_of("dars").config.optim.max_grad_norm
+    for norm in (0.001, 0.01, 0.02, 5.0):
+        assert 64 * min(limit, norm) == pytest.approx(min(1.0, 64 * norm))

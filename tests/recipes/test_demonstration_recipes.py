@@ -131,6 +131,14 @@ def test_the_critique_is_learned_and_the_solution_is_not(recipe_step, logits):
     np.testing.assert_allclose(step.gradient(batch, logits), expected, rtol=1e-9, atol=1e-12)
 
 
+def test_critiques_of_one_solution_by_several_teachers_are_all_learned(recipe_step):
+    """The 600 rows are of 100 solutions: most have the prompt of another row."""
+    question = CRITIQUES[0]["messages"][0]
+    rows = [{"messages": [question, {"role": "assistant", "content": text}]} for text in ("ab", "bb", "a")]
+    tasks = load_tasks(rows, fields=plan_of("one-shot-cft", "sft").config.data.fields)
+    assert [task.demonstration for task in recipe_step("one-shot-cft", tasks, "sft").stage.pool] == ["ab", "bb", "a"]
+
+
 def test_the_numbers_of_the_critiques_are_those_of_the_authors_script():
     """8 devices with 64 accumulated rows each, 50 epochs of 600 rows, 0.05 of the steps to warm up."""
     plan = plan_of("one-shot-cft", "sft")

@@ -1,4 +1,5 @@
-"""Every recipe starts: built unshortened against the public schema of what it names, without a download.
+"""Every recipe and every benchmark starts: built unshortened against the public schema of what it names, without a
+download.
 
 The model is a tiny one of the same kind, with the context, the special tokens and a chat template of the form that the
 recipe's model has; data sets and files are the example rows of hub_schemas.json with the types of their columns. The
@@ -8,8 +9,10 @@ real trainer opens the stages on them: rows, templates, samplers, lengths and ve
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
+import shutil
 import string
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +21,13 @@ import datasets
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlvr.config import ScratchConfig
-from rlvr.config.config_loading import recipe_files
+from rlvr.config import Config, ScratchConfig
+from rlvr.config.config_loading import load_config, recipe_files
+from rlvr.core.specs import ComponentSpec
 from rlvr.data import Template, load_tasks
+from rlvr.data.templates import render_prompts
 from rlvr.errors import RlvrError
+from rlvr.evaluation.benchmarks import benchmark_tasks, benchmarks, with_benchmark
 from rlvr.planner.meta_model import shipped_sizes
 from rlvr.policy.loading import override_config
 from rlvr.policy.scratch import build_tokenizer
@@ -79,17 +85,21 @@ def hub(monkeypatch, tmp_path):
             path.write_text("".join(json.dumps(row) + "\n" for row in schema["rows"]))
 
 
-def tiny_model(paper):
-    """A model of the recipe's kind without its size, with the context that the recipe gives it."""
-    schema = SCHEMAS["models"][paper.config.model.path]
-    described = SCHEMAS["tokenizers"][schema["tokenizer"]]
+def tokenizer_of(described, context):
+    """A tokenizer of characters with the special tokens and the chat template of a described one."""
     alphabet = string.printable[:95] + "\n\t"
-    scratch = ScratchConfig(context=schema["context"], alphabet=alphabet, words=described["tokens"])
-    tokenizer = build_tokenizer(scratch)
+    tokenizer = build_tokenizer(ScratchConfig(context=context, alphabet=alphabet, words=described["tokens"]))
     tokenizer.chat_template = described["template"]
     tokenizer.eos_token = described["eos"]
     if "bos" in described:
         tokenizer.bos_token = described["bos"]
+    return tokenizer
+
+
+def tiny_model(paper):
+    """A model of the recipe's kind without its size, with the context that the recipe gives it."""
+    schema = SCHEMAS["models"][paper.config.model.path]
+    tokenizer = tokenizer_of(SCHEMAS["tokenizers"][schema["tokenizer"]], schema["context"])
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": len(tokenizer)}
     config = AutoConfig.for_model(schema["type"], max_position_embeddings=schema["context"], **sizes, **heads)
@@ -254,6 +264,54 @@ def check_golds(tasks, right, default):
             assert verdict.status.value == "correct", f"{text}: {verdict}"
 
 
+ASKED = {
+    "math-500": "What is $3^2 + 4^2$?\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    "humaneval": 'in a markdown code block:\n```\ndef add_one(x: int) -> int:\n    """Return x + 1."""\n```\n',
+    "humaneval-plus": 'block:\n```\ndef twice(x: int) -> int:\n    """Return 2 * x."""\n```\n',
+    "mbpp": "here is your task: Write a python function to square a number. Your code should pass these tests:\n\n"
+    "assert square(3) == 9\nassert square(0) == 0\nassert square(-2) == 4\n",
+    "mbpp-plus": '```\n"""\nWrite a function to multiply a number by three.\nassert thrice(2) == 6\n"""\n```\n',
+    "ifeval": "<|im_start|>user\nTell me of a river. Do not use any commas.<|im_end|>",
+    "gpqa": "\n\nWhich of these gases is noble?\n\nA) ",
+}
+"""A part of the prompt of the first row, written out by hand from the source that the benchmark names."""
+
+
+@pytest.mark.parametrize("name", benchmarks())
+def test_a_benchmark_asks_as_published_and_judges_right_and_wrong_responses(name, hub):
+    benchmark = benchmarks()[name]
+    tasks = benchmark_tasks(benchmark)
+    schema = schema_of(benchmark.data)
+    assert [task.id for task in tasks] == [f"{name}/0", f"{name}/1"]
+    config = load_config(with_benchmark(Config().dump(), benchmark))
+    assert config.evaluation.max_new_tokens >= 512
+    tokenizer = tokenizer_of(SCHEMAS["tokenizers"]["qwen2.5"], 4096)
+    prompts = [tokenizer.decode(ids) for ids in render_prompts(tasks, tokenizer, config.data.template)]
+    assert ASKED.get(name, "Please reason step by step") in prompts[0]
+    assert prompts[0].endswith(benchmark.begin or "<|im_start|>assistant\n")
+    assert "<unk>" not in "".join(prompts) and "{{" not in "".join(prompts)
+    right = [text.replace("{letter}", letter_of(task)) for task, text in zip(tasks, schema["right"], strict=True)]
+    verifier = ComponentSpec(benchmark.verifier)
+    if verifier.name == "code" and shutil.which("bwrap") is None:
+        # The isolation has tests of its own.
+        verifier = ComponentSpec("code", {"tier": "none", "unsafe": True})
+    tasks = [dataclasses.replace(task, verifier=None) for task in tasks]
+    check_golds(tasks, right, verifier)
+    if name not in ("ifeval", "gpqa"):  # a response to one prompt may follow the other, or name the same letter
+        with VerifierPool(workers=1) as pool:
+            (verdict,) = pool.verify_many(as_verifier(verifier), [(tasks[0], right[1])])
+        assert verdict.score == 0.0
+
+
+def letter_of(task):
+    """The letter under which the right option of a question stands in its prompt."""
+    if "order" not in task.info:
+        return ""
+    letter = "ABCD"[task.info["order"].index(0)]
+    assert f"\n{letter}) {task.info['options'][0]}" in task.prompt[0]["content"]
+    return letter
+
+
 def effect_of(stage):
     """The effect of a stage: its configuration, with the length of responses that the context leaves."""
     config = stage.config.dump()
@@ -273,10 +331,11 @@ def test_a_schema_is_of_two_rows_that_have_its_columns_and_says_where_it_was_rea
             assert schema["longest"]["source"], name
 
 
-def test_every_model_and_data_set_that_a_recipe_names_has_a_schema_and_no_other():
+def test_every_model_and_data_set_that_a_recipe_or_a_benchmark_names_has_a_schema_and_no_other():
     papers = read_papers()
     models = {paper.config.model.path for paper in papers}
     data = {name for paper in papers for name in named_data(paper.config)}
+    data |= {"/".join(one.data.partition(":")[0].split("/")[:2]) for one in benchmarks().values()}
     assert models == set(SCHEMAS["models"])
     assert data == set(SCHEMAS["data"]) | set(SCHEMAS["files"])
     used = {model["tokenizer"] for model in SCHEMAS["models"].values()}

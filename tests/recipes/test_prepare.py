@@ -25,7 +25,11 @@ SETS = {
         {"problem": "1+2=", "answer": "3", "solution": "3"},
     ],
     "Windy0822/ultrainteract_math_rollout": [
-        {"prompt": "What is 3 + 4?", "completions": ["It is 7.", "It is 8."], "correctness": [True, False]}
+        {
+            "prompt": "What is 3 + 4?",
+            "completions": ["It is 7.", "It is 8.", "3 + 4 = 7."],
+            "correctness": [True, False, True],
+        }
     ],
     "liuwenhan/reasonrank_data_rl": [
         {
@@ -100,6 +104,7 @@ def test_each_response_has_its_label(prepared):
     assert rows == [
         {"prompt": "What is 3 + 4?", "demonstration": "It is 7.", "label": 1},
         {"prompt": "What is 3 + 4?", "demonstration": "It is 8.", "label": 0},
+        {"prompt": "What is 3 + 4?", "demonstration": "3 + 4 = 7.", "label": 1},
     ]
 
 

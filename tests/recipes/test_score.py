@@ -8,9 +8,9 @@ from hand_written_steps import Response, clipped_gradient, k3_gradient
 
 from rlvr import registry
 from rlvr.config.stage_plan import stage_plans
-from rlvr.errors import ConfigError
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Batch, Origin, Segment, Task, Verdict
+from rlvr.rewards import build_terms, score
 
 FIRST, SECOND = [1, 2], [4, 5, 6]
 """Tokens of the two attempts; token 0 is the prompt, token 3 the instruction between them."""
@@ -33,10 +33,7 @@ def credit(make_rollout):
                 rollout.verdicts["turn 2"] = Verdict.from_score(r2)
                 rollout.segments += [Segment("tool", 3, 4), Segment("turn", 4, 7)]
             rollouts.append(rollout)
-        batch = Batch(rollouts)
-        for spec in plan.config.rewards:
-            batch.columns[f"reward/{spec.column}"] = registry.build("reward", spec)(batch)
-        batch.columns["reward"] = np.sum([batch.columns[f"reward/{s.column}"] for s in plan.config.rewards], axis=0)
+        batch = score(Batch(rollouts), build_terms(plan.config.rewards))
         advantage = registry.build("advantage", plan.config.algorithm.advantage)
         advantage.check(plan.config, [])
         result = []
@@ -94,16 +91,6 @@ def test_the_strict_kl_of_the_first_stage_is_on_the_first_attempt():
     assert first.coef * first.scale.factors["1"] == pytest.approx(0.1)
     assert first.scale.other == 1.0
     assert second.coef == 0.01 and second.scale is None
-
-
-def test_a_term_that_is_not_there_is_named():
-    (_, plan) = stage_plans(find_paper("score").config)
-    for options, message in (
-        ({"second": "secnd"}, "did you mean 'second'"),
-        ({"second": "second", "bonus": 10}, "`first` is null"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            registry.build("advantage", {"name": "attempts", **options}).check(plan.config, [])
 
 
 LONGEST = 4096

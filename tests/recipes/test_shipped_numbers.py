@@ -16,13 +16,13 @@ from rlvr.stages.stage_base import learning_rate
 # of a prompt (None: not limited here), temperature, KL weight.
 SCRIPTS = {
     ("autothink", "balance", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage1.sh"): (
-        *(1e-6, 128, 64, 8, 8192, None, 0.6, 0.0),
+        *(1e-6, 128, 64, 8, 8192, 1024, 0.6, 0.0),
     ),
     ("autothink", "both", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage2.sh"): (
-        *(1e-6, 64, 64, 8, 16384, None, 0.6, 0.0),
+        *(1e-6, 64, 64, 8, 16384, 1024, 0.6, 0.0),
     ),
     ("autothink", "short", "TU2021/AutoThink@be0bcb0 scripts/train/train_stage3.sh"): (
-        *(1e-6, 64, 64, 8, 24576, None, 0.6, 0.0),
+        *(1e-6, 64, 64, 8, 24576, 1024, 0.6, 0.0),
     ),
     ("canon", "grpo", "biuboomc/CANON@7d6f814 scripts/setups.sh"): (1e-6, 512, 32, 16, 8192, 2048, 1.0, 0.0),
     # Two sides of 128 prompts each, in one update.
@@ -37,7 +37,7 @@ SCRIPTS = {
         *(5e-7, 512, 32, 16, 14336, None, 1.0, 0.01),
     ),
     ("laser", "grpo", "RUCBM/LaSeR@48996f7 verl/examples/grpo_trainer/run_qwen2_5_7b.sh"): (
-        *(1e-6, 128, 128, 8, 8192, None, 1.0, 0.0),
+        *(1e-6, 128, 128, 8, 8192, 2048, 1.0, 0.0),
     ),
     ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e scripts/training/laser-d-1.5b/laser-d-1.5b-l4096.sh"): (
         *(1e-6, 128, 64, 8, 16384, 1024, 0.6, 0.001),
@@ -87,6 +87,21 @@ SCRIPTS = {
         "analokmaus/kaggle-aimo2-fast-math-r1@09bf8ff experiments/train_second_stage.py",
     ): (*(4e-6, 16, 16, 8, 16384, None, 1.0, 0.04),),
     ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 train_brrm_multinode_8b.sh"): (5e-7, 128, 32, 8, 16384, None, 1.0, 0.001),
+    # batch_size is of prompts; 11,264 tokens are the context of the engine.
+    ("chord", "grpo", "modelscope/Trinity-RFT@0414330 examples/mix_chord/mix_chord.yaml"): (
+        *(1e-6, 32, 32, 8, 10240, None, 1.0, 0.0),
+    ),
+    ("copo", "grpo", "hijih/copo-code@c15c75f verl/run_copo.sh"): (1e-6, 512, 32, 6, 2048, 1024, 1.0, 0.0),
+    ("rm-r1", "grpo", "RM-R1-UIUC/RM-R1@d4c2542 rm_r1/scripts/RLVR/local/train_rm_r1_rlvr_qwen2.5_instruct_7b.sh"): (
+        *(1e-6, 1024, 128, 7, 8192, 4096, 1.0, 0.001),
+    ),
+    ("verifree", "grpo", "sail-sg/VeriFree@718b363 run.sh"): (1e-6, 16, 16, 8, 3000, 1024, 1.0, 0.0),
+    # 4 responses on each of 7 devices, 5 times; prompt and response are 4,096 tokens.
+    (
+        "warm-up-before-you-train",
+        "grpo",
+        "safal312/warmup-before-you-train@c9c4a42 train/grpoconfig.yaml, train/trainer_qwen.py",
+    ): (*(1e-6, 4 * 7 * 5 // 10, 14, 10, 4096 - 256, 256, 0.7, 0.0),),
 }
 
 
@@ -102,6 +117,28 @@ def test_sizes_and_rates_are_those_of_the_authors_script(row):
     assert (rollout.max_new_tokens, config.data.max_prompt_tokens) == (longest, prompt)
     assert rollout.temperature == temperature
     assert (0.0 if config.algorithm.kl is None else config.algorithm.kl.coef) == kl
+
+
+# (recipe, stage) -> the steps that the same file sets, or that its epochs are in whole batches.
+STEPS = {
+    ("br-rm", "grpo"): 1000,  # examples/configs/grpo_brrm.yaml
+    ("canon", "grpo"): 2 * (47_000 // 512),
+    ("dars", "grpo"): 86,
+    ("laser", "grpo"): 2 * (103_022 // 128),
+    ("one-shot-cft", "sft"): 50 * 600 // 512,
+    ("pacs", "grpo"): 300,
+    ("practical-two-stage-recipe", "grpo"): 40,
+    ("practical-two-stage-recipe", "sft"): 350,
+    ("raft", "grpo"): 20,
+    ("sar", "grpo"): 500,
+    ("toolrl", "grpo"): 104,
+    ("warm-up-before-you-train", "grpo"): 178,  # 25 epochs of 100 tasks, 14 in a step
+}
+
+
+@pytest.mark.parametrize("stage", STEPS, ids="-".join)
+def test_the_steps_are_those_of_the_authors(stage):
+    assert plan_of(*stage).steps == STEPS[stage]
 
 
 # (recipe, stage, file at a commit) -> the rate at the start of the schedule, the share of the steps that is warm-up,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import re
 
+import datasets
 import numpy as np
 import pytest
 from hand_written_steps import Response, plan_of, policy_gradient, score_function
@@ -93,6 +94,9 @@ def test_a_hundred_tasks_of_the_target_and_many_epochs(recipe_step):
     data = plan_of(SLUG).config.data
     rows = [{"id": f"t{n}", "prompt": f"What is {n}?", "answer": str(n)} for n in range(300)]
     tasks = limited(load_tasks(rows), data.limit, data.limit_seed)
+    # load_math of train/dataset_loader.py splits the set so, with this seed.
+    split = datasets.Dataset.from_list(rows).train_test_split(train_size=100, shuffle=True, seed=42)["train"]
+    assert {task.id for task in tasks} == set(split["id"])
     plan = plan_of(SLUG)
     stage = recipe_step(SLUG, tasks).stage
     drawn = collections.Counter(

@@ -39,6 +39,11 @@ SETTINGS = {
     "entropy term": {"rewards": ["verdict", {"name": "self_certainty", "weight": 0.1}]},
     "warm": {"rollout": {"temperature": {"schedule": "linear", "start": 1.3, "end": 0.7}}},
     "chance": {"verifier": "PIECES:chance"},
+    # Scores of tokens, which a run that takes recorded rewards does not compute again.
+    "spans": {
+        "rewards": ["verdict", {"name": "repeated_tokens", "n": 1}],
+        "algorithm": {"advantage": {"name": "spans", "terms": {"repeated_tokens": {"per": "token", "discount": 0.5}}}},
+    },
 }
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from rlvr.errors import ConfigError, DataError
+from rlvr.evaluation import TaskResult, write_task_results
+from rlvr.monitor.health import MONITORS
 from rlvr.monitor.recording import read_rollouts as read_back
 from rlvr.report import write_report
 from rlvr.report.__main__ import main
@@ -98,6 +100,50 @@ def test_of_many_rollouts_whole_groups_are_shown_and_the_rest_is_counted(make_ru
     assert data["notes"] == ["run: 80 of 240 rollouts that were read are shown"]
     lengths = data["runs"][0]["lengths"]
     assert sum(map(sum, lengths["counts"])) == 240  # what is not shown is counted all the same
+
+
+def test_the_last_step_is_whole_and_demonstrations_take_little_of_the_page(make_run):
+    folder = make_run(steps=20, groups=6, size=4)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # The first half imitates: no reward, nothing sampled.
+    rows = [{**row, "reward/mean": None} if row["step"] <= 10 else row for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = unpacked(write_report([folder], rollouts=100))["rollouts"]
+    steps = [row["step"] for row in shown]
+    assert steps == sorted(steps) and steps.count(20) == 24 and len(shown) <= 100
+    assert 0 < sum(step <= 10 for step in steps) <= 12
+
+
+def test_the_head_says_what_was_learned_with_intervals_and_what_it_ran_on(make_run):
+    folder = make_run(steps=6)
+    results = [TaskResult(f"t{n}", None, greedy=float(n < 60)) for n in range(100)]
+    (folder / "evaluations").mkdir()
+    write_task_results(folder / "evaluations" / "step-000006.json", results)
+    environment = {
+        "command": "rlvr train --config a.yaml",
+        "versions": {"torch": "2.13.0"},
+        "machine": "Linux, 2 cores",
+    }
+    (folder / "environment.json").write_text(json.dumps(environment))
+    data = unpacked(write_report([folder]))
+    (run,) = data["runs"]
+    assert data["checks"] == len(MONITORS) and run["score"] == "eval/greedy"
+    assert run["headline"].startswith("Held-out tasks (greedy): 0.0 % → ") and run["headline"].endswith("in 6 steps")
+    assert [point[0] for point in run["points"]] == [0, 3, 6] and run["points"][0][2] is None
+    low, high = run["points"][-1][2:]
+    assert 0.45 < low < 0.6 < high < 0.75 and f"(95 %: {100 * low:.1f} % to" in run["headline"]
+    facts = dict(run["facts"])
+    assert (facts["command"], facts["versions"]) == ("rlvr train --config a.yaml", "torch 2.13.0")
+
+
+def test_a_run_without_evaluations_has_a_headline_too(make_run):
+    folder = make_run(steps=4)
+    (folder / "evaluations.jsonl").unlink()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [{name: value for name, value in row.items() if not name.startswith("eval/")} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run,) = unpacked(write_report([folder]))["runs"]
+    assert run["headline"] == "Reward 0.25 → 1 in 4 steps; held-out tasks were not evaluated" and run["points"] == []
 
 
 def test_only_so_much_is_read_and_that_is_said(make_run, monkeypatch):

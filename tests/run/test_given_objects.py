@@ -16,6 +16,7 @@ import yaml
 from rlvr import MathVerifier, Task, Verdict, Verifier, registry
 from rlvr.config.config_loading import load_config
 from rlvr.data import load_tasks
+from rlvr.data.samplers import fingerprint_of
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.evaluate import main as evaluate
 from rlvr.replay.__main__ import main as replay
@@ -276,3 +277,57 @@ def of_notebook():
     space = {"__name__": "notebook"}
     exec("def check(completion): return 1.0", space)
     return space["check"]
+
+
+@pytest.mark.gate
+def test_import_stands_in_for_what_a_notebook_registered(make_trainer, tmp_path, monkeypatch, capsys):
+    registry.names("reward")
+    monkeypatch.setitem(registry._components, "reward", dict(registry._components["reward"]))
+
+    def near(batch):
+        return [0.5] * len(batch)
+
+    near.__module__ = "a_notebook"  # which is no file
+    registry.register("reward", "near")(near)
+    trainer = make_trainer({"rewards": ["verdict", {"name": "near", "weight": 0.5}]}, eval_tasks=task_rows(2))
+    trainer.train()
+    trainer.close()
+    run = str(trainer.path)
+    assert load_facts(trainer.path)["0 grpo"]["eval"]["source"] == "given in Python"
+    del registry._components["reward"]["near"]
+    for command in (replay, evaluate):
+        capsys.readouterr()
+        assert command([run] if command is replay else ["--model", run]) == 2
+        assert "the reward 'near', which a notebook or a prompt registered" in capsys.readouterr().err
+    source = (
+        "from rlvr import register_reward\n\n@register_reward('near')\ndef near(batch): return [0.5] * len(batch)\n"
+    )
+    (tmp_path / "near.py").write_text(source)
+    again = ["--import", str(tmp_path / "near.py")]
+    assert replay([run, *again, "--output", str(tmp_path / "again.jsonl")]) == 0
+    assert all(row["before"]["columns"] == row["after"]["columns"] for row in lines(tmp_path / "again.jsonl"))
+    assert evaluate(["--model", run, *again, "--samples", "0"]) == 0
+
+
+def test_the_number_and_the_hash_of_the_tasks_are_written(make_trainer, tmp_path):
+    stages = [{"kind": "grpo", "steps": 1}, {"kind": "grpo", "name": "second", "steps": 1, "data": {"limit": 3}}]
+    trainer = make_trainer({"stages": stages}, eval_tasks=task_rows(2))
+    trainer.train()
+    facts = load_facts(trainer.path)
+    tasks = load_tasks(task_rows())
+    assert facts["0 grpo"]["train"] == {
+        "tasks": 6,
+        "fingerprint": fingerprint_of(tasks),
+        "source": str(tmp_path / "tasks.jsonl"),
+    }
+    assert facts["1 second"]["train"]["tasks"] == 3
+    assert facts["1 second"]["train"]["fingerprint"] == fingerprint_of(tasks[:3])
+    assert facts["0 grpo"]["eval"] == {
+        "tasks": 2,
+        "fingerprint": fingerprint_of(load_tasks(task_rows(2))),
+        "source": "given in Python",
+    }
+
+
+def load_facts(folder):
+    return json.loads((folder / "data.json").read_text())

@@ -5,13 +5,12 @@ from __future__ import annotations
 import datasets
 
 from rlvr.config import Config
-from rlvr.distributed.world import World
-from rlvr.run.run_tasks import RunTasks
+from rlvr.run.run_tasks import TaskSets
 
 
 def test_a_limit_draws_with_its_own_seed_in_training_and_in_evaluation():
     rows = [{"id": f"t{i}", "prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
-    tasks = RunTasks(rows, rows, object(), World(), print)
+    tasks = TaskSets(rows, rows)
 
     def drawn(data, evaluation):
         config = Config(data=data, evaluation=evaluation, run={"steps": 1})

@@ -166,7 +166,6 @@ def test_stages_differ_in_data_verifier_and_settings(make_trainer, tmp_path, pie
 ASKED = {
     "last_token": {"token": "?"},
     "blend": {"of": "verdict"},
-    "attempts": {"first": "verdict", "second": "verdict"},
 }
 """Options that some pieces have to be given."""
 
@@ -256,7 +255,7 @@ def test_every_registered_verifier_judges_a_run(make_trainer, name):
 
 def test_every_verifier_has_tasks_to_be_run_on():
     # Made of others (tests/verifiers/test_combine.py), or asking a service (tests/verifiers/judge).
-    assert set(registry.names("verifier")) - set(EXAMPLES) == {"combine", "judge", "rubric", "pairs", "steps"}
+    assert set(registry.names("verifier")) - set(EXAMPLES) == {"combine", "judge", "rubric", "pairs", "scorer", "steps"}
 
 
 @pytest.mark.parametrize("name", registry.names("stage"))

@@ -488,3 +488,15 @@ def test_what_references_say_does_not_depend_on_being_followed_once(how):
         for inner in keys:
             document = {**outer, "next": {**inner, "next": {"b": [1, 1]}}}
             assert verify(json.dumps(document), schema=_branching(how)).score == plain.is_valid(document)
+
+
+def test_fields_that_are_not_compared():
+    task = Task("1", "?", {"do": "click", "why": "a"})
+    verifier = JsonSchemaVerifier(compare="fields", ignored=("why",))
+    for text, score in (
+        ('{"do": "click"}', 1.0),
+        ('{"do": "click", "why": "b"}', 1.0),
+        ('{"do": "stop", "why": "a"}', 0.0),
+        ('[{"do": "click", "why": "a"}]', 0.0),
+    ):
+        assert verifier.verify(task, text).score == score

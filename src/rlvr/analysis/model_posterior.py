@@ -15,6 +15,7 @@ from rlvr.distributed.checkpoint import model_folder
 from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Policy, load_policy
 from rlvr.records import Task
+from rlvr.run.loaded_models import LoadedModels
 from rlvr.verifiers.pool import Verification, VerifierPool
 
 BASE = "base"
@@ -39,6 +40,7 @@ def model_posterior(config: Config, models: Sequence[str], base: str | None, bet
     prompts = Prompts(policies[BASE].tokenizer, config.data.template)
     with VerifierPool() as pool:
         verification = Verification(config.verifier, pool)
+        verification.attach(LoadedModels(config.models))
         verification.check(tasks)
         rewards = Rewards(tasks, verification, policies[BASE])
         encoded = [prompts(task) for task in tasks]

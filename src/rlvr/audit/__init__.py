@@ -5,6 +5,8 @@ Scores a file of completions (one JSON object a line: `completion`, and a task's
 prints counts, agreement with an `expected` column, the slowest and the doubtful cases. `--tricks` tries the built-in
 tricks on the verifier, on the tasks of the input or, without one, on built-in examples.
 
+A frozen model of the verifier is described by options too: `model=rm models.rm.path=FOLDER`.
+
 A row that cannot be read (no JSON, no completion, a field of the wrong type) gets an undecided `error` verdict whose
 reason names its line, and the audit goes on; a file without one readable row is refused.
 
@@ -28,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from rlvr.config.config_loading import load_config
 from rlvr.core.command_name import program
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.core.tree import as_tree, merge
@@ -37,6 +40,7 @@ from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
 from rlvr.records import Task, Verdict
+from rlvr.run.loaded_models import LoadedModels
 from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.findings import FindingCase, Findings
 from rlvr.verifiers.audit.tables import show_findings, show_trial
@@ -92,11 +96,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def build_verifier(name: str, options: Sequence[str]) -> Verifier:
-    """The verifier of the command line. ConfigError where it cannot be had."""
+    """The verifier of the command line, with the frozen models that options `models.NAME.key=value` describe.
+    ConfigError where it cannot be had."""
     component: Any = {"name": name}
     for option in options:
         component = merge(component, as_tree(option))
-    return as_verifier(component)
+    models = load_config({"models": component.pop("models", {})}).models
+    verifier = as_verifier(component)
+    verifier.attach(LoadedModels(models))
+    return verifier
 
 
 def _check_files(options: argparse.Namespace) -> None:

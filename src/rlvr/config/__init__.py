@@ -22,7 +22,7 @@ from rlvr.config.algorithm import (
     SupervisedStepsConfig,
     over_preset,
 )
-from rlvr.config.model_config import LoraConfig, ModelConfig, ScratchConfig
+from rlvr.config.model_config import FrozenModelConfig, LoraConfig, ModelConfig, ScratchConfig
 from rlvr.config.renamed_keys import with_new_names
 from rlvr.config.rollout_config import DataConfig, DynamicSamplingConfig, RolloutConfig, VerificationConfig
 from rlvr.config.running import (
@@ -51,6 +51,7 @@ __all__ = [
     "DistributedConfig",
     "DynamicSamplingConfig",
     "EvaluationConfig",
+    "FrozenModelConfig",
     "KLConfig",
     "KLScaleConfig",
     "LoggingConfig",
@@ -81,6 +82,15 @@ def _known_monitors(written: str | dict[str, str]) -> str | dict[str, str]:
 # No space, so that it is never the name of a turn's verdict (`turn 1`).
 VerdictName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")]
 """A name of verdicts in a rollout."""
+ModelName = VerdictName
+"""A name of a frozen model."""
+
+
+def _named_frozen(models: dict[str, FrozenModelConfig]) -> dict[str, FrozenModelConfig]:
+    # Verifiers name it beside these.
+    if "policy" in models:
+        raise ValueError("`policy` is the model that is trained: it is described in the section `model`")
+    return models
 
 
 class Config(Section):
@@ -93,6 +103,9 @@ class Config(Section):
     """The run as a whole."""
     model: ModelConfig = ModelConfig()
     """The policy."""
+    models: Annotated[dict[ModelName, FrozenModelConfig], AfterValidator(_named_frozen)] = {}
+    """Frozen models beside the policy, by the names that verifiers use: `{rm: {path: OWNER/NAME}}` for the verifier
+    `{name: scorer, model: rm}`."""
     data: DataConfig = DataConfig()
     """Tasks and how they become prompts."""
     rollout: RolloutConfig = RolloutConfig()

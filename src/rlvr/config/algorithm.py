@@ -194,6 +194,16 @@ class AlgorithmConfig(Section):
     """Learn the task's answer in the place of the policy's own; null: the response as it was sampled."""
 
 
+def without_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a section `algorithm`, as it was dumped, without its preset and the values of that.
+
+    A dump has them as if somebody had written them: they would go over those of another preset.
+    """
+    name = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)
+    replaced = {"preset", *registry.find("preset", name)()}
+    return {key: value for key, value in algorithm.items() if key not in replaced}
+
+
 def over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of `algorithm`, with the values of its preset for those that it does not set."""
     preset = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from rlvr import registry
 from rlvr.config import Config
+from rlvr.config.peer_names import peer_answer, unknown_leaves
 from rlvr.core.specs import ComponentSpec, WrittenSpec
 from rlvr.core.tree import as_tree, merge, read_mapping
 from rlvr.errors import ConfigError, nearest
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 """The published recipes: the recipe with the slug SLUG is FOLDER/SLUG.yaml in this folder."""
+
+SHARED = Path(sys.prefix) / "share" / "rlvr"
+"""The folder that the wheel puts `configs` and `examples` into; a checkout has these beside it."""
 
 TASK_FILES = {"train": "tasks.jsonl", "eval": "eval_tasks.jsonl"}
 """The files of a run folder that hold the tasks which a trainer was given as objects."""
@@ -27,16 +33,29 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
 
     Raises ConfigError that lists every wrong key and value, with the nearest name for an unknown key.
     """
+    tree = config_tree(source)
+    for override in overrides:
+        tree = merge(tree, as_tree(override))
+    return make_config(tree)
+
+
+def config_tree(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The configuration that `load_config` reads, as it is written. ConfigError where a file cannot be read."""
     if source is None or isinstance(source, Mapping):
-        tree: Any = dict(source or {})
+        tree = dict(source or {})
     else:
         path = config_file(source)
         # The file may be the config.yaml of a run folder that was moved: its tasks lie beside it.
         tree = with_tasks_of(path.parent, read_mapping(path))
     tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
-    for override in overrides:
-        tree = merge(tree, as_tree(override))
-    return make_config(tree)
+    return tree
+
+
+def with_imports(tree: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    """The configuration with these files and modules imported too, in the place of what a notebook registered, for
+    which a run's configuration has words."""
+    written = tree.get("imports") or []
+    return {**tree, "imports": [*(one for one in written if not registry.is_in_words(one)), *files]}
 
 
 def recipe_files() -> dict[str, Path]:
@@ -45,11 +64,13 @@ def recipe_files() -> dict[str, Path]:
 
 
 def config_file(name: str | Path) -> Path:
-    """The file with this path, or else the file of the published recipe with this slug. ConfigError if there is
-    neither."""
+    """The file with this path, the one that the wheel has under it (`configs/quickstart.yaml`), or else the file of the
+    published recipe with this slug. ConfigError if there is none."""
     path = Path(name)
-    if path.is_file():
-        return path
+    # An absolute path stays what it is: joined to another, it replaces it.
+    for candidate in (path, SHARED / path):
+        if candidate.is_file():
+            return candidate
     recipes = recipe_files()
     if str(name) not in recipes:
         raise ConfigError(
@@ -97,7 +118,7 @@ def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Ite
         place = _place(problem["loc"], root or Config)
         rank = (place.path == place.choice, problem["type"] == "extra_forbidden")
         members = by_place.setdefault(place.path if place.choice is None else place.choice, {})
-        members.setdefault(place.member, []).append((rank, _in_words(problem, place)))
+        members.setdefault(place.member, []).extend((rank, line) for line in _in_words(problem, place))
     for members in by_place.values():
         best = min(
             members.values(),
@@ -107,14 +128,27 @@ def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Ite
         yield from dict.fromkeys(line for _, line in best)
 
 
-def _in_words(problem: Any, place: _Place) -> str:
+def _in_words(problem: Any, place: _Place) -> Iterator[str]:
     where = ".".join(map(str, place.path))
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key{nearest(str(place.path[-1]), place.keys)}"
+        # A configuration of verl has whole sections that are unknown here: each of their keys is answered.
+        for path in unknown_leaves(where, problem["input"]):
+            yield f"{path}: unknown key{_suggestion(path, str(place.path[-1]), place.keys)}"
+        return
     reason = problem["msg"].removeprefix("Value error, ")
     if problem["type"] not in ("value_error", "missing"):
         reason += f", not {problem['input']!r}"
-    return f"{where}: {reason}" if where else reason
+    yield f"{where}: {reason}" if where else reason
+
+
+def _suggestion(path: str, key: str, known: list[str]) -> str:
+    """The answer to an unknown key: our name of what TRL and verl call so, or the nearest key of its section."""
+    if "." in key and key.partition(".")[0] in known:
+        return "; a path of keys is an override (key.path=value): in a mapping write sections inside each other"
+    answer = peer_answer(path)
+    if answer is not None:
+        return f", {answer}"
+    return nearest(key, known)
 
 
 @dataclass(frozen=True)

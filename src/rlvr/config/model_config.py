@@ -1,10 +1,11 @@
-"""The policy: where it comes from, what of it trains, what it is computed in."""
+"""The policy: where it comes from, what of it trains, what it is computed in; and frozen models beside it."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.sections import Section
 
@@ -117,4 +118,56 @@ class ModelConfig(Section):
             raise ValueError(
                 "`activation_offload` keeps what gradient checkpointing leaves: set `gradient_checkpointing: true`"
             )
+        return self
+
+
+class FrozenModelConfig(Section):
+    """A model beside the policy, which is asked and never trained: a reward model, an embedder, a judge.
+
+    A model from a `path` is loaded on rank 0, which alone verifies, without gradients, and is never sent to an engine.
+    """
+
+    path: str | None = None
+    """A folder with Hugging Face files, or a hub name."""
+    url: str | list[str] | None = None
+    """The address of a server that has the model, such as http://localhost:8000; several equal ones share the
+    requests, and stand in for each other."""
+    model: str = ""
+    """The model's name at the server."""
+    key: str | None = None
+    """The environment variable that holds the server's key; null: it needs none."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights and of what is computed; auto: bfloat16 on a GPU, float32 on a CPU."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 ...; auto: the GPU when there is one."""
+    attention: str | None = None
+    """transformers' attention implementation; null: its own choice for the model."""
+    batch_tokens: int = Field(default=16384, ge=1)
+    """Most tokens of one forward pass, padding included; a single longer text is a pass by itself."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Only for sources that you trust."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of its servers; empty for a model that is loaded."""
+        if self.url is None:
+            return ()
+        return (self.url,) if isinstance(self.url, str) else tuple(self.url)
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, written: str | list[str] | None) -> str | list[str] | None:
+        for url in [written] if isinstance(written, str) else written or []:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise ValueError(f"{url!r} is no address such as http://localhost:8000 (with http:// or https://)")
+        return written
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> FrozenModelConfig:
+        if (self.path is None) == (not self.urls):
+            raise ValueError("a frozen model has either a `path` to load or the `url` of a server that has it")
+        if self.key is not None and not self.urls:
+            raise ValueError("`key` is for the server at `url`; a model from a `path` needs none")
         return self

@@ -24,9 +24,6 @@ def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
         # `rollout.engine.silence` is the key `silence` of the mapping `rollout.engine`.
         *sections, old = path.split(".")
         changed = _renamed(changed, sections, old, now, path)
-    # Configurations that a run wrote before had this key, without a use; with a model in it, it is refused as unknown.
-    if changed.get("models") == {}:
-        del changed["models"]
     stages = changed.get("stages")
     # Anything else is refused by the field's own type.
     if isinstance(stages, list):

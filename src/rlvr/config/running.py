@@ -27,6 +27,9 @@ class RunConfig(Section):
     and puts their results together. Empty: one run with `seed`."""
     steps: int | None = Field(default=None, ge=0)
     """At most this many steps in all; a stage's `steps` is its share. Null: the sum of the stages' steps."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Passes over the training tasks, in place of `steps`: a stage without `steps` of its own makes epochs x tasks /
+    `rollout.prompts_per_step` steps, rounded up. Tasks that `data.skip_long_prompts` leaves out are counted too."""
     overwrite: bool = False
     """Move a run that the run folder already holds to `NAME.old-TIME` and start anew. With `--resume auto`: only where
     that run has no checkpoint to go on from."""
@@ -70,6 +73,12 @@ class RunConfig(Section):
                 f"YAML reads {name} as a {type(name).__name__}, not as text: quote it, run.name='\"{name}\"'"
             )
         return name
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("`steps` and `epochs` exclude each other: set one to null")
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_say_the_seed(self) -> Self:

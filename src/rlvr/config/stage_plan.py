@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from rlvr import registry
 from rlvr.config import Config, Section
+from rlvr.config.algorithm import without_preset
 from rlvr.config.config_loading import make_config, problems
 from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
@@ -27,7 +29,8 @@ class StagePlan(Section):
     name: str
     """The name of the stage in messages and metrics."""
     steps: int | None = Field(ge=0)
-    """Its share of the steps, which its schedules go over; null: what `run.steps` leaves."""
+    """Its share of the steps, which its schedules go over; null: what `run.steps` leaves, or what `run.epochs` makes
+    of its tasks."""
     allowed: int = 0
     """Number of steps that the stage makes: `steps`, or fewer where `run.steps` is reached before."""
     before: int = 0
@@ -66,10 +69,7 @@ def stage_plans(config: Config) -> list[StagePlan]:
         # Without the stages, so that a stage does not hold all the others.
         tree = config.dump() | {"stages": []}
         if isinstance(overrides.get("algorithm"), dict) and "preset" in overrides["algorithm"]:
-            # `dump` has the values of the run's own preset as if somebody had written them; they would go over those of
-            # the stage's preset.
-            replaced = {"preset", *registry.find("preset", config.algorithm.preset)()}
-            tree["algorithm"] = {k: v for k, v in tree["algorithm"].items() if k not in replaced}
+            tree["algorithm"] = without_preset(tree["algorithm"])
         resolved = make_config(merge(tree, overrides), where=f"stages[{number}].")
         # Sampling of a stage may differ in every other way.
         if resolved.rollout.engine != config.rollout.engine:
@@ -82,7 +82,22 @@ def stage_plans(config: Config) -> list[StagePlan]:
             lines = "\n".join(f"  stages[{number}].{line}" for line in problems(error, StagePlan))
             raise ConfigError(f"the configuration is wrong:\n{lines}") from error
         plans.append(plan)
-    return _share_steps(plans, config.run.steps)
+    if config.run.epochs is not None and all(plan.steps is not None for plan in plans):
+        raise ConfigError(
+            "run.epochs is for stages without `steps`, and every stage has its own: leave one of them out"
+        )
+    return _share_steps(plans, config.run.steps, config.run.epochs)
+
+
+def set_steps_of_epochs(plans: Sequence[StagePlan], epochs: float, tasks: Callable[[Config], int]) -> None:
+    """Give the stages that have no steps those of `epochs` passes over their tasks, whose number `tasks` returns."""
+    before = 0
+    for plan in plans:
+        if plan.steps is None:
+            plan.steps = math.ceil(epochs * tasks(plan.config) / plan.config.rollout.prompts_per_step)
+            plan.allowed = plan.steps
+        plan.before = before
+        before += plan.allowed
 
 
 def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[StagePlan], int]) -> int | None:
@@ -107,14 +122,21 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
     return longest
 
 
-def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
-    """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
+def _share_steps(plans: list[StagePlan], cap: int | None, epochs: float | None) -> list[StagePlan]:
+    """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows.
+
+    With `epochs` a stage without steps keeps none: `set_steps_of_epochs` sets them once the tasks are known.
+    """
     # Steps of `run.steps` that the stages before leave; None: no cap.
     remaining = cap
     before = 0
     for plan in plans:
         if plan.steps is None and remaining is None:
-            raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
+            if epochs is not None:
+                continue
+            raise ConfigError(
+                f"stage {plan.name!r} has no number of steps: set run.steps, run.epochs or the stage's `steps`"
+            )
         # `steps` is what the schedules go over, and stays whole where the cap cuts the stage short: `allowed` is then
         # less, and a run that goes on with a larger cap continues the same schedule.
         plan.steps = remaining if plan.steps is None else plan.steps

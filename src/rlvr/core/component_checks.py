@@ -118,6 +118,8 @@ def _problem(component: Any, member: str, static: Any) -> str | None:
         if wrong:
             return f"holds {wrong[0]!r}: write a frozenset of rlvr.core.needs.Need"
         return None
+    if member == "reads" and (isinstance(value, str) or not all(isinstance(one, str) for one in value)):
+        return f"is {value!r}: write a tuple of names of columns"
     try:
         default = static.function(component)
     except ConfigError:  # it is required

@@ -59,12 +59,13 @@ def to_task(
     prompt = _prompt(columns["prompt"], place)
     answer = columns.get("answer")
     origin = _text(columns, "source", place) or source or None
+    demonstration = _text(columns, "demonstration", place)
     check_json({"prompt": prompt, "answer": answer, **{f"info.{name}": value for name, value in info.items()}}, place)
     return Task(
-        id=_id(columns, place) or task_id(prompt, answer, info, origin),
+        id=_id(columns, place) or task_id(prompt, answer, info, origin, demonstration),
         prompt=prompt,
         answer=answer,
-        demonstration=_text(columns, "demonstration", place),
+        demonstration=demonstration,
         verifier=_text(columns, "verifier", place),
         info=info,
         source=origin,
@@ -72,12 +73,18 @@ def to_task(
     )
 
 
-def task_id(prompt: str | Messages, answer: Any, info: Mapping[str, Any], source: str | None) -> str:
-    """The id of a task that was given none: the source and a hash of the prompt and of what checks an answer to it.
+def task_id(
+    prompt: str | Messages, answer: Any, info: Mapping[str, Any], source: str | None, demonstration: str | None
+) -> str:
+    """The id of a task that was given none: the source and a hash of the prompt, of what checks an answer to it and of
+    the demonstration, if it has one.
 
-    That is the reference answer or, where there is none, `info` (tests, rubrics). The values must be JSON types.
+    What checks an answer is the reference or, where there is none, `info` (tests, rubrics). The values must be JSON
+    types. Several demonstrations of one prompt are several tasks: supervised learning has them all.
     """
     content = [prompt, dict(info) if answer is None else answer]
+    if demonstration is not None:
+        content.append(demonstration)
     # 64 bits of it: two of a million tasks share an id by chance with a probability of 3e-8.
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{source or 'task'}-{digest[:16]}"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import logging
 import re
 import sys
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.core.hub_retries import without_retry_lines
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.data.code import NoTestsError
 from rlvr.data.files import SPLITS, SUFFIXES, read_rows, split_files
@@ -71,8 +73,9 @@ def load_tasks(
 ) -> list[Task]:
     """The tasks of `spec` (see the module), in order, at most `limit` (1 or more; None: all).
 
-    `split` and `fields` (our name -> column) hold where a spec says nothing else. A repeated id is refused; rows
-    without an id that ask the same with the same reference are kept once, and the log says how many were dropped.
+    `split` and `fields` (our name -> column) hold where a spec says nothing else. A repeated id is refused; of rows
+    without an id that have the same prompt, reference and demonstration one is kept, and the log says how many were
+    dropped. It also counts the tasks with the prompt of an earlier one and another reference, which are all kept.
     DataError names the file, line or row, the field and the fix.
     """
     tasks: dict[str, PlacedTask] = {}
@@ -86,7 +89,7 @@ def load_tasks(
                 break
         # The id is the hash of the content, so the two rows ask the same. Any other id was given by the data, and
         # twice.
-        elif task.id == task_id(task.prompt, task.answer, task.info, task.source):
+        elif task.id == task_id(task.prompt, task.answer, task.info, task.source, task.demonstration):
             dropped += 1
         else:
             raise DataError(
@@ -94,9 +97,33 @@ def load_tasks(
             )
     if dropped:
         log.warning(
-            "%d rows that repeat an earlier row's prompt and answer were dropped (%d kept)", dropped, len(tasks)
+            "%d rows that repeat an earlier row's prompt, answer and demonstration were dropped (%d kept)",
+            dropped,
+            len(tasks),
         )
+    _report_asked_twice(tasks.values())
     return [task for _, task in tasks.values()]
+
+
+def _report_asked_twice(tasks: Iterable[PlacedTask]) -> None:
+    """Log how many tasks have the prompt of an earlier one and another reference, with the first two places."""
+    first: dict[str, PlacedTask] = {}
+    pairs = []
+    for place, task in tasks:
+        # Without a reference nothing contradicts, such as demonstrations of one prompt.
+        if task.answer is None:
+            continue
+        prompt = task.prompt if isinstance(task.prompt, str) else json.dumps(task.prompt)
+        earlier, other = first.setdefault(prompt, (place, task))
+        # Another `info` may make another question of the same words: a template may name its fields.
+        if other.answer != task.answer and other.info == task.info:
+            pairs.append((earlier, place))
+    if pairs:
+        log.warning(
+            "%d tasks have the prompt of an earlier task and another answer, such as those at %s and %s; all are kept",
+            len(pairs),
+            *pairs[0],
+        )
 
 
 def limited(tasks: list[Task], limit: int | None, seed: int | None) -> list[Task]:
@@ -186,33 +213,33 @@ def _registered(spec: SpecLike, fields: Mapping[str, Any] | None) -> Iterator[Pl
 
 
 def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
-    path = Path(spec.path).expanduser()
-    split = spec.split
-    rows: Iterator[tuple[str, Any]]
-    folder, colon, last = spec.path.rpartition(":")
+    rows, source = open_rows(spec.path, spec.split, spec.config, spec.revision)
+    tasks = _adapted(rows, spec.fields, source if spec.source is None else spec.source)
+    return itertools.islice(_filled(spec.path, tasks), _checked_limit(spec.limit))
+
+
+def open_rows(
+    written: str, split: str = "train", config: str | None = None, revision: str | None = None
+) -> tuple[Iterator[tuple[str, Any]], str]:
+    """The rows of a file, a folder or a hub data set with their places, read as they are asked for, and the name of the
+    set. DataError where there is none."""
+    path = Path(written).expanduser()
+    folder, colon, last = written.rpartition(":")
     # `FOLDER:SPLIT`. A file or folder whose own name holds a colon goes first.
     if not path.exists() and colon and Path(folder).expanduser().is_dir():
         path = Path(folder).expanduser()
         split = last
     if path.is_dir():
-        rows = itertools.chain.from_iterable(map(read_rows, split_files(path, split)))
-        source = path.resolve().name
-    elif path.is_file():
-        rows = read_rows(path)
-        source = path.stem
+        return itertools.chain.from_iterable(map(read_rows, split_files(path, split))), path.resolve().name
+    if path.is_file():
         # `gsm8k/train.jsonl` is of the source `gsm8k`, not `train`.
-        if source in SPLITS:
-            source = path.resolve().parent.name
-    elif hub := _HUB_NAME.fullmatch(spec.path):
-        # `data/train.jsonl` has the form of a hub name, and is a file that is missing: the network is not asked.
-        if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):
-            raise _no_file(spec.path)
-        source = hub["name"]
-        rows = hub_rows(source, spec.config or hub["config"], hub["split"] or split, spec.revision)
-    else:
-        raise _no_file(spec.path)
-    tasks = _adapted(rows, spec.fields, source if spec.source is None else spec.source)
-    return itertools.islice(_filled(spec.path, tasks), _checked_limit(spec.limit))
+        source = path.resolve().parent.name if path.stem in SPLITS else path.stem
+        return read_rows(path), source
+    hub = _HUB_NAME.fullmatch(written)
+    # `data/train.jsonl` has the form of a hub name, and is a file that is missing: the network is not asked.
+    if hub is None or path.suffix in SUFFIXES or written.startswith(("./", "../", "~")):
+        raise _no_file(written)
+    return hub_rows(hub["name"], config or hub["config"], hub["split"] or split, revision), hub["name"]
 
 
 def _no_file(path: str) -> DataError:
@@ -227,7 +254,8 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, config, split=split, revision=revision)
+        with without_retry_lines():
+            rows = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as error:  # the hub's client raises whatever its own network and file layers raise
         raise DataError(
             f"{name!r} is no file or folder in {Path.cwd()}, and as a hub data set (config {config}, split {split}) "

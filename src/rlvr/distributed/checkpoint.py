@@ -60,22 +60,31 @@ class Manifest:
     files: dict[str, str]
     """File -> checksum."""
     format: int = FORMAT
+    models: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Frozen model -> where it is from: path, revision and the hash of its configuration file, or url and name."""
     own: str = ""
     """The checksum of all this."""
 
     def text(self) -> str:
         """As it is written, with its own checksum."""
-        return json.dumps({**dataclasses.asdict(self), "own": self._checksum()}, indent=1)
+        return json.dumps({**self._content(), "own": self._checksum()}, indent=1)
 
     @property
     def whole(self) -> bool:
         """Return True if it is as it was written."""
         return self.own == self._checksum()
 
+    def _content(self) -> dict[str, Any]:
+        content = dataclasses.asdict(self)
+        if not self.models:
+            # As manifests were before there were any.
+            del content["models"]
+        return content
+
     def _checksum(self) -> str:
         # Sorted keys: the sum is of the content, whatever order a reader's dictionary has. 32 hexadecimal digits are
         # 128 bits.
-        rest = {**dataclasses.asdict(self), "own": ""}
+        rest = {**self._content(), "own": ""}
         return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:32]
 
 

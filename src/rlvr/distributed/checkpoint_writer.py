@@ -55,6 +55,8 @@ class Contents:
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     models: Callable[[Path], None] = lambda folder: None
     """Writes `model/` and its like into a folder. State, metrics and this are rank 0's."""
+    frozen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Frozen model -> where it is from, for the manifest."""
     logs: Sequence[Path] = ()
     """Files that a run resumed from here relies on, to be on disk before."""
 
@@ -237,7 +239,8 @@ class Writer:
             if sums.get(f"tensors-{rank}.safetensors") != (aside / note).read_text():
                 raise CheckpointError(f"what rank {rank} wrote is not what is on disk")
             (aside / note).unlink()
-        manifest = Manifest(contents.step, self.world.size, contents.metrics, versions(), sums)
+        frozen = dict(contents.frozen)
+        manifest = Manifest(contents.step, self.world.size, contents.metrics, versions(), sums, models=frozen)
         # The manifest last: only a folder that has it counts as a checkpoint.
         (aside / MANIFEST).write_text(manifest.text(), encoding="utf-8")
         # A file's fsync does not cover its entry in the directory; directories are synced after the files in them.

@@ -29,7 +29,8 @@ from rlvr import registry
 from rlvr.core.process.channel import Channel
 from rlvr.core.process.pending_replies import Replies
 from rlvr.core.process.tracing import RemoteFailure
-from rlvr.core.specs import SpecLike
+from rlvr.core.specs import ComponentSpec, SpecLike
+from rlvr.core.startup_lines import startup
 from rlvr.core.waits import Wait
 from rlvr.distributed.world import World, machine
 from rlvr.errors import LostRankError, RlvrError, TrainingError
@@ -73,6 +74,7 @@ def open_engine(
     and an adapter cannot be written by one rank: it goes merged into the weights, which all ranks gather bucket by
     bucket. `longest` is the longest sequence, in tokens, that is sampled, where it is known.
     """
+    startup.info("starting the engine %s", ComponentSpec.parse(spec).name)
     factory: EngineFactory = registry.build("engine", spec)
     options = factory.for_run(min(longest, policy.context) if longest else None, apart, world.heartbeat_timeout)
     # One rank needs no router: no socket is opened, and generate() is the engine's own.

@@ -1,11 +1,13 @@
 """python -m rlvr.evaluate --model PATH --data FILE [--samples N] [--k 1,8,...] [key.path=value ...]
+python -m rlvr.evaluate --model PATH --benchmark math-500,gsm8k,mbpp=FILE [...]
 
 Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k, with `--scorer`
 best@k, all with bootstrap intervals over tasks, interquartile mean), the same by source and by difficulty, answer
 entropy, truncation, and `by_task`, from which `--compare` takes the differences to an earlier result, with paired
 intervals, and which tasks each can solve. Tasks are gone through in blocks: memory does not grow with tasks x samples.
 Where the model is of a run, the run's configuration holds: its verifier, template, tasks (data.eval), lengths and seed;
-else that of `--config`. The command line goes before both. Under torchrun every rank samples, and rank 0 writes.
+else that of `--config`. A benchmark brings its own tasks, prompt, verifier and sampling (rlvr.evaluation.benchmarks).
+The command line goes before all of these. Under torchrun every rank samples, and rank 0 writes.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (nothing is written then).
 """
@@ -14,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from collections.abc import Sequence
 
 from rlvr.core.command_name import program
+from rlvr.core.startup_lines import StartupLines
 from rlvr.errors import command
 
 
@@ -25,10 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = make_parser().parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    # Torch comes with it, which --help and a misspelt option do not need.
-    from rlvr.evaluate.model_evaluation import evaluate_model
+    with StartupLines("auto", sys.stderr) as lines:
+        lines.say("loading torch and transformers")
+        # Torch comes with it, which --help and a misspelt option do not need.
+        from rlvr.evaluate.model_evaluation import evaluate_model
 
-    return evaluate_model(options)
+        return evaluate_model(options)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -37,10 +43,25 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", metavar="PATH", help="a folder with Hugging Face files, a hub name, or a checkpoint")
     add("--data", action="append", metavar="DATA", help="tasks, as data.eval takes them; may be repeated")
+    add(
+        "--benchmark",
+        action="append",
+        metavar="NAME[=DATA],...",
+        help="published benchmarks with their authors' prompts, verifiers and sampling, from the hub or from DATA: "
+        "math-500, aime-2024, gsm8k, humaneval, ifeval ... (docs/evaluation.md lists them); may be repeated",
+    )
     add("--samples", type=int, metavar="N", help="responses sampled per task (default 8; 0: greedy only)")
     add("--k", metavar="1,8,...", help="the k of pass@k and maj@k (default 1 and the samples)")
     add("--scorer", metavar="NAME", help="a reward term that chooses the best of k samples: best@k")
     add("--verifier", metavar="NAME", help="in place of the tasks' own")
+    add(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file or module that registers components of the run, such as rewards; may be repeated",
+    )
     add("--engine", metavar="NAME", help="hf (default), vllm or vllm-server")
     add("--temperature", type=float, metavar="T", help="of the samples (default 1)")
     add("--max-new-tokens", type=int, metavar="N", help="longest response (default 256)")

@@ -10,13 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlvr.config import Config
-from rlvr.config.config_loading import load_config, with_tasks_of
+from rlvr.config.config_loading import config_tree, load_config, with_imports, with_tasks_of
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.own_files import check_output
+from rlvr.core.startup_lines import startup
 from rlvr.core.tree import read_mapping
 from rlvr.core.waits import StopRequest
 from rlvr.data import load_tasks
@@ -25,6 +27,9 @@ from rlvr.distributed import World
 from rlvr.distributed.checkpoint import model_folder
 from rlvr.errors import ConfigError
 from rlvr.evaluation import Evaluation, compare, contamination, describe, evaluate, read_result
+from rlvr.evaluation.benchmarks import Benchmark, benchmark_tasks, find_benchmarks, with_benchmark
+from rlvr.evaluation.result import combined, result_lines
+from rlvr.monitor.console import Console, Counts
 from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Task
 from rlvr.rollout import CollectionInterruptedError
@@ -36,27 +41,31 @@ WRITTEN = "config.yaml"
 """The path of the configuration in a run folder."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Tasks that are evaluated with one configuration: a benchmark, or the tasks of --data (`name` empty)."""
+
+    name: str
+    config: Config
+    tasks: list[Task]
+    benchmark: Benchmark | None = None
+
+
 def evaluate_model(options: argparse.Namespace) -> int:
     """Evaluate as the options of the command say, and write the result; the exit code."""
-    config = _config(options)
-    spec = options.data or config.evaluation.data or config.data.eval
-    if spec is None:
-        raise ConfigError("there are no tasks to evaluate on: give --data, or data.eval")
     if options.output is not None:
         check_output(Path(options.output), _is_result, "a result")
-    if isinstance(spec, list) and len(spec) == 1:
-        spec = spec[0]
-    before = None
+    parts = _benchmark_parts(options) if options.benchmark else [_data_part(options)]
+    before = {}
     if options.compare is not None:
-        before = read_result(Path(options.compare))
+        before = {part.name: read_result(Path(options.compare), part.name) for part in parts}
+    fields = parts[0].config.data.fields
     # Read here only for its errors; it is read again after sampling, so that it takes no memory in between.
     if options.contamination is not None:  # what cannot be read is refused before the model is sampled
-        load_tasks(options.contamination, split="train", fields=config.data.fields)
-    tasks = load_tasks(spec, split="eval", fields=config.data.fields)
-    tasks = limited(tasks, config.evaluation.limit, config.evaluation.limit_seed)
-    world = World.from_environment(config.distributed.heartbeat_timeout)
+        load_tasks(options.contamination, split="train", fields=fields)
+    world = World.from_environment(parts[0].config.distributed.heartbeat_timeout)
     try:
-        code = _evaluate(config, tasks, world, options, before)
+        code = _evaluate(parts, world, options, before)
     # Also for Ctrl-C: the other ranks serve their engines until they learn that rank 0 is gone.
     except BaseException as error:
         world.fail(error)
@@ -66,58 +75,113 @@ def evaluate_model(options: argparse.Namespace) -> int:
     return code
 
 
-def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse.Namespace, before: Any) -> int:
+def _data_part(options: argparse.Namespace) -> Part:
+    """The tasks of --data, or those of the configuration."""
+    config = _config(options)
+    spec = options.data or config.evaluation.data or config.data.eval
+    if spec is None:
+        raise ConfigError("there are no tasks to evaluate on: give --data or --benchmark, or data.eval")
+    if isinstance(spec, list) and len(spec) == 1:
+        spec = spec[0]
+    startup.info("reading tasks")
+    tasks = load_tasks(spec, split="eval", fields=config.data.fields)
+    return Part("", config, limited(tasks, config.evaluation.limit, config.evaluation.limit_seed))
+
+
+def _benchmark_parts(options: argparse.Namespace) -> list[Part]:
+    """A part for each benchmark."""
+    if options.data:
+        raise ConfigError("--benchmark brings its own tasks: give it or --data, not both (--benchmark NAME=FILE)")
+    parts = []
+    for name, (benchmark, data) in find_benchmarks(options.benchmark).items():
+        config = _config(options, benchmark)
+        startup.info("reading tasks: %s from %s", name, data)
+        tasks = benchmark_tasks(benchmark, data)
+        if options.verifier is not None:
+            # The configuration has it then.
+            tasks = [replace(task, verifier=None) for task in tasks]
+        tasks = limited(tasks, config.evaluation.limit, config.evaluation.limit_seed)
+        parts.append(Part(name, config, tasks, benchmark))
+    return parts
+
+
+def _evaluate(parts: Sequence[Part], world: World, options: argparse.Namespace, before: Mapping[str, Any]) -> int:
     """Sample and write; the exit code. Ranks other than the first lend their engines until it is done."""
-
-    began = time.perf_counter()
-    with sampler(config, tasks, world) as (evaluate_tasks, stop):
+    results: dict[str, dict[str, Any]] = {}
+    tasks = [task for part in parts for task in part.tasks]
+    with sampler(_widest(parts), tasks, world) as (evaluate_tasks, stop, counts):
+        console = Console(file=sys.stderr, counts=counts)
         if world.is_main:
-
-            def say(done: int, kind: str) -> None:
-                print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
-
-            refuse = functools.partial(RaisedVerdicts.refuse_all, which="of the evaluation")
             with suppress(CollectionInterruptedError):  # the exit code reports it
-                done = evaluate_tasks(said=say, judge=refuse)
+                for part in parts:
+                    began = time.perf_counter()
+                    done = _sampled(part, evaluate_tasks, console)
+                    result = describe(done, part.config)
+                    result |= {"seconds": time.perf_counter() - began, "ranks": world.size}
+                    if part.benchmark is not None:
+                        how = part.benchmark.model_dump(include={"title", "data", "source", "differs"})
+                        result["benchmark"] = {"name": part.name, **how}
+                    if part.name in before:
+                        result["comparison"] = compare(before[part.name], done.task_results, part.config.evaluation.k)
+                    results[part.name] = result
         # All ranks meet here; the others have nothing to do before but to serve their engines.
         code = world.broadcast(128 + int(stop.signal) if stop.signal else 0, "the evaluation")
     if code or not world.is_main:
         return code
-    result = describe(done, config) | {"seconds": time.perf_counter() - began, "ranks": world.size}
     if options.contamination is not None:
-        train = load_tasks(options.contamination, split="train", fields=config.data.fields)
-        result["contamination"] = contamination(train, tasks)
-    if before is not None:
-        result["comparison"] = compare(before, done.task_results, config.evaluation.k)
-    _write(result, options.output)
-    for name, count in done.raised.raised.items():
-        print(
-            f"warning: the verifier {name!r} failed on {count} of {done.raised.asked[name]} answers, which are left "
-            f"out. What it raised first:\n{done.raised.tracebacks[name]}",
-            file=sys.stderr,
-        )
+        train = load_tasks(options.contamination, split="train", fields=parts[0].config.data.fields)
+        for part in parts:
+            results[part.name]["contamination"] = contamination(train, part.tasks)
+    _write(combined(results), options.output)
     if options.output is not None:
-        for name, value in result["results"].items():
-            if not name.endswith(" interval") and value is not None:
-                low_high = result["results"].get(f"{name} interval")
-                span = ""
-                if low_high is not None:
-                    span = f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
-                print(f"{name:>16}  {value:.4g}{span}", file=sys.stderr)
+        print("\n".join(result_lines(results)), file=sys.stderr)
     return 0
 
 
-def _config(options: argparse.Namespace) -> Config:
-    """The configuration that the options write. ConfigError where they contradict each other."""
+def _sampled(part: Part, evaluate_tasks: Callable[..., Evaluation], console: Console) -> Evaluation:
+    """The evaluation of one part, with a bar on a terminal and a line for each verifier that raised."""
+    label = f"{part.name}: " if part.name else ""
+    settings = part.config.evaluation
+    refuse = functools.partial(RaisedVerdicts.refuse_all, which="of the evaluation")
+    responses = len(part.tasks) * (settings.samples + settings.greedy)
+    with console.evaluating(part.name or "evaluation", len(part.tasks), responses):
+        done = evaluate_tasks(part.tasks, part.config, judge=refuse)
+    for name, count in done.raised.raised.items():
+        print(
+            f"warning: {label}the verifier {name!r} failed on {count} of {done.raised.asked[name]} answers, which are "
+            f"left out. What it raised first:\n{done.raised.tracebacks[name]}",
+            file=sys.stderr,
+        )
+    return done
+
+
+def _widest(parts: Sequence[Part]) -> Config:
+    """The configuration that the engine is opened with: of the first part, with the longest response of any."""
+    tree = parts[0].config.dump()
+    lengths = [part.config.evaluation.max_new_tokens or part.config.rollout.max_new_tokens for part in parts]
+    tree["evaluation"]["max_new_tokens"] = max(lengths)
+    return load_config(tree)
+
+
+def _config(options: argparse.Namespace, benchmark: Benchmark | None = None) -> Config:
+    """The configuration that the options write: that of --config or of the run, over it the benchmark's, over both the
+    options. ConfigError where they contradict each other."""
     source = options.config
     if source is None and options.model is not None and (folder := _run_folder(options.model)) is not None:
-        source = _of_run(folder, options.verifier)
-    base = load_config(source, options.overrides)
+        source = _of_run(folder, options.verifier, options.imports)
+    tree: dict[str, Any] = config_tree(source)
+    if options.imports:
+        tree = with_imports(tree, options.imports)
+    if benchmark is not None:
+        tree = with_benchmark(load_config(tree).dump(), benchmark)
+    base = load_config(tree, options.overrides)
     settings: dict[str, Any] = {"at_start": False, "at_end": False}
     samples = options.samples
     if samples is None:
-        # 8 is a choice, for a model that no run's configuration gives a number for.
-        samples = base.evaluation.samples or 8
+        samples = base.evaluation.samples
+        # 8 is a choice, for a model that no run's configuration gives a number for. A benchmark may be greedy alone.
+        if benchmark is None:
+            samples = samples or 8
     if samples < 0:
         raise ConfigError("--samples is a number from 0 on")
     settings["samples"] = samples
@@ -128,7 +192,7 @@ def _config(options: argparse.Namespace) -> Config:
             settings[name] = getattr(options, name)
     if options.no_greedy:
         settings["greedy"] = False
-    tree: dict[str, Any] = base.dump()
+    tree = base.dump()
     tree["evaluation"] |= settings
     if options.verifier is not None:
         tree["verifier"] = options.verifier
@@ -173,9 +237,9 @@ def _run_folder(model: str) -> Path | None:
     return next((run for run in runs if (run / WRITTEN).is_file() and (run / "checkpoints").is_dir()), None)
 
 
-def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
+def _of_run(folder: Path, verifier: str | None, imports: Sequence[str]) -> dict[str, Any]:
     """Return the parts of a run's configuration that an evaluation uses, as the run's last stage had them, with another
-    verifier where one is given.
+    verifier where one is given, and further imports.
 
     Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with
     its adapter, so nothing is added to it.
@@ -188,6 +252,8 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
         tree["verifier"] = verifier
         # The verifier of the command line goes before that of any stage.
         tree["stages"] = [{k: v for k, v in stage.items() if k != "verifier"} for stage in tree.get("stages") or []]
+    if imports:
+        tree = with_imports(tree, imports)
     last = stage_plans(load_config(tree))[-1].config.dump()
     # Left to the default, or to --engine: a run's `vllm-server`, say, names a machine.
     last["rollout"].pop("engine")
@@ -204,18 +270,26 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
 @contextmanager
 def sampler(
     config: Config, tasks: Sequence[Task], world: World
-) -> Iterator[tuple[Callable[..., Evaluation], StopRequest]]:
-    """`evaluate` with the sampling of `config`, which only rank 0 may call, and the request to stop."""
+) -> Iterator[tuple[Callable[..., Evaluation], StopRequest, Counts]]:
+    """`evaluate` with the sampling of `config`, which only rank 0 may call, the request to stop, and how far sampling
+    and verifying are.
+
+    It is called with tasks, which are of `tasks`, and a configuration that has the engine and the verifier of `config`.
+    """
     with open_sampling(config, tasks, world) as opened, opened.stop:
-        scorer = chooser(config, opened.policy, tasks)
-        same_answer = opened.verification.same_answer
-        yield functools.partial(evaluate, tasks, config, opened.collect, same_answer, scorer=scorer), opened.stop
+
+        def evaluate_tasks(some: Sequence[Task], how: Config, **hooks: Any) -> Evaluation:
+            scorer = chooser(how, opened.policy, some)
+            return evaluate(some, how, opened.collect, opened.verification.same_answer, scorer=scorer, **hooks)
+
+        yield evaluate_tasks, opened.stop, opened.counts
 
 
 def _is_result(head: str) -> bool:
     """Return True if a file that begins so is one that this command wrote."""
     # As `_write` lays it out: `{\n "version": 1,\n "model": ...`. Any other file is not overwritten.
-    return re.match(r'\{\s*"version": \d+,\s*"model": ', head) is not None and '"by_source": ' in head
+    begun = re.match(r'\{\s*"version": \d+,\s*"model": ', head) is not None
+    return begun and ('"by_source": ' in head or '"benchmarks": ' in head)
 
 
 def _write(result: Mapping[str, Any], output: str | None) -> None:

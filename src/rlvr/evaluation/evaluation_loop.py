@@ -58,12 +58,10 @@ def evaluate(
     config: Config,
     collect: Collect,
     same: SameAnswer = same_text,
-    said: Callable[[int, str], None] = lambda done, kind: None,
     scorer: Scorer | None = None,
     judge: Callable[[RaisedVerdicts], None] = lambda verdicts: None,
 ) -> Evaluation:
-    """Evaluate on `tasks` as `config.evaluation` says; `said` is called with the number of tasks done and the kind of
-    response.
+    """Evaluate on `tasks` as `config.evaluation` says.
 
     `judge` sees the verdicts of all greedy responses, without these of the samples of the first few tasks, and then
     those of all responses, and may raise: an evaluation whose verifier always raises ends before all is sampled, and
@@ -92,7 +90,6 @@ def evaluate(
             raised.add(rollouts)
             for number, responses in _by_draw(rollouts).items():
                 task_results[number].add_greedy(responses)
-            said(draws[-1].number + 1, "greedy")
         # Before the samples, which cost as many times more as there are samples of a task.
         judge(raised)
     if settings.samples:
@@ -108,7 +105,6 @@ def evaluate(
                 # The verifier that the task names decides which of its answers are the same.
                 of_task = functools.partial(same, tasks[number])
                 task_results[number].add_samples(samples, settings.k, of_task, ranking)
-            said(draws[-1].number + 1, "samples")
             if draws[-1].number + 1 == first:
                 judge(raised)
         judge(raised)

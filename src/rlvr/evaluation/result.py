@@ -23,6 +23,8 @@ from rlvr.monitor.whole_file import write_whole
 
 VERSION = 1
 """Of the written object."""
+IN_UNITS = frozenset({"tasks", "length_mean", "answer_entropy"})
+"""Results that are no shares: a count, tokens, nats."""
 
 
 def describe(done: Evaluation, config: Config) -> dict[str, Any]:
@@ -72,10 +74,40 @@ def write_task_results(path: Path, task_results: Sequence[TaskResult], **more: A
     write_whole(path, json.dumps(rows) + "\n")
 
 
-def read_result(path: Path) -> list[TaskResult]:
-    """The results by task of a written result. DataError where it is none."""
+def combined(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The written object of an evaluation on several benchmarks, by name; that of the only one as it is."""
+    first = next(iter(results.values()))
+    if len(results) == 1:
+        return dict(first)
+    return {"version": VERSION, "model": first["model"], "benchmarks": dict(results)}
+
+
+def result_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The results of an evaluation for a reader: shares in percent with their intervals, one line each."""
+    lines = []
+    for name, result in results.items():
+        label = f"{name} " if name else ""
+        values = {n: v for n, v in result["results"].items() if not n.endswith(" interval") and v is not None}
+        for quantity, value in values.items():
+            low_high = result["results"].get(f"{quantity} interval")
+            if quantity in IN_UNITS:
+                lines.append(f"{label}{quantity:>14}  {value:.4g}")
+                continue
+            span = f"  (95 %: {100 * low_high[0]:.1f} to {100 * low_high[1]:.1f} %)" if low_high else ""
+            lines.append(f"{label}{quantity:>14}  {100 * value:.1f} %{span}")
+    return lines
+
+
+def read_result(path: Path, benchmark: str = "") -> list[TaskResult]:
+    """The results by task of a written result; of one on several benchmarks, those of `benchmark`. DataError where it
+    is none, or does not have the benchmark."""
     try:
         written: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if "benchmarks" in written:
+            if benchmark not in written["benchmarks"]:
+                has = ", ".join(written["benchmarks"])
+                raise DataError(f"{path} has results of {has}, not of {benchmark or 'other tasks'}")
+            written = written["benchmarks"][benchmark]
         return [TaskResult.from_json(row) for row in written["by_task"]]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error

@@ -41,6 +41,8 @@ class Work:
     known: list[np.ndarray]
     """bool: the sampled tokens whose behaviour log-prob is known."""
     advantage: list[np.ndarray] | None
+    reads: dict[str, list[np.ndarray]]
+    """The columns that losses declare, by name."""
     reference: list[np.ndarray] = field(default_factory=list)
     proximal: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """By statistic; empty where the ratio is taken to the behaviour policy."""
@@ -71,6 +73,7 @@ class Work:
             behaviour=[r.behaviour_logprobs for r in batch.rollouts],
             known=[r.sampled & np.isfinite(r.behaviour_logprobs) for r in batch.rollouts],
             advantage=batch.tokens("advantage") if batch.has("advantage") else None,
+            reads={name: batch.tokens(name) for c in objective.components for name in c.reads},
             group_weights={c.name: np.bincount(groups, sums[c.weights])[groups] for c in over_groups},
             updated=batch.token_columns.setdefault(
                 UPDATED, [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts]
@@ -117,6 +120,7 @@ class LossInputs:
             name = component.name
             result = prepass.get(component.name, PrepassResult())
             columns["weight", component.weights] = work.weights[component.weights]
+            columns |= {("column", read): work.reads[read] for read in component.reads}
             if component.by_token:
                 columns["factor", name] = work.batch.tokens(f"factor/{name}")
             if result.kept is not None:
@@ -196,6 +200,7 @@ class LossInputs:
             proximal_logprobs=on(self._proximal("logprobs", statistics)),
             behaviour_logprobs=on(behaviour),
             statistics={key: on(values) for key, values in statistics.items()},
+            columns={read: on(self.device["column", read]) for read in component.reads},
             **{what: on(self.device[what, name]) for what in given},
         )
         if correction is None:

@@ -53,6 +53,8 @@ class ObjectiveTerm:
     needs_of_step: frozenset[Need] = field(init=False)
     """Statistics of the whole optimizer step that it is shown before the step is cut; empty where it asks for
     nothing."""
+    reads: tuple[str, ...] = field(init=False)
+    """Columns of the batch that its loss reads."""
 
     def __post_init__(self) -> None:
         if self.loss.average not in AVERAGES:
@@ -66,6 +68,7 @@ class ObjectiveTerm:
             needs |= self.loss.chooses_by
         # Without `grad`: the prepass has none. object.__setattr__ because the dataclass is frozen.
         object.__setattr__(self, "needs_of_step", frozenset(Need(n.statistic, n.model) for n in needs))
+        object.__setattr__(self, "reads", tuple(self.loss.reads))
 
     def at(self, step: int, steps: int) -> ObjectiveTerm:
         """Return the term with plain numbers for every scheduled scalar of its own, its loss and its selectors."""

@@ -47,7 +47,7 @@ def prepass_statistics(
         return PrepassResult()
     if isinstance(component.loss, SequenceLoss):
         return _of_responses(component.loss, batch, index, columns, weights)
-    tokens, where = _tokens(batch, index, columns, weights)
+    tokens, where = _tokens(component, batch, index, columns, weights)
     kept = chosen = None
     if component.keep:
         factors = [selector(tokens) for selector in component.keep]
@@ -103,7 +103,7 @@ def _of_responses(
 
 
 def _tokens(
-    batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
+    component: ObjectiveTerm, batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
 ) -> tuple[TokenBatch, list[np.ndarray]]:
     """The tokens with a weight, one after the other in float64, and which of each rollout's they are."""
     # bool [T_b] each.
@@ -124,6 +124,7 @@ def _tokens(
             proximal_logprobs=flat(columns["logprobs", PROXIMAL]),
             behaviour_logprobs=flat([r.behaviour_logprobs for r in batch.rollouts]),
             statistics={key: flat(values) for key, values in columns.items()},
+            columns={read: flat(batch.tokens(read)) for read in component.reads},
         ),
         where,
     )

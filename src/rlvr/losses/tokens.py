@@ -7,6 +7,7 @@ counted once over all micro-batches and ranks, so that the loss does not depend 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -64,6 +65,9 @@ class TokenBatch:
     """Log-probs of the distribution that sampled; NaN where unknown."""
     statistics: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
     """(statistic, model) -> [T]"""
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Column of the batch that the loss declares in `reads` -> float [T]; `origin` has the numbers of
+    `rlvr.records.Origin`."""
     importance: torch.Tensor | None = None
     """Factor of each token's loss from the correction, which counts in no denominator; None: 1."""
     kept: torch.Tensor | None = None

@@ -9,11 +9,12 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rlvr.records import Batch, Origin, Rollout, StopReason, VerdictStatus
+from rlvr.records import USUAL_ROLES, Batch, Origin, Rollout, StopReason, VerdictStatus
 
 # Above the rounding error of sums of rewards near 1 in float64 (about 1e-16 a term), and far below any difference
 # between rewards that is intended.
@@ -27,8 +28,35 @@ _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def batch_metrics(batch: Batch) -> dict[str, float | None]:
-    """Return the metrics `reward/*`, `explained/*`, `advantage/*`, `verdict/*`, `group/*`, `completion/*`,
-    `tokens/sampled` and `entropy` of a scored batch."""
+    """Return the metrics `reward/*`, `explained/*`, `span/*`, `advantage/*`, `verdict/*`, `group/*`, `completion/*`,
+    `tokens/sampled` and `entropy` of a scored batch; those of rollouts of a role that a plan made, apart from
+    `tokens/sampled` and `entropy`, as `role/ROLE/...` and in no other."""
+    return {
+        **_by_role(batch, _metrics_of),
+        "tokens/sampled": int(sum(int(rollout.sampled.sum()) for rollout in batch.rollouts)),
+        "entropy": _entropy(batch),
+    }
+
+
+def advantage_metrics(batch: Batch) -> dict[str, float | None]:
+    """Mean and standard deviation of the advantages, by role as in `batch_metrics`."""
+    return _by_role(batch, _advantages)
+
+
+def _by_role(batch: Batch, metrics: Callable[[Batch], dict[str, float | None]]) -> dict[str, float | None]:
+    """The metrics of the rollouts of the usual roles, and with the prefix `role/ROLE/` those of each other role."""
+    roles = np.asarray([rollout.role for rollout in batch.rollouts], dtype=object)
+    made = sorted({str(role) for role in roles} - USUAL_ROLES)
+    if not made:
+        return metrics(batch)
+    usual = metrics(batch.select(np.flatnonzero([role in USUAL_ROLES for role in roles])))
+    for role in made:
+        own = metrics(batch.select(np.flatnonzero(roles == role)))
+        usual |= {f"role/{role}/{name}": value for name, value in own.items()}
+    return usual
+
+
+def _metrics_of(batch: Batch) -> dict[str, float | None]:
     by_name = {name: _mean(column) for name, column in batch.columns.items() if name.startswith("reward/")}
     reward = batch.columns.get("reward", np.empty(0))
     return {
@@ -37,16 +65,25 @@ def batch_metrics(batch: Batch) -> dict[str, float | None]:
         "reward/std": _std(reward),
         "reward/undecided": _share(int(np.isnan(reward).sum()), len(reward)),
         **_explained(batch),
-        **advantage_metrics(batch),
+        **_spans(batch),
+        **_advantages(batch),
         **_verdicts(batch),
         **_groups(batch),
         **_completions(batch),
-        "entropy": _entropy(batch),
     }
 
 
-def advantage_metrics(batch: Batch) -> dict[str, float | None]:
-    """Mean and standard deviation of the advantages."""
+def _spans(batch: Batch) -> dict[str, float | None]:
+    """The mean score of the spans of each term that scores parts, and the share of undecided ones."""
+    metrics: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for rollout in batch.rollouts for name in rollout.spans):
+        scores = np.concatenate([rollout.spans[name].score for rollout in batch.rollouts if name in rollout.spans])
+        metrics[f"span/{name}"] = _mean(scores)
+        metrics[f"span/{name}/undecided"] = _share(int(np.isnan(scores).sum()), len(scores))
+    return metrics
+
+
+def _advantages(batch: Batch) -> dict[str, float | None]:
     advantage = batch.columns.get("advantage", np.empty(0))
     # One value for each sampled token where the estimator gave one for each token.
     if "advantage" in batch.token_columns:
@@ -130,7 +167,6 @@ def _completions(batch: Batch) -> dict[str, float | None]:
         "completion/repetition": _repetition(batch, origin == Origin.POLICY, row),
         # Copies of the text of an earlier member of the group.
         "completion/duplicates": _share(len(sampled) - len(set(sampled)), len(sampled)),
-        "tokens/sampled": int((origin == Origin.POLICY).sum()),
     }
 
 

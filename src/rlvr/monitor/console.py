@@ -1,6 +1,7 @@
 """The console of a run: a live view and a table on a terminal, plain lines anywhere else.
 
 Invariants:
+- In a notebook lines and rows go to one output of the cell, which is replaced in place (`notebook_cell`).
 - Both say the same. Plain output has no control characters and no wrapping: for logs, pipes and notebooks.
 - Text from outside (prompts, completions, reasons, names) is cleaned and shown as `rich.text.Text`, never as markup.
 - The live view is drawn by a thread of its own, which only reads counters; lines are printed above it, and it is
@@ -19,7 +20,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from rich.console import Console as RichConsole
@@ -29,6 +30,8 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -37,7 +40,17 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from rlvr.monitor.console_text import Cells, clean, duration, encodable, number, step_cells
+from rlvr.monitor.console_text import (
+    Cells,
+    clean,
+    duration,
+    encodable,
+    evaluation_lines,
+    fitting,
+    number,
+    step_cells,
+)
+from rlvr.monitor.notebook_cell import NotebookCell, in_notebook
 from rlvr.monitor.samples import sample_blocks
 from rlvr.records import Batch
 
@@ -51,6 +64,8 @@ _LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
 _TREND = 8
 # Rows after which the header is printed again, so that one is always in view on a terminal of 24 lines.
 _HEADER_EVERY = 20
+# Seconds between the rows of steps without rewards (SFT), of which there are many a second at toy size.
+_THINNED = 2.0
 
 
 class Console:
@@ -73,57 +88,101 @@ class Console:
         # Colours that FORCE_COLOR asks for in a pipe are no terminal.
         self._live = mode == "auto" and stream.isatty() and RichConsole(file=stream).is_interactive
         self._output = _output(file, self._live)
+        self._cell = NotebookCell() if mode == "auto" and file is None and in_notebook() else None
         self._view: LiveView | None = None
         self._rewards: deque[float] = deque(maxlen=_TREND)
+        self._range: tuple[float, ...] = ()
         self._titles: list[str] = []
         self._rows = 0
         self._stage = "run"
         self._total = 0
         self._done = 0
         self._resumed = 0
+        self._before = 0
+        self._last_step = 0
         self._began = time.monotonic()
+        self._row_at = -math.inf
+        self._thinned: Mapping[str, Any] | None = None
+        self._held: list[str] = []
 
     def start(self, plan: str | Iterable[str]) -> None:
         """Print the plan of the run, line by line."""
         for line in plan.splitlines() if isinstance(plan, str) else plan:
             self._say(line)
 
-    def stage(self, name: str, steps: int | None, done: int = 0) -> None:
-        """Begin a stage of `steps` steps (None: until a criterion), `done` of them before this process started."""
+    def stage(self, name: str, steps: int | None, done: int = 0, of_run: int | None = None) -> None:
+        """Begin a stage of `steps` steps (None: until a criterion), `done` of them before this process started, when
+        the run has done `of_run` (None: it has no other stage). Bars and rows count the steps of the run."""
+        self._flush()
         self._stage = clean(name)
         self._total = steps or 0
         self._done = done
         self._resumed = done
+        self._before = 0 if of_run is None else of_run - done
+        self._last_step = self._before + done
         self._began = time.monotonic()
+        self._row_at = -math.inf
         self._rewards.clear()
+        self._range = ()
         if not self._live:
             self._say(f"stage {name}: {steps or 'any number of'} steps" + (f", {done} of them done" if done else ""))
             return
         self.finish()
         if not self._off:
             title = encodable(self._stage, self._output.encoding)
-            self._view = LiveView(self._output, title, steps, done, self._counts)
+            self._view = LiveView(self._output, title, steps, done, self._counts, self._before)
             self._guard(self._view.start)
 
     def step(self, metrics: Mapping[str, Any], batch: Batch | None = None) -> None:
-        """One line for a step's record, and a sample group of `batch` every `samples_every` steps."""
+        """One line for a step's record, and a sample group of `batch` every `samples_every` steps.
+
+        Steps without a reward, as those of SFT, have a line every two seconds, and the first and the last of a stage.
+        """
         self._done += 1
+        self._last_step = metrics.get("step") or self._before + self._done
         reward = metrics.get("reward/mean")
         if reward is not None and math.isfinite(reward):
             self._rewards.append(reward)
-        cells = step_cells(metrics, self._rewards)
-        if self._live:
-            self._row(cells)
-        else:
-            self._say("  ".join(f"{title} {text}" for title, text in {**self._place(), **cells}.items()))
+            self._range = (min(*self._range, reward), max(*self._range, reward)) if self._range else (reward, reward)
+        now = time.monotonic()
+        self._thinned = metrics
+        if reward is not None or self._held or self._done == self._total or now - self._row_at >= _THINNED:
+            self._row_at = now
+            self._flush()
         if self._view is not None:
             self._guard(self._view.step)
         if batch is not None and self.samples_every > 0 and (metrics.get("step") or 0) % self.samples_every == 0:
             for style, text in sample_blocks(batch):
                 self._say(text, style)
 
+    def _cell_row(self, cells: Cells) -> None:
+        """The row of a step in the output of a notebook cell."""
+        cell = self._cell
+        assert cell is not None
+        place = "  ".join(f"{title} {text}" for title, text in self._place().items())
+        titles = _aligned({title: title for title in cells})
+        self._guard(lambda: cell.row(titles, clean(_aligned(cells)), place, self._done, self._total))
+
+    def _flush(self) -> None:
+        """Print the newest step that has no line yet, and then the results that wait for it."""
+        metrics = self._thinned
+        self._thinned = None
+        if metrics is not None:
+            cells = step_cells(metrics, self._rewards, self._range)
+            if self._live:
+                self._row(cells)
+            elif self._cell is not None:
+                self._cell_row(cells)
+            else:
+                self._say("  ".join(f"{title} {text}" for title, text in {**self._place(), **cells}.items()))
+        held = self._held
+        self._held = []
+        for line in held:
+            self._say(line, "cyan")
+
     def _row(self, cells: Cells) -> None:
         """The table on a terminal: a header when the columns change and every so often, else a row."""
+        cells = fitting(cells, self._output.width, _aligned)
         if list(cells) != self._titles or self._rows % _HEADER_EVERY == 0:
             self._titles = list(cells)
             self._rows = 0
@@ -134,18 +193,40 @@ class Console:
     def _place(self) -> Cells:
         """Return the cells of the bar on a terminal: the stage, step k/N, the time elapsed and left."""
         elapsed = time.monotonic() - self._began
-        cells = {self._stage: f"{self._done}/{self._total or '?'}", "elapsed": duration(elapsed)}
+        last = self._before + self._total if self._total else "?"
+        cells = {self._stage: f"{self._before + self._done}/{last}", "elapsed": duration(elapsed)}
         # Steps of this process only: those of an earlier one took its time, not ours.
         if self._total >= self._done > self._resumed:
             cells["left"] = duration(elapsed / (self._done - self._resumed) * (self._total - self._done))
         return cells
 
+    @contextlib.contextmanager
+    def evaluating(self, title: str, tasks: int, responses: int) -> Iterator[None]:
+        """Show a bar of `responses` in the block, on a terminal; elsewhere a line at its begin."""
+        if not self._live:
+            self._say(f"{title}: {tasks} tasks, {responses} responses")
+        elif self._view is None and not self._off:
+            # Before the first stage, or outside a run.
+            self._view = LiveView(self._output, None, None, 0, self._counts)
+            self._guard(self._view.start)
+        view = self._view
+        if view is not None:
+            view.evaluating(encodable(clean(title), self._output.encoding), responses)
+        try:
+            yield
+        finally:
+            if view is not None:
+                view.again()
+                if not view.has_stage:
+                    self.finish()
+
     def evaluation(self, step: int, results: Mapping[str, Any]) -> None:
-        """One line with the results of an evaluation: scalars by name, with or without `eval/`."""
-        shown = (f"{name.removeprefix('eval/')} {number(value)}" for name, value in results.items())
-        self._say("  ".join([f"evaluation at step {step}", *shown]), "cyan")
-        if self._view is not None:
-            self._guard(self._view.again)
+        """The results of an evaluation, below the line of its step: shares in percent."""
+        first, *parts = evaluation_lines(results)
+        self._held += [f"evaluation at step {step}  {first}".rstrip(), *parts]
+        # The step's own line is shown afterwards.
+        if step <= self._last_step:
+            self._flush()
 
     def message(self, text: str, level: Level = "info") -> None:
         """Print a line. A warning or an error is labelled, is shown in quiet mode too, and stays in the live view."""
@@ -175,7 +256,10 @@ class Console:
 
     def finish(self) -> None:
         """Take the live view away and give the terminal back; may be called twice."""
+        self._flush()
         # Set to None first: a message that `stop` makes rich print would otherwise go to a view that is ending.
+        if self._cell is not None:
+            self._guard(self._cell.finish)
         view = self._view
         self._view = None
         if view is not None:
@@ -188,6 +272,10 @@ class Console:
         """Print text, in quiet mode only what is `always` shown; on a terminal it is wrapped, or cut at the edge."""
         if self._quiet and not always:
             return
+        cell = self._cell
+        if cell is not None:
+            self._guard(lambda: cell.line(clean(text)))
+            return
         # The same text as rich would print, at a tenth of its time.
         if not self._live:
             self._guard(lambda: self._output.write_line(encodable(clean(text), self._output.encoding)))
@@ -196,6 +284,12 @@ class Console:
         self._print(self._text(text, style), **how)
 
     def _print(self, what: RenderableType, **how: Any) -> None:
+        cell = self._cell
+        if cell is not None:
+            with self._output.capture() as captured:
+                self._output.print(what)
+            self._guard(lambda: cell.line(captured.get()))
+            return
         self._guard(functools.partial(self._output.print, what, soft_wrap=not self._live, **how))
 
     def _guard(self, show: Callable[[], object]) -> None:
@@ -253,15 +347,19 @@ Counts = Callable[[], Mapping[str, tuple[int, int]]]
 
 
 class LiveView:
-    """The view of one stage of `steps` steps, `done` of them before; `counts` is asked at each refresh."""
+    """The view of one stage of `steps` steps, `done` of them before this process and `before` in earlier stages; of
+    nothing but an evaluation where `stage` is None. `counts` is asked at each refresh."""
 
-    def __init__(self, output: RichConsole, stage: str, steps: int | None, done: int, counts: Counts) -> None:
-        self._steps = _stage_bar(output)
-        self._steps.add_task(stage, total=steps, completed=done)
-        self._within = Progress(
-            TextColumn("  {task.description}", markup=False), BarColumn(), MofNCompleteColumn(), console=output
-        )
+    def __init__(
+        self, output: RichConsole, stage: str | None, steps: int | None, done: int, counts: Counts, before: int = 0
+    ) -> None:
+        self.has_stage = stage is not None
+        self._steps = _stage_bar(output, before)
+        if stage is not None:
+            self._steps.add_task(stage, total=steps, completed=done)
+        self._within = _bars(output)
         self._bars: dict[str, TaskID] = {}
+        self._evaluation: tuple[Progress, int] | None = None
         self._counts = counts
         self._before = dict(counts())
         self._note: Text | None = None
@@ -294,32 +392,79 @@ class LiveView:
         self.again()
 
     def again(self) -> None:
-        """Start the bars of the work inside a step from zero."""
+        """Start the bars of the work inside a step from zero; an evaluation is over."""
         # Counters run on over the whole run; the bars show what was done since this point.
         self._before = {name: (done, done) for name, (done, _) in self._counts().items()}
+        self._evaluation = None
+
+    def evaluating(self, title: str, responses: int) -> None:
+        """Show one bar of `responses` verified, in place of those inside a step, until `again`."""
+        self.again()
+        bar = Progress(*_TIMED, console=self._live.console)
+        bar.add_task(title, total=responses)
+        self._evaluation = bar, self._done()
+
+    def _done(self) -> int:
+        """Responses verified since the run began; sampled ones where nothing is verified."""
+        counts = self._counts()
+        return counts.get("verifying", counts.get("sampling", (0, 0)))[0]
 
     def note(self, text: Text) -> None:
         """Keep a line in view until the next one."""
         self._note = text
 
     def _view(self) -> RenderableType:
+        shown: list[RenderableType] = []
+        if self.has_stage:
+            shown.append(self._steps.get_renderable())
+        if self._evaluation is not None:
+            bar, before = self._evaluation
+            bar.update(TaskID(0), completed=self._done() - before)
+            shown.append(bar.get_renderable())
+        elif any([*self._update_bars()]):  # each bar is updated, also behind the first that has work
+            shown.append(self._within.get_renderable())
+        return Group(*shown, *([self._note] if self._note is not None else []))
+
+    def _update_bars(self) -> Iterator[bool]:
+        """For each kind of work inside a step: has this step any? SFT samples nothing, and has no bars."""
         for name, (done, requested) in self._counts().items():
             before = self._before.get(name, (0, 0))[0]
             if name not in self._bars:
                 self._bars[name] = self._within.add_task(name)
             self._within.update(self._bars[name], completed=done - before, total=max(requested - before, 0))
-        shown: list[RenderableType] = [self._steps.get_renderable()]
-        if self._bars:
-            shown.append(self._within.get_renderable())
-        return Group(*shown, *([self._note] if self._note is not None else []))
+            yield requested > before
 
 
-def _stage_bar(output: RichConsole) -> Progress:
+class _Steps(ProgressColumn):
+    """`step 312/390`: steps of the run, as the rows count them, up to the last one of the stage."""
+
+    def __init__(self, before: int) -> None:
+        self._before = before
+        super().__init__()
+
+    def render(self, task: Task) -> Text:
+        last = "?" if task.total is None else str(self._before + int(task.total))
+        return Text(f"step {self._before + int(task.completed)}/{last}")
+
+
+_TIMED = (
+    TextColumn("  {task.description}", markup=False),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TextColumn("left"),
+    TimeRemainingColumn(),
+)
+
+
+def _bars(output: RichConsole) -> Progress:
+    return Progress(TextColumn("  {task.description}", markup=False), BarColumn(), MofNCompleteColumn(), console=output)
+
+
+def _stage_bar(output: RichConsole, before: int) -> Progress:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("step"),
-        MofNCompleteColumn(),
+        _Steps(before),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

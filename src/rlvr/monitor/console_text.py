@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,8 +57,9 @@ Cells = dict[str, str]
 """Title -> text."""
 
 
-def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
-    """Return the cells of a step's line; `rewards` are the mean rewards of the last steps, oldest first."""
+def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float], scale: Sequence[float] = ()) -> Cells:
+    """Return the cells of a step's line; `rewards` are the mean rewards of the last steps, oldest first, `scale` the
+    lowest and the highest that the trend is drawn between."""
     get = metrics.get
     cells: dict[str, str | None] = {"step": number(get("step"))}
     if get("reward/mean") is None:
@@ -65,7 +67,7 @@ def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
     else:
         spread = _if(get("reward/std"), lambda std: f" ±{std:.2f}") or ""
         cells["reward"] = f"{get('reward/mean'):.3f}{spread}"
-        cells["trend"] = sparkline(rewards)
+        cells["trend"] = sparkline(rewards, scale)
     cells["length"] = _if(get("completion/length_mean"), lambda length: f"{length:.0f}")
     groups = [_if(get(f"group/{kind}"), lambda share: f"{100 * share:.0f}") for kind in _GROUPS]
     if None not in groups:
@@ -93,26 +95,76 @@ def _shares(metrics: Mapping[str, Any], total: float) -> str:
 
 
 def number(value: Any) -> str:
-    """Three significant digits for a float, the text of anything else; `-` for None."""
+    """Three significant digits for a float, never with an exponent; the text of anything else; `-` for None."""
     if value is None:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    # Outside of this range `.3g` would switch to an exponent itself or fill the column with zeros.
-    if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.1e}"
-    if abs(value) < 1000:
+    size = abs(value)
+    if not math.isfinite(value) or not value:
         return f"{value:.3g}"
-    return f"{value:.0f}"
+    # What `.3g` would write with an exponent; files have all digits.
+    if size >= 1000:
+        return f"{value:.0f}" if size < 1e5 else f"{value:,.0f}"
+    if size >= 1e-3:
+        return f"{value:.3g}"
+    return f"{value:.6f}" if size >= 1e-5 else "<0.00001" if value > 0 else ">-0.00001"
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """One bar per value, the lowest and the highest of them as the ends of the scale."""
-    low = min(values, default=0.0)
-    high = max(values, default=0.0)
+def percent(value: Any) -> str:
+    """A share as `98.0 %`; a score outside 0 to 1, as a function may give, as `number` shows it."""
+    if isinstance(value, float) and 0 <= value <= 1:
+        return f"{100 * value:.1f} %"
+    return number(value)
+
+
+_SCORES = ("greedy", "pass@", "maj@", "best@", "mean")
+_FAULTS = {"truncated": "cut", "unparsable": "unparsable", "undecided": "undecided"}
+
+
+def evaluation_lines(results: Mapping[str, Any]) -> list[str]:
+    """The results of an evaluation: scores and faults of all tasks in one line, and a line for each of their parts."""
+    plain = {name.removeprefix("eval/"): value for name, value in results.items() if value is not None}
+    parts: dict[str, dict[str, Any]] = {"": {}}
+    for name, value in plain.items():
+        part, _, quantity = name.rpartition("/")
+        if quantity.startswith(_SCORES):
+            parts.setdefault(part, {})[quantity] = value
+    lines = []
+    for part, scores in parts.items():
+        if scores.get("mean") == scores.get("pass@1"):  # every score is 0 or 1, and the two are one number
+            scores.pop("mean", None)
+        shown = [f"{quantity} {percent(value)}" for quantity, value in scores.items()]
+        if not part:
+            shown += [f"{word} {percent(plain[name])}" for name, word in _FAULTS.items() if plain.get(name)]
+            shown += [f"{number(plain['tasks'])} tasks"] if "tasks" in plain else []
+        lines.append("  ".join([f"  {part}:", *shown] if part else shown))
+    return lines
+
+
+# First what a reader misses least.
+_LEAST_NEEDED = ("mfu", "mem", "tok/s", "kl", "grad", "trend", "length")
+
+
+def fitting(cells: Cells, room: int, line: Callable[[Cells], str]) -> Cells:
+    """The cells whose `line` has at most `room` columns: shares of the time go first, then whole cells."""
+    cells = dict(cells)
+    if len(line(cells)) > room and "time" in cells:
+        cells["time"] = cells["time"].split(" ")[0]
+    for title in _LEAST_NEEDED:
+        if len(line(cells)) <= room:
+            break
+        cells.pop(title, None)
+    return cells
+
+
+def sparkline(values: Sequence[float], scale: Sequence[float] = ()) -> str:
+    """One bar per value; the lowest and the highest of `scale` (else of the values) are the ends of the scale."""
+    low = min(scale or values, default=0.0)
+    high = max(scale or values, default=0.0)
     # Equal values have no scale: all are drawn as the lowest bar.
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in values)
+    height = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * height)] for value in values)
 
 
 def duration(seconds: float) -> str:

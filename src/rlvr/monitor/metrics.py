@@ -75,7 +75,7 @@ group/zero_variance | share | Share of groups whose decided rewards are all the 
 completion/length_mean | tokens | Mean length of the completions. | no sudden jump
 completion/length_max | tokens | Longest completion. | below rollout.max_new_tokens
 completion/length_min | tokens | Shortest completion. | above a few tokens
-completion/truncated | share | Share of completions that were cut before they ended. | below 0.1
+completion/truncated | share | Share of completions that were cut; null with `rollout.ignore_eos`. | below 0.1
 completion/repetition | share | Share of sampled runs of 4 tokens that stood in their completion before. | low
 completion/duplicates | share | Share of completions that are copies of an earlier one of their group. | low
 tokens/sampled | tokens | Tokens that the policy sampled in this step. | -
@@ -149,6 +149,10 @@ _FAMILIES = """
 reward/* | reward | Mean of one reward column over the rollouts in which it is decided. | -
 explained/* | share | Share of the reward's variance within groups that goes with a term (squared correlation), of
     several terms. | most with the verdict
+span/* | - | Of a term that scores parts of responses: the mean score of its decided spans, `span/NAME`, and the share
+    of spans that are undecided, `span/NAME/undecided`. | -
+role/* | - | `role/ROLE/METRIC`: a metric of reward, advantage, verdicts, groups and completions over the rollouts of a
+    role, where a plan makes rollouts of roles of its own; the metric itself leaves them out. | -
 loss/* | loss | A further component of the loss, named by the component that adds it. | finite
 verifier/* | - | A count of a verifier since the step before, `verifier/NAME/COUNT`: the requests, failures, seconds,
     tokens and cost of a judge, say. | -

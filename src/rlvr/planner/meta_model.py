@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ModelConfig
+from rlvr.core.hub_retries import without_retry_lines
 from rlvr.planner.decoder_passes import DecoderSettings
 from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
@@ -22,7 +23,7 @@ from rlvr.policy.attention import PREFIX
 from rlvr.policy.attention.packing_trial import unpackable_layers
 from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import dtype_of, override_config
-from rlvr.policy.model import attention_windows, masked_beyond
+from rlvr.policy.model import attention_windows, masked_beyond, one_rope_up_to
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -93,6 +94,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         window=max(windows, default=0),
         windowed=len(windows),
         packs=not unpackable_layers(text),
+        one_rope_up_to=one_rope_up_to(text),
         masked_beyond=masked_beyond(attention.removeprefix(PREFIX), every_window),
         capped=foreign(text, "final_logit_softcapping") is not None,
     )
@@ -125,6 +127,7 @@ def _without_storage(config: ModelConfig, model: Any) -> Any:
     return AutoModelForCausalLM.from_config(described, dtype=torch.float32, trust_remote_code=config.trust_remote_code)
 
 
+@without_retry_lines()
 def _described(config: ModelConfig) -> Any:
     """The model's configuration: its own file from a folder or the hub's cache, else the sizes that are shipped, else
     from the hub."""

@@ -1,7 +1,8 @@
 """The memory plan of a stage: what each phase of a step takes of one device, part by part, before any weight is loaded.
 
 Every completion is taken to be as long as it may be, so the plan is of the worst step. Not counted: fragmentation, the
-passes of scorers in an evaluation or a reward, and what verifiers take in processes of their own.
+passes of scorers in an evaluation or a reward, keys and values of a judge that is a frozen model, and what verifiers
+take in processes of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rlvr.config.stage_plan import StagePlan
 from rlvr.errors import ConfigError
 from rlvr.losses.reference_test import compares_with_reference, reads_reference
 from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_memory, shares_weights
+from rlvr.planner.frozen_memory import FrozenMemory
 from rlvr.planner.micro_batch import layer_bytes, micro_batch_bytes
 from rlvr.planner.planned_devices import GIB, Devices
 from rlvr.planner.sampled import Sampled, in_evaluation, lengths
@@ -156,9 +158,16 @@ def keeps_reference(stage: StagePlan) -> bool:
     return loss != "likelihood" and reads_reference("auxiliary", loss)
 
 
-def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int, eval_tasks: Any = None) -> Plan:
-    """The plan of a stage that trains on `ranks` of the devices; `eval_tasks` are given in Python, in the place of
-    `data.eval`."""
+def plan_stage(
+    shape: Shape,
+    stage: StagePlan,
+    devices: Devices,
+    ranks: int,
+    eval_tasks: Any = None,
+    frozen: FrozenMemory | None = None,
+) -> Plan:
+    """The plan of a stage that trains on `ranks` of the devices, beside `frozen` models; `eval_tasks` are given in
+    Python, in the place of `data.eval`."""
     config = stage.config
     sampled = stage.kind != "sft"
     options = registry.build("engine", config.rollout.engine)
@@ -178,17 +187,17 @@ def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int, eva
     return Plan(
         devices,
         ranks,
-        tuple(phase for phase in _phases(work, engine) if phase.parts),
+        tuple(phase for phase in _phases(work, engine, frozen or FrozenMemory()) if phase.parts),
         *lengths(shape, config),
         tokens=micro_batch_tokens(shape, config, ranks, sampled),
         evaluated=evaluated,
     )
 
 
-def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
-    """All phases, with the parts of the trainer and of the engine in each."""
+def _phases(work: Passes, engine: EngineMemory, frozen: FrozenMemory) -> list[Phase]:
+    """All phases, with the parts of the trainer, of the engine and of frozen models in each."""
     trainer = work.trainer
-    program = {"programs": (CONTEXT if work.devices.on_gpu else PROGRAM) + engine.program}
+    program = {"programs": (CONTEXT if work.devices.on_gpu else PROGRAM) + engine.program} | frozen.weights
     if engine.sleeps:
         beside = engine.always
     else:
@@ -196,7 +205,7 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     # With staleness the engine samples while the trainer updates and scores.
     overlapping = {}
     if work.config.rollout.staleness:
-        overlapping = engine.sampling
+        overlapping = engine.sampling | frozen.scoring
     by_phase: dict[str, MemoryParts] = {
         START: program | trainer.at(START) | engine.demanded,
         UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
@@ -207,9 +216,12 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
         sent = max(trainer.published(), trainer.pass_weights(PUBLISH), key=lambda parts: sum(parts.values()))
         if engine.has_weights:
             by_phase[PUBLISH] = program | trainer.at(PUBLISH) | engine.awake | engine.always | sent
-        by_phase[SAMPLING] = program | trainer.at(SAMPLING) | engine.awake | engine.always | engine.sampling
+        by_phase[SAMPLING] = (
+            program | trainer.at(SAMPLING) | engine.awake | engine.always | engine.sampling | frozen.scoring
+        )
     if engine.evaluating:
-        by_phase[EVALUATION] = program | trainer.at(EVALUATION) | engine.awake | engine.always | engine.evaluating
+        evaluating = engine.evaluating | frozen.scoring
+        by_phase[EVALUATION] = program | trainer.at(EVALUATION) | engine.awake | engine.always | evaluating
     if trainer.reference:
         by_phase[SCORING] = program | trainer.at(SCORING) | beside | _added(work.scoring(), overlapping)
     phases = [
@@ -254,9 +266,11 @@ class Passes:
     def packs(self) -> bool:
         """True where `optim.packing: auto` takes packed rows for rollouts of the largest length without padding."""
         _, length = lengths(self.shape, self.config)
+        if not self.shape.packs or length > self.shape.one_rope_up_to:
+            return False
         # A GPU packs rows where there is no padding to save too; a CPU pads them then (GAIN in rlvr.policy.microbatch),
         # unless padded rows would have masks.
-        return self.shape.packs and (self.devices.on_gpu or length > self.shape.masked_beyond)
+        return self.devices.on_gpu or length > self.shape.masked_beyond
 
     def _micro_batch(self, tokens: float, trained: float, padded: bool) -> MemoryParts:
         _, length = lengths(self.shape, self.config)

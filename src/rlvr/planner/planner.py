@@ -14,6 +14,7 @@ from typing import Any
 from rlvr.config import Config, ModelConfig
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.errors import RlvrError
+from rlvr.planner.frozen_memory import FrozenMemory, frozen_memory
 from rlvr.planner.meta_model import shape_of
 from rlvr.planner.plan import Plan, plan_stage, training_ranks
 from rlvr.planner.planned_devices import Devices
@@ -53,6 +54,8 @@ class Planner:
     eval_tasks: Any = None
     shapes: dict[str, Shape] = field(default_factory=dict)
     """The cache of model shapes, which planners may share: computing one takes seconds."""
+    frozen: dict[str, FrozenMemory] = field(default_factory=dict)
+    """The cache of the memory of frozen models."""
 
     @property
     def margin(self) -> float:
@@ -89,7 +92,15 @@ class Planner:
         if ranks is None:
             ranks = training_ranks(stages[0].config, devices)
         shape = self.shape(stages[0].config.model)
-        return [plan_stage(shape, stage, devices, ranks, self.eval_tasks) for stage in stages]
+        frozen = self._frozen(stages[0].config, devices, ranks)
+        return [plan_stage(shape, stage, devices, ranks, self.eval_tasks, frozen) for stage in stages]
+
+    def _frozen(self, config: Config, devices: Devices, ranks: int) -> FrozenMemory:
+        """The memory of the frozen models, cached. Raises one of `UNDESCRIBED` where one cannot be described."""
+        key = f"{config.models!r} {devices.on_gpu} {ranks}"
+        if key not in self.frozen:
+            self.frozen[key] = frozen_memory(config.models, devices, ranks)
+        return self.frozen[key]
 
     def fits(self, stages: Sequence[StagePlan]) -> bool:
         """Return True if all stages fit with the margin left in the phases with micro-batches."""

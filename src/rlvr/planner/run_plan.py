@@ -19,6 +19,7 @@ from rlvr.planner.fixes import fixes
 from rlvr.planner.plan import Phase, Plan
 from rlvr.planner.planned_devices import GIB, Devices, own_devices
 from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
+from rlvr.policy.frozen_model import check_frozen
 from rlvr.policy.loading import device_of
 from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.vllm import installed
@@ -84,7 +85,7 @@ def plan_run(config: Config, world: World, model: Any = None, eval_tasks: Any = 
     # All ranks use the same values, so the plan is for the smallest device.
     smallest = min(world.gather(own.memory, "the memory of the devices"))
     planner = Planner(replace(own, memory=smallest), world.size, model, eval_tasks)
-    plan = _broadcast_plan(world, "the memory plan", lambda: _plan(config, planner))
+    plan = _broadcast_plan(world, "the memory plan", lambda: _checked_plan(config, planner))
     if plan.problem is not None and config.run.check_memory:
         raise ConfigError(f"the run {plan.problem}. Or set run.check_memory=false to get a warning instead")
     return replace(plan, planner=planner)
@@ -129,6 +130,12 @@ def _broadcast_plan(world: World, what: str, decide: Callable[[], RunPlan]) -> R
     plan = world.broadcast(plan, what)
     assert plan is not None
     return plan
+
+
+def _checked_plan(config: Config, planner: Planner) -> RunPlan:
+    # On rank 0, which alone loads frozen models, and before anything large is.
+    check_frozen(config.models)
+    return _plan(config, planner)
 
 
 def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:

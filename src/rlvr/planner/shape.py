@@ -53,6 +53,8 @@ class Shape:
     """Layers with a sliding window (a number)."""
     packs: bool = True
     """False if its kinds of layers rule out packed rows."""
+    one_rope_up_to: float = math.inf
+    """Tokens of the longest row that is packed (`rlvr.policy.model.LayerSizes`)."""
     masked_beyond: float = math.inf
     """Padded rows of more tokens have a tensor with queries along one dimension and keys along another; inf: none
     have."""

@@ -23,7 +23,9 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr import registry
-from rlvr.config import ModelConfig
+from rlvr.config import FrozenModelConfig, ModelConfig
+from rlvr.core.hub_retries import without_retry_lines
+from rlvr.core.startup_lines import startup
 from rlvr.errors import ConfigError, nearest
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.compiled_layers import compile_layers
@@ -41,6 +43,7 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is
     not `is_main` only their shapes are there, which take no memory. ConfigError names a path that does not exist, a
     folder without a model, or a section that says nothing.
     """
+    startup.info("loading the model %s", config.path or "from random weights")
     # Before anything is loaded: libraries allocate on the current device, and each rank has another one.
     make_current(device_of(config))
     empty = shared_out and not is_main
@@ -216,16 +219,16 @@ def tokenizer_of(model: Any) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(path)
 
 
-def device_of(config: ModelConfig) -> torch.device:
-    """Return the device for the model. ConfigError when a GPU is asked for and there is none."""
+def device_of(config: ModelConfig | FrozenModelConfig, key: str = "model") -> torch.device:
+    """Return the device for the model under `key`. ConfigError when a GPU is asked for and there is none."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(config.device)
     except RuntimeError as error:
-        raise ConfigError(f"model.device {config.device!r} is no device: {error}") from error
+        raise ConfigError(f"{key}.device {config.device!r} is no device: {error}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"model.device is {config.device!r}, but torch sees no GPU: use `auto` or `cpu`")
+        raise ConfigError(f"{key}.device is {config.device!r}, but torch sees no GPU: use `auto` or `cpu`")
     return device
 
 
@@ -236,7 +239,7 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def dtype_of(config: ModelConfig) -> torch.dtype:
+def dtype_of(config: ModelConfig | FrozenModelConfig) -> torch.dtype:
     """The type computed in."""
     if config.dtype == "auto":
         if device_of(config).type == "cuda":
@@ -245,19 +248,13 @@ def dtype_of(config: ModelConfig) -> torch.dtype:
     return getattr(torch, config.dtype)
 
 
+@without_retry_lines()
 def _from_pretrained(
     config: ModelConfig, dtype: torch.dtype, empty: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     path = str(config.path)
-    registry.refuse_words("model.path", path)
-    folder = Path(path).expanduser()
-    # A missing "./model" is a mistyped folder, not a hub name: asking the hub would give an error about names.
-    local = folder.exists() or path.startswith((".", "/", "~"))
-    if local and not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        raise ConfigError(
-            f"model.path: there is no model in {folder.resolve()} (no config.json; a hub name has the form owner/name)"
-        )
-    where = str(folder) if local else path
+    where, local = located("model.path", path)
+    folder = Path(where)
     more = {"revision": config.revision, "trust_remote_code": config.trust_remote_code, "local_files_only": local}
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **more)
@@ -288,6 +285,22 @@ def _from_pretrained(
         kind = "folder" if local else "hub model"
         raise ConfigError(f"model.path: the {kind} {path!r} cannot be loaded: {error}") from error
     return model, tokenizer
+
+
+def located(key: str, path: str) -> tuple[str, bool]:
+    """Where the model of the key `key` is, for transformers, and True if that is a folder here.
+
+    ConfigError for a folder that is not there or has no model.
+    """
+    registry.refuse_words(key, path)
+    folder = Path(path).expanduser()
+    # A missing "./model" is a mistyped folder, not a hub name: asking the hub would give an error about names.
+    local = folder.exists() or path.startswith((".", "/", "~"))
+    if local and not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{key}: there is no model in {folder.resolve()} (no config.json; a hub name has the form owner/name)"
+        )
+    return (str(folder) if local else path), local
 
 
 def _quantized(config: ModelConfig) -> dict[str, Any]:

@@ -385,9 +385,16 @@ def check_packing(policy: Policy, config: OptimConfig) -> None:
     """ConfigError where `config` demands packing or sharing and the model cannot: it says why."""
     packing = policy.packing
     demanded = (("packing", config.packing, packing.packs), ("share_prefix", config.share_prefix, packing.shares))
+    limit = policy.layers.one_rope_up_to
     for key, wanted, possible in demanded:
         if wanted is True and not possible:
             raise ConfigError(f"optim.{key} is true, and this model cannot: {packing.reason}; set it to auto")
+        if wanted is True and limit < math.inf:
+            raise ConfigError(
+                f"optim.{key} is true, and beyond {limit:.0f} tokens this model's rotary angles depend on the longest "
+                "row of a micro-batch (rope_type dynamic or longrope), so that such rows are padded; set it to auto, "
+                "which packs shorter ones"
+            )
 
 
 @dataclass(frozen=True)
@@ -418,11 +425,20 @@ class _Layouts:
     def cheapest(self) -> _Layout:
         """The cheapest layout that config and model allow; the model is asked only where packing would pay."""
         demanded = self.config.packing is True or self.config.share_prefix is True
+        longest = int(self.lengths.max())
+        limit = self.policy.layers.one_rope_up_to
+        if longest > limit:
+            # check_packing refuses such a model where packing is demanded.
+            _warn_once(
+                f"rows are padded, not packed, where one is longer than {limit:.0f} tokens: its rotary angles "
+                "then depend on the longest row (rope_type dynamic or longrope)"
+            )
+            return self._padded()
         plain = None if demanded else self._padded()
         # Demanded packing has nothing to be compared with, and no estimate justifies memory that grows with the square
         # of the tokens.
         most = math.inf
-        if plain is not None and int(self.lengths.max()) <= self.policy.layers.masked_beyond:
+        if plain is not None and longest <= self.policy.layers.masked_beyond:
             most = GAIN.get(self.policy.device.type, TIE) * plain.cost
         better = [layout for layout in self._all_packed(most) if layout.cost <= most]
         # `packing` runs the model on a trial, so it is read only where its answer decides.

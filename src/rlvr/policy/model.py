@@ -257,6 +257,8 @@ class LayerSizes:
     masked_beyond: float = math.inf
     """Padded rows of more tokens have a tensor with queries along one dimension and keys along another: a mask for
     windows, or the scores. inf: none have"""
+    one_rope_up_to: float = math.inf
+    """Where a row has more tokens, rotary angles of all rows are those of the longest. inf: never"""
 
     @classmethod
     def of(cls, causal_lm: Any) -> LayerSizes:
@@ -271,7 +273,7 @@ class LayerSizes:
         channels = heads * (foreign(config, "head_dim") or config.hidden_size // heads)
         windows = attention_windows(config)
         implementation = (foreign(config, "_attn_implementation") or "sdpa").removeprefix(PREFIX)
-        return cls(sum(sizes), channels, windows, masked_beyond(implementation, windows))
+        return cls(sum(sizes), channels, windows, masked_beyond(implementation, windows), one_rope_up_to(config))
 
 
 def masked_beyond(implementation: str, windows: tuple[float, ...]) -> float:
@@ -282,6 +284,27 @@ def masked_beyond(implementation: str, windows: tuple[float, ...]) -> float:
         return 0.0
     # transformers makes masks for sdpa where rows are not shorter than a window.
     return min(windows, default=math.inf) if implementation == "sdpa" else math.inf
+
+
+def one_rope_up_to(config: Any) -> float:
+    """Tokens of the longest row up to which a model's rotary angles are those of a row alone, by its text
+    configuration.
+
+    transformers computes the angles of rope_type `dynamic` and `longrope` for the longest row of a pass
+    (modeling_rope_utils.py: `dynamic_rope_update`).
+    """
+    rope = foreign(config, "rope_parameters") or {}
+    # One for all layers, or one for each kind of layer.
+    kinds = [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
+    limits = [math.inf]
+    for kind in kinds:
+        name = kind.get("rope_type") or ""
+        if "dynamic" in name:
+            # Angles of a longer row stay for one of exactly this length, and are dropped for shorter ones.
+            limits.append(config.max_position_embeddings - 1)
+        elif name == "longrope":
+            limits.append(kind["original_max_position_embeddings"])
+    return min(limits)
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class Recipe(BaseModel):
     title: str
     """The paper's title."""
     status: Literal["faithful", "part"]
-    """faithful: the mechanism is all there; part: `missing` says what is not."""
+    """faithful: the mechanism is all there, with numbers of the authors; part: `missing` says what is not."""
     taken: str
     """The parts taken from the paper, each with its place in it."""
     source: str = ""

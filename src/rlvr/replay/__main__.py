@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    replay = Replay(options.run, options.rescore, *_steps(options.steps))
+    replay = Replay(options.run, options.rescore, *_steps(options.steps), imports=options.imports)
     with contextlib.ExitStack() as stack:
         # Round the file: a full disk is noticed by a write or by the close, and neither names it.
         stack.enter_context(naming(options.output or ""))
@@ -62,6 +62,14 @@ def make_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="key=value",
         help="verifier=..., rewards=..., laid over the run's own",
+    )
+    add(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file or module that registers components of the run, such as rewards; may be repeated",
     )
     add("--steps", default=":", metavar="A:B", help="steps A to B; either may be left out (default: all)")
     add("--examples", type=int, default=6, metavar="N", help="changed rollouts that are shown (default 6)")

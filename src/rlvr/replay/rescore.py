@@ -19,7 +19,7 @@ import numpy as np
 from rlvr import registry
 from rlvr.components import Advantage
 from rlvr.config import Config
-from rlvr.config.config_loading import load_config
+from rlvr.config.config_loading import load_config, with_imports
 from rlvr.core.schedules import at
 from rlvr.core.tree import as_tree
 from rlvr.errors import ConfigError, DataError
@@ -27,6 +27,7 @@ from rlvr.monitor.batch import SAME
 from rlvr.monitor.recording import Recorded, columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.records import BASELINE, Batch, Task, Verdict
 from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, score, walk
+from rlvr.run.loaded_models import LoadedModels
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification, verify_again
 
@@ -46,10 +47,17 @@ class Rescored:
 
 
 class Replay:
-    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration. ConfigError,
-    DataError."""
+    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration, `imports` are files
+    that register components of it. ConfigError, DataError."""
 
-    def __init__(self, run: str | Path, overrides: Sequence[str], first: int = 1, last: int | None = None) -> None:
+    def __init__(
+        self,
+        run: str | Path,
+        overrides: Sequence[str],
+        first: int = 1,
+        last: int | None = None,
+        imports: Sequence[str] = (),
+    ) -> None:
         self.run = Path(run)
         self.notes = list[str]()
         steps = recorded_steps(run)
@@ -62,15 +70,17 @@ class Replay:
                 raise ConfigError(
                     f"--rescore {root}: only {', '.join(SECTIONS)} change the score of a recorded rollout"
                 )
-        self.config = self._config(overrides)
+        self.config = self._config(overrides, imports)
         # Without an override the run's own verifier judges again; with other rewards alone the recorded verdicts stay.
         self.verifies = not {"verifier", "verifiers"}.isdisjoint(roots) or "rewards" not in roots
         self.terms = build_terms(self.config.rewards)
         self._refuse_what_needs_the_policy()
         self._choose_estimator()
 
-    def _config(self, overrides: Sequence[str]) -> Config:
+    def _config(self, overrides: Sequence[str], imports: Sequence[str]) -> Config:
         tree = recorded_config(self.run)
+        if imports:
+            tree = with_imports(tree, imports)
         if not tree:
             self.notes.append(f"{self.run / 'config.yaml'} is missing: the defaults are used")
         for stage in tree.get("stages") or []:
@@ -80,7 +90,7 @@ class Replay:
             return load_config(tree, overrides)
         except ConfigError:
             # A key that this version refuses is in some other section more often than not.
-            config = load_config({key: tree[key] for key in SECTIONS[:4] if key in tree}, overrides)
+            config = load_config({key: tree[key] for key in (*SECTIONS[:4], "models") if key in tree}, overrides)
             self.notes.append(
                 f"{self.run / 'config.yaml'} is of another version: its {', '.join(SECTIONS[:4])} are used"
             )
@@ -112,6 +122,8 @@ class Replay:
         checks = self.config.verification
         with VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent) as pool:
             verification = Verification(self.config.verifier, pool, self.config.verifiers)
+            if self.verifies:
+                verification.attach(LoadedModels(self.config.models))
             any_verdict = False
             for step, path in self.files.items():
                 rows = [row for row in read_recorded(path, self.notes) if row.use != "added" and row.rollout.verdicts]

@@ -16,10 +16,12 @@ from typing import Any
 
 from rlvr.core.own_files import check_output
 from rlvr.errors import ConfigError
+from rlvr.monitor.health import MONITORS
 from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.monitor.rollout_log import json_line
 from rlvr.monitor.whole_file import write_whole
 from rlvr.report.folder import RunData, read_run, reads
+from rlvr.report.headline import facts, points_of, score_of, sentence
 from rlvr.report.sampled_rollouts import BYTES, histogram, read_rollouts
 
 # With LARGEST and BYTES: a page of some megabytes that a browser opens in a second or two; --rollouts sets it.
@@ -60,6 +62,7 @@ def render(runs: Sequence[RunData], rollouts: int = SHOWN) -> str:
     read = [read_rollouts(run, max(1, rollouts // len(runs)), BYTES // len(runs)) for run in runs]
     shown = [{**row, "run": number} for number, of_run in enumerate(read) for row in of_run.shown]
     data: dict[str, Any] = {
+        "checks": len(MONITORS),
         "made": time.strftime("%Y-%m-%d %H:%M"),
         "runs": [
             {**_run(run), "lengths": histogram(of_run.lengths), "rewards": histogram(of_run.rewards)}
@@ -110,9 +113,15 @@ def _run(run: RunData) -> dict[str, Any]:
     rows = [*({**row, "run/stage": row.get("stage")} for row in run.evaluations if row["step"] == 0), *rows]
     names = dict.fromkeys(name for row in rows for name in row if name not in ("step", "run/stage", "stage"))
     columns = {name: [_short(row.get(name)) for row in rows] for name in names}
+    score = score_of(run)
+    points = points_of(run, score) if score else []
     notes = [*run.notes, *([f"curves: each point is the mean of {every} steps"] if every > 1 else [])]
     return {
         "name": run.name,
+        "headline": sentence(run, score, points),
+        "score": score,
+        "points": [[step, *map(_short, values)] for step, *values in points],
+        "facts": facts(run),
         "seed": (run.config.get("run") or {}).get("seed") if isinstance(run.config.get("run"), dict) else None,
         "experiment": experiment_of(run.config) if run.config else run.name,
         "config": [[key, _text(value)] for key, value in flat(run.config)] if run.config else [],

@@ -6,7 +6,8 @@ they do not (a character that several tokens share, a space that a tokenizer swa
 sets it right.
 
 Invariants: at most `BYTES` of rollout files are read, in whole steps spread evenly over the run; at most as many
-rollouts as asked for are shown, in whole groups, the same number of groups from each step that is read.
+rollouts as asked for are shown, in whole groups: the last step first, the others in equal numbers, of demonstrations a
+tenth.
 """
 
 from __future__ import annotations
@@ -51,10 +52,16 @@ def read_rollouts(run: RunData, limit: int, byte_limit: int) -> Read:
     result = Read()
     bad = 0
     count = 0
+    of_last = 0
     decode = decoder_of(run.path)
-    for place, (step, path) in enumerate(chosen):
-        # Cumulative, so that rounding leaves no rollout out: after the last step the sum of all quotas is `limit`.
-        quota = limit * (place + 1) // len(chosen) - len(result.shown)
+    # The last step first, whole where it takes no more than half of the page: it shows what was learned.
+    shares = _shares(run, [step for step, _ in chosen[:-1]])
+    for step, path in [*chosen[-1:], *chosen[:-1]]:
+        if step == chosen[-1][0]:
+            quota = limit // 2 if len(chosen) > 1 else limit
+        else:
+            # Cumulative, so that rounding leaves no rollout out: after all steps the sum of the quotas is `limit`.
+            quota = of_last + int((limit - of_last) * shares[step]) - len(result.shown)
         groups: dict[str, list[dict[str, Any]]] = {}
         size = 0
         for line in _lines(path, byte_limit):
@@ -75,13 +82,34 @@ def read_rollouts(run: RunData, limit: int, byte_limit: int) -> Read:
             if group in groups or size < quota:
                 groups.setdefault(group, []).append(row)
                 size += 1
-        for row in [row for members in groups.values() for row in members][: max(quota, 0)]:
+        for row in _whole(list(groups.values()), max(quota, 0)):
             try:
                 result.shown.append(_shown(row, step, decode))
             except (ValueError, KeyError, TypeError, AttributeError, IndexError):
                 bad += 1
+        if step == chosen[-1][0]:
+            of_last = len(result.shown)
+    result.shown.sort(key=lambda row: row["step"])
     result.note = _note(run, files, chosen, count, len(result.shown), bad)
     return result
+
+
+def _shares(run: RunData, steps: Sequence[int]) -> dict[int, float]:
+    """The share of the page that the steps up to each may fill. A step of demonstrations, which the policy did not
+    write, counts a tenth of one that was sampled."""
+    given = {row["step"] for row in run.rows if row.get("reward/mean") is None and not row.get("tokens/sampled")}
+    weights = np.cumsum([0.1 if step in given else 1.0 for step in steps])
+    return {step: float(weight / weights[-1]) for step, weight in zip(steps, weights, strict=True)}
+
+
+def _whole(groups: Sequence[Sequence[dict[str, Any]]], quota: int) -> list[dict[str, Any]]:
+    """Whole groups of at most `quota` rollouts; where not even the first fits, as many of its members."""
+    rows: list[dict[str, Any]] = []
+    for members in groups:
+        if len(rows) + len(members) > quota:
+            break
+        rows += members
+    return rows or list(groups[0][:quota] if groups else [])
 
 
 def _spread(files: Sequence[tuple[int, Path]], byte_limit: int) -> list[tuple[int, Path]]:

@@ -4,7 +4,9 @@
 
 | file | terms |
 |---|---|
-| terms | verdict and its named scores, length, constant, random |
+| terms | verdict and its named scores |
+| controls | length, constant, random |
+| span_terms | verdict_spans, turns |
 | composition | sum, product, gate, veto, tiers, bounded |
 | length_terms | soft_overlong, length_target, brevity |
 | form | format, repetition |
@@ -17,9 +19,11 @@ Terms of a single paper are beside its recipe, in rlvr.recipes.
 
 from rlvr.rewards.certainty import MeanEntropy, SampledLikelihood, SelfCertainty
 from rlvr.rewards.composition import Bounded, Gate, Product, Sum, Tiers, Veto
+from rlvr.rewards.controls import constant, length, random
 from rlvr.rewards.form import Format, Repetition
 from rlvr.rewards.length_terms import Brevity, LengthTarget, SoftOverlong
 from rlvr.rewards.likelihood import AnswerLikelihood
+from rlvr.rewards.span_terms import TurnRewards, VerdictSpans
 from rlvr.rewards.terms import (
     RewardContext,
     Term,
@@ -54,14 +58,19 @@ __all__ = [
     "Sum",
     "Term",
     "Tiers",
+    "TurnRewards",
+    "VerdictSpans",
     "Veto",
     "at_step",
     "bind",
     "build_terms",
     "call_plain",
     "components_of",
+    "constant",
+    "length",
     "paid",
     "plain_functions",
+    "random",
     "score",
     "show_monitored",
     "walk",

@@ -7,6 +7,7 @@ sampled.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from rlvr.components import RewardTerm
 from rlvr.core.needs import Need
+from rlvr.core.splitters import tokens_of
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
 
@@ -27,14 +29,44 @@ class SelfCertainty(RewardTerm):
     out: a response's value is that KL plus a constant.
     """
 
+    within: str | None = None
+    """A regular expression: the mean is over the tokens of the first part of the text that it matches, or of its first
+    group; null: over all. A response without such a part is worth 0."""
+
     needs: ClassVar = frozenset({Need("logsumexp"), Need("mean_logit")})
+
+    def __post_init__(self) -> None:
+        if self.within is not None:
+            try:
+                re.compile(self.within)
+            except re.error as error:
+                raise ValueError(f"within={self.within!r} is no regular expression: {error}") from error
+
+    @property
+    def reads_characters(self) -> bool:
+        """True where a part is looked for."""
+        return self.within is not None
 
     def __call__(self, batch: Batch) -> np.ndarray:
         total = batch.tokens("logsumexp/current")
         mean = batch.tokens("mean_logit/current")
         # With logits z over V tokens: KL(U || p) = -log V - (1/V) sum_v log p_v = logsumexp(z) - mean(z) - log V.
         # Columns are [T_b] for each rollout b, NaN where nothing was sampled.
-        return np.asarray([mean_of_finite(a - b) for a, b in zip(total, mean, strict=True)], dtype=np.float64)
+        values = [a - b for a, b in zip(total, mean, strict=True)]
+        if self.within is None:
+            return np.asarray([mean_of_finite(own) for own in values], dtype=np.float64)
+        return np.asarray(
+            [self._of_part(rollout, own) for rollout, own in zip(batch.rollouts, values, strict=True)], dtype=np.float64
+        )
+
+    def _of_part(self, rollout: Rollout, values: np.ndarray) -> float:
+        match = re.search(self.within or "", rollout.text)
+        span = None if match is None else match.span(1 if match.re.groups else 0)
+        # A group that took no part has the span (-1, -1), and an empty part has no token.
+        if span is None or span[1] <= span[0]:
+            return 0.0
+        ((start, end),) = tokens_of(rollout, [span])
+        return mean_of_finite(values[start:end])
 
 
 @register("reward", "entropy")

@@ -1,7 +1,7 @@
 """Terms made of terms: sums, products, gates, vetoes, tiers, bounds.
 
 Invariants: each is a pure function of its parts' columns; undecided parts leave the whole undecided unless the others
-decide it already (a closed gate, a veto, a factor of 0).
+decide it already (a closed gate, a veto, a factor of 0). Made of a term that scores spans, each scores these spans.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Sum(RewardTerm):
     terms: Terms = ("verdict",)
     """The terms, each with an optional `weight`."""
     inner: ClassVar = ("terms",)
+    by_element: ClassVar = True
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
         return np.sum(terms, axis=0)
@@ -50,6 +51,7 @@ class Product(RewardTerm):
     terms: Terms = ("verdict",)
     """The factors."""
     inner: ClassVar = ("terms",)
+    by_element: ClassVar = True
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
         # 0 x NaN is NaN in numpy, but a factor of 0 decides the product whatever the undecided factor would be.
@@ -77,6 +79,7 @@ class Gate(RewardTerm):
     otherwise: Scalar = 0.0
     """The value that is paid where the gate is closed."""
     inner: ClassVar = ("term", "by")
+    by_element: ClassVar = True
 
     def __call__(self, batch: Batch, term: np.ndarray, by: np.ndarray) -> np.ndarray:
         # NaN >= x is False, so an undecided gate looks closed here; the last line makes it undecided.
@@ -103,6 +106,7 @@ class Veto(RewardTerm):
     value: Scalar = -1.0
     """The value that is paid where a veto strikes."""
     inner: ClassVar = ("term", "vetoes")
+    by_element: ClassVar = True
 
     def __call__(self, batch: Batch, term: np.ndarray, vetoes: list[np.ndarray]) -> np.ndarray:
         # NaN < x is False: an undecided veto never strikes.
@@ -124,6 +128,7 @@ class Tiers(RewardTerm):
     terms: Terms = ("verdict",)
     """The terms, most important first, each in [0, 1]."""
     inner: ClassVar = ("terms",)
+    by_element: ClassVar = True
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
         result = np.zeros(len(batch))
@@ -178,6 +183,11 @@ class Bounded(RewardTerm):
     def __post_init__(self) -> None:
         if not self.scale > 0 or self.low >= self.high:
             raise ValueError("scale must be above 0, and low below high")
+
+    @property
+    def by_element(self) -> bool:
+        """True unless peers are compared."""
+        return self.centre != "peers"
 
     def __call__(self, batch: Batch, term: np.ndarray) -> np.ndarray:
         if self.centre != "peers":

@@ -75,7 +75,7 @@ class Repetition(RewardTerm):
     the largest penalty and behind a gate that only wrong answers pass, is what the cosine reward's authors add to it
     (Yeo et al. 2025, arXiv 2502.03373; eddycmu/demystify-long-cot, commit e90cf9b, openrlhf/openrlhf/reward/cosine.py
     and repetition.py, get_repetition_penalty); their penalty at each repeated token, with a discount of its own, is the
-    modifier `repeated_tokens`. The count is no formula of a paper. With `limit` it is -1 where one n-gram stands that
+    term `repeated_tokens`. The count is no formula of a paper. With `limit` it is -1 where one n-gram stands that
     often, else 0 (RLPR: 10 times 10 words, OpenBMB/RLPR, commit 8490fca, verl/utils/reward_score/repetition.py, which
     splits words at `_` too and keeps their case). Linear in the length.
     """

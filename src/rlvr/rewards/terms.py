@@ -1,12 +1,13 @@
-"""The terms of a reward: how they are written, built, evaluated and summed; and the simplest terms: the verdict and its
-named scores, the length, and controls that do not depend on the answer.
+"""The terms of a reward: how they are written, built, evaluated and summed; and the simplest one: the verdict and its
+named scores.
 
-A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion
-or, in TRL's form, of a group's completions (rlvr.core.calling says what it may ask for). A plain function is called
-once per rollout. A function of the batch is called once per step with all rollouts of the step, and under dynamic
-sampling (`rollout.dynamic_sampling`) before that with those of each draw by itself, to see whether the draw's rewards
-differ. Every term becomes the column `reward/<name>`; the column `reward` is their weighted sum, undecided where a term
-is undecided whose weight is not 0 at the step.
+A term is a function of the batch that returns float64 [B] (NaN where undecided) or scores of parts of the responses
+(rlvr.core.span_rewards), or a plain function of one completion or, in TRL's form, of a group's completions
+(rlvr.core.calling says what it may ask for). A plain function is called once per rollout. A function of the batch is
+called once per step with all rollouts of the step, and under dynamic sampling (`rollout.dynamic_sampling`) before that
+with those of each draw by itself, to see whether the draw's rewards differ. Every term becomes the column
+`reward/<name>`; the column `reward` is their weighted sum, undecided where a term is undecided whose weight is not 0 at
+the step. Scores of parts are kept with the rollouts (`Rollout.spans`), where the advantage `spans` finds them.
 
 A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
 with their values, `term(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a term sees
@@ -37,11 +38,12 @@ from rlvr.config import RewardSpec
 from rlvr.core.calling import name_of
 from rlvr.core.component import called_as
 from rlvr.core.schedules import Scalar, at, scalar_value
-from rlvr.core.seeding import seed_of
+from rlvr.core.span_rewards import SpanRewards
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, UserCodeError, nearest, user_traceback
 from rlvr.records import Batch, Task, cut
 from rlvr.registry import register
 from rlvr.rewards.per_completion import PerCompletion
+from rlvr.rewards.span_values import TermValues, noted, on_spans
 
 log = logging.getLogger(__name__)
 
@@ -200,13 +202,14 @@ def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
 
 
 def _check_sources(terms: Sequence[Term], setting: RewardContext) -> None:
-    sources = {task.source for task in setting.tasks}
+    sources = {task.source for task in setting.tasks} | {*setting.made_sources}
     for term in terms:
         for source in term.sources or ():
             if source not in sources:
                 named = sorted(s for s in sources if s is not None)
                 raise ConfigError(
-                    f"rewards: no task is of the source {source!r} of {term.name!r}{nearest(source, named)}"
+                    f"rewards: no task is of the source {source!r} of {term.name!r}{nearest(source, named)}; a plan "
+                    "that makes tasks of it names it in its `sources`"
                 )
     # Rollouts of these tasks would have a reward of 0 without any term, which looks like a wrong answer.
     if terms and all(term.sources is not None for term in terms):
@@ -261,9 +264,12 @@ def score(batch: Batch, terms: Sequence[Term]) -> Batch:
     ConfigError when a term returns something other than one number per rollout.
     """
     total = np.zeros(len(batch))
+    for rollout in batch.rollouts:
+        # A new mapping: copies of a rollout share theirs.
+        rollout.spans = {}
     for term in terms:
         if term.sources is None:
-            total = total + _weighted(term.weight, _evaluate(batch, term))
+            total = total + _contribution(batch, term)
         else:
             total = total + _on_sources(batch, term)
     batch.columns["reward"] = total
@@ -302,14 +308,26 @@ def _on_sources(batch: Batch, term: Term) -> np.ndarray:
     # Only columns that this term made are copied back: `select` gave the part all others of the batch.
     before = set(part.columns)
     added = np.zeros(len(batch))
-    added[on] = _weighted(term.weight, _evaluate(part, term))
+    added[on] = _contribution(part, term)
     for name in set(part.columns) - before:
         batch.columns[name] = np.full(len(batch), np.nan)
         batch.columns[name][on] = part.columns[name]
     return added
 
 
-def _evaluate(batch: Batch, term: Term) -> np.ndarray:
+def _contribution(batch: Batch, term: Term) -> np.ndarray:
+    """The part of each response's reward that the term gives, float64 [B]."""
+    values = _evaluate(batch, term)
+    if isinstance(values, SpanRewards):
+        for rollout in batch.rollouts:
+            rollout.spans[term.name] = dataclasses.replace(rollout.spans[term.name], weight=_factor(term.weight))
+        if values.responses is None:
+            return np.zeros(len(batch))
+        values = values.responses
+    return _weighted(term.weight, values)
+
+
+def _evaluate(batch: Batch, term: Term) -> TermValues:
     """The values of a term, after those that it is made of; each becomes a column.
 
     A term of weight 0 is only monitored: where it fails, a warning says so and its columns are NaN.
@@ -328,19 +346,24 @@ def _evaluate(batch: Batch, term: Term) -> np.ndarray:
         return batch.columns[f"reward/{term.name}"]
 
 
-def _values(batch: Batch, term: Term) -> np.ndarray:
+def _values(batch: Batch, term: Term) -> TermValues:
     """Compute the columns of a term and of those that it is made of. UserCodeError and ConfigError name the term that
     fails."""
 
     held = _inner_values(batch, term)
     try:
-        returned = term.function(batch, **held)
+        if any(isinstance(values, SpanRewards) for values in _flat(held)):
+            returned: Any = on_spans(term.function, term.name, batch, held)
+        else:
+            returned = term.function(batch, **held)
     # Errors of the library name what is wrong in the configuration; they are no failure of the user's code.
     except RlvrError:
         raise
     # The user's code may raise anything; the traceback is cut to its own lines.
     except USER_CODE_ERRORS as error:
         raise UserCodeError(f"the reward {term.name!r} failed on a batch", cut(user_traceback(error))) from error
+    if isinstance(returned, SpanRewards):
+        return noted(returned, term.name, batch)
     try:
         values = np.asarray(returned, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -356,12 +379,19 @@ def _values(batch: Batch, term: Term) -> np.ndarray:
 
 
 def _inner_values(batch: Batch, term: Term) -> dict[str, Any]:
-    """Option -> the values of the term, or of the terms, that it holds: float64 [B] each."""
+    """Option -> the values of the term, or of the terms, that it holds."""
 
-    def weighted(one: Term) -> np.ndarray:
-        return _weighted(one.weight, _evaluate(batch, one))
+    def weighted(one: Term) -> TermValues:
+        values = _evaluate(batch, one)
+        if isinstance(values, SpanRewards):
+            return values.scaled(_factor(one.weight))
+        return _weighted(one.weight, values)
 
     return {k: [weighted(t) for t in v] if isinstance(v, list) else weighted(v) for k, v in term.inner.items()}
+
+
+def _flat(held: Mapping[str, Any]) -> list[TermValues]:
+    return [one for value in held.values() for one in (value if isinstance(value, list) else [value])]
 
 
 def _weighted(weight: Scalar, values: np.ndarray) -> np.ndarray:
@@ -426,24 +456,3 @@ class VerdictScore(RewardTerm):
 def lengths(batch: Batch) -> np.ndarray:
     """float64 [B]: tokens of each rollout that the policy wrote."""
     return np.asarray([int(r.sampled.sum()) for r in batch.rollouts], dtype=np.float64)
-
-
-@register("reward", "length")
-def length(batch: Batch, *, per: int = 100) -> np.ndarray:
-    """Tokens of the completion divided by `per`; give it a negative weight to shorten responses."""
-    return np.asarray([r.completion_length / per for r in batch.rollouts], dtype=np.float64)
-
-
-@register("reward", "constant")
-def constant(batch: Batch, *, value: float = 1.0) -> np.ndarray:
-    """The same number for every rollout: an offset, or a control without a signal under a baseline of the group."""
-    return np.full(len(batch), value)
-
-
-@register("reward", "random")
-def random(batch: Batch, *, share: float = 0.5, seed: int = 0) -> np.ndarray:
-    """1 with probability `share`, else 0, whatever the answer: a control (Shao et al. 2025, "Spurious Rewards",
-    arXiv 2506.10947). Drawn from the seed and the rollout's draw and member, so it does not depend on the batch."""
-    # One generator for each rollout, seeded by (seed, group, member): the same value on every rank and after a resume.
-    drawn = [np.random.default_rng(seed_of("random reward", seed, r.group, r.member)).random() for r in batch.rollouts]
-    return (np.asarray(drawn, dtype=np.float64) < share).astype(np.float64)

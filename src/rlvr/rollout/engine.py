@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
@@ -53,6 +53,8 @@ class Request:
     """The constraint on the completion, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,
     `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution. None: what the
     engine's options say; empty: nothing, whatever they say."""
+    alternatives: int = 0
+    """Likeliest first tokens whose log-probs are wanted, at most 20, which is as many as vLLM gives."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ class Completion:
     """The completion decoded without special tokens."""
     seconds: float
     """From the request to the last token."""
+    first_tokens: Mapping[int, float] = field(default_factory=dict)
+    """Token id -> log-prob of as many likeliest first tokens as the request asked for, at the temperature sampled at (1
+    where that is 0); vLLM adds the sampled one."""
 
 
 # finish: responses end on the weights that they began with. continue: they go on with the new ones, and one response

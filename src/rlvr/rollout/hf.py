@@ -246,7 +246,11 @@ class HFEngine:
             fit = max(1, self.options.prefill_tokens // len(prompts[-1]))
             now = prompts[-fit:]
             prompts = prompts[:-fit]
-            arrived = self._sampled(*self._prefill({prompt: by_prompt[prompt] for prompt in now}, plan))
+            rows, logits = self._prefill({prompt: by_prompt[prompt] for prompt in now}, plan)
+            for row, of_row in zip(rows.rows, logits, strict=True):
+                if row.request.alternatives:
+                    row.first_tokens = _likeliest(of_row, row.request)
+            arrived = self._sampled(rows, logits)
             if arrived is not None and self._active is not None:
                 self._active.join(arrived)
             elif arrived is not None:
@@ -317,8 +321,16 @@ class HFEngine:
                 stop=reason,
                 text=str(self.policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True)),
                 seconds=time.perf_counter() - row.start,
+                first_tokens=row.first_tokens,
             )
         )
+
+
+def _likeliest(logits: torch.Tensor, request: Request) -> dict[int, float]:
+    """The likeliest tokens of a row's logits [V] -> log-prob, as many as the request asks for."""
+    log_probs = (logits / (request.sampling.temperature or 1.0)).log_softmax(-1)
+    values, ids = log_probs.topk(min(request.alternatives, len(log_probs)))
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
 def _own_copy(policy: Policy) -> Policy:

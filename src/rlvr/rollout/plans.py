@@ -193,6 +193,13 @@ class RolloutPlan(Component):
         return None
 
     @declared
+    def sources(self) -> tuple[str, ...]:
+        """Sources of the tasks that the plan makes, which `rewards` may name. Such tasks leave no history; the plan
+        gives their rollouts a role of its own, whose metrics are `role/ROLE/...`, and names their groups
+        `DRAW/...`."""
+        return ()
+
+    @declared
     def answer_characters(self) -> int:
         """Characters of a task's best answer that are read from the history; 0: answers are not kept."""
         return 0

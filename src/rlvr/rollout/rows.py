@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -334,6 +334,8 @@ class Row:
     limit: int
     """Tokens that may be sampled: max_new_tokens, or what the context leaves."""
     start: float
+    first_tokens: dict[int, float] = field(default_factory=dict)
+    """Alternatives of the first token -> log-prob, where the request asks for them."""
 
 
 class Rows:

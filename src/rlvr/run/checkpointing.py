@@ -75,6 +75,9 @@ class Checkpointer:
     _best_under_way: float | None = None
     """The value of the metric of `checkpoint.best` in the checkpoint that was begun last."""
 
+    _begun: list[Path] = field(default_factory=list)
+    """Checkpoints that were begun and not yet returned by `written`."""
+
     def __post_init__(self) -> None:
         self.writer = Writer(self.folder.checkpoints, self.config, self.world)
 
@@ -174,6 +177,7 @@ class Checkpointer:
             if self.config.best is not None and self.state.metrics:
                 self._best_under_way = self.state.metrics[-1].get(self.config.best.metric)
             self.writer.write(self._contents(), logs)
+            self._begun.append(self._path)
         if wait:
             problem = self.writer.wait()
         # After a failure too: else a full disk would be tried again after each step.
@@ -185,6 +189,15 @@ class Checkpointer:
                 f"{problem}. The last one is {last or 'none'}"
             ) from problem
         return self._path
+
+    def written(self) -> list[Path]:
+        """Checkpoints that are whole on the disk now, each returned once; none while one is being written."""
+        if self.writer.busy:
+            return []
+        begun = dict.fromkeys(self._begun)
+        self._begun.clear()
+        # One that failed, or that gave way to newer ones meanwhile, is not there.
+        return [path for path in begun if checkpoint.is_sealed(path)]
 
     def advice(self) -> str:
         """Say, in a sentence, how to go on after an error: which steps are saved."""
@@ -228,6 +241,7 @@ class Checkpointer:
             state=self._state(),
             metrics=self.state.metrics[-1] if self.state.metrics else {},
             models=_all(models),
+            frozen=self.identity.models(),
             # Synced before the manifest: a resume expects the lines of all steps up to the checkpoint's, and
             # `MetricsFile` leaves them in the page cache, which a power cut loses.
             logs=[self.folder.metrics.path, self.folder.evaluations.path],
@@ -246,7 +260,9 @@ class Checkpointer:
     def restore_objects(self, state: Mapping[str, Any]) -> None:
         """Give the stateful objects what a checkpoint's state has of them."""
         for key, one in self.stateful.items():
-            one.load_state_dict(state[key])
+            # Checkpoints of version 0.1.0 have no callbacks.
+            if key in state or key != "callbacks":
+                one.load_state_dict(state[key])
 
     def restore_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load weights, optimizer and reference of the current stage."""

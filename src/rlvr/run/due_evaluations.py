@@ -15,6 +15,7 @@ from typing import Any
 from rlvr.distributed import World
 from rlvr.errors import EvaluationError
 from rlvr.monitor.metrics import record
+from rlvr.run.callbacks import Callbacks
 from rlvr.run.checkpointing import Checkpointer
 from rlvr.run.reporting import Reporting
 from rlvr.run.run_tasks import RunTasks
@@ -37,6 +38,7 @@ class DueEvaluations:
     reporting: Reporting
     checkpointer: Checkpointer
     world: World
+    callbacks: Callbacks
 
     def at_start(self, stage: Stage) -> None:
         """Make the baseline evaluation of a run, where the stage asks for it and there is none."""
@@ -67,7 +69,12 @@ class DueEvaluations:
             self.checkpointer.after_evaluation()
 
     def make_up(self) -> None:
-        """Evaluate where a stop, a kill or a failure kept the last step from it, and complete the step's line."""
+        """Evaluate where a stop, a kill or a failure kept the last step from it, and complete the step's line. Show
+        the callbacks an evaluation that they have not seen."""
+        if self.state.unseen_evaluation is not None:
+            row = self.state.unseen_evaluation
+            self.state.unseen_evaluation = None
+            self.callbacks.on_evaluation({name: row[name] for name in row if name not in ("step", "stage")})
         if not self.state.evaluation_pending:
             return
         self.after_step()
@@ -78,7 +85,7 @@ class DueEvaluations:
     def _results_or_nothing(self) -> dict[str, Any]:
         """The results of an evaluation; none where it was stopped or failed, which does not end the run."""
         try:
-            return self.evaluate()
+            results = self.evaluate()
         except EvaluationError as error:
             # The error is raised on all ranks; one of them logs it.
             if self.world.is_main:
@@ -92,3 +99,6 @@ class DueEvaluations:
                     exc_info=error.__cause__,
                 )
             return {}
+        if results:
+            self.callbacks.on_evaluation(results)
+        return results

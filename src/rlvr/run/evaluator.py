@@ -115,7 +115,9 @@ class Evaluator:
         verification = self.rollouts.verifications[self.state.stage_number]
         collect = self.rollouts.evaluation_samples(plan.config, verification, prompts)
         scorer = chooser(plan.config, self.training.policy, tasks, self.training.partitions)
-        done = evaluate(tasks, plan.config, collect, verification.same_answer, scorer=scorer, judge=self._judge)
+        responses = len(tasks) * (plan.config.evaluation.samples + plan.config.evaluation.greedy)
+        with self.reporting.console.evaluating(f"evaluation at step {self.state.step}", len(tasks), responses):
+            done = evaluate(tasks, plan.config, collect, verification.same_answer, scorer=scorer, judge=self._judge)
         return dict(done.results), done.task_results
 
     def _judge(self, verdicts: RaisedVerdicts) -> None:

@@ -42,6 +42,10 @@ LARGEST = 100_000_000
 decide on."""
 
 
+DATA_FILE = "data.json"
+"""The file of a run folder with the number and the hash of the tasks of each stage."""
+
+
 class _NotWritableError(Exception):
     """An object that a configuration cannot write; the text says what it is."""
 
@@ -51,8 +55,8 @@ class GivenObjects:
     """Objects given to a trainer beside its configuration, to be recorded in the run folder `path`.
 
     `specs` are its `tasks` and `eval_tasks` as given, under `train` and `eval`, None where the configuration names
-    them; `tasks` those that are to be kept (`kept_in_folder`), and `verifiers` the names that tasks of the run name.
-    Everything is put into words or text on first use.
+    them; `tasks` those that are to be kept (`kept_in_folder`), `further_verifiers` those of a list of rewards but the
+    first, and `verifiers` the names that tasks of the run name. Everything is put into words or text on first use.
     """
 
     config: Config
@@ -61,6 +65,10 @@ class GivenObjects:
     specs: Mapping[str, Any] = field(default_factory=dict)
     tasks: Mapping[str, Sequence[Task]] = field(default_factory=dict)
     verifiers: Collection[str] = ()
+    further_verifiers: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The run's data: by stage and split the number of tasks, their fingerprint (`fingerprint_of`) and
+    where they come from."""
 
     @functools.cached_property
     def tree(self) -> dict[str, Any]:
@@ -71,6 +79,9 @@ class GivenObjects:
         if self.verifier is not None:
             tree["verifier"] = verifier_as_written(self.verifier)
             self._for_all_stages(tree, "verifier")
+        for name, verifier in self.further_verifiers.items():
+            tree["verifiers"][name] = verifier_as_written(verifier)
+            self._for_all_stages(tree, "verifiers", name)
         # `None` keeps what the configuration names; objects replace it, in the stages too.
         for split, spec in self.specs.items():
             if spec is not None:
@@ -113,11 +124,13 @@ class GivenObjects:
         return {split: _lines(tasks) for split, tasks in self.tasks.items()}
 
     def write_tasks(self) -> None:
-        """Write the files of tasks into the run folder. Another file of that name is renamed first."""
-        for split, text in self._texts.items():
-            path = self.config.folder / TASK_FILES[split]
+        """Write data.json and the files of tasks into the run folder. Another file of such a name is renamed first."""
+        files = {DATA_FILE: json.dumps(self.facts, indent=1, default=repr) + "\n"}
+        files |= {TASK_FILES[split]: text for split, text in self._texts.items() if text is not None}
+        for name, text in files.items():
+            path = self.config.folder / name
             # The same tasks as before, as in a resume: the file keeps its time of change.
-            if text is None or (path.is_file() and path.read_bytes() == text.encode()):
+            if path.is_file() and path.read_bytes() == text.encode():
                 continue
             # `lexists`, so that a link that leads nowhere is renamed, too, and not written through.
             if os.path.lexists(path):

@@ -14,8 +14,10 @@ from rlvr.data.prompts import refuse_long
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.evaluation.evaluation_loop import Collect
+from rlvr.monitor.console import Counts
 from rlvr.planner import engine_of_run
 from rlvr.policy import Policy, load_policy
+from rlvr.policy.frozen_model import check_frozen
 from rlvr.records import Task
 from rlvr.rollout.weights import weight_buckets
 from rlvr.run.rollout_runtime import RolloutRuntime
@@ -32,6 +34,8 @@ class OpenSampling:
     collect: Collect
     """Called on rank 0 alone. Samples are those that the trainer's own evaluation would draw: both sample with
     `RolloutRuntime.evaluation_samples`."""
+    counts: Counts
+    """How far sampling and verifying are."""
     stop: StopRequest
     """Entered by whoever samples: signals are then requests to stop."""
 
@@ -39,6 +43,7 @@ class OpenSampling:
 @contextmanager
 def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterator[OpenSampling]:
     """Open the sampling and verification of `config` for `tasks`, on all ranks of `world`."""
+    check_frozen(config.models)
     config, engine_reason = engine_of_run(config, world)
     check_gpus(config, world, engine_reason)
     stop = StopRequest("stopping; nothing will be written" if world.is_main else "")
@@ -51,8 +56,10 @@ def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterat
         policy = load_policy(config.model, config.run.seed)
         prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))
         rollouts.start_engine(policy)
+        rollouts.attach_models(policy)
         # After the engine has started, whose context may be shorter than the model's.
         refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], rollouts.context)
         # An engine samples only with published weights; 1 is any version.
         rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
-        yield OpenSampling(policy, verification, rollouts.evaluation_samples(config, verification, prompts), stop)
+        collect = rollouts.evaluation_samples(config, verification, prompts)
+        yield OpenSampling(policy, verification, collect, rollouts.activity.counts, stop)

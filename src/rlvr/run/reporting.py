@@ -53,7 +53,8 @@ class Reporting:
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
-        """Give the terminal back at the end of the block."""
+        """Give the terminal back at the end of the block; in a notebook the block's output is of the cell that runs."""
+        self.console.finish()
         try:
             yield
         finally:

@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from rlvr import registry
 from rlvr.config import Config
-from rlvr.config.config_loading import load_config
 from rlvr.config.renamed_keys import with_new_names
-from rlvr.config.stage_plan import StagePlan, stage_plans
+from rlvr.config.stage_plan import StagePlan, set_steps_of_epochs, stage_plans
 from rlvr.core.specs import ComponentSpec
+from rlvr.core.startup_lines import startup
 from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
@@ -25,7 +23,10 @@ from rlvr.policy import Policy
 from rlvr.policy.loading import set_checkpointing
 from rlvr.run.dry_run import plan_lines
 from rlvr.run.run_folder import RunFolder
-from rlvr.run.run_tasks import RunTasks
+from rlvr.run.run_tasks import RunTasks, TaskSets
+
+MOVED = ("url", "key", "device", "batch_tokens")
+"""Keys of a frozen model that say where it is asked, and not which one it is."""
 
 
 @dataclass
@@ -85,13 +86,14 @@ class ResolvedConfig:
 
 
 def resolved_config(
-    config: Config, world: World, resume: str | None, model: Any = None, eval_tasks: Any = None
+    config: Config, world: World, resume: str | None, model: Any, sets: TaskSets, eval_tasks: Any = None
 ) -> ResolvedConfig:
     """Resolve a configuration for the devices of all ranks. ConfigError, the same on every rank, where it cannot work.
 
     `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration
-    names them.
+    names them. `sets` are the tasks, which `run.epochs` counts.
     """
+    startup.info("planning: devices, engine and memory")
     saved = None
     # Before the engine is chosen: `auto` takes that of the checkpoint where this machine has it.
     if resume is not None and world.is_main:
@@ -99,30 +101,10 @@ def resolved_config(
     config, engine_reason = engine_of_run(config, world, saved)
     check_gpus(config, world, engine_reason)
     memory_plan = plan_run(config, world, model, eval_tasks)
-    return ResolvedConfig(memory_plan.config, stage_plans(memory_plan.config), memory_plan, engine_reason, resume)
-
-
-def written_config(written: Config | Mapping[str, Any] | str | Path | None, model: Any) -> tuple[Config, Any]:
-    """The configuration as it was given, and a loaded model if `model` is one: a path or hub name becomes part of the
-    configuration.
-
-    ConfigError where it is wrong: before ranks wait for each other.
-    """
-    # First of all: a script that is only imported for its components (by a worker, or to find a verifier) stops here,
-    # before it trains.
-    registry.leave_loaded_script()
-    if isinstance(written, Config):
-        config = written
-    else:
-        config = load_config(written)
-    if isinstance(model, (str, Path)):
-        # `scratch` goes, since a model is loaded or built, and the argument is the one that was given last.
-        named = config.model.model_copy(update={"path": str(model), "scratch": None})
-        config = config.model_copy(update={"model": named})
-        model = None
-    # Called for its errors: a wrong stage is refused before the ranks meet and a model is loaded.
-    stage_plans(config)
-    return config, model
+    plans = stage_plans(memory_plan.config)
+    if (epochs := config.run.epochs) is not None:
+        set_steps_of_epochs(plans, epochs, lambda of_stage: len(sets.training(of_stage)))
+    return ResolvedConfig(memory_plan.config, plans, memory_plan, engine_reason, resume)
 
 
 @dataclass
@@ -132,6 +114,8 @@ class RunIdentity:
     resolved: ResolvedConfig
     tasks: RunTasks
     folder: RunFolder
+    models: Callable[[], Mapping[str, Any]]
+    """The frozen models, on rank 0: name -> where it is from."""
 
     def state_dict(self) -> dict[str, Any]:
         """The facts, under the names of the checkpoint format."""
@@ -155,8 +139,27 @@ class RunIdentity:
         # Before the comparison of configurations: values that `auto` takes here may differ from those in the
         # checkpoint.
         self.resolved.take_saved_values(config, world, policy, report)
-        self.folder.check(config, with_new_names(state.get("recorded", config)), self.resolved.automatic_keys)
+        # A frozen model may be elsewhere by now; which one it is may not change.
+        moved = [f"models.{name}.{key}" for name in self.resolved.config.models for key in MOVED]
+        free = [*self.resolved.automatic_keys, *moved]
+        self.folder.check(config, with_new_names(state.get("recorded", config)), free)
         self._check_evaluation_tasks(state["evaluated_on"])
+
+    def check_models(self, saved: Mapping[str, Any], world: World) -> None:
+        """CheckpointError, on every rank, where a frozen model is not the one of the manifest's `saved`."""
+        problem = None
+        if world.is_main:
+            now = self.models()
+            for name, before in saved.items():
+                known = before.get("config_hash"), now.get(name, {}).get("config_hash")
+                if None not in known and known[0] != known[1]:
+                    problem = (
+                        f"models.{name}: the checkpoint was made with another model (the SHA-256 of its config.json "
+                        f"was {known[0]}, and is {known[1]} now): put that model back"
+                    )
+        problem = world.broadcast(problem, "the frozen models of the checkpoint")
+        if problem is not None:
+            raise CheckpointError(problem)
 
     def _check_evaluation_tasks(self, saved: list[str]) -> None:
         """CheckpointError where the evaluation tasks are others, and that was not accepted."""

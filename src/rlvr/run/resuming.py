@@ -54,8 +54,8 @@ class Resumer:
     _kept_rollouts: int = 0
     """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
 
-    def begin(self, resume: str | None) -> Path | None:
-        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where
+    def begin(self, resume: str | None) -> None:
+        """Take the run folder, fresh or from the checkpoint that `resume` means, and begin to report. ConfigError where
         the folder cannot be made, written to or moved."""
         try:
             checkpoint_path = self._begin(resume)
@@ -74,7 +74,10 @@ class Resumer:
         # An adapter names the base that it belongs to. One that was built from random weights exists nowhere else.
         if policy.has_adapter and self.resolved.config.model.scratch is not None:
             write_base(policy, self.folder.path / "base", self.world.is_main)
-        return checkpoint_path
+        longest = [stage.longest_response for stage in self.stages]
+        self.reporting.start(self.resolved.config, self.resolved.lines(longest))
+        if checkpoint_path is not None:
+            self.reporting.console.message(f"resumed from {checkpoint_path}: step {self.state.step}")
 
     def load(self, path: Path) -> None:
         """Take back the state of a checkpoint. CheckpointError names what does not fit."""
@@ -126,6 +129,7 @@ class Resumer:
         # This may refuse the checkpoint, and so may `restore_objects` below, for other tasks. Both come before the
         # folder is cut.
         self.identity.check(state, self.world, self.training.policy, self.reporting.console.message)
+        self.identity.check_models(saved.manifest.models, self.world)
         for line in version_differences(saved.manifest, self.world.size):
             log.warning("%s: %s", saved.path, line)
         self.rollouts.engine.release()  # the weights change, and their version with them
@@ -155,6 +159,8 @@ class Resumer:
         # The checkpoint is written before the evaluation of its step, and says that it is pending. Where it was made
         # after all, its row is in evaluations.jsonl.
         self.state.evaluation_pending = state["owes_evaluation"] and here and not made
+        if state["owes_evaluation"] and here and made:
+            self.state.unseen_evaluation = made[-1]
         cut = folder.cut(state["step"], self.state.evaluation_pending, keep_cut)
         if cut is not None:
             self.reporting.console.message(f"what came after step {state['step']} is now in {cut}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rlvr.config import Config
@@ -18,9 +19,11 @@ from rlvr.records import Rollout
 from rlvr.rollout import Activity, Bucket, Collector, Engine, Published, RolloutContext, Sampling, evaluation_plan
 from rlvr.rollout.engine import InFlight
 from rlvr.rollout.vllm.options import low_precision
+from rlvr.run.loaded_models import EngineSampler, LoadedModels
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.run_tasks import RunTasks
+from rlvr.run.trainer_arguments import TrainerArguments
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification
 
@@ -48,13 +51,17 @@ class RolloutRuntime:
         self.collector = Collector(stop.__bool__)
         self._engines = contextlib.ExitStack()
         """Closes the engine, where one was opened."""
+        self.models = LoadedModels({})
+        """The models that verifiers ask; on rank 0."""
         self.published: Published | None = None
         """The engine's account of the weights that were published last."""
 
-    def open(self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, verifier: Any) -> None:
-        """Build the verifiers of a run and start its engine; `verifier` is one given in Python, in the place of the
+    def open(
+        self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, given: TrainerArguments
+    ) -> None:
+        """Build the verifiers of a run and start its engine; those `given` in Python go in the place of the
         configuration's."""
-        self.build_verifiers([plan.config for plan in resolved.plans], verifier)
+        self.build_verifiers([plan.config for plan in resolved.plans], given.verifier, given.verifiers)
         # Without it no request is open while weights change, and the engine need not be able to go on with new ones.
         samples_ahead = any(plan.config.rollout.staleness for plan in resolved.plans)
         self.start_engine(
@@ -63,11 +70,16 @@ class RolloutRuntime:
             partitions=training.partitions,
             longest=longest_sequence(resolved.plans, tasks.longest_evaluated),
         )
+        self.attach_models(training.policy)
 
-    def build_verifiers(self, configs: Sequence[Config], given: Any = None) -> None:
-        """Build the verifiers of each stage's configuration; `given` stands in the place of `verifier`."""
+    def build_verifiers(
+        self, configs: Sequence[Config], given: Any = None, named: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Build the verifiers of each stage's configuration; `given` stands in the place of `verifier`, `named` in that
+        of the `verifiers` of these names."""
         self.verifications = [
-            Verification(config.verifier if given is None else given, self.pool, config.verifiers) for config in configs
+            Verification(config.verifier if given is None else given, self.pool, {**config.verifiers, **named})
+            for config in configs
         ]
 
     def start_engine(
@@ -79,6 +91,22 @@ class RolloutRuntime:
         # In `close` the engine ends after the collector: plans that run would wait for an engine that is gone.
         self._engines.callback(self.engine.close)
         self.context = min(policy.context, self.engine.context)  # vLLM may have been given a shorter one
+
+    def attach_models(self, policy: Policy) -> None:
+        """Give the verifiers, on rank 0, which alone verifies, the run's models; the engine has been started.
+        ConfigError where one is not there or does not fit."""
+        if not self.world.is_main:
+            return
+        seed = self.config.run.seed
+        submit = self.collector.submit
+        sampler = EngineSampler.of_policy(self.engine, policy.tokenizer, submit, seed)
+        self.models = LoadedModels(self.config.models, seed, sampler, submit)
+        for verification in self.verifications:
+            verification.attach(self.models)
+
+    def model_records(self) -> dict[str, dict[str, Any]]:
+        """Frozen model -> where it is from, on rank 0, for the manifest of a checkpoint."""
+        return self.models.records()
 
     def rollout_context(
         self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str

@@ -1,6 +1,6 @@
-"""The run folder: config.yaml, tasks.jsonl and eval_tasks.jsonl of a run that was given tasks as objects,
-metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and log.txt, and what may be
-resumed.
+"""The run folder: config.yaml, environment.json, data.json, tasks.jsonl and eval_tasks.jsonl of a run that was given
+tasks as objects, metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and log.txt,
+and what may be resumed.
 
 Invariants: nothing is removed that a run did not write: a folder without the configuration of a run is not touched, a
 run that gives way is moved aside, and so is what a resume from an older checkpoint cuts; no two processes write to one
@@ -10,6 +10,7 @@ folder; on resume only the number of steps, logging and intervals may differ fro
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -31,13 +32,15 @@ from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
-from rlvr.run.given_objects import GivenObjects, texts_of
+from rlvr.run.given_objects import DATA_FILE, GivenObjects, texts_of
+from rlvr.run.run_environment import run_environment
 from rlvr.run.run_lock import LOCK, RunLock, holder_of
 
 log = logging.getLogger(__name__)
 
 FREE_ON_RESUME = (
     "run.steps",
+    "run.epochs",
     "run.overwrite",
     "run.dir",
     "run.name",
@@ -54,7 +57,17 @@ FREE_ON_RESUME = (
 """Keys of the configuration that may change when a run goes on; none of them changes what is learned."""
 
 
-WRITTEN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "health.jsonl", "log.txt", "report.html", "base")
+WRITTEN = (
+    "config.yaml",
+    "environment.json",
+    DATA_FILE,
+    "metrics.jsonl",
+    "evaluations.jsonl",
+    "health.jsonl",
+    "log.txt",
+    "report.html",
+    "base",
+)
 """Files and folders that every run writes into its folder; one that was given tasks as objects also writes
 `GivenObjects.files`."""
 NUMBERED = {
@@ -281,6 +294,8 @@ class RunFolder:
             log.warning("%s was edited by hand; it is kept as %s", path, set_aside(path))
         self.given.write_tasks()
         write_whole(path, yaml.safe_dump(self.given.tree, sort_keys=False, allow_unicode=True))
+        # Of the process that writes last: a run may go on elsewhere.
+        write_whole(self.path / "environment.json", json.dumps(run_environment(), indent=1) + "\n")
 
     def find(self, resume: str) -> Path | None:
         """The checkpoint that `resume` (auto, a run or a checkpoint) means; None where `auto` finds nothing."""
@@ -391,6 +406,9 @@ def differences(saved: Any, now: Any, free: Collection[str] = (), path: str = ""
     """Each key that differs and may not, as `key: saved -> now`; those in `free` may, too."""
     # The key itself or a section of it: `logging` frees `logging.console`, and not a key `logging_level`.
     if path and any(path == key or path.startswith(f"{key}.") for key in (*FREE_ON_RESUME, *free)):
+        return
+    # A section that the checkpoint's version had not, and that says nothing.
+    if saved is None and now == {}:
         return
     if isinstance(saved, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*saved, *now]):

@@ -10,24 +10,23 @@ import numpy as np
 
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
+from rlvr.core.startup_lines import startup
 from rlvr.data import Prompts, load_tasks
+from rlvr.data.samplers import fingerprint_of
 from rlvr.data.sources import limited
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.run.given_objects import GivenObjects, kept_in_folder, written_data
+from rlvr.run.trainer_arguments import TrainerArguments
 
 
-class RunTasks:
+class TaskSets:
     """Training and evaluation tasks, each set read once: those given in Python, else those that the configuration
     names."""
 
-    def __init__(
-        self, train: Any, evaluation: Any, tokenizer: Any, world: World, report: Callable[[str], None]
-    ) -> None:
-        self.prompts = Prompts(tokenizer, report=report)
+    def __init__(self, train: Any = None, evaluation: Any = None) -> None:
         self._arguments = {"train": train, "eval": evaluation}
-        self._world = world
         self._loaded: dict[str, list[Task]] = {}
 
     def training(self, config: Config) -> list[Task]:
@@ -49,15 +48,11 @@ class RunTasks:
         evaluation = config.evaluation
         return limited(self._load(spec, "eval", config), evaluation.limit, evaluation.limit_seed)
 
-    def longest_evaluated(self, plan: StagePlan) -> int:
-        """Tokens of the longest prompt that a stage is evaluated on; 0 without any."""
-        tasks = self.evaluation(plan.config)
-        prompts = self.prompts.under(plan.config.data.template)
-        return int(encoded_lengths(prompts, self._world, tasks)[0].max(initial=0))
-
-    def given_objects(self, config: Config, model: Any, verifier: Any) -> GivenObjects:
-        """The objects that the trainer was given, as the run folder is to record them; after all tasks have been
-        read."""
+    def given_objects(
+        self, config: Config, given: TrainerArguments, plans: Sequence[StagePlan], is_main: bool
+    ) -> GivenObjects:
+        """The objects that the trainer was given, as the run folder is to record them under the resolved `config`, with
+        facts of the tasks that the stages `plans` use (rank 0 alone writes them); after all tasks have been read."""
         tasks = {
             split: self._load(self._spec(split, config), split, config)
             for split, argument in self._arguments.items()
@@ -66,7 +61,26 @@ class RunTasks:
         verifiers = {
             task.verifier for of_split in self._loaded.values() for task in of_split if task.verifier is not None
         }
-        return GivenObjects(config, model, verifier, self._arguments, tasks, verifiers)
+        facts = self._facts(plans) if is_main else {}
+        return GivenObjects(
+            config, given.model, given.verifier, self._arguments, tasks, verifiers, given.verifiers, facts
+        )
+
+    def _facts(self, plans: Sequence[StagePlan]) -> dict[str, Any]:
+        """Stage -> split -> number of tasks, fingerprint, and where they come from."""
+        facts: dict[str, Any] = {}
+        for number, plan in enumerate(plans):
+            config = plan.config
+            of_stage = {}
+            for split, tasks in (("train", self.training(config)), ("eval", self.evaluation(config))):
+                written = self._spec(split, config)
+                if self._arguments[split] is not None and kept_in_folder(config, split, self._arguments[split]):
+                    written = "given in Python"
+                if split == "eval" and config.evaluation.data is not None:
+                    written = config.evaluation.data
+                of_stage[split] = {"tasks": len(tasks), "fingerprint": fingerprint_of(tasks), "source": written}
+            facts[f"{number} {plan.name}"] = of_stage
+        return facts
 
     def _spec(self, split: str, config: Config) -> Any:
         """The tasks of a split as they were given in Python, else as the configuration writes them."""
@@ -79,8 +93,32 @@ class RunTasks:
         is_argument = spec is self._arguments[split]  # its text would be long, and its identity lasts as long as we do
         key = f"{split} {config.data.fields!r} {id(spec) if is_argument else spec!r}"
         if key not in self._loaded:
+            startup.info("reading tasks: data.%s", split)
             self._loaded[key] = load_tasks(spec, split=split, fields=config.data.fields)
         return self._loaded[key]
+
+
+class RunTasks:
+    """The tasks of a run (`sets`), and their prompts as the policy's tokenizer encodes them."""
+
+    def __init__(self, sets: TaskSets, tokenizer: Any, world: World, report: Callable[[str], None]) -> None:
+        self.sets = sets
+        self.prompts = Prompts(tokenizer, report=report)
+        self._world = world
+
+    def training(self, config: Config) -> list[Task]:
+        """The tasks that a stage with this configuration trains on. ConfigError where it names none."""
+        return self.sets.training(config)
+
+    def evaluation(self, config: Config) -> list[Task]:
+        """The tasks that are evaluated on under a stage's configuration; empty without any."""
+        return self.sets.evaluation(config)
+
+    def longest_evaluated(self, plan: StagePlan) -> int:
+        """Tokens of the longest prompt that a stage is evaluated on; 0 without any."""
+        tasks = self.evaluation(plan.config)
+        prompts = self.prompts.under(plan.config.data.template)
+        return int(encoded_lengths(prompts, self._world, tasks)[0].max(initial=0))
 
 
 def encoded_lengths(

@@ -34,8 +34,9 @@ class StepRecorder:
         with self.meters.phases("score"):
             metrics = stage.metrics_of_scoring() | metrics
         # Those that dynamic sampling dropped, too: they were attempts at their tasks. After the update, so that a step
-        # that is rolled back leaves no trace.
-        self.rollouts.history.record_rollouts([*collected.rollouts, *collected.dropped])
+        # that is rolled back leaves no trace. A task that a plan made is not drawn again.
+        everyone = [*collected.rollouts, *collected.dropped]
+        self.rollouts.history.record_rollouts(r for r in everyone if r.task.id in stage.pool)
         # Before the step is counted: these are the values that it was trained with.
         metrics |= stage.scheduled(state.stage_step)
         state.step += 1
@@ -59,6 +60,9 @@ class StepRecorder:
         # trains.
         if not stage.samples or metrics.get("entropy") is None:
             metrics["entropy"] = metrics.get("entropy/trained")
+        # Every completion then has the full length by request: being cut says nothing about it.
+        if stage.plan.config.rollout.ignore_eos:
+            metrics["completion/truncated"] = None
         # Controllers move with the metrics, and must move alike on all ranks.
         metrics = self.rollouts.world.broadcast(metrics, "the metrics")
         stage.observe(metrics)

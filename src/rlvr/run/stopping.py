@@ -18,21 +18,40 @@ STOPPING = "stopping as soon as this step can be left, with a checkpoint; Ctrl-C
 
 
 class RunStop(StopRequest):
-    """A request to stop the run, which may come to any rank. `replies`: the first signal is answered in words."""
+    """A request to stop the run, which may come to any rank: a signal, or a callback's. `replies`: the first signal is
+    answered in words."""
 
     def __init__(self, world: World, replies: bool) -> None:
         super().__init__(STOPPING if replies else "")
         self._world = world
+        self.reason: str | None = None
+        """The callback that asked for the stop, in words, once the step is over; None where a signal did, or nobody."""
+        self._asked: str | None = None
+
+    def __bool__(self) -> bool:
+        return super().__bool__() or (self._inside and self.reason is not None)
+
+    def __enter__(self) -> RunStop:
+        super().__enter__()
+        self.reason = None
+        self._asked = None
+        return self
+
+    def ask(self, reason: str) -> None:
+        """Stop before the next step; what is left of this one (its evaluation, say) is not interrupted."""
+        self._asked = self._asked or reason
 
     def on_any_rank(self) -> bool:
-        """Return True if a signal asked any rank to stop; the same answer on every rank, each of which notes the
-        signal."""
+        """Return True if any rank was asked to stop; the same answer on every rank, each of which notes the signal or
+        the reason."""
+        self.reason = self.reason or self._asked
         if self._world.size > 1:
             # A launcher may send the signal to some ranks only, or to each at its own time. All have to leave at the
             # same step, since the next one is collective.
-            signals = self._world.gather(self.signal, "whether to go on")
-            self.signal = self.signal or next((number for number in signals if number), None)
-            return any(signals)
+            requests = self._world.gather((self.signal, self.reason), "whether to go on")
+            self.signal = self.signal or next((number for number, _ in requests if number), None)
+            self.reason = self.reason or next((reason for _, reason in requests if reason), None)
+            return any(number or reason for number, reason in requests)
         return bool(self)
 
 

@@ -23,6 +23,9 @@ class TrainState:
     """Steps in a row that had to be skipped."""
     evaluation_pending: bool = False
     """The last step is due for evaluation and was not evaluated, for example because of a stop, a kill or a failure."""
+    unseen_evaluation: dict[str, Any] | None = None
+    """The row of the last step's evaluation where it was made after the checkpoint that was resumed from, whose
+    callbacks have not seen it; not part of one."""
     first_step: int | None = None
     """The first step of this process, where it went on from a checkpoint; not part of one."""
     metrics: list[dict[str, Any]] = field(default_factory=list)

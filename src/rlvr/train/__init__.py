@@ -10,11 +10,8 @@ Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C,
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import yaml
 
@@ -23,11 +20,9 @@ from rlvr.config import Config
 from rlvr.config.config_loading import config_file, load_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.command_name import program
+from rlvr.core.startup_lines import StartupLines
 from rlvr.core.waits import reporting
-from rlvr.errors import ConfigError, DataError, command
-
-log = logging.getLogger(__name__)
-
+from rlvr.errors import ConfigError, command
 
 CONTROLS = ("random", "format")
 """Rewards that do not depend on the answer: Shao et al. 2025, "Spurious Rewards", arXiv 2506.10947."""
@@ -137,96 +132,20 @@ def _dry_run(config: Config, devices: str | None) -> int:
 
 def _train(config: Config, resume: str | None) -> int:
     phase = "starting"
+    startup = StartupLines(config.logging.console)
+    startup.say("loading torch and transformers")
     # SIGUSR1 is answered from the first moment on: without a handler it would end a run that is still loading. `train`
     # has a fuller answer.
     with reporting(lambda: f"run {config.folder}, process {os.getpid()}\nphase: {phase}"):
+        from rlvr.train.report_at_end import ReportAtEnd
         from rlvr.trainer import GRPOTrainer
 
-        with GRPOTrainer(config=config, resume=resume) as trainer:
+        with startup:
+            trainer = GRPOTrainer(config=config, resume=resume, callbacks=[ReportAtEnd()])
+        with trainer:
             trainer.train()
             phase = "closing"
-            if trainer.world.is_main:
-                _report(trainer)
             if trainer.stop.signal is not None:
                 # As a shell says it: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP.
                 return 128 + int(trainer.stop.signal)
-            _summary(trainer)
     return 0
-
-
-def _report(trainer: Any) -> None:
-    """Write report.html of the run folder. An error is logged, and does not fail the run."""
-    from rlvr.report import write_report
-
-    try:
-        write_report([trainer.folder.path])
-    except Exception as error:  # the run is done and saved; no fault of its report may make it look failed
-        log.warning("the report could not be written: %s: %s", type(error).__name__, error)
-
-
-def _summary(trainer: Any) -> None:
-    """A short table: each stage's end against the start, and where to look next."""
-    console = trainer.reporting.console
-    rows = _milestones(trainer.evaluations)
-    names = [
-        name
-        for name in dict.fromkeys(key for row in rows for key in row)
-        if name.startswith(("eval/greedy", "eval/pass@", "eval/maj@"))
-    ]
-    if rows and names:
-        shown = [[row["label"], *(row.get(name) for name in names)] for row in rows]
-        console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
-    folder = trainer.folder.path
-    for line in _against_the_start(folder):
-        console.message(line)
-    console.message(
-        f"run folder: {folder} (metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/step-{trainer.step}/model)"
-    )
-    console.message(f"report: {folder / 'report.html'} (open it in a browser)")
-    console.message(
-        "next: read a few rollouts/*.jsonl; change a setting with key.path=value (try algorithm.preset=dr_grpo);"
-    )
-    console.message("      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class")
-    last = trainer.metrics[-1] if trainer.metrics else {}
-    reward = ""
-    if last.get("reward/mean") is not None:
-        reward = f", reward {last['reward/mean']:.3f}"
-    console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
-
-
-def _against_the_start(folder: Path) -> Iterator[str]:
-    """Yield lines that compare the last evaluation with the baseline's, task by task; none where one of the two is
-    missing."""
-    from rlvr.evaluation import compare, read_result
-
-    files = sorted((folder / "evaluations").glob("step-*.json"))
-    # Without the evaluation at the start there is nothing to compare with.
-    if len(files) < 2 or files[0].stem != "step-000000":
-        return
-    try:
-        comparison = compare(read_result(files[0]), read_result(files[-1]), [])
-    except DataError:  # other tasks than at the start
-        return
-    for name, change in comparison["differences"].items():
-        low, high = change["interval"]
-        yield (
-            f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % "
-            f"{low:+.3f} to {high:+.3f}, {change['tasks']} tasks)"
-        )
-    solved = comparison["support"]
-    yield (
-        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, {solved['lost']} "
-        f"lost, {solved['neither']} never"
-    )
-
-
-def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first evaluation and the last one of each stage, labelled."""
-    if not evaluations:
-        return []
-    # Later rows replace earlier ones: the last evaluation of each stage remains.
-    last = {row["stage"]: row for row in evaluations if row["step"] > 0}
-    first = []
-    if evaluations[0]["step"] == 0:
-        first = [{**evaluations[0], "label": "start"}]
-    return first + [{**row, "label": f"after {stage} (step {row['step']})"} for stage, row in last.items()]

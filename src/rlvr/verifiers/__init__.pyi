@@ -40,6 +40,8 @@ from .puzzles.gym import ReasoningGymVerifier as ReasoningGymVerifier
 from .puzzles.knights_knaves import KnightsAndKnavesVerifier as KnightsAndKnavesVerifier
 from .puzzles.sudoku import SudokuVerifier as SudokuVerifier
 from .ranking import RankingVerifier as RankingVerifier
+from .scorer import ScorerVerifier as ScorerVerifier
+from .scorer import StepScorerVerifier as StepScorerVerifier
 from .text import (
     NumericVerifier as NumericVerifier,
     RegexVerifier as RegexVerifier,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import time
 from abc import abstractmethod
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from rlvr import registry
 from rlvr.core.calling import ByColumns, ByName, by_signature, score_of
@@ -27,6 +28,9 @@ from rlvr.core.component import CONTRACTS, Component, declared
 from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError
 from rlvr.records import Task, Verdict
+
+if TYPE_CHECKING:
+    from rlvr.verifiers.run_models import RunModels
 
 _CONSTANT = (*(bool, int, float, str, bytes, re.Pattern, Enum, PurePath, type), ModuleType, BuiltinFunctionType)
 
@@ -101,6 +105,11 @@ class Verifier(Component):
         """Slow imports and models. Called once before worker processes are forked, and before any time limit starts."""
         return
 
+    def attach(self, models: RunModels) -> None:
+        """Take what the verifier asks of the run's models: called once before training, on rank 0. ConfigError where a
+        model is not there or does not fit."""
+        return
+
     def check_task(self, task: Task) -> str | None:
         """Return the reason why the task cannot be checked (a gold answer that cannot be parsed, say), or None. Called
         before training."""
@@ -130,8 +139,9 @@ class FunctionVerifier(Verifier):
     names).
 
     It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided), a mapping with one of these as
-    `score` or a Verdict, and may be asynchronous. It may be a `compute_score` of verl. A function that asks for
-    `completions` has TRL's form: it is called once for a group and returns a list of these.
+    `score` (whose other numbers are named scores) or a Verdict, and may be asynchronous. It may be a `compute_score` of
+    verl. A function that asks for `completions` has TRL's form: it is called once for a group and returns a list of
+    these.
 
     A function runs in several worker processes. One that may hold state (a variable of an enclosing function that is no
     constant, an object that is called) runs on a thread of the trainer's process instead, where its list is appended to
@@ -222,16 +232,33 @@ def as_verdict(result: Any, name: str) -> Verdict:
     that names it."""
     if isinstance(result, Verdict):
         return result
+    more = _named_values(result)
     result = score_of(result)
     if result is None or isinstance(result, (bool, int, float)):
-        return Verdict.from_score(result)
+        return Verdict.from_score(result, **more)
     try:
         # float("1e3") would succeed: a verifier that returns text is a mistake, not a score.
         if isinstance(result, (str, bytes)):
             raise TypeError("a text is no score, even when it reads like one")
-        return Verdict.from_score(float(result))
+        return Verdict.from_score(float(result), **more)
     except (TypeError, ValueError):
         return _nonsense(f"{name} returned {type(result).__name__}, not a number, None or a Verdict")
+
+
+def _named_values(result: Any) -> dict[str, Any]:
+    """The other values of a mapping with a `score`: finite numbers are named scores, a text under `pred` is the answer.
+
+    verl keeps them as reward_extra_info and votes by `pred` (verl/trainer/ppo/metric_utils.py).
+    """
+    if not isinstance(result, Mapping) or "score" not in result:
+        return {}
+    numbers = {
+        str(name): float(value)
+        for name, value in result.items()
+        if name != "score" and isinstance(value, (bool, int, float)) and math.isfinite(value)
+    }
+    answer = result.get("pred")
+    return {"scores": numbers, "answer": answer if isinstance(answer, str) else None}
 
 
 def as_verdicts(result: Any, name: str, count: int) -> list[Verdict]:

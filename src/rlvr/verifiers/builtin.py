@@ -15,6 +15,7 @@ from rlvr.verifiers import (
     math,
     overlap,
     ranking,
+    scorer,
     text,
     tool_calls,
 )

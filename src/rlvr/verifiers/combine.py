@@ -18,6 +18,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Needs, Verifier, as_verifier, judged, judged_group
+from rlvr.verifiers.run_models import RunModels
 
 How = Literal["weighted", "all", "any", "gated", "routed"]
 Verify = Callable[[Verifier], Awaitable[Verdict]]
@@ -141,6 +142,10 @@ class CombineVerifier(Verifier):
     def prepare(self) -> None:
         for part in self.verifiers.values():
             part.prepare()
+
+    def attach(self, models: RunModels) -> None:
+        for part in self.verifiers.values():
+            part.attach(models)
 
     def check_task(self, task: Task) -> str | None:
         """The first complaint of a part that would judge the task, or that no part has its source."""

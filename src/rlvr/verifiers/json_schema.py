@@ -60,6 +60,8 @@ class JsonSchemaVerifier(Verifier):
     """Place of the document: the `whole` text after the reasoning, in a `fenced` block, or `either`."""
     compare: Compare = "none"
     """With `task.answer`: not at all, `equal` as JSON values (1 equals 1.0), or `fields`, the share of equal fields."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the outermost object that are not compared: a rationale, say."""
     formats: bool = True
     """Check `format` (email, date-time, uuid ...); formats that the drafts do not name are annotations and pass."""
     max_length: int = MAX_LENGTH
@@ -168,6 +170,7 @@ class JsonSchemaVerifier(Verifier):
             expected = _as_json(answer)
         except DocumentError as error:
             return Verdict.undecided(f"bad gold: {error}")
+        document, expected = (self._of_comparison(value) for value in (document, expected))
         fields = matched_fields(document, expected)
         equal = same_json(document, expected)
         if self.compare == "fields" and not equal:
@@ -175,6 +178,11 @@ class JsonSchemaVerifier(Verifier):
         else:
             score = float(equal)
         return Verdict.from_score(score, answer=text, scores={"fields": fields})
+
+    def _of_comparison(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: one for name, one in value.items() if name not in self.ignored}
+        return value
 
 
 def _as_json(answer: Any) -> Any:

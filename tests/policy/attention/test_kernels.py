@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attention_rows import random_inputs, some_spans
-from rlvr.policy.attention import kernels, merged
+from rlvr.policy.attention import kernels, merged, tiles
 from rlvr.policy.attention.calls import ScoreRule
-from rlvr.policy.attention.kernels import FlashAttn, TorchFlash, kernel_for
+from rlvr.policy.attention.kernels import FlashAttn, TorchFlash, kernel_for, kernels_of
 from rlvr.policy.attention.merged import attend
-from rlvr.policy.attention.padded import Padded, cpu_forward
-from rlvr.policy.attention.tiles import tile_forward
+from rlvr.policy.attention.padded import CpuFlash, Padded
+from rlvr.policy.attention.tiles import Tiles, gpu_scores, tiles_of
 from rlvr.policy.microbatch import call_pairs
 
 TREE = {"lengths": [6, 4, 5, 2, 3], "contexts": [-1, 0, 1, 1, 0]}
@@ -175,18 +178,21 @@ def test_the_choice_of_a_kernel(monkeypatch):
             value = torch.empty(20, 2, narrow, device=device, dtype=dtype)
             return kernel_for(query, value, part, ScoreRule(1.0, softcap))
 
-    plain, tiles = cpu_forward, tile_forward
-    assert isinstance(chosen(own), Padded) and chosen(own).dense_forward is plain
-    assert chosen(level).dense_forward is plain
+    cpu_tiles = Tiles(tiles.CPU_SCORES, tiles.CPU_KEYS)
+    gpu_tiles = Tiles(tiles.GPU_SCORES)  # this torch has no CUDA, and so no wide sums
+    for kind in (chosen(own), chosen(level)):
+        assert isinstance(kind, Padded) and isinstance(kind.dense, CpuFlash)
     for kind in (chosen(windowed), chosen(own, softcap=1.0), chosen(own, narrow=32)):
-        assert kind.dense_forward is tiles
+        assert kind.dense == cpu_tiles
     for part in (own, level, windowed):
         assert isinstance(chosen(part, device="cuda"), TorchFlash)
         assert isinstance(chosen(part, device="cuda", narrow=32), TorchFlash)
-        assert chosen(part, device="cuda", dtype=torch.float32).dense_forward is tiles
-        assert chosen(part, device="cuda", width=512).dense_forward is tiles
+        assert chosen(part, device="cuda", dtype=torch.float32).dense == gpu_tiles
+        assert chosen(part, device="cuda", width=512).dense == gpu_tiles
     kernels._has_flash_attn.cache_clear()
-    assert chosen(own, softcap=1.0, device="cuda").dense_forward is tiles  # flash-attn is not installed here
+    assert chosen(own, softcap=1.0, device="cuda").dense == gpu_tiles  # flash-attn is not installed here
+    monkeypatch.setattr(tiles, "sums_wide", lambda device: True)
+    assert chosen(own, softcap=1.0, device="cuda").dense == Tiles(tiles.GPU_SCORES, wide_sums=True)
     monkeypatch.setattr(kernels, "_has_flash_attn", lambda: True)
     assert isinstance(chosen(own, softcap=1.0, device="cuda"), FlashAttn)
 
@@ -215,7 +221,7 @@ def test_flash_attn_is_taken_if_it_can_be_imported(kind, tmp_path, monkeypatch, 
     if kind == "whole":
         assert chosen == [FlashAttn(), FlashAttn()] and not caplog.records
     else:
-        assert all(one.dense_forward is tile_forward for one in chosen)
+        assert all(isinstance(one.dense, Tiles) for one in chosen)
         (record,) = caplog.records
         assert "flash-attn 2" in record.message
 
@@ -235,22 +241,109 @@ def test_the_operators_of_torch_have_the_shapes_that_are_used(dtype):
                 assert [g.shape for g in gradients] == [q.shape, k.shape, k.shape]
     query, key = (torch.randn(2, heads, 5, 8, dtype=dtype) for heads in (4, 2))
     (part,) = some_spans(None, lengths=[5], contexts=[-1]).segments(None)
-    output, lse = cpu_forward(query, key, key, part, ScoreRule(0.1))
+    output, lse = CpuFlash().forward(query, key, key, part, ScoreRule(0.1))
     assert output.shape == query.shape and lse.shape == (2, 4, 5)
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def test_what_is_executed_is_what_is_needed():
-    """Matrix products of forward and backward over those of the visible pairs: at most 1.05, by the tiles."""
-    from torch.utils.flop_counter import FlopCounterMode
+class Launches(TorchDispatchMode):
+    """Counts operations that compute, by name, the FLOPs of products, and the most numbers that one gives."""
 
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+        self.largest = 0
+        self.flops = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        computes = not func.is_view and func.namespace == "aten" and "empty" not in name
+        if computes and name not in ("detach", "alias", "lift_fresh"):
+            self.names[name] += 1
+            if name == "bmm":
+                self.flops += 2 * made.numel() * args[0].shape[-1]
+            self.largest = max([self.largest, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
+        return made
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_what_is_executed_is_what_is_needed(kind):
+    """Matrix products of forward and backward over those of the visible pairs: at most 1.05, by the tiles."""
     (part,) = some_spans(None, lengths=[16384], contexts=[-1]).segments(None)
     heads, width = 2, 64
     with torch.device("meta"):
-        query, key, value = (torch.empty(1, heads, 16384, width) for _ in range(3))
-    with FlopCounterMode(display=False) as counter:
-        output, _ = tile_forward(query, key, value, part, ScoreRule(0.1))
-    assert output.shape == query.shape
-    needed = 4 * heads * width * call_pairs(part)
+        query, key, value = (torch.empty(1, heads, 16384, width, dtype=torch.bfloat16) for _ in range(3))
+    chosen = tiles_of(torch.device("meta"), kind)
+    with Launches() as forward:
+        output, lse = chosen.forward(query, key, value, part, ScoreRule(0.1))
+    with Launches() as backward:
+        chosen.backward(output, query, key, value, output, lse, part, ScoreRule(0.1))
+    assert output.shape == query.shape and chosen.wide_sums == (kind == "cuda")
     assert math.isclose(call_pairs(part), 16384 * 16385 / 2)
-    assert 1.0 <= counter.get_total_flops() / needed <= 1.05
+    # Two products of 2 FLOPs for each pair and channel; then the scores again and four products.
+    needed = 4 * heads * width * call_pairs(part)
+    assert 1.0 <= forward.flops / needed <= 1.05
+    assert 1.0 <= backward.flops / (2.5 * needed) <= 1.05
+
+
+def test_tiles_of_a_gpu_are_of_its_memory(monkeypatch):
+    """256 MiB of scores; on a small GPU at most a 64th of its memory for all that there is at once, 16 bytes each."""
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for gigabytes, scores in ((141, 1 << 26), (80, 1 << 26), (24, 1 << 24)):
+        memory = SimpleNamespace(total_memory=gigabytes * 10**9)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, memory=memory: memory)
+        gpu_scores.cache_clear()
+        assert gpu_scores(device) == scores
+        assert 16 * scores <= memory.total_memory / 64 < 2 * 16 * scores or scores == 1 << 26
+    gpu_scores.cache_clear()
+
+
+def launches(lengths, contexts, window, softcap, heads=8, groups=4, width=64):
+    """Operations of the forward and of the backward pass of attention on a GPU in bfloat16, without flash-attn."""
+    spans = some_spans(None, lengths=lengths, contexts=contexts)
+    parts = spans.segments(window)
+    for part in parts:
+        _ = part.varlen, part.blocks
+    with FakeTensorMode(allow_non_fake_inputs=True), kernels_of("cuda"):
+        query, key, value = (
+            torch.empty(sum(lengths), count, width, dtype=torch.bfloat16, requires_grad=True)
+            for count in (heads, groups, groups)
+        )
+        with Launches() as forward:
+            output = attend(query, key, value, parts, ScoreRule(0.1, softcap))
+        with Launches() as backward:
+            output.backward(torch.empty_like(output))
+    return forward, backward
+
+
+@pytest.mark.parametrize("softcap", [None, 50.0])
+@pytest.mark.parametrize("window", [None, 24])
+def test_launches_do_not_grow_with_the_members_of_a_group(window, softcap):
+    """Of a prompt's keys each member has those of its window: their gradients are added up at once."""
+    found = []
+    for members in (2, 8, 32):
+        both = launches([32] + members * [32], [-1] + members * [0], window, softcap)
+        found.append([passed.names for passed in both])
+    assert found[0] == found[1] == found[2]
+    assert sum(found[0][1].values()) > 0
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+def test_a_gpu_has_few_tiles_of_few_bytes(window):
+    """Attention of Gemma-2-9B to 8,192 tokens: none has more than its 256 MiB, and no fewer tiles would have room."""
+    (part,) = some_spans(None, lengths=[8192], contexts=[-1]).segments(window)
+    query = torch.empty(1, 16, 8192, 256, device="meta")
+    key = torch.empty(1, 8, 8192, 256, device="meta")
+    kind = tiles_of(torch.device("meta"), "cuda")
+    strips = kind._strips(query, key, part)
+    # All keys that 512 queries see are in one tile: of 16 heads, 512 queries and 8,192 keys 2^26 scores.
+    assert [len(strip.tiles) for strip in strips] == 16 * [1]
+    sizes = [16 * 512 * (tile.keys.stop - tile.keys.start) for strip in strips for tile in strip.tiles]
+    # Half of 512 keys too many for each query at each end of what it sees.
+    assert max(sizes) <= 1 << 26 and sum(sizes) <= 16 * 1.15 * call_pairs(part)
+    # 2,048 keys that all of 14,336 queries see.
+    _, level = some_spans(None, lengths=[2048, 7168, 7168], contexts=[-1, 0, 0]).segments(None)
+    strips = kind._strips(query.expand(1, 16, 8192, 256), key[:, :, :2048], level)
+    assert [(strip.queries.stop - strip.queries.start, len(strip.tiles)) for strip in strips] == 4 * [(2048, 1)]

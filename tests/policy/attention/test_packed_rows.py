@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,13 +14,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 from number_oracles import gap, gradient_of
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.core.needs import CURRENT, Need
-from rlvr.policy import forward, micro_batches, microbatch
-from rlvr.policy.attention import Spans, tiles
+from rlvr.errors import ConfigError
+from rlvr.policy import check_packing, forward, micro_batches, microbatch
+from rlvr.policy.attention import Spans, kernels, tiles
 from rlvr.policy.attention.calls import ScoreRule
 from rlvr.policy.attention.kernels import kernels_of
 from rlvr.policy.attention.merged import attend
+from rlvr.policy.attention.packed_rows import Shared
+from rlvr.policy.attention.tiles import Tiles
 from rlvr.policy.loading import make_policy
-from rlvr.policy.microbatch import SPEEDS, AttentionSpeed, Cost
+from rlvr.policy.microbatch import SPEEDS, AttentionSpeed, Cost, packed_row
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
@@ -171,7 +176,7 @@ def test_packed_shared_and_branching_rows_are_the_padded_ones(architecture, monk
         if way == "tree":  # each level of sharing pays
             monkeypatch.setitem(microbatch.SPEEDS, "cpu", AttentionSpeed(pair=1.0, call=1.0))
         got, of_got, (rows,) = measured(policy, batch, options)
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5, err_msg=way)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5, err_msg=way)
         assert gap(of_got, of_want) < 1e-5, way
         tokens = {"packed": sum(map(len, batch.rollouts)), "shared": None, "tree": None}[way]
         assert rows.spans is not None and (tokens is None or rows.input_ids.numel() == tokens)
@@ -184,6 +189,58 @@ def test_packed_shared_and_branching_rows_are_the_padded_ones(architecture, monk
 def test_families_without_such_attention_are_padded(architecture):
     policy = policy_of(architecture, PADDED[architecture])
     assert not policy.packing.packs and policy.packing.reason
+
+
+ROPES = {
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 25},
+    "longrope": {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 4,
+            "long_factor": [1.0, 2.0, 4.0, 8.0],
+            "original_max_position_embeddings": 24,
+        }
+    },
+}
+"""Rotary angles that are the same for all rows of at most 24 tokens, and beyond those of the longest row."""
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rows_are_padded_where_rotary_angles_depend_on_the_longest(rope, monkeypatch, caplog):
+    monkeypatch.setattr(microbatch, "GAIN", {"cpu": 1e9})  # packed rows are taken wherever they can be
+    monkeypatch.setattr(microbatch, "_warned", set())
+    policy = policy_of("llama", ROPES[rope])
+    assert policy.layers.one_rope_up_to == 24
+    batch = branching()
+    short = Batch([rollout for rollout in batch.rollouts if rollout.group == "pair"])
+    assert max(map(len, short.rollouts)) <= 24 < max(map(len, batch.rollouts))
+    alone, of_alone, _ = measured(policy, short, {"packing": False})
+    got, of_got, made = measured(policy, short, {})
+    assert made[0].spans is not None
+    np.testing.assert_allclose(got, alone, rtol=1e-5, atol=1e-5)
+    assert gap(of_got, of_alone) < 1e-5
+    # Beside longer rollouts the same ones would have other log-probs in a packed row.
+    everything = np.arange(len(batch))
+    trained = [rollout.sampled for rollout in batch.rollouts]
+    row = packed_row(batch, everything, trained, Shared.nothing(len(batch)), policy.device)
+    together = forward(policy, row, [Need("logprobs")])["logprobs", CURRENT].detach().numpy()[-14:]
+    assert np.abs(together - alone[alone != 0]).max() > 1e-3
+    with caplog.at_level("WARNING"):
+        _, _, made = measured(policy, batch, {})
+    assert all(rows.spans is None for rows in made)
+    assert "longer than 24 tokens" in caplog.text
+    for key in ("packing", "share_prefix"):
+        with pytest.raises(ConfigError, match=f"optim.{key} is true, and beyond 24 tokens.*set it to auto"):
+            check_packing(policy, OptimConfig(**{key: True}))
+
+
+def test_the_rows_of_other_ropes_have_no_such_limit():
+    assert policy_of("llama", ARCHITECTURES["llama"]).layers.one_rope_up_to == math.inf
+    assert policy_of("gpt2", {}).layers.one_rope_up_to == math.inf
+    rope = {"full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+    rope["sliding_attention"] = {"rope_type": "default", "rope_theta": 1e4}
+    more = {**ARCHITECTURES["gemma3_text"], "rope_parameters": rope, "max_position_embeddings": 48}
+    assert policy_of("gemma3_text", more).layers.one_rope_up_to == 47
 
 
 class Sizes(TorchDispatchMode):
@@ -252,7 +309,8 @@ def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, d
         policy.model.to(torch.bfloat16)
     elif any("expert" in name for name in more):
         policy.model.to(torch.bfloat16)  # torch's fake kernel of grouped products takes it alone
-    monkeypatch.setattr(tiles, "TILE", 4096)  # larger than it is, for fewer of them
+    # Larger than they are on a CPU, for fewer of them.
+    monkeypatch.setattr(kernels, "tiles_of", lambda *_: Tiles(1 << 26, 4096, wide_sums=device == "cuda", queries=4096))
     # It reads values; with spans in place nothing looks at what it gives.
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     batch = one_group(16384, 6, 8192)
@@ -276,7 +334,8 @@ def test_rollouts_that_fill_a_micro_batch_have_no_mask_by_default(architecture, 
     policy = policy_of(architecture, more)
     assert policy.packing.packs and policy.head_is_enough is not None
     policy.model.to(torch.bfloat16)
-    monkeypatch.setattr(tiles, "TILE", 4096)  # larger than it is, for fewer of them
+    # Larger than they are on a CPU, for fewer of them.
+    monkeypatch.setattr(kernels, "tiles_of", lambda *_: Tiles(1 << 26, 4096, wide_sums=device == "cuda", queries=4096))
     # It reads values; with spans in place nothing looks at what it gives.
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     if device == "cuda":
@@ -312,4 +371,4 @@ def test_no_tile_grows_with_the_row(kind, run):
             output.sum().backward()
         assert not sizes.wrong
         found.append(sizes.largest)
-    assert 0 < found[0] == found[1] <= tiles.SCORES
+    assert 0 < found[0] == found[1] <= tiles.CPU_SCORES

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_rows import some_spans, visible
-from rlvr.policy.attention.calls import unique_rounds
+from rlvr.policy.attention.calls import repeats_of
 from rlvr.policy.microbatch import call_pairs
 
 
@@ -78,9 +77,7 @@ def test_all_that_continues_a_run_asks_it_in_one_call():
     assert trunk.key_length.tolist() == [10] and trunk.query_length.tolist() == [9]
 
 
-@pytest.mark.parametrize(
-    ("places", "rounds"),
-    [([4, 2, 9], [[0, 1, 2]]), ([4, 2, 4, 4, 2], [[0, 1], [2, 4], [3]])],
-)
-def test_no_place_occurs_twice_in_a_round(places, rounds):
-    assert [part.tolist() for part in unique_rounds(np.asarray(places))] == rounds
+def test_repeated_places_are_ordered_and_counted():
+    assert repeats_of(np.asarray([4, 2, 9])) is None
+    order, places, counts = repeats_of(np.asarray([4, 2, 4, 9, 4, 2]))
+    assert (order.tolist(), places.tolist(), counts.tolist()) == ([1, 5, 0, 2, 4, 3], [2, 4, 9], [2, 3, 1])

@@ -20,8 +20,8 @@ from rlvr.verifiers.audit.targets import FORMS, Target, form_of, gold_texts, wro
 from rlvr.verifiers.audit.trial import Attempt, Example, TrickOutcome, TrickTrial, outcome_of, try_tricks
 from rlvr.verifiers.audit.tricks import TRICKS
 
-ASKING = {"judge", "rubric", "pairs", "steps"}
-"""Verifiers that ask a service: tests/verifiers/judge/test_judge_attacks.py tries the tricks on one that is scripted."""
+ASKING = {"judge", "rubric", "pairs", "scorer", "steps"}
+"""Verifiers that ask a model: tests/verifiers/judge/test_judge_attacks.py tries the tricks on one that is scripted."""
 NUMBER = Task(id="n", prompt="What is 6 times 7?", answer="42")
 OTHERS = (
     Task(id="r", prompt="Solve $2x > 6$.", answer="x > 3"),

@@ -22,7 +22,7 @@ def _short_backoff(monkeypatch):
 
 
 def client(*urls, **options):
-    return ChatClient("m", urls, **{"hedge": None, **options})
+    return ChatClient(urls, model="m", **{"hedge": None, **options})
 
 
 def asked(made, times=1):

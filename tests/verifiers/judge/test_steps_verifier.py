@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.testing import StubJudge
 from rlvr.verifiers import as_verifier
-from rlvr.verifiers.judge.steps_verifier import MOST_STEPS, SPLITS, steps_of
 
 TASK = Task("1", "2 + 2?", "4")
 
@@ -49,6 +44,7 @@ def test_each_step_is_paid_by_its_label():
         assert verdict(stub, text, score="mean").score == 0.75
         assert len(verdict(stub, "a\nb\n\nc", split="line").spans) == 3
         assert len(verdict(stub, "Step 1: a Step 2: b", split=r"(?=Step \d)\s*|\s(?=Step \d)").spans) == 2
+        assert len(verdict(stub, "Step 1: a Step 2: b", split=["Step "]).spans) == 2
         assert verdict(stub, "right").score == 1
         empty = verdict(stub, " \n\n ")
     assert (empty.score, empty.status) == (0.0, "unparsable")
@@ -90,25 +86,12 @@ def test_votes_are_counted_for_each_step():
     assert [score for *_, score in got.spans] == [1.0, 0.0]
 
 
-@given(st.text("ab \n", max_size=200), st.sampled_from(list(SPLITS)))
-def test_steps_are_all_of_the_text_but_space(text, split):
-    spans = steps_of(text, re.compile(SPLITS[split]))
-    assert "".join("".join(text[a:b].split()) for a, b in spans) == "".join(text.split())
-    assert all(b <= c for (_, b), (c, _) in itertools.pairwise(spans))
-    assert len(spans) <= MOST_STEPS
-
-
-def test_more_steps_than_a_judge_can_label_are_joined():
-    text = "\n\n".join(f"step {n}" for n in range(MOST_STEPS + 20))
-    spans = steps_of(text, re.compile(SPLITS["blank_line"]))
-    assert len(spans) == MOST_STEPS and spans[-1][1] == len(text)
-    assert text[slice(*spans[-1])].startswith(f"step {MOST_STEPS - 1}\n")
-
-
 def test_what_is_refused_before_training():
     good = {"name": "steps", "urls": "http://127.0.0.1:1/v1", "model": "m"}
     with pytest.raises(ConfigError, match="nor a pattern"):
         as_verifier({**good, "split": "("})
+    with pytest.raises(ConfigError, match="judge: each"):
+        as_verifier({**good, "split": "turn"})
     with pytest.raises(ConfigError, match=r"no \{step\}"):
         as_verifier({**good, "template": "{response}"})
     with pytest.raises(ConfigError, match="at least two"):

@@ -53,9 +53,9 @@ class Segments:
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             for lengths in (self.query_length, self.key_length)
         ]
-        rounds = [] if self.keys is None else unique_rounds(self.keys)
+        repeats = None if self.keys is None else repeats_of(self.keys)
         given = [places for places in (self.queries, self.keys) if places is not None]
-        put = to_device([*arrays, *given, *rounds], self.device)
+        put = to_device([*arrays, *given, *(repeats or ())], self.device)
         query_offsets, key_offsets, *rest = put
         queries = rest.pop(0) if self.queries is not None else None
         keys = rest.pop(0) if self.keys is not None else None
@@ -66,7 +66,7 @@ class Segments:
             key_offsets,
             int(self.query_length.max()),
             int(self.key_length.max()),
-            rest,
+            Repeats(*rest) if rest else None,
         )
 
     @cached_property
@@ -114,9 +114,21 @@ class Varlen:
     """int32 [n + 1]"""
     most_queries: int
     most_keys: int
-    rounds: list[torch.Tensor]
-    """int64 each: which of the K keys are added to the row's gradient together; no place of the row occurs twice in a
-    round, so that the sums have one order"""
+    repeats: Repeats | None
+    """Where places occur among the keys several times, as those of a shared prefix do in each window that begins in
+    it; None: none does"""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """The places among a call's K keys, each once, so that what belongs to one place is added up in one order."""
+
+    order: torch.Tensor
+    """int64 [K]: the keys ordered by place"""
+    places: torch.Tensor
+    """int64 [U]: the places that occur, ascending"""
+    counts: torch.Tensor
+    """int64 [U]: how often each does"""
 
 
 @dataclass(frozen=True)
@@ -143,16 +155,12 @@ class Blocks:
     """int64 [Q]: where each query's output is in the blocks' slots laid end to end"""
 
 
-def unique_rounds(places: np.ndarray) -> list[np.ndarray]:
-    """Positions in `places`, divided so that no place occurs twice in a part: the first occurrences, the second, ..."""
-    order = np.argsort(places, kind="stable")
-    ordered = places[order]
-    new = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-    first = np.flatnonzero(new)
-    # int64: how many occurrences of the same place come before each.
-    turn = np.empty_like(places)
-    turn[order] = np.arange(len(places)) - np.repeat(first, np.diff(np.append(first, len(places))))
-    return [np.flatnonzero(turn == t) for t in range(int(turn.max()) + 1)]
+def repeats_of(places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """(positions in `places` ordered by place, the places that occur, how often each does); None: none occurs twice."""
+    occurring, counts = np.unique(places, return_counts=True)
+    if len(occurring) == len(places):
+        return None
+    return np.argsort(places, kind="stable"), occurring, counts
 
 
 def _padded(start: np.ndarray, length: np.ndarray, longest: int) -> np.ndarray:

@@ -19,8 +19,8 @@ import torch
 from torch.nn.functional import pad
 
 from rlvr.policy.attention.calls import Gradients, ScoreRule, Segments
-from rlvr.policy.attention.padded import Padded, cpu_backward, cpu_forward
-from rlvr.policy.attention.tiles import tile_backward, tile_forward
+from rlvr.policy.attention.padded import CpuFlash, Padded
+from rlvr.policy.attention.tiles import tiles_of
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, sco
     square = not segments.causal or bool((segments.key_length == segments.query_length).all())
     plain = scoring.softcap is None and segments.window is None and query.shape[-1] == value.shape[-1]
     if device_type == "cpu" and plain and square:
-        return Padded(cpu_forward, cpu_backward)
-    return Padded(tile_forward, tile_backward)
+        return Padded(CpuFlash())
+    return Padded(tiles_of(query.device, device_type))
 
 
 @cache
@@ -104,8 +104,8 @@ def _has_flash_attn() -> bool:
     # flash-attn 4 alone leaves a namespace without these functions.
     except Exception as error:
         log.warning(
-            "soft-caps of attention are computed in tiles of plain torch, which is slow: the package flash-attn 2, "
-            "which caps scores, cannot be imported (%s: %s)",
+            "soft-caps of attention are computed in tiles of plain torch, whose scores go through memory: the package "
+            "flash-attn 2, which caps scores in its kernel, cannot be imported (%s: %s)",
             type(error).__name__,
             error,
         )

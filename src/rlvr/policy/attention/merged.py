@@ -59,18 +59,18 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         output: torch.Tensor | None = None
         lse: torch.Tensor | None = None
+        # Merging is in float32, and rounds once: a single merge its result, several the last one's.
+        several = len(segments) - 1 + (sinks is not None) > 1
         for part in segments:
             own, sums = kernel_for(query, value, part, scoring).forward(*_taken(query, key, value, part), part, scoring)
             if output is None or lse is None:
-                output, lse = own, sums
+                output, lse = own.to(sums.dtype) if several else own, sums
             else:
                 _merge(output, lse, own, sums, part)
         assert output is not None and lse is not None, "a row has at least one run"
         if sinks is not None:
-            alone = lse
-            # [H, N]: one more exponential in each sum.
-            lse = torch.logaddexp(alone, sinks.to(alone.dtype)[:, None])
-            output = (output * _per_head(torch.exp(alone - lse))).to(output.dtype)
+            lse = _with_sinks(output, lse, sinks)
+        output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, lse, sinks)
         ctx.segments = segments
         ctx.scoring = scoring
@@ -140,20 +140,32 @@ def _merge(output: torch.Tensor, lse: torch.Tensor, own: torch.Tensor, sums: tor
         lse.index_copy_(1, some, total)
 
 
+def _with_sinks(output: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Give each sum one more exponential, that of its head's sink, and scale the outputs to it; the new sums."""
+    total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+    weights = _per_head(torch.exp(lse - total))
+    for some, own in zip(output.split(TOGETHER), weights.split(TOGETHER), strict=True):
+        some.copy_(some * own)
+    return total
+
+
 def _per_head(weights: torch.Tensor) -> torch.Tensor:
     """[H, N] -> [N, H, 1]"""
     return weights.T[..., None]
 
 
 def _add_at_keys(total: torch.Tensor, part_gradient: torch.Tensor, part: Segments) -> None:
-    """Add the gradient of a call's keys to the row's."""
+    """Add the gradient of a call's keys to the row's, in as many operations however often a key occurs."""
     where = part.varlen
     if where.keys is None:
         total += part_gradient
         return
     part_gradient = part_gradient.to(total.dtype)
-    if len(where.rounds) == 1:
+    if where.repeats is None:
         total.index_add_(0, where.keys, part_gradient)
         return
-    for chosen in where.rounds:
-        total.index_add_(0, where.keys.index_select(0, chosen), part_gradient.index_select(0, chosen))
+    # `index_add_` of repeated places adds in any order on a GPU, and so gives other bits each time.
+    ordered = part_gradient.index_select(0, where.repeats.order)
+    # unsafe: that the counts add up to all keys is known, and checking it would wait for the device.
+    sums = torch.segment_reduce(ordered, "sum", lengths=where.repeats.counts, unsafe=True)
+    total.index_add_(0, where.repeats.places, sums)

@@ -3,23 +3,43 @@ torch's flash attention for a CPU, which is one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from rlvr.policy.attention.calls import Block, Gradients, ScoreRule, Segments
 
-DenseForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-DenseBackward = Callable[..., Gradients]
+
+class Dense(Protocol):
+    """Computes stretches side by side: R of them, H heads of queries, G of keys and values. All have as many slots."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[R, H, L, D], [R, G, K, D], [R, G, K, E] -> the outputs [R, H, L, E], and their log-sum-exp [R, H, L]."""
+        ...
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        segments: Segments,
+        scoring: ScoreRule,
+    ) -> Gradients:
+        """The gradients of queries, keys and values; `output` and `lse` may be merged (`kernels.Kernel`)."""
+        ...
 
 
 @dataclass(frozen=True)
 class Padded:
     """A kernel for tensors [R, heads, length, width], to which stretches are laid side by side, padded."""
 
-    dense_forward: DenseForward
-    dense_backward: DenseBackward
+    dense: Dense
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
@@ -27,7 +47,7 @@ class Padded:
         outputs: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
         for block in segments.blocks.blocks:
-            output, lse = self.dense_forward(
+            output, lse = self.dense.forward(
                 _side_by_side(query, block.take_queries, block),
                 _side_by_side(key, block.take_keys, block),
                 _side_by_side(value, block.take_keys, block),
@@ -61,7 +81,7 @@ class Padded:
             sums = lse.index_select(1, block.take_queries).unflatten(1, (block.rows, -1)).transpose(0, 1)
             # Its probabilities are 0: with the sum of another query, which saw other keys, they may be infinite.
             sums = sums.masked_fill(~block.real[:, None, :], torch.inf)
-            dq, dk, dv = self.dense_backward(
+            dq, dk, dv = self.dense.backward(
                 given,
                 _side_by_side(query, block.take_queries, block),
                 _side_by_side(key, block.take_keys, block),
@@ -82,26 +102,27 @@ def _side_by_side(x: torch.Tensor, index: torch.Tensor, block: Block) -> torch.T
     return x.index_select(0, index).unflatten(0, (block.rows, -1)).transpose(1, 2)
 
 
-def cpu_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
-) -> tuple[torch.Tensor, torch.Tensor]:
+class CpuFlash:
     """torch's flash attention for a CPU, which `scaled_dot_product_attention` calls there, with its log-sum-exp."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, segments.causal, scale=scoring.scale
-    )
 
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, segments.causal, scale=scoring.scale
+        )
 
-def cpu_backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    segments: Segments,
-    scoring: ScoreRule,
-) -> Gradients:
-    """Its backward pass."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, query, key, value, output, lse, 0.0, segments.causal, scale=scoring.scale
-    )
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        segments: Segments,
+        scoring: ScoreRule,
+    ) -> Gradients:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, query, key, value, output, lse, 0.0, segments.causal, scale=scoring.scale
+        )

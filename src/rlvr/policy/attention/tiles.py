@@ -2,212 +2,296 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from rlvr.policy.attention.calls import Gradients, ScoreRule, Segments
+from rlvr.policy.head_devices import sums_wide
 
-TILE = 512
-"""Queries and keys of a tile of `tile_forward`: large enough for matrix products, and at a length of 16384 the tiles on
-the diagonal have 3 % more pairs than are visible."""
-SCORES = 1 << 23
-"""Most scores of a tile, of all heads and of the stretches that are computed together: 32 MiB in float32. At least one
-stretch is computed, whose tile has heads x TILE^2 scores: 28 MiB for the 28 heads of Qwen2.5-7B."""
+QUERIES = 512
+"""Queries of a causal tile: large enough for matrix products, and at a length of 16384 the tiles on the diagonal have
+3 % more pairs than are visible."""
+CPU_KEYS = 512
+"""Most keys of a tile on a CPU: 1 MiB of scores for each head in float32."""
+CPU_SCORES = 1 << 23
+"""Most scores of a tile on a CPU, of all heads and of the stretches that are computed together: 32 MiB in float32."""
+GPU_SCORES = 1 << 26
+"""And on a GPU: 256 MiB, which an H100 reads in 80 us, twenty times what a launch takes."""
+# In the backward pass there are, for each score, the probability, its gradient and the tanh of a cap in float32, and
+# the first two in the inputs' type.
+LIVE = 16
+"""Bytes for each score of a tile that there are at once, at most."""
+SHARE = 64
+"""They take at most this part of a GPU's memory, one in so many; else its tiles have fewer keys."""
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A tile of a block's pairs: queries [first, end), keys [first_key, end_key)."""
+    """The keys of a tile, and which of its pairs are not visible."""
 
-    first: int
-    end: int
-    first_key: int
-    end_key: int
-    hidden: torch.Tensor | None
-    """bool [queries, keys]: pairs that are not visible; None: all are"""
-
-    @property
-    def queries(self) -> slice:
-        return slice(self.first, self.end)
-
-    @property
-    def keys(self) -> slice:
-        return slice(self.first_key, self.end_key)
+    keys: slice
+    hidden: list[tuple[slice, torch.Tensor]]
+    """Columns of the tile, and bool [queries, columns] of them: the pairs at its edges that are not visible"""
 
 
-def _tiles(queries: int, keys: int, segments: Segments, device: torch.device) -> list[list[_Tile]]:
-    """The tiles that have visible pairs, those of the same queries together."""
-    before = keys - queries  # position of query 0 among the keys, in a causal call
-    rows = []
-    for first in range(0, queries, TILE):
-        end = min(first + TILE, queries)
-        # A causal query at position p sees the keys up to p, from p - window + 1 on.
-        highest = before + end if segments.causal else keys
-        lowest = 0
-        if segments.window is not None:
-            lowest = max(before + first - segments.window + 1, 0)
-        row = []
-        for first_key in range(lowest // TILE * TILE, highest, TILE):
-            start = max(first_key, lowest)
-            stop = min(first_key + TILE, highest)
-            row.append(_Tile(first, end, start, stop, _hidden(first, end, start, stop, before, segments, device)))
-        rows.append(row)
-    return rows
+@dataclass(frozen=True)
+class _Strip:
+    """The tiles of the same queries of a block."""
+
+    queries: slice
+    tiles: list[_Tile]
 
 
-def _parts(rows: int, heads: int, queries: int, keys: int) -> list[slice]:
-    """The rows of a block, those that are computed together in one slice; so no tile grows with the row of tokens."""
-    scores = heads * min(queries, TILE) * min(keys, TILE)
-    together = max(1, SCORES // scores)
-    return [slice(first, min(first + together, rows)) for first in range(0, rows, together)]
+@dataclass(frozen=True)
+class Tiles:
+    """Attention of blocks, tile by tile. No tile grows with the row of tokens."""
+
+    scores: int
+    """Most scores of a tile, of all heads and of the stretches that are computed together; more where a tile of one
+    stretch with `queries` queries and as many keys has more."""
+    most_keys: int | None = None
+    """Most keys of a tile; None: as many as `scores` allows"""
+    wide_sums: bool = False
+    """True: matrix products of 16-bit numbers are summed up in float32 by the device, and probabilities and their
+    gradients are rounded to 16 bits before them, as flash attention does. False: products are in float32."""
+    queries: int = QUERIES
+    """Queries of a causal tile, and the fewest keys that one may be narrowed to"""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[R, H, L, D], [R, G, K, D], [R, G, K, E] -> [R, H, L, E], [R, H, L]."""
+        output = torch.empty((*query.shape[:-1], value.shape[-1]), dtype=query.dtype, device=query.device)
+        lse = torch.empty(query.shape[:-1], dtype=_summed_in(query.dtype), device=query.device)
+        for part in self._parts(query, key, segments.causal):
+            self._forward_part(query[part], key[part], value[part], output[part], lse[part], segments, scoring)
+        return output, lse
+
+    def _forward_part(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        segments: Segments,
+        scoring: ScoreRule,
+    ) -> None:
+        """Some rows of `forward`, into `output` and `lse`.
+
+        The running maximum and sum of each query are those of flash attention (Dao et al. 2022, algorithm 1).
+        """
+        kind = lse.dtype
+        groups = key.shape[1]
+        q = self._operand(query.unflatten(1, (groups, -1)).flatten(0, 1))
+        k, v = (self._operand(x.flatten(0, 1)) for x in (key, value))
+        # Views of what is written, [R * G, H / G, L, E] and [R * G, H / G, L].
+        outputs, sums = (x.view(*q.shape[:3], *x.shape[3:]) for x in (output, lse))
+        for strip in self._strips(query, key, segments):
+            rows = q[:, :, strip.queries].flatten(1, 2)
+            # Finite, so that a tile without a visible key for some query adds exp(-inf) = 0 and not NaN.
+            largest = torch.full(rows.shape[:2], torch.finfo(kind).min, dtype=kind, device=q.device)
+            total = torch.zeros_like(largest)
+            weighted = torch.zeros((*rows.shape[:2], v.shape[-1]), dtype=kind, device=q.device)
+            for tile in strip.tiles:
+                scores, _ = self._scores(rows, k[:, tile.keys], tile, scoring)
+                top = torch.maximum(largest, scores.amax(-1))
+                shrunk = torch.exp(largest - top)
+                exponentials = scores.sub_(top[..., None]).exp_()
+                total.mul_(shrunk).add_(exponentials.sum(-1))
+                added = _product(exponentials.to(v.dtype), v[:, tile.keys], kind)
+                weighted.mul_(shrunk[..., None]).add_(added)
+                largest = top
+            # [R * G, H / G * queries, ...] -> [R * G, H / G, queries, ...]
+            outputs[:, :, strip.queries] = (weighted / total[..., None]).unflatten(1, (q.shape[1], -1))
+            sums[:, :, strip.queries] = (largest + torch.log(total)).unflatten(1, (q.shape[1], -1))
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        segments: Segments,
+        scoring: ScoreRule,
+    ) -> Gradients:
+        """Its backward pass."""
+        gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        for part in self._parts(query, key, segments.causal):
+            of_part = self._backward_part(
+                gradient[part], query[part], key[part], value[part], output[part], lse[part], segments, scoring
+            )
+            for whole, own in zip(gradients, of_part, strict=True):
+                whole[part] = own.view(whole[part].shape)
+        return gradients
+
+    def _backward_part(
+        self,
+        gradient: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        segments: Segments,
+        scoring: ScoreRule,
+    ) -> Gradients:
+        """Some rows of `backward`, in which the probabilities are computed again (Dao et al. 2022, algorithm 4)."""
+        kind = _summed_in(query.dtype)
+        groups = key.shape[1]
+        # [R * G, H / G, L, ...] of queries, [R * G, K, ...] of keys.
+        q, given, out, sums = (x.unflatten(1, (groups, -1)).flatten(0, 1) for x in (query, gradient, output, lse))
+        mean = (given.to(kind) * out.to(kind)).sum(-1)
+        q, given, k, v = (self._operand(x) for x in (q, given, key.flatten(0, 1), value.flatten(0, 1)))
+        of_query, of_key, of_value = (torch.zeros(x.shape, dtype=kind, device=x.device) for x in (q, k, v))
+        for strip in self._strips(query, key, segments):
+            rows, given_rows = (x[:, :, strip.queries].flatten(1, 2) for x in (q, given))
+            row_sums, row_mean = (x[:, :, strip.queries].flatten(1, 2)[..., None] for x in (sums.to(kind), mean))
+            of_rows = torch.zeros(rows.shape, dtype=kind, device=q.device)
+            for tile in strip.tiles:
+                scores, bent = self._scores(rows, k[:, tile.keys], tile, scoring)
+                probabilities = scores.sub_(row_sums).exp_()
+                of_value[:, tile.keys] += _product(probabilities.to(q.dtype).mT, given_rows, kind)
+                of_scores = _product(given_rows, v[:, tile.keys].mT, kind).sub_(row_mean).mul_(probabilities)
+                if bent is not None:
+                    of_scores = torch.ops.aten.tanh_backward(of_scores, bent)
+                of_scores = of_scores.to(q.dtype)
+                of_rows += _product(of_scores, k[:, tile.keys], kind)
+                of_key[:, tile.keys] += _product(of_scores.mT, rows, kind)
+            of_query[:, :, strip.queries] = of_rows.unflatten(1, (q.shape[1], -1))
+        return of_query.mul_(scoring.scale), of_key.mul_(scoring.scale), of_value
+
+    def _scores(
+        self, query: torch.Tensor, key: torch.Tensor, tile: _Tile, scoring: ScoreRule
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The scores [B, queries of all heads, keys] of a tile, hidden pairs at -inf, and the tanh of a cap."""
+        scores = _product(query, key.mT, _summed_in(query.dtype))
+        bent = None
+        if scoring.softcap is None:
+            scores.mul_(scoring.scale)
+        else:
+            bent = scores.mul_(scoring.scale / scoring.softcap).tanh_()
+            scores = bent * scoring.softcap
+        for columns, hidden in tile.hidden:
+            scores.unflatten(1, (-1, len(hidden)))[..., columns].masked_fill_(hidden, -torch.inf)
+        return scores, bent
+
+    def _operand(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` as matrix products take it."""
+        return x if self.wide_sums else x.to(_summed_in(x.dtype))
+
+    def _sizes(self, query: torch.Tensor, key: torch.Tensor, causal: bool) -> tuple[int, int]:
+        """The most queries and keys of a tile of one stretch."""
+        _, heads, queries, _ = query.shape
+        height = min(queries, self.queries)
+        width = max(self.scores // (heads * height), self.queries)
+        if self.most_keys is not None:
+            return height, min(width, self.most_keys)
+        # Without a diagonal, no pair of a higher tile is computed for nothing.
+        if not causal:
+            height = max(height, self.scores // (heads * min(width, key.shape[2])))
+        return height, width
+
+    def _parts(self, query: torch.Tensor, key: torch.Tensor, causal: bool) -> list[slice]:
+        """The rows of a block, those that are computed together in one slice."""
+        rows, heads, queries, _ = query.shape
+        height, width = self._sizes(query, key, causal)
+        scores = heads * min(queries, height) * min(key.shape[2], width)
+        together = max(1, self.scores // scores)
+        return [slice(first, min(first + together, rows)) for first in range(0, rows, together)]
+
+    def _strips(self, query: torch.Tensor, key: torch.Tensor, segments: Segments) -> list[_Strip]:
+        """The tiles of a block that have visible pairs."""
+        queries = query.shape[2]
+        keys = key.shape[2]
+        height, width = self._sizes(query, key, segments.causal)
+        before = keys - queries  # position of query 0 among the keys, in a causal call
+        edge = _edges(query.device)
+        strips = []
+        for first in range(0, queries, height):
+            end = min(first + height, queries)
+            # A causal query at position p sees the keys up to p, from p - window + 1 on.
+            highest = before + end if segments.causal else keys
+            lowest = 0
+            if segments.window is not None:
+                lowest = max(before + first - segments.window + 1, 0)
+            tiles = []
+            for start in range(lowest, highest, width):
+                stop = min(start + width, highest)
+                # The position of the first query from the tile's first key on.
+                hidden = _hidden(end - first, stop - start, before + first - start, segments, edge)
+                tiles.append(_Tile(slice(start, stop), hidden))
+            strips.append(_Strip(slice(first, end), tiles))
+        return strips
 
 
-def _hidden(
-    first: int, end: int, first_key: int, end_key: int, before: int, segments: Segments, device: torch.device
-) -> torch.Tensor | None:
-    """bool [queries, keys] of a tile; None where all pairs are visible."""
-    if not segments.causal:
-        return None
-    # The nearest pair is the first query with the last key, the furthest the last query with the first key.
-    above = end_key - 1 > before + first
-    beyond = segments.window is not None and before + end - 1 - first_key >= segments.window
-    if not above and not beyond:
-        return None
-    position = torch.arange(before + first, before + end, device=device)[:, None]
-    place = torch.arange(first_key, end_key, device=device)
-    hidden = place > position
-    if segments.window is not None:
-        hidden = hidden | (position - place >= segments.window)
-    return hidden
+def tiles_of(device: torch.device, device_type: str) -> Tiles:
+    """The tiles of a device. `device_type`: that whose choices are made, wherever the tensors are."""
+    if device_type == "cpu":
+        return Tiles(CPU_SCORES, CPU_KEYS)
+    wide = device_type == "cuda" and (device.type != "cuda" or sums_wide(device))
+    return Tiles(gpu_scores(device), wide_sums=wide)
 
 
-def _scores(
-    query: torch.Tensor, key: torch.Tensor, tile: _Tile, scoring: ScoreRule
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The scores [R, G, H / G, queries, keys] of a tile, hidden pairs at -inf, and what the products' gradient is
-    multiplied with for the cap, without which it is None."""
-    scores = scoring.scale * torch.einsum("rghqd,rgkd->rghqk", query, key)
-    slope = None
-    if scoring.softcap is not None:
-        bent = torch.tanh(scores / scoring.softcap)
-        slope = 1 - bent * bent
-        scores = scoring.softcap * bent
-    if tile.hidden is not None:
-        scores = scores.masked_fill(tile.hidden, -torch.inf)
-    return scores, slope
+@cache
+def gpu_scores(device: torch.device) -> int:
+    """The most scores of a tile on a device that is no CPU.
+
+    From the memory that it has, not from what is free: the same run has the same tiles and so the same bits.
+    """
+    scores = GPU_SCORES
+    if device.type == "cuda" and torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(device).total_memory
+        while LIVE * scores * SHARE > memory:
+            scores //= 2
+    return scores
 
 
-def _accumulated(dtype: torch.dtype) -> torch.dtype:
-    """The type that tiles are computed and added up in."""
+def _summed_in(dtype: torch.dtype) -> torch.dtype:
+    """The type that tiles are added up in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def tile_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of a block, tile by tile: [R, H, L, D], [R, G, K, D], [R, G, K, E] -> [R, H, L, E], [R, H, L]."""
-    rows, heads, queries, _ = query.shape
-    output = torch.empty((*query.shape[:-1], value.shape[-1]), dtype=query.dtype, device=query.device)
-    lse = torch.empty(query.shape[:-1], dtype=_accumulated(query.dtype), device=query.device)
-    for part in _parts(rows, heads, queries, key.shape[2]):
-        _forward_part(query[part], key[part], value[part], output[part], lse[part], segments, scoring)
-    return output, lse
+def _product(left: torch.Tensor, right: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """[B, m, k] x [B, k, n] -> [B, m, n] in `kind`."""
+    if left.dtype == kind:
+        return torch.bmm(left, right)
+    return torch.bmm(left, right, out_dtype=kind)
 
 
-def _forward_part(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    segments: Segments,
-    scoring: ScoreRule,
-) -> None:
-    """Some rows of `tile_forward`, into `output` and `lse`.
-
-    The running maximum and sum of each query are those of flash attention (Dao et al. 2022, algorithm 1).
-    """
-    kind = lse.dtype
-    groups = key.shape[1]
-    q = query.to(kind).unflatten(1, (groups, -1))
-    k = key.to(kind)
-    v = value.to(kind)
-    for row in _tiles(query.shape[2], key.shape[2], segments, query.device):
-        queries = row[0].queries
-        shape = q[..., queries, :].shape[:-1]
-        # Finite, so that a tile without a visible key for some query adds exp(-inf) = 0 and not NaN.
-        largest = torch.full(shape, torch.finfo(kind).min, dtype=kind, device=q.device)
-        total = torch.zeros(shape, dtype=kind, device=q.device)
-        weighted = torch.zeros((*shape, v.shape[-1]), dtype=kind, device=q.device)
-        for tile in row:
-            scores, _ = _scores(q[..., queries, :], k[:, :, tile.keys], tile, scoring)
-            top = torch.maximum(largest, scores.amax(-1))
-            shrunk = torch.exp(largest - top)
-            exponentials = torch.exp(scores - top[..., None])
-            total = total * shrunk + exponentials.sum(-1)
-            added = torch.einsum("rghqk,rgke->rghqe", exponentials, v[:, :, tile.keys])
-            weighted = weighted * shrunk[..., None] + added
-            largest = top
-        output[:, :, queries] = (weighted / total[..., None]).flatten(1, 2)
-        lse[:, :, queries] = (largest + torch.log(total)).flatten(1, 2)
+Edge = Callable[[int, int, int, bool], torch.Tensor]
 
 
-def tile_backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    segments: Segments,
-    scoring: ScoreRule,
-) -> Gradients:
-    """Its backward pass."""
-    rows, heads, queries, _ = query.shape
-    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    for part in _parts(rows, heads, queries, key.shape[2]):
-        of_part = _backward_part(
-            gradient[part], query[part], key[part], value[part], output[part], lse[part], segments, scoring
-        )
-        for whole, own in zip(gradients, of_part, strict=True):
-            whole[part] = own
-    return gradients
+def _edges(device: torch.device) -> Edge:
+    """A function of (queries, columns, shift, right): bool [queries, columns], for the right edge True where column >
+    query + shift, for the left edge where it is not. Tiles of one geometry have the same tensor."""
+
+    @cache
+    def edge(queries: int, columns: int, shift: int, right: bool) -> torch.Tensor:
+        column = torch.arange(columns, device=device)
+        last = torch.arange(shift, shift + queries, device=device)[:, None]
+        return column > last if right else column <= last
+
+    return edge
 
 
-def _backward_part(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    segments: Segments,
-    scoring: ScoreRule,
-) -> Gradients:
-    """Some rows of `tile_backward`, in which the probabilities are computed again (Dao et al. 2022, algorithm 4)."""
-    kind = _accumulated(query.dtype)
-    groups = key.shape[1]
-    q, given, out = (x.to(kind).unflatten(1, (groups, -1)) for x in (query, gradient, output))
-    k = key.to(kind)
-    v = value.to(kind)
-    sums = lse.to(kind).unflatten(1, (groups, -1))
-    mean = (given * out).sum(-1)
-    of_query = torch.zeros_like(q)
-    of_key = torch.zeros_like(k)
-    of_value = torch.zeros_like(v)
-    for row in _tiles(query.shape[2], key.shape[2], segments, query.device):
-        queries = row[0].queries
-        for tile in row:
-            scores, slope = _scores(q[..., queries, :], k[:, :, tile.keys], tile, scoring)
-            probabilities = torch.exp(scores - sums[..., queries, None])
-            of_value[:, :, tile.keys] += torch.einsum("rghqk,rghqe->rgke", probabilities, given[..., queries, :])
-            of_scores = torch.einsum("rghqe,rgke->rghqk", given[..., queries, :], v[:, :, tile.keys])
-            of_scores = probabilities * (of_scores - mean[..., queries, None])
-            if slope is not None:
-                of_scores = of_scores * slope
-            of_query[..., queries, :] += scoring.scale * torch.einsum(
-                "rghqk,rgkd->rghqd", of_scores, k[:, :, tile.keys]
-            )
-            of_key[:, :, tile.keys] += scoring.scale * torch.einsum("rghqk,rghqd->rgkd", of_scores, q[..., queries, :])
-    return of_query.flatten(1, 2), of_key, of_value
+def _hidden(queries: int, keys: int, position: int, segments: Segments, edge: Edge) -> list[tuple[slice, torch.Tensor]]:
+    """The edges of a tile; `position` is that of its first query, counted from its first key."""
+    hidden: list[tuple[slice, torch.Tensor]] = []
+    if not segments.causal:
+        return hidden
+    # The first query sees no key after itself.
+    right = max(position + 1, 0)
+    if right < keys:
+        hidden.append((slice(right, keys), edge(queries, keys - right, position - right, True)))
+    # The last query sees no key before its window.
+    if segments.window is not None:
+        left = min(position + queries - segments.window, keys)
+        if left > 0:
+            hidden.append((slice(0, left), edge(queries, left, position - segments.window, False)))
+    return hidden

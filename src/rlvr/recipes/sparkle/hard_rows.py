@@ -9,10 +9,10 @@ four paragraphs; the authors try further breaks in between.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 
 from rlvr.config import Config
+from rlvr.core.splitters import Splitter
 from rlvr.data.files import Placed
 from rlvr.data.sources import hub_rows
 from rlvr.recipes.prepare import column
@@ -39,11 +39,11 @@ def rows(config: Config) -> Iterator[Placed]:
 def parts_of(solution: str, parts: int = PARTS) -> list[str]:
     """The solution in `parts` parts of about as many paragraphs each, in order; of sentences where it has fewer
     paragraphs, and fewer parts where it has fewer sentences."""
-    paragraphs = [text.strip() for text in re.split(r"\n\s*\n", solution) if text.strip()]
+    paragraphs = Splitter("blank_line").texts(solution)
     if len(paragraphs) >= parts:
         return _shares(paragraphs, parts, "\n\n")
     # A sentence ends in a mark before white space, so that 3.5 is none.
-    sentences = [text.strip() for text in re.split(r"(?<=[.!?])\s+", solution) if text.strip()]
+    sentences = Splitter(r"(?<=[.!?])\s+").texts(solution)
     return _shares(sentences, min(parts, len(sentences)), " ")
 
 

@@ -3,37 +3,50 @@
 // Units of the viewBox, which CSS scales to the width of the card. LEFT holds the labels of y, BOTTOM those of x.
 const WIDE = 420, HIGH = 210, LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 26;
 
-function frame(title, about, label) {
-  const svg = draw("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": label || title });
+// A wide chart has the same height for more than twice the width.
+const WIDEST = 980;
+
+function frame(title, about, wide = WIDE) {
+  const svg = draw("svg", { viewBox: `0 0 ${wide} ${HIGH}`, role: "img", "aria-label": title });
   const heading = make("h3", { title: about || "" }, title);
   const caption = about ? make("p", { class: "soft small caption", title: about }, about.split("\n")[0]) : null;
   return { svg, card: make("div", { class: "card chart" }, heading, caption, svg) };
 }
 
-function axes(svg, [x0, x1], [y0, y1], ticksOfY = ticks(y0, y1)) {
-  const px = (x) => LEFT + ((x - x0) / (x1 - x0 || 1)) * (WIDE - LEFT - RIGHT);
-  const py = (y) => HIGH - BOTTOM - ((y - y0) / (y1 - y0 || 1)) * (HIGH - TOP - BOTTOM);
-  for (const y of ticksOfY) {
-    svg.append(draw("line", { class: "gridline", x1: LEFT, x2: WIDE - RIGHT, y1: py(y), y2: py(y) }));
-    svg.append(draw("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, show(y)));
+function axes(svg, [x0, x1], [y0, y1], { wide = WIDE, unit = "", log = false, form = show } = {}) {
+  const px = (x) => LEFT + ((x - x0) / (x1 - x0 || 1)) * (wide - LEFT - RIGHT);
+  const scale = log ? Math.log10 : (y) => y;
+  const py = (y) => HIGH - BOTTOM - ((scale(y) - scale(y0)) / (scale(y1) - scale(y0) || 1)) * (HIGH - TOP - BOTTOM);
+  for (const y of log ? decades(y0, y1) : ticks(y0, y1)) {
+    svg.append(draw("line", { class: "gridline", x1: LEFT, x2: wide - RIGHT, y1: py(y), y2: py(y) }));
+    svg.append(draw("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, form(y)));
   }
+  svg.append(draw("text", { class: "label", x: wide - RIGHT, y: HIGH - 22, "text-anchor": "end" }, "step"));
+  if (unit) svg.append(draw("text", { class: "label", x: LEFT + 4, y: TOP + 8 }, unit));
   // Steps are integers, so that a short run has no tick at 1.5.
   const marks = ticks(x0, x1, 6).filter((x) => Number.isInteger(x) && x >= x0 && x <= x1);
   for (const x of marks) svg.append(draw("text", { x: px(x), y: HIGH - 9, "text-anchor": "middle" }, show(x)));
-  svg.append(draw("line", { class: "axis", x1: LEFT, x2: WIDE - RIGHT, y1: py(y0), y2: py(y0) }));
+  svg.append(draw("line", { class: "axis", x1: LEFT, x2: wide - RIGHT, y1: py(y0), y2: py(y0) }));
   return { px, py };
 }
 
-function hover(svg, x0, x1, texts) {
+// The powers of ten within a range, or its ends where there is none.
+function decades(low, high) {
+  const found = [];
+  for (let power = Math.ceil(Math.log10(low) - 1e-9); 10 ** power <= high * (1 + 1e-9); power++) found.push(10 ** power);
+  return found.length ? found : [low, high];
+}
+
+function hover(svg, x0, x1, texts, wide = WIDE) {
   const cursor = draw("line", { class: "cursor", y1: TOP, y2: HIGH - BOTTOM, visibility: "hidden" });
   svg.append(cursor);
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
     // From pixels to units of the viewBox, then to steps.
-    const inside = ((event.clientX - box.left) / box.width) * WIDE;
-    const found = texts(x0 + ((inside - LEFT) / (WIDE - LEFT - RIGHT)) * (x1 - x0));
+    const inside = ((event.clientX - box.left) / box.width) * wide;
+    const found = texts(x0 + ((inside - LEFT) / (wide - LEFT - RIGHT)) * (x1 - x0));
     if (!found) return;
-    const place = LEFT + ((found.x - x0) / (x1 - x0 || 1)) * (WIDE - LEFT - RIGHT);
+    const place = LEFT + ((found.x - x0) / (x1 - x0 || 1)) * (wide - LEFT - RIGHT);
     for (const side of ["x1", "x2"]) cursor.setAttribute(side, place);
     cursor.setAttribute("visibility", "visible");
     tip.show(event, found.text);
@@ -72,19 +85,26 @@ function path(xs, ys, px, py) {
 }
 
 // series: [{label, color, x, y, low?, high?, faint?}]
-function lineChart(title, about, series, { stages = [], marks = [], smooth = 0, share = false } = {}) {
-  const { svg, card } = frame(title, about);
+function lineChart(title, about, series, { stages = [], marks = [], smooth = 0, share = false, unit = "", log = false, wide = WIDE } = {}) {
+  const { svg, card } = frame(title, about, wide);
+  const form = share ? percent : show;
   const all = series.flatMap((s) => [...s.y, ...(s.low || []), ...(s.high || [])]).filter(known);
   const steps = series.flatMap((s) => s.x.filter((_, i) => known(s.y[i])));
   if (!all.length) { card.append(make("p", { class: "soft small" }, "nothing was measured")); return card; }
   let [low, high] = [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))];
   // A curve that is near 0 at its lowest starts at 0; one that moves within a narrow band high up keeps its band.
   if (low >= 0 && low < 0.5 * high) low = 0;
+  // A logarithm needs values above 0; a curve that has others keeps its plain axis.
+  log = log && all.every((value) => value > 0);
+  if (log) low = all.reduce((a, b) => Math.min(a, b));
+  // Less than a tenth of the value is no movement: 32.4 to 32.8 tokens would fill the chart, and look like chaos.
+  const least = 0.1 * Math.max(Math.abs(low), Math.abs(high));
+  if (!log && low !== 0 && high - low < least) [low, high] = [(low + high - least) / 2, (low + high + least) / 2];
   // 6 % of air; a constant curve has no range, so a tenth of its value, or 1 where that is 0.
-  const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  const pad = log ? 0 : (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   [low, high] = [low === 0 ? 0 : low - pad, share ? Math.min(high + pad, Math.max(1, high)) : high + pad];
   const x0 = steps.reduce((a, b) => Math.min(a, b)), x1 = Math.max(steps.reduce((a, b) => Math.max(a, b)), x0 + 1);
-  const { px, py } = axes(svg, [x0, x1], [low, high]);
+  const { px, py } = axes(svg, [x0, x1], [low, high], { wide, unit: share ? "" : unit, log, form });
   for (const [name, step] of stages) {
     if (step <= x0 || step > x1) continue;
     svg.append(draw("line", { class: "stage", x1: px(step), x2: px(step), y1: TOP, y2: HIGH - BOTTOM }));
@@ -116,9 +136,9 @@ function lineChart(title, about, series, { stages = [], marks = [], smooth = 0, 
     const points = usable.map((s) => { const k = nearest(s.xs, x); return { s, i: s.at[k], x: s.xs[k] }; });
     const near = points.reduce((a, b) => (Math.abs(b.x - x) < Math.abs(a.x - x) ? b : a));
     const lines = points.filter((p) => p.x === near.x).map(({ s, i }) =>
-      `${s.label}: ${show(s.y[i])}${s.low && known(s.low[i]) ? ` (${show(s.low[i])} to ${show(s.high[i])})` : ""}`);
+      `${s.label}: ${form(s.y[i])}${s.low && known(s.low[i]) ? ` (${form(s.low[i])} to ${form(s.high[i])})` : ""}`);
     return { x: near.x, text: [`step ${near.x}`, ...lines].join("\n") };
-  });
+  }, wide);
   if (series.length > 1 || series.some((s) => s.low)) card.append(legend(series));
   return card;
 }
@@ -133,7 +153,7 @@ function stackChart(title, about, x, parts, { whole = false } = {}) {
   const sorted = [...sums].sort((a, b) => a - b);
   const top = whole ? 1 : 1.1 * sorted[Math.floor(0.98 * (sorted.length - 1))] || 1;  // a few slow steps are cut off
   const x0 = x[at[0]], x1 = Math.max(x[at[at.length - 1]], x0 + 1);
-  const { px, py } = axes(svg, [x0, x1], [0, top]);
+  const { px, py } = axes(svg, [x0, x1], [0, top], { form: whole ? percent : show });
   const base = at.map(() => 0);
   for (const part of parts) {
     const under = base.map((y, k) => `${px(x[at[k]]).toFixed(1)} ${py(Math.min(y, top)).toFixed(1)}`);
@@ -144,7 +164,7 @@ function stackChart(title, about, x, parts, { whole = false } = {}) {
   const xs = at.map((i) => x[i]);
   hover(svg, x0, x1, (value) => {
     const k = nearest(xs, value), i = at[k];
-    const lines = parts.filter((p) => known(p.y[i]) && p.y[i] !== 0).reverse().map((p) => `${p.label}: ${show(p.y[i])}`);
+    const lines = parts.filter((p) => known(p.y[i]) && p.y[i] !== 0).reverse().map((p) => `${p.label}: ${whole ? percent(p.y[i]) : show(p.y[i])}`);
     return { x: xs[k], text: [`step ${xs[k]}`, ...lines].join("\n") };
   });
   card.append(legend(parts));

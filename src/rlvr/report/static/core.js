@@ -35,9 +35,20 @@ function show(value) {
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   const size = Math.abs(value);
-  // Four digits, and an exponent where these would need more than ten characters.
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  // Four digits, never an exponent; metrics.jsonl has all digits.
+  if (size >= 1e6) return Math.round(value).toLocaleString("en");
+  if (size !== 0 && size < 1e-3) return size < 1e-6 ? (value > 0 ? "<0.000001" : ">-0.000001") : value.toFixed(6).replace(/0+$/, "");
   return String(Number(value.toPrecision(4)));
+}
+
+// A share as 98.0 %; a score outside of 0 to 1 as it is.
+function percent(value) {
+  return known(value) && value >= 0 && value <= 1 ? `${(100 * value).toFixed(1)} %` : show(value);
+}
+
+// Text with `names` in backticks set as code.
+function prose(text) {
+  return String(text).split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
 }
 
 function duration(seconds) {

@@ -1,12 +1,15 @@
 // Which curves are shown: those of all runs, and of several seeds of one experiment their mean with a band.
 
 // Shown at first, in this order: what is earned, what groups teach, what is written, the policy, the update, the
-// machine. EVAL stands for the first held-out score that the run has.
-const FIRST_CURVES = [
-  "reward/mean", "EVAL", "group/mixed", "group/all_wrong", "group/all_correct", "completion/length_mean", "completion/truncated",
-  "verdict/unparsable", "entropy", "kl/ref", "grad_norm", "ratio/clipped_high", "mismatch/mean", "completion/repetition",
-  "loss/policy", "lr", "time/tokens_per_second", "mfu/update", "gpu/idle", "memory/update_max", "memory/rollout_max",
-];
+// machine. EVAL stands for the first held-out score that the run has, REWARDS for the terms of its reward.
+const GROUPS = {
+  "Reward": ["reward/mean", "EVAL", "REWARDS"],
+  "Groups and completions": ["group/mixed", "group/all_wrong", "group/all_correct", "completion/length_mean", "completion/truncated", "verdict/unparsable", "completion/repetition"],
+  "Policy and update": ["entropy", "kl/ref", "grad_norm", "ratio/clipped_high", "mismatch/mean", "loss/policy", "lr"],
+  "Machine": ["time/tokens_per_second", "mfu/update", "gpu/idle", "memory/update_max", "memory/rollout_max"],
+};
+// Open at first: the other groups are for a look when these are odd.
+const OPEN = 2;
 
 function experiments(runs) {
   const groups = new Map();
@@ -69,30 +72,48 @@ function curve(data, name, settings) {
   const series = seriesOf(data.runs, name, settings.bands);
   const stages = data.runs.length ? data.runs[0].stages : [];
   const marks = data.runs.flatMap((run) => run.health.filter((f) => f.reads.includes(name)).map((f) => ({ step: f.step, text: `${run.name}: ${f.message}` })));
-  return lineChart(name, about, series, { stages, marks, smooth: settings.smooth, share: unit === "share" });
+  return lineChart(name, about, series, { stages, marks, smooth: settings.smooth, share: unit === "share", unit, log: settings.log });
+}
+
+// The value of a curve that never moves and that no monitor concerns: it needs no chart.
+function constantOf(data, name) {
+  const values = data.runs.flatMap((run) => (run.columns[name] || []).filter(known));
+  const spoken = data.runs.some((run) => run.health.some((f) => f.reads.includes(name)));
+  return values.length > 2 && !spoken && values.every((value) => value === values[0]) ? values[0] : null;
 }
 
 function curvesSection(data) {
-  const settings = { smooth: 0, bands: experiments(data.runs).some((group) => group.length > 1) };
+  const settings = { smooth: 0, log: false, bands: experiments(data.runs).some((group) => group.length > 1) };
   const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.columns)))].sort();
   const scores = ["eval/greedy", "eval/pass@1", "eval/mean"].filter((name) => names.includes(name)).slice(0, 1);
-  let chosen = FIRST_CURVES.flatMap((name) => (name === "EVAL" ? scores : [name])).filter((name) => names.includes(name));
   const extra = names.filter((name) => name.startsWith("reward/") && !["reward/mean", "reward/std"].includes(name));
-  if (extra.length > 1) chosen.splice(1, 0, ...extra);
-  const grid = make("div", { class: "grid" });
-  const redraw = () => grid.replaceChildren(...chosen.map((name) => curve(data, name, settings)));
+  const marks = { EVAL: scores, REWARDS: extra.length > 1 ? extra : [] };
+  const groups = Object.entries(GROUPS).map(([title, members]) => [title, members.flatMap((name) => marks[name] || [name]).filter((name) => names.includes(name))]);
+  const added = [];
+  const constant = groups.flatMap(([, members]) => members).filter((name) => constantOf(data, name) !== null);
+  const grid = make("div", {});
+  const cards = (members) => make("div", { class: "grid" }, ...members.map((name) => curve(data, name, settings)));
+  const redraw = () => {
+    const open = new Map([...grid.querySelectorAll("details")].map((d) => [d.dataset.title, d.open]));
+    const shown = groups.map(([title, members]) => [title, members.filter((name) => !constant.includes(name))]).filter(([, members]) => members.length);
+    grid.replaceChildren(added.length ? cards(added) : "", ...shown.map(([title, members], i) => make("details", { "data-title": title, open: open.get(title) ?? i < OPEN },
+      make("summary", {}, title), cards(members))),
+    constant.length ? make("p", { class: "soft small", id: "constant" }, `the same at every step: ${constant.map((name) => `${name} ${show(constantOf(data, name))}`).join(", ")}`) : "");
+  };
   const more = make("select", { "aria-label": "show another metric", onchange: () => {
-    if (more.value && !chosen.includes(more.value)) chosen = [more.value, ...chosen];
+    if (more.value && !added.includes(more.value)) added.unshift(more.value);
     more.value = "";
     redraw();
   } }, make("option", { value: "" }, "add a metric …"), ...names.map((name) => make("option", { value: name }, name)));
   // At most 0.95, an average over about 20 steps (1 / (1 - 0.95)); at 1 the curve would never move.
   const slider = make("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: 0, "aria-label": "smoothing", oninput: () => { settings.smooth = Number(slider.value); redraw(); } });
   const bands = make("input", { type: "checkbox", checked: settings.bands, onchange: () => { settings.bands = bands.checked; redraw(); } });
+  const log = make("input", { type: "checkbox", onchange: () => { settings.log = log.checked; redraw(); } });
   redraw();
   return make("section", { id: "curves" }, make("h2", {}, "Curves"),
     make("div", { class: "controls" }, more, make("label", {}, "smoothing", slider),
       settings.bands ? make("label", {}, bands, "seeds as bands") : null,
-      make("span", { class: "soft small" }, "hover over a title for what is healthy; ▾ marks where a monitor spoke")),
+      make("label", {}, log, "log scale"),
+      make("span", { class: "soft small" }, "▾ marks where a monitor spoke")),
     grid);
 }

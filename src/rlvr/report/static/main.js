@@ -17,6 +17,20 @@ function milestones(evaluations) {
   return [...evaluations.slice(0, 1).map((e) => [e.step === 0 ? "start" : `step ${e.step}`, e]), ...[...ends].map(([stage, e]) => [`after ${stage}`, e])];
 }
 
+// One sentence and one wide curve with its intervals: what was learned; then what it ran on.
+function hero(run, number) {
+  const [x, y, low, high] = [0, 1, 2, 3].map((k) => run.points.map((point) => point[k]));
+  const about = `held-out score ${(run.score || "").slice(5)}, with 95 % intervals over tasks`;
+  const chart = run.points.length > 1
+    ? lineChart("", about, [{ label: (run.score || "").slice(5), color: color(number), x, y, low, high }], { stages: run.stages, share: true, wide: WIDEST })
+    : null;
+  const rows = run.facts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", { class: "text" }, value)));
+  const light = run.health.length ? `${run.health.length} finding${run.health.length > 1 ? "s" : ""}, see Health` : "No problems found";
+  return make("div", { class: "card hero" }, make("p", { class: "headline" }, run.headline),
+    make("p", { class: run.health.length ? "light warned" : "light" }, run.health.length ? "! " : "✓ ", light), chart,
+    rows.length ? make("details", { open: innerWidth > 900 }, make("summary", {}, "model, data, machine, versions, command"), make("div", { class: "scroll" }, make("table", { class: "about" }, make("tbody", {}, ...rows)))) : null);
+}
+
 function runsSection(data) {
   const cards = data.runs.map((run, number) => {
     const last = (name) => (run.columns[name] || []).filter(known).slice(-1)[0];
@@ -24,21 +38,22 @@ function runsSection(data) {
     const scores = score ? milestones(run.evaluations.filter((e) => known(e[score]))) : [];
     const facts = [fact("steps", show(run.last_step)), fact("in training steps", duration(run.seconds))];
     if (last("reward/mean") !== undefined) facts.push(fact("reward, last step", show(last("reward/mean"))));
-    if (scores.length) facts.push(fact(`${score.slice(5)}, held out${scores.length > 1 ? `: ${scores.map(([when]) => when).join(", ")}` : ""}`, scores.map(([, e]) => show(e[score])).join(" → ")));
+    if (scores.length) facts.push(fact(`${score.slice(5)}, held out${scores.length > 1 ? `: ${scores.map(([when]) => when).join(", ")}` : ""}`, scores.map(([, e]) => percent(e[score])).join(" → ")));
     const heading = make("h3", {}, make("i", { class: "dot", style: `background:${color(number)}` }), run.name, run.seed === null ? null : make("span", { class: "soft" }, ` · seed ${run.seed}`));
     return make("div", { class: "card" }, heading, make("div", { class: "facts" }, ...facts), ...run.notes.map((note) => make("p", { class: "soft small note" }, note)));
   });
-  return make("section", { id: "runs" }, make("h2", {}, data.runs.length > 1 ? "Runs" : "Run"), make("div", { class: "runs" }, ...cards), guide());
+  return make("section", { id: "runs" }, make("h2", {}, data.runs.length > 1 ? "Runs" : "Run"), 
+    data.runs.length === 1 ? hero(data.runs[0], 0) : null, make("div", { class: "runs" }, ...cards), guide());
 }
 
 function healthSection(data) {
   const section = make("section", { id: "health" }, make("h2", {}, "Health"));
   data.runs.forEach((run) => {
     if (data.runs.length > 1) section.append(make("h3", { style: "margin:8px 0 6px" }, run.name));
-    if (!run.health.length) section.append(make("p", { class: "soft" }, "No monitor had anything to say."));
+    if (!run.health.length) section.append(make("p", { class: "fine" }, "✓ ", `No problems found (${data.checks} checks)`));
     run.health.forEach((f) => section.append(make("div", { class: "finding" },
       make("div", {}, make("b", {}, f.monitor.replaceAll("_", " ")), make("span", { class: "soft" }, ` · step ${f.step}${f.since < f.step ? `, since step ${f.since}` : ""}${f.mode === "stop" ? " · the run was stopped" : ""}`)),
-      make("div", {}, f.message), make("div", { class: "try" }, `Try: ${f.advice}`),
+      make("div", {}, ...prose(f.message)), make("div", { class: "try" }, "Try: ", ...prose(f.advice)),
       f.examples.length ? make("ul", { class: "small" }, ...f.examples.map((text) => make("li", {}, text))) : null)));
   });
   return section;
@@ -54,8 +69,12 @@ function evaluationsSection(data) {
   const section = make("section", { id: "evaluations" }, make("h2", {}, "Evaluations"));
   data.runs.forEach((run) => {
     if (!run.evaluations.length) return;
-    const names = [...new Set(run.evaluations.flatMap((e) => Object.keys(e)))].filter((name) => name.startsWith("eval/"));
-    const rows = run.evaluations.map((e) => [`${e.stage ? `${e.stage}, ` : ""}step ${e.step}`, ...names.map((name) => e[name])]);
+    // Where every score is 0 or 1, mean and pass@1 are one column.
+    const same = run.evaluations.every((e) => e["eval/mean"] === e["eval/pass@1"]);
+    const names = [...new Set(run.evaluations.flatMap((e) => Object.keys(e)))].filter((name) => name.startsWith("eval/") && !(same && name === "eval/mean"));
+    const bounds = new Map(run.points.map(([step, , low, high]) => [step, known(low) ? ` (${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)})` : ""]));
+    const cell = (e, name) => (describe(data, name)[0] === "share" ? percent(e[name]) : show(e[name])) + (name === run.score ? bounds.get(e.step) || "" : "");
+    const rows = run.evaluations.map((e) => [`${e.stage ? `${e.stage}, ` : ""}step ${e.step}`, ...names.map((name) => cell(e, name))]);
     section.append(make("div", { class: "card", style: "margin-bottom:10px" }, data.runs.length > 1 ? make("h3", {}, run.name) : null, table(["", ...names.map((name) => name.slice(5))], rows)));
   });
   return section;

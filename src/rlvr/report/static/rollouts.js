@@ -8,7 +8,8 @@ function rolloutsSection(data) {
   const section = make("section", { id: "rollouts" }, make("h2", {}, "Rollouts"));
   section.append(make("p", { class: "soft small", id: "left-out" }, data.notes.join(". ") || "no rollouts were recorded"));
   if (!data.rollouts.length) return section;
-  const state = { shown: PAGE, chosen: 0, paint: "advantage", found: [] };
+  const state = { shown: PAGE, chosen: 0, paint: "surprise", found: [] };
+  const linked = decodeURIComponent(location.hash.replace(/^#rollout=/, ""));
   const statuses = [...new Set(data.rollouts.map((r) => r.status))].sort();
   const steps = [...new Set(data.rollouts.map((r) => r.step))].sort((a, b) => a - b);
   const choice = (id, label, options) => make("select", { id, "aria-label": label, onchange: () => search() }, ...options.map(([value, text]) => make("option", { value }, text)));
@@ -41,16 +42,16 @@ function rolloutsSection(data) {
       state.found = [...state.found].sort((a, b) => known(a[key]) - known(b[key]) ? known(b[key]) - known(a[key]) : sign * (a[key] - b[key]));
     }
     Object.assign(state, { shown: PAGE, chosen: 0 });
-    update();
+    update(false);
   }
 
-  function update() {
+  function update(link = true) {
     count.textContent = `${state.found.length} of ${data.rollouts.length} shown rollouts match`;
     list.replaceChildren(...state.found.slice(0, state.shown).map((r, i) => item(r, i)));
     if (state.found.length > state.shown) {
       list.append(make("button", { type: "button", style: "margin:10px", onclick: () => { state.shown += PAGE; update(); } }, "more"));
     }
-    look();
+    look(link);
   }
 
   function item(r, i) {
@@ -67,19 +68,46 @@ function rolloutsSection(data) {
     return button;
   }
 
-  function look() {
+  // Shows a rollout that may be beyond the filters, as the link to it or a member of the group.
+  function open(r) {
+    for (const filter of Object.values(filters)) if (filter !== filters.order) filter.value = "";
+    search();
+    state.chosen = state.found.indexOf(r);
+    state.shown = Math.max(PAGE, state.chosen + 1);
+    update();
+  }
+
+  function look(link = true) {
     const r = state.found[state.chosen];
-    detail.replaceChildren(...(r ? rollout(data, r, state, look) : [make("p", { class: "soft" }, "no rollout matches")]));
+    if (r && link) history.replaceState(null, "", `#rollout=${encodeURIComponent(nameOf(data, r))}`);
+    detail.replaceChildren(...(r ? rollout(data, r, state, look, open) : [make("p", { class: "soft" }, "no rollout matches")]));
     detail.scrollTop = 0;
   }
 
   section.append(make("div", { class: "controls" }, data.runs.length > 1 ? filters.run : null, filters.step, filters.status, filters.least, filters.most, filters.text, filters.order, count),
     make("div", { class: "browser" }, list, detail));
   search();
+  const target = data.rollouts.find((r) => nameOf(data, r) === linked);
+  if (target) { open(target); setTimeout(() => section.scrollIntoView()); }
   return section;
 }
 
-function rollout(data, r, state, look) {
+// What a link names a rollout by: the run, the step, the group and the member.
+function nameOf(data, r) {
+  return `${data.runs[r.run].name}/${r.step}/${r.group}/${r.member}`;
+}
+
+// The rollouts of one group side by side, with their verdicts: what the advantage compares.
+function siblings(data, r, open) {
+  const members = data.rollouts.filter((other) => other.run === r.run && other.step === r.step && other.group === r.group);
+  if (members.length < 2) return null;
+  return make("div", {}, make("h3", {}, `The group: ${members.length} completions of this prompt`),
+    make("div", { class: "siblings" }, ...members.map((other) => make("button", { type: "button", class: "sibling", "aria-current": String(other === r), onclick: () => open(other) },
+      make("span", { class: "badge", style: `background:${verdictColor(other.status)}` }, other.status), ` #${other.member} · ${show(other.reward)}`,
+      make("span", { class: "tail" }, other.text.trim().slice(-240) || "(empty)")))));
+}
+
+function rollout(data, r, state, look, open) {
   const paints = Object.keys(PAINTS).filter((p) => p === "none" || (r.ends && valuesOf(r, p)));
   const paint = paints.includes(state.paint) ? state.paint : paints[paints.length - 1];
   const painter = make("select", { id: "paint", "aria-label": "colours", onchange: () => { state.paint = painter.value; look(); } },
@@ -95,6 +123,7 @@ function rollout(data, r, state, look) {
     make("h3", {}, "Prompt"), make("pre", {}, data.prompts[r.prompt]),
     make("div", { class: "controls", style: "margin-bottom:0" }, make("h3", {}, "Completion"), paints.length > 1 ? make("label", {}, "colours", painter) : make("span", { class: "soft small" }, "no token colours: nothing was sampled, the run has saved no tokenizer yet, or the text is long")),
     make("pre", { id: "completion" }, ...completion(r, paint)), paint === "none" ? null : scale(r, paint),
+    siblings(data, r, open),
   ].filter(Boolean);
 }
 

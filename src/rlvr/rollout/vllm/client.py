@@ -99,6 +99,8 @@ class Client:
             raise
         try:
             choice = reply["choices"][0]
+            first = choice["logprobs"]["content"][:1]
+            alternatives = [one for token in first for one in token.get("top_logprobs", ())]
             return Answer(
                 token_ids=choice["token_ids"],
                 # /inference/v1/generate is vLLM's endpoint of token ids in and out
@@ -107,6 +109,7 @@ class Client:
                 finish_reason=choice["finish_reason"],
                 stop_reason=choice["stop_reason"],
                 versions=[(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or ()],
+                first_tokens={one["token_id"]: one["logprob"] for one in alternatives},
             )
         except (KeyError, IndexError, TypeError) as error:
             raise ServerError(f"{self.url} answers in an unknown form: {str(reply)[:300]}") from error

@@ -186,6 +186,8 @@ class EngineServer:
 def _answer(output: Any) -> Answer:
     """Return the answer of a finished request."""
     sampled = output.outputs[0]
+    first = slice(*(sampled.logprobs.start_indices[:1] + sampled.logprobs.end_indices[:1]))
+    alternatives = zip(sampled.logprobs.token_ids[first], sampled.logprobs.logprobs[first], strict=True)
     return Answer(
         token_ids=list(sampled.token_ids),
         logprobs=[
@@ -194,6 +196,7 @@ def _answer(output: Any) -> Answer:
         finish_reason=str(sampled.finish_reason),
         stop_reason=sampled.stop_reason,
         versions=[(span.version, span.start, span.end) for span in sampled.weight_versions or ()],
+        first_tokens=dict(alternatives),
     )
 
 

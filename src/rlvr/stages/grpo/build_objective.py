@@ -6,13 +6,14 @@ Invariant: no component is known by name; its declared members say what it can d
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from rlvr import registry
 from rlvr.components import AdvantageComponent, Correction, Loss, LossComponent, Selector, SequenceLoss
 from rlvr.config import AlgorithmConfig, ComponentSpec, Config, KLConfig, OptimConfig
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.needs import BEHAVIOUR, Need
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, nearest
 from rlvr.losses import Divergence, EntropyBonus, KLPenalty, Objective, ObjectiveTerm, Renewal
 from rlvr.rollout.vllm.options import deviations
 from rlvr.stages.grpo.reference_penalty import ReferencePenalty
@@ -192,6 +193,23 @@ def _correction(
     if spec is None:
         return None
     return registry.build("correction", spec)
+
+
+def check_reads(objective: Objective, config: Config, sources: Collection[str | None]) -> None:
+    """ConfigError where a loss reads the column of a source that no task has, or of spans that no term scores."""
+    known = {"span": [term.column for term in config.rewards], "source": sorted(filter(None, sources))}
+    for component in objective.components:
+        if component.reads and isinstance(component.loss, SequenceLoss):
+            raise ConfigError(
+                f"the loss of {component.name!r} is one of whole responses and reads no columns: leave `reads` out"
+            )
+        for name in component.reads:
+            kind, _, own = name.partition("/")
+            if kind in known and own not in known[kind]:
+                what = "no reward is called so" if kind == "span" else "no task is of that source"
+                raise ConfigError(
+                    f"the loss of {component.name!r} reads {name!r}, and {what}{nearest(own, known[kind])}"
+                )
 
 
 def warn_uncorrected(config: Config, objective: Objective) -> None:

@@ -23,13 +23,13 @@ def check_scale(config: Config, tasks: Sequence[Task]) -> None:
     if kl is None or kl.scale is None:
         return
     where = f"algorithm.kl.scale: `by: {kl.scale.by}`"
+    plan: RolloutPlan = registry.build("plan", config.rollout.plan)
     if kl.scale.by == "source":
-        sources = sorted({task.source for task in tasks if task.source is not None})
+        sources = sorted({*plan.sources, *(task.source for task in tasks if task.source is not None)})
         for name in kl.scale.factors:
             if name not in sources:
                 raise ConfigError(f"{where} names {name!r}, and no task is of that source{nearest(name, sources)}")
     if kl.scale.by == "turn":
-        plan: RolloutPlan = registry.build("plan", config.rollout.plan)
         turn_limit = plan.turns
         for name in kl.scale.factors:
             if turn_limit is not None and int(name) > turn_limit:
@@ -58,8 +58,7 @@ def _rollout_factors(rollout: Rollout, scale: KLScaleConfig, tokenizer: Any) -> 
         return np.where(thinking, factors.get("think", other), factors.get("answer", other))
     # Turn 1 everywhere, since a rollout of a single-turn plan has no segments.
     values = np.full(len(rollout), factors.get("1", other))
-    turns = [segment for segment in rollout.segments if segment.kind == "turn"]
-    for number, turn in enumerate(turns, start=1):
+    for number, turn in enumerate(rollout.turns, start=1):
         # [T]; segments are [start, end) in tokens.
         values[turn.start : turn.end] = factors.get(str(number), other)
     return values

@@ -24,7 +24,7 @@ from rlvr.rollout import RolloutBuffer, StepRollouts
 from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
 from rlvr.stages.grpo.appended import token_after, with_token
-from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
+from rlvr.stages.grpo.build_objective import build_objective, build_penalty, check_reads, warn_uncorrected
 from rlvr.stages.grpo.demonstrations import check_demonstrations, demonstration, with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
 from rlvr.stages.grpo.monitoring import MonitoringSampler
@@ -70,11 +70,13 @@ class GRPOStage(Stage):
         super().__init__(plan, context, tasks, seed)
         self._step = 0
         kept = list(self.pool)  # tasks that are left out are never scored
-        self.scoring.bind(kept, RewardContext(plan.config, kept, context.rollout_context.same_answer))
+        rollout_plan: RolloutPlan = registry.build("plan", rollout.plan)
+        same_answer = context.rollout_context.same_answer
+        self.scoring.bind(kept, RewardContext(plan.config, kept, same_answer, tuple(rollout_plan.sources)))
+        check_reads(self._objective, plan.config, {*rollout_plan.sources, *(task.source for task in kept)})
         terms = self.scoring.terms
         check_terms(plan.config, [(term.name, term.function) for term in walk(terms)])
         self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), context.is_main)
-        rollout_plan: RolloutPlan = registry.build("plan", rollout.plan)
         context.history.keep_answers(rollout_plan.answer_characters)
         rollout_plan.check(self.rollout_context_at(0), self.pool.at(0))
 

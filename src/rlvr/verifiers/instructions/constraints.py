@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlvr.core.sentences import sentences
 from rlvr.verifiers.documents import DocumentError, read_json
 from rlvr.verifiers.instructions.instruction_registry import (
     Count,
@@ -18,7 +19,6 @@ from rlvr.verifiers.instructions.instruction_registry import (
     constraint,
 )
 from rlvr.verifiers.instructions.language import detect, detector_problem
-from rlvr.verifiers.instructions.sentences import count_sentences
 from rlvr.verifiers.invisible import folded
 
 _WORD = re.compile(r"\w+")
@@ -98,7 +98,7 @@ def number_words(text: str, *, num_words: Count, relation: Relation) -> bool:
 @constraint("length_constraints:number_sentences")
 def number_sentences(text: str, *, num_sentences: Count, relation: Relation) -> bool:
     """`less than` or `at least` so many sentences; `sentences` says how they are cut, and how punkt differs."""
-    return compared(count_sentences(text), relation, num_sentences)
+    return compared(len(sentences(text)), relation, num_sentences)
 
 
 @constraint("length_constraints:number_paragraphs")

@@ -12,10 +12,12 @@ from rlvr.core.process.deadline import Deadline
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import Needs, Verifier
-from rlvr.verifiers.judge.chat_client import Cause, ChatClient, JudgeError
-from rlvr.verifiers.judge.fenced_prompt import NO_CODE, RULES, new_code
+from rlvr.verifiers.judge.chat_client import Cause, ChatClient, ChatUsage, JudgeError
+from rlvr.verifiers.judge.engine_client import TEMPLATE_OPTIONS, EngineClient
+from rlvr.verifiers.judge.fenced_prompt import NO_CODE, RULES
 from rlvr.verifiers.judge.readings import JudgeReading, VerdictReader
 from rlvr.verifiers.judge.reply_cache import ReplyCache
+from rlvr.verifiers.run_models import POLICY, RunModels
 
 # The judge's own deadline is to strike first: it knows why, and counts it.
 GRACE = 10.0
@@ -24,8 +26,12 @@ GRACE = 10.0
 
 @dataclass
 class AsksJudge(Verifier):
-    """A verifier that asks a language model at an OpenAI-compatible endpoint."""
+    """A verifier that asks a language model: at an OpenAI-compatible endpoint, or by the engines of the run."""
 
+    backend: str | None = None
+    """In the place of `urls`: `policy`, the model that is trained, with the weights that it has at the time; or the
+    name of a frozen one in `models`, loaded here or at its `url`. Requests to a model of this run use no connection, so
+    that what is said of those below does not hold for it."""
     urls: str | tuple[str, ...] = ()
     """The endpoint, `https://host/v1`; several equal ones share the requests, and stand in for each other."""
     model: str = ""
@@ -39,7 +45,8 @@ class AsksJudge(Verifier):
     max_tokens: int = 1024
     """Tokens of a reply, the judge's reasoning included."""
     request: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, such as `{reasoning_effort: low}`."""
+    """Further fields of each request, such as `{reasoning_effort: low}`; of a model of this run
+    `chat_template_kwargs` alone, such as `{chat_template_kwargs: {enable_thinking: false}}`."""
     votes: int = 1
     """Replies for each verdict, each a draw of its own."""
     concurrency: int = 64
@@ -66,8 +73,12 @@ class AsksJudge(Verifier):
     needs = Needs(remote=True)
 
     def __post_init__(self) -> None:
+        self.client: ChatClient | EngineClient | None = None
         urls = (self.urls,) if isinstance(self.urls, str) else tuple(self.urls)
-        self.client = ChatClient(self.model, urls, self.key, self.concurrency, self.retries, self.timeout, self.hedge)
+        if self.backend is None:
+            self.client = self._endpoint(urls, self.key, self.model)
+        elif urls or self.model or self.key is not None:
+            raise ConfigError("judge: `backend` names the model: leave urls, model and key out")
         self._replies = ReplyCache(self.cache) if self.cache is not None else None
         if self.votes < 1 or self.max_tokens < 1 or not self.deadline > 0 or self.longest < 100:
             raise ConfigError("judge: votes, max_tokens and deadline must be above 0, and longest at least 100")
@@ -76,14 +87,26 @@ class AsksJudge(Verifier):
         self.time_limit = self.deadline + GRACE
         self._causes: Counter[Cause] = Counter()
 
+    def attach(self, models: RunModels) -> None:
+        """Take the model that `backend` names. ConfigError where it is not there."""
+        if self.backend is None:
+            return
+        if self.backend != POLICY and (described := models.described(self.backend)).urls:
+            urls = tuple(url.rstrip("/").removesuffix("/v1") + "/v1" for url in described.urls)
+            self.client = self._endpoint(urls, described.key, described.model)
+            return
+        if others := set(self.request) - {TEMPLATE_OPTIONS}:
+            raise ConfigError(f"judge: `request` sets {min(others)!r}, which is for an endpoint: leave it out")
+        self.client = EngineClient(models.sampler(self.backend))
+
     def check_task(self, task: Task) -> str | None:
         """ConfigError where the key is missing, which no task is at fault for."""
-        if (problem := self.client.missing_key()) is not None:
+        if isinstance(self.client, ChatClient) and (problem := self.client.missing_key()) is not None:
             raise ConfigError(problem)
         return None
 
     def metrics(self) -> dict[str, float]:
-        usage = self.client.take_usage()
+        usage = ChatUsage() if self.client is None else self.client.take_usage()
         causes, self._causes = self._causes, Counter()
         cost = usage.prompt_tokens * self.price[0] + usage.completion_tokens * self.price[1]
         return {
@@ -119,20 +142,26 @@ class AsksJudge(Verifier):
             return JudgeError("deadline", f"no verdict within {self.deadline:g} s")
 
     async def _reading(self, content: Callable[[str], str], reader: VerdictReader, draw: int) -> JudgeReading:
+        if self.client is None:
+            raise ConfigError(f"judge: backend={self.backend} was not opened: call `attach` with the models of a run")
         key = ""
+        without_code = content(NO_CODE)
         if self._replies is not None:
             # By a code that is always the same: with its own each request would be a new one.
-            key = ReplyCache.key(self.model, self._body(content(NO_CODE), reader, NO_CODE), draw)
+            key = ReplyCache.key(self.client.identity, self._body(without_code, reader, NO_CODE), draw)
             if (kept := self._replies.get(key)) is not None:
                 self.client.usage.cached += 1
                 return reader.read(kept)
-        code = new_code()
-        reply = replace(await self.client.ask(self._body(content(code), reader, code)), code=code)
+        code = self.client.fence_code(without_code, draw)
+        reply = replace(await self.client.ask(self._body(content(code), reader, code), draw), code=code)
         reading = reader.read(reply)
         # What cannot be read is not kept: it would stay undecided for ever.
         if self._replies is not None:
             self._replies.put(key, reply)
         return reading
+
+    def _endpoint(self, urls: tuple[str, ...], key: str | None, model: str) -> ChatClient:
+        return ChatClient(urls, key, self.concurrency, self.retries, self.timeout, self.hedge, model=model)
 
     def _body(self, content: str, reader: VerdictReader, code: str) -> dict[str, Any]:
         temperature = self.temperature

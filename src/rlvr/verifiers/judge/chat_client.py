@@ -1,4 +1,5 @@
-"""An asynchronous client of OpenAI-compatible chat endpoints (`POST /chat/completions`).
+"""An asynchronous client of OpenAI-compatible chat endpoints (`POST /chat/completions`), and of any that take and give
+JSON.
 
 Which failures are worth another attempt, the backoff (half a second, doubled up to 8 s, less up to a quarter of jitter)
 and the bound on `Retry-After` (two minutes) are those of OpenAI's own client (openai/openai-python,
@@ -18,20 +19,23 @@ import json
 import os
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from rlvr.errors import ConfigError
+from rlvr.verifiers.judge.fenced_prompt import new_code
 from rlvr.verifiers.judge.reply_cache import ChatReply
 
 if TYPE_CHECKING:
     import aiohttp
 
-Cause = Literal["unreachable", "refused", "unparsable", "out_of_range", "deadline"]
+Reply = TypeVar("Reply")
+Cause = Literal["unreachable", "refused", "unparsable", "out_of_range", "deadline", "too_long"]
 """Why a judge gave no verdict. All leave it undecided."""
 
 FIRST_BACKOFF = 0.5
@@ -100,6 +104,13 @@ class _Endpoint:
     """When it may be asked again at all: it said so by `Retry-After`."""
 
 
+@dataclass(frozen=True)
+class _Message:
+    path: str
+    """Behind the url."""
+    data: bytes
+
+
 @dataclass
 class _Connections:
     """The parts that the requests of one event loop share."""
@@ -110,14 +121,13 @@ class _Connections:
 
 
 @dataclass
-class ChatClient:
-    """Asks a model at several equal urls (`https://host/v1`), each time that with the fewest requests under way of
-    those that work.
+class EndpointClient(ABC, Generic[Reply]):
+    """Asks several equal urls (`https://host/v1`), each time that with the fewest requests under way of those that
+    work.
 
     `key` names an environment variable. ConfigError for urls that are none and for numbers out of range.
     """
 
-    model: str
     urls: tuple[str, ...]
     key: str | None = None
     concurrency: int = 64
@@ -126,21 +136,31 @@ class ChatClient:
     """Seconds for one request."""
     hedge: float | None = 1.5
     """A request that takes this many times as long as 95 % of the others is sent again; None: never."""
+    who: str = "judge"
+    """The verifier in messages."""
+    reply_name: ClassVar[str] = "reply"
+    """A reply in messages."""
 
     def __post_init__(self) -> None:
-        if not self.model or not self.urls:
-            raise ConfigError("judge: it needs `urls` (such as http://localhost:8000/v1) and a `model`")
         for url in self.urls:
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                raise ConfigError(f"judge: {url!r} is no url such as http://localhost:8000/v1")
+                raise ConfigError(f"{self.who}: {url!r} is no url such as http://localhost:8000/v1")
         if self.concurrency < 1 or self.retries < 0 or not self.timeout > 0:
-            raise ConfigError("judge: concurrency must be 1 or more, retries 0 or more, and timeout above 0")
+            raise ConfigError(f"{self.who}: concurrency must be 1 or more, retries 0 or more, and timeout above 0")
         if self.hedge is not None and not self.hedge >= 1:
-            raise ConfigError(f"judge: hedge={self.hedge} must be 1 or more, or null")
+            raise ConfigError(f"{self.who}: hedge={self.hedge} must be 1 or more, or null")
         self.usage = ChatUsage()
-        self._endpoints = [_Endpoint(url.rstrip("/") + "/chat/completions") for url in self.urls]
+        self._endpoints = [_Endpoint(url.rstrip("/")) for url in self.urls]
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
         self._loops: dict[asyncio.AbstractEventLoop, _Connections] = {}
+
+    @abstractmethod
+    def read(self, row: Any) -> tuple[Reply, tuple[int, int]]:
+        """The reply in the JSON of a response, and its tokens (prompt, completion).
+
+        What is no reply may raise ValueError, KeyError, IndexError, TypeError or AttributeError, after which the
+        request is made again; JudgeError where that is of no use.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_loops": {}}
@@ -148,7 +168,7 @@ class ChatClient:
     def missing_key(self) -> str | None:
         """Return the problem of the environment, or None."""
         if self.key is not None and not os.environ.get(self.key):
-            return f"judge: the environment variable {self.key} with the key of {self.urls[0]} is not set"
+            return f"{self.who}: the environment variable {self.key} with the key of {self.urls[0]} is not set"
         return None
 
     def take_usage(self) -> ChatUsage:
@@ -156,12 +176,12 @@ class ChatClient:
         usage, self.usage = self.usage, ChatUsage()
         return usage
 
-    async def ask(self, body: Mapping[str, Any]) -> ChatReply:
-        """The reply to a request, `body` being its JSON without the model. JudgeError where there is none."""
+    async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
+        """The reply to a request, `body` being its JSON. JudgeError where there is none."""
         # Lone surrogates of a policy's text become question marks: they are no UTF-8.
-        data = json.dumps({"model": self.model, **body}, ensure_ascii=False).encode("utf-8", "replace")
+        data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         async with self._slot() as session:
-            return await self._with_retries(session, data)
+            return await self._with_retries(session, _Message(path, data))
 
     @contextlib.asynccontextmanager
     async def _slot(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -188,7 +208,7 @@ class ChatClient:
                 self._loops.pop(loop, None)
                 await shared.session.close()
 
-    async def _with_retries(self, session: aiohttp.ClientSession, data: bytes) -> ChatReply:
+    async def _with_retries(self, session: aiohttp.ClientSession, message: _Message) -> Reply:
         failed: _Endpoint | None = None
         throttled = False
         for attempt in range(self.retries + 1):
@@ -203,7 +223,7 @@ class ChatClient:
             if wait > 0:
                 await asyncio.sleep(wait)
             try:
-                return await self._hedged(session, endpoint, data)
+                return await self._hedged(session, endpoint, message)
             except JudgeError as error:
                 if not error.retried or attempt == self.retries:
                     raise
@@ -220,17 +240,17 @@ class ChatClient:
 
         return min(self._endpoints, key=rank)
 
-    async def _hedged(self, session: aiohttp.ClientSession, endpoint: _Endpoint, data: bytes) -> ChatReply:
+    async def _hedged(self, session: aiohttp.ClientSession, endpoint: _Endpoint, message: _Message) -> Reply:
         """The reply to a request, or to a further one where those before are late."""
-        requests = [self._send(session, endpoint, data)]
-        waiting: set[asyncio.Task[ChatReply]] = set(requests)
+        requests = [self._send(session, endpoint, message)]
+        waiting: set[asyncio.Task[Reply]] = set(requests)
         sent = time.monotonic()
         try:
             while waiting:
                 late = self._late() if len(requests) <= MOST_HEDGES else None
                 if late is not None and time.monotonic() - sent >= late:
                     self.usage.hedged += 1
-                    requests.append(self._send(session, self._choose(endpoint), data))
+                    requests.append(self._send(session, self._choose(endpoint), message))
                     waiting.add(requests[-1])
                     sent = time.monotonic()
                     continue
@@ -258,18 +278,18 @@ class ChatClient:
         ordered = sorted(self._latencies)
         return max(SOONEST_HEDGE, self.hedge * ordered[int(0.95 * (len(ordered) - 1))])
 
-    def _send(self, session: aiohttp.ClientSession, endpoint: _Endpoint, data: bytes) -> asyncio.Task[ChatReply]:
+    def _send(self, session: aiohttp.ClientSession, endpoint: _Endpoint, message: _Message) -> asyncio.Task[Reply]:
         # Counted here and not in the task, which begins later: the next request is to see it.
         endpoint.open += 1
-        request = asyncio.ensure_future(self._post(session, endpoint, data))
+        request = asyncio.ensure_future(self._post(session, endpoint, message))
 
-        def ended(_: asyncio.Task[ChatReply]) -> None:
+        def ended(_: asyncio.Task[Reply]) -> None:
             endpoint.open -= 1
 
         request.add_done_callback(ended)
         return request
 
-    async def _post(self, session: aiohttp.ClientSession, endpoint: _Endpoint, data: bytes) -> ChatReply:
+    async def _post(self, session: aiohttp.ClientSession, endpoint: _Endpoint, message: _Message) -> Reply:
         import aiohttp
 
         headers = {"Content-Type": "application/json"}
@@ -280,11 +300,13 @@ class ChatClient:
         try:
             async with asyncio.timeout(self.timeout):
                 # Not redirected: the key is for this url.
-                async with session.post(endpoint.url, data=data, headers=headers, allow_redirects=False) as response:
+                async with session.post(
+                    endpoint.url + message.path, data=message.data, headers=headers, allow_redirects=False
+                ) as response:
                     body = await response.content.read(LARGEST_REPLY)
                     while len(body) <= LARGEST_REPLY and (more := await response.content.read(LARGEST_REPLY)):
                         body += more
-            reply, tokens = _read(response.status, response.headers, body)
+            reply, tokens = self._reply(response.status, response.headers, body)
         except JudgeError as error:
             self._note(endpoint, error)
             raise
@@ -305,6 +327,23 @@ class ChatClient:
         self.usage.completion_tokens += tokens[1]
         return reply
 
+    def _reply(self, status: int, headers: Mapping[str, str], body: bytes) -> tuple[Reply, tuple[int, int]]:
+        """The reply in a response, and its tokens (prompt, completion). JudgeError for anything else."""
+        if status != 200:
+            said = body[:500].decode("utf-8", "replace")
+            retried = status in RETRIED or status >= 500
+            cause: Cause = "unreachable" if retried else "refused"
+            # vLLM (renderers/params.py of 0.32) and OpenAI's API both say it in these words.
+            if status == 400 and "maximum context length" in said:
+                cause = "too_long"
+            raise JudgeError(
+                cause, f"HTTP {status}: {said}", retried, status == 429, _retry_after(headers) if retried else 0.0
+            )
+        try:
+            return self.read(json.loads(body))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+            raise JudgeError("unreachable", f"the reply is no {self.reply_name} ({error!r})", retried=True) from error
+
     def _note(self, endpoint: _Endpoint, error: JudgeError) -> JudgeError:
         """Count a failure, and let the other urls go first for a while."""
         now = time.monotonic()
@@ -317,27 +356,42 @@ class ChatClient:
         return error
 
 
-def _read(status: int, headers: Mapping[str, str], body: bytes) -> tuple[ChatReply, tuple[int, int]]:
-    """The reply in a response, and its tokens (prompt, completion). JudgeError for anything else."""
-    if status != 200:
-        text = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
-        retried = status in RETRIED or status >= 500
-        cause: Cause = "unreachable" if retried else "refused"
-        raise JudgeError(cause, text, retried, status == 429, _retry_after(headers) if retried else 0.0)
-    try:
-        row = json.loads(body)
+@dataclass
+class ChatClient(EndpointClient[ChatReply]):
+    """Asks a model at chat endpoints."""
+
+    model: str = ""
+    reply_name = "chat completion"
+
+    def __post_init__(self) -> None:
+        if not self.model or not self.urls:
+            raise ConfigError(f"{self.who}: it needs `urls` (such as http://localhost:8000/v1) and a `model`")
+        super().__post_init__()
+
+    @property
+    def identity(self) -> str:
+        """What its replies are of, for a cache."""
+        return self.model
+
+    def fence_code(self, content: str, draw: int) -> str:
+        """A code for the fences of a request, which none of its texts can know."""
+        return new_code()
+
+    async def ask(self, body: Mapping[str, Any], draw: int = 0) -> ChatReply:
+        """The reply to a request, `body` being its JSON without the model. JudgeError where there is none."""
+        return await self.post("/chat/completions", {"model": self.model, **body})
+
+    def read(self, row: Any) -> tuple[ChatReply, tuple[int, int]]:
         choice = row["choices"][0]
         message = choice["message"]
         refusal = message.get("refusal")
-        text = message.get("content") or ""
         usage = row.get("usage") or {}
         tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        text = message.get("content") or ""
         reply = ChatReply(str(text), _first_token(choice), choice.get("finish_reason") == "length")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise JudgeError("unreachable", f"the reply is no chat completion ({error!r})", retried=True) from error
-    if refusal or choice.get("finish_reason") == "content_filter":
-        raise JudgeError("refused", f"the judge refused: {refusal or 'content filter'}")
-    return reply, tokens
+        if refusal or choice.get("finish_reason") == "content_filter":
+            raise JudgeError("refused", f"the judge refused: {refusal or 'content filter'}")
+        return reply, tokens
 
 
 def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:

@@ -5,12 +5,10 @@ Invariant: each step stands in a fence of its own, so that no step can pretend t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlvr.errors import ConfigError
+from rlvr.core.splitters import Split
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.judge.asks_judge import AsksJudge
@@ -19,6 +17,7 @@ from rlvr.verifiers.judge.fenced_prompt import JudgeTemplate
 from rlvr.verifiers.judge.judge_verifier import voted
 from rlvr.verifiers.judge.numbered_reader import NumberedReader, of_number
 from rlvr.verifiers.judge.readings import LabelReader
+from rlvr.verifiers.scored_steps import fused_scores, splitter_of_text
 
 TEMPLATE = """Decide for each step of the solution whether it is right, given the steps before it. A step that builds \
 on a wrong one is wrong.
@@ -28,8 +27,6 @@ Problem:
 
 Solution:
 {step}"""
-SPLITS = {"blank_line": r"\n[ \t]*\n\s*", "line": r"\n\s*"}
-"""Name -> what stands between two steps."""
 # A choice: more are joined with the last one, since a judge that labels hundreds of steps leaves some out.
 MOST_STEPS = 50
 """Most steps of a response."""
@@ -46,8 +43,9 @@ class StepsVerifier(AsksJudge):
     score. Several votes are counted for each step by itself. A response without any text scores the least label.
     """
 
-    split: str = "blank_line"
-    """The border of two steps: `blank_line`, `line`, or a regular expression that matches what stands between them."""
+    split: Split = "blank_line"
+    """The border of two steps: `blank_line`, `line`, `sentence`, a regular expression that matches what
+    stands between two, or a list of texts with which steps begin."""
     labels: dict[str, float] = field(default_factory=lambda: {"right": 1.0, "wrong": 0.0})
     """Label -> score of a step."""
     score: Score = "before_error"
@@ -62,18 +60,13 @@ class StepsVerifier(AsksJudge):
         super().__post_init__()
         self._template = JudgeTemplate(self.template, ("step",), self.longest)
         LabelReader(self.labels)
-        try:
-            self._border = re.compile(SPLITS.get(self.split, self.split))
-        except re.error as error:
-            raise ConfigError(
-                f"steps: split={self.split!r} is neither {', '.join(SPLITS)} nor a pattern: {error}"
-            ) from error
+        self._splitter = splitter_of_text("steps", self.split, MOST_STEPS)
 
     def check_task(self, task: Task) -> str | None:
         return super().check_task(task) or self._template.problem(task)
 
     async def verify(self, task: Task, completion: str) -> Verdict:
-        spans = steps_of(completion, self._border)
+        spans = self._splitter.of_text(completion)
         if not spans:
             lowest = min(self.labels.values())
             return Verdict(VerdictStatus.UNPARSABLE, lowest, reason="the response has no step")
@@ -86,7 +79,7 @@ class StepsVerifier(AsksJudge):
             if isinstance(said, JudgeError):
                 return self.undecided(said)
             scores.append(said)
-        fused = fused_scores(scores, reader.worst)
+        fused = fused_scores(scores, [score == reader.worst for score in scores])
         wrong = [str(number) for number, score in enumerate(scores, start=1) if score == reader.worst]
         return Verdict.from_score(
             fused[self.score],
@@ -94,27 +87,3 @@ class StepsVerifier(AsksJudge):
             scores=fused,
             spans=[(start, end, score) for (start, end), score in zip(spans, scores, strict=True)],
         )
-
-
-def steps_of(text: str, border: re.Pattern[str]) -> list[tuple[int, int]]:
-    """(first character, past-the-end character) of each step that is not blank, at most `MOST_STEPS`; what is beyond
-    belongs to the last."""
-    # A border of no characters would stand between any two of them.
-    borders = [(match.start(), match.end()) for match in border.finditer(text) if match.end() > match.start()]
-    starts = [0, *(end for _, end in borders)]
-    ends = [*(start for start, _ in borders), len(text)]
-    spans = [(start, end) for start, end in zip(starts, ends, strict=True) if text[start:end].strip()]
-    if len(spans) > MOST_STEPS:
-        spans[MOST_STEPS - 1 :] = [(spans[MOST_STEPS - 1][0], spans[-1][1])]
-    return spans
-
-
-def fused_scores(scores: Sequence[float], worst: float) -> dict[str, float]:
-    """The scores of a response by those of its steps, at least one."""
-    before = next((place for place, score in enumerate(scores) if score == worst), len(scores))
-    return {
-        "mean": sum(scores) / len(scores),
-        "min": min(scores),
-        "last": scores[-1],
-        "before_error": before / len(scores),
-    }

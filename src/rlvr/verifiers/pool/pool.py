@@ -41,6 +41,7 @@ from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.wire import VerifierJob
 from rlvr.verifiers.pool.worker_groups import LoadError, WorkerGroup, WorkerGroups
+from rlvr.verifiers.run_models import RunModels
 
 T = TypeVar("T")
 
@@ -343,6 +344,15 @@ class Verification:
         self._named = [(as_verifier(written), name) for name, written in (named or {}).items()]
         self._of_tasks: dict[str, tuple[Verifier, str]] = {}
         """The verifiers that tasks name."""
+        self._models: RunModels | None = None
+
+    def attach(self, models: RunModels) -> None:
+        """Give the verifiers the run's models, now or when a task first names one. ConfigError where one does not
+        fit."""
+        self._models = models
+        default = [] if self._default is None else [self._default]
+        for verifier, _ in [*default, *self._of_tasks.values(), *self._named]:
+            verifier.attach(models)
 
     def of(self, task: Task) -> Verifier:
         """The verifier of a task. DataError when nothing says which."""
@@ -359,6 +369,8 @@ class Verification:
             )
         if task.verifier not in self._of_tasks:
             self._of_tasks[task.verifier] = _with_name(task.verifier)
+            if self._models is not None:
+                self._of_tasks[task.verifier][0].attach(self._models)
         return self._of_tasks[task.verifier]
 
     def _verifiers_of(self, task: Task) -> list[tuple[Verifier, str]]:

@@ -48,16 +48,20 @@ _LETTERED = frozenset(
 """Words that a single letter names one of: a stop after the letter may end a sentence."""
 
 
-def count_sentences(text: str) -> int:
-    """The number of sentences: pieces between ends that hold a letter or digit."""
-    count = 0
+def sentences(text: str) -> list[tuple[int, int]]:
+    """(first character, past-the-end character) of each sentence: the pieces between ends that hold a letter or digit,
+    with the space before them."""
+    spans = []
     start = 0
     for end in _END.finditer(text):
         has_word = _WORD.search(text, start, end.start()) is not None
         if not has_word or _ends_sentence(text, end):
-            count += has_word
+            if has_word:
+                spans.append((start, end.end()))
             start = end.end()
-    return count + (_WORD.search(text, start) is not None)
+    if _WORD.search(text, start) is not None:
+        spans.append((start, len(text)))
+    return spans
 
 
 def _ends_sentence(text: str, end: re.Match[str]) -> bool:

@@ -1,0 +1,49 @@
+"""Lines on the screen about what a command does before its first step: libraries, model, tasks, engine.
+
+The library logs the phases as INFO records of the logger `rlvr.startup`, which nobody sees by default; a command shows
+them with the seconds since its begin.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import TextIO
+
+startup = logging.getLogger("rlvr.startup")
+"""`startup.info("loading the model %s", path)`, at the begin of a phase."""
+
+
+class StartupLines(logging.Handler):
+    """Shows the phases in the block; nothing in the modes `off` and `quiet` of the console, and on ranks other than the
+    first."""
+
+    def __init__(self, mode: str, file: TextIO | None = None) -> None:
+        super().__init__(logging.INFO)
+        self._shown = mode not in ("off", "quiet") and os.environ.get("RANK", "0") == "0"
+        self._file = file
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        if not self._shown:
+            return
+        try:
+            print(f"{time.monotonic() - self._began:5.1f} s  {text}", file=self._file or sys.stdout, flush=True)
+        # A stream that is gone, or cannot encode a path: the run goes on without its lines.
+        except (OSError, ValueError):
+            self._shown = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record."""
+        self.say(record.getMessage())
+
+    def __enter__(self) -> StartupLines:
+        startup.addHandler(self)
+        startup.setLevel(logging.INFO)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        startup.removeHandler(self)

@@ -1,0 +1,80 @@
+"""Upload of a run's model to the Hugging Face hub.
+
+Sources: huggingface_hub 2.4, hf_api.py (`create_repo`, `upload_folder`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rlvr.core.own_files import numbered
+from rlvr.distributed.checkpoint import is_sealed
+from rlvr.errors import ConfigError, TrainingError
+from rlvr.run.model_card import write_card
+from rlvr.run.resolved_config import ResolvedConfig
+from rlvr.run.run_folder import RunFolder
+from rlvr.run.train_state import TrainState
+
+
+def push(
+    folder: RunFolder,
+    resolved: ResolvedConfig,
+    state: TrainState,
+    repo: str,
+    private: bool | None = None,
+    token: str | None = None,
+) -> str:
+    """Upload the model of the newest checkpoint of a run with its card; its address.
+
+    ConfigError without a token or a checkpoint, and for a name that is none, before anything is uploaded; TrainingError
+    where the hub refuses it or cannot be reached.
+    """
+    import huggingface_hub as hub
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(f"push_to_hub: {repo!r} is no name of a repository (owner/name): {error}") from error
+    if token is None and hub.get_token() is None:
+        raise ConfigError(
+            "push_to_hub: there is no token of the hub: run `hf auth login`, set HF_TOKEN, or give `token`; nothing "
+            "was uploaded"
+        )
+    model = _newest_model(folder)
+    api = hub.HfApi(token=token)
+    with TemporaryDirectory() as place:
+        card = Path(place)
+        try:
+            made = api.create_repo(repo, private=private, exist_ok=True)
+            # The name with its owner, which the hub adds to a bare one.
+            name = made.repo_id
+            write_card(folder, resolved, state, model, name, card)
+            message = f"rlvr: step {state.step}"
+            operations = [
+                hub.CommitOperationAdd(path_in_repo=str(path.relative_to(root)), path_or_fileobj=path)
+                # peft writes a README.md of its own beside an adapter; the card takes its place.
+                for root, path in [*_files(model, without="README.md"), *_files(card)]
+            ]
+            api.create_commit(name, operations, commit_message=message)
+        # HfHubHTTPError and the errors of a connection are OSErrors; the hub's own say what to do.
+        except (OSError, ValueError) as error:
+            # The hub's errors have several lines, with the address of the request.
+            problem = " ".join(str(error).split())
+            raise TrainingError(f"push_to_hub: {repo} could not be uploaded: {problem}") from error
+    return str(made)
+
+
+def _files(folder: Path, without: str = "") -> list[tuple[Path, Path]]:
+    return [(folder, path) for path in sorted(folder.rglob("*")) if path.is_file() and path.name != without]
+
+
+def _newest_model(folder: RunFolder) -> Path:
+    """The folder of the model in the newest whole checkpoint. ConfigError where there is none."""
+    saved = numbered(folder.checkpoints)
+    for _, path in sorted(saved.items(), reverse=True):
+        if is_sealed(path) and (path / "model").is_dir():
+            return path / "model"
+    raise ConfigError(f"push_to_hub: {folder.path} has no checkpoint yet: call train() or save() first")

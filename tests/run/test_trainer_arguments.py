@@ -1,0 +1,238 @@
+"""The arguments of GRPOTrainer: lists of rewards with weights, TRL's names, and settings that are given twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig
+
+from rlvr import Config, GRPOTrainer, Verdict, Verifier
+from rlvr.config import OptimConfig
+from rlvr.errors import ConfigError
+from rlvr.run.trainer_arguments import KEYS, OTHER_NAMES, TrainerSettings, trainer_arguments
+from small_run import TREE, lines, overlaid, task_rows
+
+OWN = dict.fromkeys(("model", "tasks", "verifier", "config", "eval_tasks", "tokenizer"))
+STEPS = {"run": {"steps": 1}}
+
+
+def correct(completion, answer):
+    """1 where the answer is in the completion."""
+    return float(answer in completion)
+
+
+def brief(completions, **columns):
+    """In TRL's form: 1 for completions of at most three characters."""
+    return [float(len(completion) <= 3) for completion in completions]
+
+
+class HasDigit(Verifier):
+    def verify(self, task, completion):
+        return Verdict.from_score(any(character.isdigit() for character in completion))
+
+
+def arguments(**given):
+    own = {name: given.pop(name) for name in list(given) if name in OWN}
+    return trainer_arguments({**OWN, **own}, given)
+
+
+def test_the_functions_of_a_list_are_summed_with_their_weights(tmp_path):
+    tree = overlaid(TREE, {"run": {"dir": str(tmp_path), "name": "r", "steps": 1}})
+    rewards = [correct, (brief, 0.25), (HasDigit(), -2)]
+    with GRPOTrainer(None, train_dataset=task_rows(), reward_funcs=rewards, args=tree) as trainer:
+        trainer.train()
+        columns = trainer.batch.columns
+        expected = torch.tensor(
+            [
+                (r.task.answer in r.text) + 0.25 * (len(r.text) <= 3) - 2 * any(c.isdigit() for c in r.text)
+                for r in trainer.batch.rollouts
+            ],
+            dtype=torch.float64,
+        )
+        assert torch.equal(torch.as_tensor(columns["reward"]), expected)
+        assert len(set(expected.tolist())) > 1
+        assert {"reward/correct", "reward/brief", "reward/HasDigit"} <= columns.keys()
+    (row,) = lines(tmp_path / "r" / "metrics.jsonl")
+    assert row["reward/brief"] == pytest.approx(float(columns["reward/brief"].mean()))
+    written = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    assert written["verifier"].endswith("test_trainer_arguments.py:correct")
+    assert written["verifiers"]["brief"].endswith("test_trainer_arguments.py:brief")
+    assert written["verifiers"]["HasDigit"].endswith("test_trainer_arguments.py:HasDigit")
+    assert [term["weight"] for term in written["rewards"]] == [1.0, 0.25, -2.0]
+
+
+def test_one_function_a_pair_and_a_list_of_one_are_the_same_reward():
+    alone = arguments(verifier=correct, config=STEPS)
+    assert alone.verifier is correct
+    assert arguments(verifier=[correct], config=STEPS).config == alone.config
+    pair = arguments(reward_funcs=(correct, 0.5), config=STEPS)
+    assert pair.verifier is correct
+    assert pair.config.rewards[0].weight == 0.5
+    assert pair == arguments(reward_funcs=[correct], reward_weights=[0.5], config=STEPS)
+    named = arguments(verifier=["math", ("exact", 0.1), lambda completion: 1.0, lambda completion: 0.0], config=STEPS)
+    assert named.verifier == "math"
+    assert list(named.config.verifiers) == ["exact", "lambda", "lambda_2"]
+    assert named.config.verifiers["exact"].written == "exact"
+    assert list(named.verifiers) == ["lambda", "lambda_2"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "problem"),
+    [
+        ([(correct, "0.2")], None, r"the weight of reward 0 \(correct\) is '0.2': give a finite number"),
+        ([correct, (brief, None)], None, r"the weight of reward 1 \(brief\) is None"),
+        ([(correct, float("nan"))], None, "is nan"),
+        ([(correct, True)], None, "is True"),
+        ([(correct, 1, 2)], None, "reward 0 is 3 values"),
+        ([correct, 3], None, "reward 1 is int"),
+        ([], None, "the list of rewards is empty"),
+        ([correct, brief], [1.0], "give a list of 2 numbers"),
+        ([correct, brief], 0.5, "give a list of 2 numbers"),
+        ([(correct, 1.0), brief], [1.0, 1.0], "in reward_weights and beside a function"),
+        (correct, [1.0], "reward_weights are the weights of a list"),
+        ([torch.nn.Linear(1, 1)], None, "is a reward model"),
+    ],
+)
+def test_rewards_that_cannot_be_summed_are_refused_in_one_line(rewards, weights, problem):
+    more = {} if weights is None else {"reward_weights": weights}
+    with pytest.raises(ConfigError, match=problem) as raised:
+        arguments(reward_funcs=rewards, config=STEPS, **more)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_list_of_rewards_and_rewards_of_the_configuration_are_refused():
+    for key, value in {"rewards": ["length"], "verifiers": {"judge": "exact"}}.items():
+        with pytest.raises(ConfigError, match=f"reward_funcs is a list of rewards, and the configuration sets {key}"):
+            arguments(reward_funcs=[correct, brief], config={**STEPS, key: value})
+
+
+def values() -> dict:
+    """A value of every keyword that sets one key, other than the default."""
+    return {
+        "run_name": "mine",
+        "seed": 3,
+        "max_steps": 7,
+        "num_train_epochs": 2.0,
+        "learning_rate": 1e-5,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 4,
+        "max_grad_norm": 0.5,
+        "steps_per_generation": 2,
+        "num_iterations": 3,
+        "prompts_per_step": 5,
+        "num_generations": 6,
+        "max_completion_length": 77,
+        "temperature": 0.7,
+        "loss_type": "dr_grpo",
+        "beta": 0.04,
+        "gradient_checkpointing": True,
+        "eval_steps": 8,
+        "save_steps": 9,
+        "save_total_limit": 3,
+    }
+
+
+def at(config: Config, path: str):
+    for part in path.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def test_every_keyword_is_typed_and_sets_its_key():
+    special = {*OTHER_NAMES, "reward_weights", "peft_config", "output_dir", "use_vllm"}
+    assert set(TrainerSettings.__annotations__) == set(KEYS) | special
+    assert set(values()) == set(KEYS)
+    for keyword, value in values().items():
+        more = {} if keyword in ("max_steps", "num_train_epochs") else {"max_steps": 1}
+        config = arguments(**{keyword: value}, **more).config
+        assert at(config, KEYS[keyword]) == value, keyword
+        assert at(Config(), KEYS[keyword].partition(".kl")[0]) != at(config, KEYS[keyword].partition(".kl")[0])
+
+
+@pytest.mark.parametrize("keyword", sorted(set(values()) - {"num_train_epochs"}))
+def test_a_setting_as_keyword_and_in_the_configuration_is_one_clear_error(keyword, tmp_path):
+    path = KEYS[keyword]
+    tree = values()[keyword]
+    for part in reversed(path.split(".")):
+        tree = {part: tree}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    for config in (tree, file, Config(**tree)):
+        with pytest.raises(ConfigError) as raised:
+            arguments(**{keyword: values()[keyword]}, config=config)
+        assert str(raised.value) == (
+            f"GRPOTrainer: {keyword} is also set in the configuration, as {path}: leave one of them out"
+        )
+
+
+def test_keywords_go_over_a_config_object_a_file_and_its_preset(tmp_path):
+    config = Config(optim=OptimConfig(lr=3e-4), algorithm={"preset": "dapo"})
+    made = arguments(config=config, max_steps=2, num_generations=4).config
+    assert (made.optim.lr, made.run.steps, made.rollout.group_size) == (3e-4, 2, 4)
+    assert made.algorithm == config.algorithm
+    made = arguments(config=Config(optim=OptimConfig(lr=3e-4)), max_steps=2, loss_type="dr_grpo").config
+    assert made.algorithm == Config(algorithm={"preset": "dr_grpo"}).algorithm
+    folder = arguments(output_dir=tmp_path / "out" / "first", max_steps=1).config
+    assert folder.folder == tmp_path / "out" / "first"
+    with pytest.raises(ConfigError, match=r"two keywords set run\.name, and one of them is output_dir"):
+        arguments(run_name="a", output_dir="b", max_steps=1)
+
+
+def test_an_adapter_is_taken_from_peft_and_from_a_mapping():
+    config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["v_proj", "q_proj"])
+    made = arguments(peft_config=config, max_steps=1).config.model.adapter
+    assert (made.r, made.alpha, made.dropout, made.target_modules) == (4, 8.0, 0.1, ["q_proj", "v_proj"])
+    assert arguments(peft_config={"r": 4}, max_steps=1).config.model.adapter.r == 4
+    with pytest.raises(ConfigError, match="peft_config is object"):
+        arguments(peft_config=object(), max_steps=1)
+
+
+def test_two_names_of_one_argument_are_refused():
+    for other, name in OTHER_NAMES.items():
+        with pytest.raises(ConfigError, match=f"{other} is TRL's name of {name}, and both are given"):
+            arguments(**{name: "x", other: "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("weight_decay", r"here it is optim\.optimizer: \{name: adamw, weight_decay: \.\.\.\}, in `config`"),
+        ("reward_processing_classes", "reward models run behind a server"),
+        ("environment_factory", r"here it is rollout\.plan"),
+        ("push_to_hub", r"call trainer\.push_to_hub"),
+        ("learning_rat", "did you mean 'learning_rate'"),
+        ("callback", "did you mean 'callbacks'"),
+    ],
+)
+def test_an_unknown_argument_is_answered(name, answer):
+    with pytest.raises(ConfigError, match=f"GRPOTrainer has no argument '{name}'.*{answer}"):
+        arguments(**{name: 1})
+
+
+@dataclasses.dataclass
+class GRPOConfig:
+    """The form of TRL's, which need not be installed."""
+
+    output_dir: str = "out"
+    learning_rate: float = 1e-6
+    num_generations: int = 8
+    bf16: bool = False
+    report_to: list = dataclasses.field(default_factory=list)
+
+
+def test_a_config_of_trl_is_answered_with_what_it_sets():
+    config = GRPOConfig(learning_rate=1e-5, bf16=True)
+    with pytest.raises(ConfigError) as raised:
+        arguments(args=config)
+    first, *rest = str(raised.value).splitlines()
+    assert "a GRPOConfig of another library" in first
+    assert rest == [
+        "  learning_rate=1e-05: a keyword of GRPOTrainer",
+        "  bf16=True: a name of TRL; here it is model.dtype",
+    ]
+    with pytest.raises(ConfigError, match=re.escape("a rlvr.Config, a mapping or a file, not int")):
+        arguments(config=3)
