@@ -20,8 +20,8 @@ from rlvr.rollout.decoder import Steps
 from rlvr.rollout.rows import CachePlan
 
 PROMPTS = 2
-LENGTH = 16381
-"""A prime, so that no width of a model is a multiple of it."""
+LENGTH = 16411
+"""A prime, above the widths of the models but for one, so that none is taken for tokens."""
 # config.json of Qwen/Qwen2.5-0.5B, meta-llama/Llama-3.2-1B, mistralai/Mistral-7B-v0.1 and
 # microsoft/Phi-3-mini-4k-instruct on the Hugging Face hub, as far as it decides the sizes of a layer; three layers of
 # each.
@@ -104,7 +104,9 @@ def fake_steps(kind, monkeypatch, dtype):
 )
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_no_tensor_of_a_prefill_has_two_dimensions_of_tokens(kind, device, dtype, monkeypatch):
-    monkeypatch.setattr(tiles, "TILE", 2048)  # larger than it is, for fewer of them
+    # Larger than they are, for fewer of them.
+    monkeypatch.setattr(tiles, "QUERIES", 2048)
+    monkeypatch.setattr(tiles, "CPU_KEYS", 2048)
     with FakeTensorMode(allow_non_fake_inputs=True), kernels_of(device):
         steps = fake_steps(kind, monkeypatch, dtype)
         assert (steps.window < LENGTH) == ("sliding_window" in MODELS[kind])

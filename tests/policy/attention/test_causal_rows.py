@@ -32,7 +32,8 @@ def inputs(seed, rows, length, heads, groups, dtype):
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("window", [None, 1, 5, 40])
 def test_each_token_sees_those_up_to_itself(dtype, heads, groups, window, monkeypatch):
-    monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "QUERIES", 4)
+    monkeypatch.setattr(tiles, "CPU_KEYS", 4)
     query, key, value = inputs(1, 3, 11, heads, groups, dtype)
     got = CausalRows(3, 11, torch.device("cpu")).attend(query, key, value, SCALE, window)
     assert got.dtype == dtype

@@ -37,7 +37,7 @@ class CausalRows:
         if isinstance(kernel, Padded):
             # Rows of one length are side by side already.
             query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-            output, _ = kernel.dense_forward(query, key, value, segments, scoring)
+            output, _ = kernel.dense.forward(query, key, value, segments, scoring)
             return output.transpose(1, 2)
         # [R, L, heads, D] -> [R x L, heads, D]: stretch after stretch.
         query, key, value = (x.flatten(0, 1) for x in (query, key, value))
