@@ -56,7 +56,7 @@ class Benchmark(BaseModel):
     source: str
     """The places where prompt and sampling were read: repository, commit and file."""
     differs: str = ""
-    """What is done otherwise here; empty: nothing that is known."""
+    """Differences from the source; empty: none that is known."""
 
 
 @functools.cache

@@ -51,7 +51,7 @@ def _interval(path: Path, score: str) -> tuple[float | None, float | None]:
 
 
 def sentence(run: RunData, score: str | None, points: Sequence[Point]) -> str:
-    """What was learned, in one sentence."""
+    """Return one sentence that says what was learned."""
     steps = run.rows[-1]["step"] if run.rows else 0
     span = "1 step" if steps == 1 else f"{steps:,} steps"
     if score is None:

@@ -35,7 +35,7 @@ class OpenSampling:
     """Called on rank 0 alone. Samples are those that the trainer's own evaluation would draw: both sample with
     `RolloutRuntime.evaluation_samples`."""
     counts: Counts
-    """How far sampling and verifying are."""
+    """The progress of sampling and verifying."""
     stop: StopRequest
     """Entered by whoever samples: signals are then requests to stop."""
 
