@@ -298,9 +298,7 @@ def test_import_stands_in_for_what_a_notebook_registered(make_trainer, tmp_path,
     for command in (replay, evaluate):
         capsys.readouterr()
         assert command([run] if command is replay else ["--model", run]) == 2
-        missing = (
-            "there is no reward 'near'" if command is replay else "the reward 'near', which a notebook or a prompt"
-        )
+        missing = "there is no reward 'near'" if command is replay else "the reward 'near', which a notebook"
         assert missing in capsys.readouterr().err
     source = (
         "from rlvr import register_reward\n\n@register_reward('near')\ndef near(batch): return [0.5] * len(batch)\n"
