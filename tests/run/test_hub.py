@@ -121,6 +121,7 @@ def hub():
 
 
 @pytest.mark.gate
+@pytest.mark.timeout(1000)  # of a busy machine
 def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps(task_rows()))
     tree = overlaid(TREE, {"run": {"dir": str(tmp_path / "runs"), "steps": 3}, "evaluation": {"every": 2}})
@@ -130,7 +131,7 @@ def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(
-            [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+            [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stderr
     early, no_token, bad_name, forbidden, url = done.stdout.splitlines()
