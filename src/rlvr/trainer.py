@@ -216,9 +216,10 @@ class GRPOTrainer(RunView):
             return batch, metrics
 
     def _update(self, stage: Stage, batch: Batch) -> dict[str, Any]:
-        device = self.policy.device
+        device = self.training.policy.device
         with self.meters.phases("update"), torch.random.fork_rng([] if device.type == "cpu" else [device]):
-            torch.manual_seed(seed_of(self.config.run.seed, "update", self.state.step))  # for an adapter's dropout
+            # For an adapter's dropout.
+            torch.manual_seed(seed_of(self.resolved.config.run.seed, "update", self.state.step))
             objective = stage.objective().at(self.state.stage_step, stage.steps)
             lr = stage.learning_rate(self.state.stage_step)
             self.state.version += 1  # before: an update that fails half-way has changed weights, and is not rolled back

@@ -17,7 +17,8 @@ from small_run import TREE, overlaid
 
 SOURCE = f"{Path(rlvr.__file__).parent}/"
 MOST_HOPS = 10
-MOST_FILES = 35
+# 35 until the buffers of the LM head became a file of their own, which the memory plan counts.
+MOST_FILES = 36
 MOST_FILES_OF_A_HOP = 5
 SIMPLEST = {
     "model": {"scratch": {"alphabet": "12"}},

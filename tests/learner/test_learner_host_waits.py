@@ -296,6 +296,11 @@ ALLOWED = {
     ("recipes/laser/last_token_loss.py", "sequence_losses"): WHOLE_STEP,
     ("recipes/pacs/pacs.py", "sequence_losses"): WHOLE_STEP,
     ("policy/statistics.py", "write"): "the one fetch of values for token columns",
+    ("policy/frozen_model.py", "class_logits"): "scores of a verifier are numbers on the host",
+    ("policy/frozen_model.py", "embeddings"): "scores of a verifier are numbers on the host",
+    ("policy/frozen_model.py", "log_probs_at"): "scores of a verifier are numbers on the host",
+    ("policy/frozen_model.py", "token_logits"): "scores of a verifier are numbers on the host",
+    ("policy/frozen_model.py", "token_log_probs"): "scores of a verifier are numbers on the host",
 }
 """Functions that may take values out of tensors, by file, and why."""
 FETCHES = {"item", "tolist", "numpy", "cpu", "nonzero", "masked_select", "unique", "unique_consecutive"}

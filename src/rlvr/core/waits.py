@@ -114,24 +114,27 @@ class StopRequest:
     """Inside the `with` block, the first SIGINT, SIGTERM or SIGHUP sets `signal` instead of ending the process.
 
     Handlers are set only where the block is entered in the main thread. Inside the block, `bool(request)` is true once
-    a signal has come. A later SIGINT or SIGTERM raises KeyboardInterrupt in the main thread; a later SIGHUP is ignored.
-    If the first signal was SIGHUP, the process ignores SIGHUP also after the block. `signal` keeps its value after the
-    block. `reply` is written to standard error at the first signal, unless it is SIGHUP.
+    a signal has come, or `reason` is set. A later SIGINT or SIGTERM raises KeyboardInterrupt in the main thread; a
+    later SIGHUP is ignored. If the first signal was SIGHUP, the process ignores SIGHUP also after the block. `signal`
+    keeps its value after the block. `reply` is written to standard error at the first signal, unless it is SIGHUP.
     """
 
     def __init__(self, reply: str = "") -> None:
         self._reply = reply
         self.signal: int | None = None
+        self.reason: str | None = None
+        """The other party that asked for the stop, in words: a callback of a run, once the step is over."""
         self.at_once = False
         """True if a second SIGINT or SIGTERM came."""
         self._inside = False
         self._previous_handlers: dict[int, object] = {}
 
     def __bool__(self) -> bool:
-        return self._inside and self.signal is not None
+        return self._inside and (self.signal is not None or self.reason is not None)
 
     def __enter__(self) -> StopRequest:
         self.signal = None
+        self.reason = None
         self.at_once = False
         self._inside = True
         # Python allows handlers in the main thread only. In another thread (of a notebook, a test) no signal is caught.

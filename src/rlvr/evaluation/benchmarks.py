@@ -153,8 +153,10 @@ def _task(benchmark: Benchmark, row: dict[str, Any], shown: list[int], place: st
     else:
         # Tests, instructions or a reference that a layout of the library finds in the row.
         task = to_task(row, place=place)
-    ours = {"id": f"{benchmark.name}/{number}", "source": benchmark.name, "verifier": benchmark.verifier}
-    return replace(task, prompt=prompt, demonstration=None, **ours)
+    own_id = f"{benchmark.name}/{number}"
+    return replace(
+        task, prompt=prompt, demonstration=None, id=own_id, source=benchmark.name, verifier=benchmark.verifier
+    )
 
 
 class _Lines(list[str]):

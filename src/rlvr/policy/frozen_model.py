@@ -38,7 +38,7 @@ from rlvr.policy.loading import device_of, dtype_of, located
 from rlvr.policy.model import Policy
 
 Head = Literal["sequence", "token", "causal", "none"]
-"""What is read of a model: the scores of a sequence, of each token, next-token logits, or hidden states."""
+"""The output of a model that is read: the scores of a sequence, of each token, next-token logits, or hidden states."""
 Pooling = Literal["mean", "last", "cls"]
 
 HEADS: dict[Head, Any] = {

@@ -288,7 +288,7 @@ def _from_pretrained(
 
 
 def located(key: str, path: str) -> tuple[str, bool]:
-    """Where the model of the key `key` is, for transformers, and True if that is a folder here.
+    """The place of the model of the key `key`, for transformers, and True if that is a folder here.
 
     ConfigError for a folder that is not there or has no model.
     """

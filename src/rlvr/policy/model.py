@@ -258,7 +258,7 @@ class LayerSizes:
     """Padded rows of more tokens have a tensor with queries along one dimension and keys along another: a mask for
     windows, or the scores. inf: none have"""
     one_rope_up_to: float = math.inf
-    """Where a row has more tokens, rotary angles of all rows are those of the longest. inf: never"""
+    """Tokens beyond which a row gives all rows rotary angles of its length. inf: none does"""
 
     @classmethod
     def of(cls, causal_lm: Any) -> LayerSizes:

@@ -24,16 +24,10 @@ class RunStop(StopRequest):
     def __init__(self, world: World, replies: bool) -> None:
         super().__init__(STOPPING if replies else "")
         self._world = world
-        self.reason: str | None = None
-        """The callback that asked for the stop, in words, once the step is over; None where a signal did, or nobody."""
         self._asked: str | None = None
-
-    def __bool__(self) -> bool:
-        return super().__bool__() or (self._inside and self.reason is not None)
 
     def __enter__(self) -> RunStop:
         super().__enter__()
-        self.reason = None
         self._asked = None
         return self
 

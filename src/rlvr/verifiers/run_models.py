@@ -19,7 +19,7 @@ POLICY = "policy"
 
 @dataclass(frozen=True)
 class SampledReply:
-    """What a model of the run replied to a chat."""
+    """Reply of a model of the run to a chat."""
 
     text: str
     version: int

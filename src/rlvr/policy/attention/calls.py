@@ -115,8 +115,8 @@ class Varlen:
     most_queries: int
     most_keys: int
     repeats: Repeats | None
-    """Where places occur among the keys several times, as those of a shared prefix do in each window that begins in
-    it; None: none does"""
+    """The places that occur among the keys several times, as those of a shared prefix do in each window that begins
+    in it; None: none does"""
 
 
 @dataclass(frozen=True)

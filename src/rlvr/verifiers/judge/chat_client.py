@@ -370,7 +370,7 @@ class ChatClient(EndpointClient[ChatReply]):
 
     @property
     def identity(self) -> str:
-        """What its replies are of, for a cache."""
+        """Name of the source of its replies, for a cache."""
         return self.model
 
     def fence_code(self, content: str, draw: int) -> str:

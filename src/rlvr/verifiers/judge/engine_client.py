@@ -32,7 +32,7 @@ class EngineClient:
 
     @property
     def identity(self) -> str:
-        """What its replies are of, for a cache: the model and the version of its weights."""
+        """Name of the source of its replies, for a cache: the model and the version of its weights."""
         return f"{self.sampler.identity} version {self.sampler.version}"
 
     def fence_code(self, content: str, draw: int) -> str:

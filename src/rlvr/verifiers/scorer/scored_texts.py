@@ -1,4 +1,4 @@
-"""What of a response a model scores, and the forms in which it is shown: a chat, a pair of texts, or a template.
+"""The part of a response that a model scores, and its forms: a chat, a pair of texts, or a template.
 
 A response may spell the special tokens of the model that scores it, and so pretend further turns. They are broken up by
 a space, as those of judges are (rlvr.verifiers.judge.fenced_prompt); what follows an end of turn is not scored at all.

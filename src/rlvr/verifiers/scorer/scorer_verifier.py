@@ -63,9 +63,9 @@ class ScorerVerifier(Verifier):
     With `embedding`, and `likelihood` of the reference, it names the text that is compared with instead, and none
     stands for reference."""
     form: Form = "auto"
-    """What the model is shown. chat: the prompt and the response by the chat template of the model's tokenizer. pair:
-    both as two texts. text: `template`. auto: text where there is a template, else chat where there is a chat template
-    (and at a server), else pair."""
+    """The form of the model's input. chat: the prompt and the response by the chat template of the model's tokenizer.
+    pair: both as two texts. text: `template`. auto: text where there is a template, else chat where there is a chat
+    template (and at a server), else pair."""
     template: str = ""
     """Text with `{response}`, `{prompt}`, `{answer}`, `{demonstration}` and fields of `info`: all of what is shown with
     `form: text`, the question of `yes_no`, or what stands between prompt and reference for `likelihood`."""
