@@ -321,7 +321,7 @@ def test_stage_overrides_lie_over_the_tree():
         ({"kind": "sft", "steps": 1, "average": "words"}, "average='words'"),
         ({"kind": "sft", "steps": 1, "optim": {"lrr": 1}}, "stages[0].optim.lrr: unknown key; did you mean 'lr'?"),
         ({"kind": "grpo", "steps": 1, "rollout": {"engine": {"max_rows": 3}}}, "stages[0].rollout.engine: one engine"),
-        ({"kind": "grpo"}, "stage 'grpo' has no number of steps: set run.steps or the stage's `steps`"),
+        ({"kind": "grpo"}, "stage 'grpo' has no number of steps: set run.steps, run.epochs or the stage's `steps`"),
     ],
 )
 def test_wrong_stages_are_refused_by_number_and_key(stage, said):

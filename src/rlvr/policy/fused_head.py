@@ -76,7 +76,7 @@ def fused_statistics(
             head.vocabulary,
             tile_size(device),
             (INTERPRETED or device.type == "cuda") and triton_kernels() is not None,
-            device.type == "cuda" and sums_wide(device),
+            head.inputs[0].dtype.itemsize < 4 and sums_wide(device),
             common_temperature,
         )
         values = _Fused.apply(plan, ids, temperature, *tensors)
