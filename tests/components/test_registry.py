@@ -39,7 +39,7 @@ def test_a_taken_name_is_refused_and_the_first_piece_stays(fresh):
     first = registry.register_reward("bonus")(define())
     with pytest.raises(ConfigError, match=r"the reward 'bonus' is taken by cell\.bonus: choose another name"):
         registry.register_reward("bonus")(define(name="other"))
-    with pytest.raises(ConfigError, match=r"is taken by rlvr\.rewards\.terms\.length"):
+    with pytest.raises(ConfigError, match=r"is taken by rlvr\.rewards\.controls\.length"):
         registry.register_reward("length")(define())
     assert registry.find("reward", "bonus") is first
 

@@ -325,6 +325,6 @@ def test_the_end_of_a_run_writes_the_page_and_a_fault_of_it_costs_nothing(tmp_pa
     def broken(*_):
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr("rlvr.report.write_report", broken)
+    monkeypatch.setattr("rlvr.train.report_at_end.write_report", broken)
     assert train.main(["--config", str(tmp_path / "c.yaml"), "run.name=two"]) == 0
     assert "no ink" in caplog.text
