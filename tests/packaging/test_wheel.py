@@ -55,7 +55,8 @@ def wheel(tmp_path_factory):
 def environment(wheel, tmp_path_factory):
     """The folder of an environment with the wheel, installed by pip without its dependencies."""
     folder = tmp_path_factory.mktemp("environment") / "env"
-    venv.create(folder, with_pip=False)
+    # With links, as `python -m venv` makes them: the sandbox shows the Python that they lead to.
+    venv.create(folder, with_pip=False, symlinks=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin/python")]
     install = [*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True, capture_output=True, timeout=200)
