@@ -40,7 +40,6 @@ from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
 from rlvr.records import Task, Verdict
-from rlvr.run.loaded_models import LoadedModels
 from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.findings import FindingCase, Findings
 from rlvr.verifiers.audit.tables import show_findings, show_trial
@@ -101,9 +100,13 @@ def build_verifier(name: str, options: Sequence[str]) -> Verifier:
     component: Any = {"name": name}
     for option in options:
         component = merge(component, as_tree(option))
-    models = load_config({"models": component.pop("models", {})}).models
+    models = component.pop("models", None)
     verifier = as_verifier(component)
-    verifier.attach(LoadedModels(models))
+    if models is not None:
+        # With torch, which other verifiers do without.
+        from rlvr.run.loaded_models import LoadedModels
+
+        verifier.attach(LoadedModels(load_config({"models": models}).models))
     return verifier
 
 
