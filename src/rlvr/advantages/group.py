@@ -7,7 +7,7 @@ own rewards, whatever the floating-point mean; a group without spread is not div
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -241,12 +241,7 @@ class GroupAdvantage(Advantage):
                 f"of {len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"
             )
         names = [term.column for term in config.rewards]
-        for name in self.per_reward or ():
-            if name not in names:
-                raise ConfigError(
-                    f"algorithm.advantage: per_reward has {name!r}, and there is no such term in "
-                    f"`rewards`{nearest(name, names)}"
-                )
+        check_terms(self.per_reward or (), names, "per_reward has")
         if self.baseline == "history" and (names != ["verdict"] or config.rewards[0].weight != 1.0):
             raise ConfigError(
                 "algorithm.advantage: baseline 'history' is the mean of a prompt's verdicts, and `rewards` is not the "
@@ -272,6 +267,16 @@ class GroupAdvantage(Advantage):
         return np.sum(
             [w * group_advantage(columns[name], groups, *options) for name, w in self.per_reward.items()], axis=0
         )
+
+
+def check_terms(written: Iterable[str], names: Sequence[str], what: str) -> None:
+    """ConfigError where one of the reward terms that an advantage was `written` with is not among `names`; `what` says
+    how it uses them."""
+    for name in written:
+        if name not in names:
+            raise ConfigError(
+                f"algorithm.advantage: {what} {name!r}, and there is no such term in `rewards`{nearest(name, names)}"
+            )
 
 
 def group_advantage(

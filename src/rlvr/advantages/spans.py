@@ -18,13 +18,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict
 
-from rlvr.advantages.group import FlatTokens, decided, group_advantage
+from rlvr.advantages.group import FlatTokens, check_terms, decided, group_advantage
 from rlvr.components import Advantage
 from rlvr.config import Config
 from rlvr.core.schedules import Scalar
 from rlvr.core.span_rewards import span_scores
 from rlvr.core.splitters import tokens_of
-from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Rollout, SpanScores, Task
 from rlvr.registry import register
 
@@ -142,13 +141,7 @@ class SpanAdvantage(Advantage):
 
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where there is no such reward."""
-        names = [term.column for term in config.rewards]
-        for name in self.terms or ():
-            if name not in names:
-                raise ConfigError(
-                    f"algorithm.advantage: spans reads the term {name!r}, and there is no such term in "
-                    f"`rewards`{nearest(name, names)}"
-                )
+        check_terms(self.terms or (), [term.column for term in config.rewards], "spans reads the term")
 
     @property
     def _streams(self) -> dict[str | None, SpanAdvantage]:

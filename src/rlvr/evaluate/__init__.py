@@ -19,7 +19,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from rlvr.core.command_name import program
+from rlvr.core.command_name import add_imports, program
 from rlvr.core.startup_lines import StartupLines
 from rlvr.errors import command
 
@@ -54,14 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--k", metavar="1,8,...", help="the k of pass@k and maj@k (default 1 and the samples)")
     add("--scorer", metavar="NAME", help="a reward term that chooses the best of k samples: best@k")
     add("--verifier", metavar="NAME", help="in place of the tasks' own")
-    add(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file or module that registers components of the run, such as rewards; may be repeated",
-    )
+    add_imports(parser)
     add("--engine", metavar="NAME", help="hf (default), vllm or vllm-server")
     add("--temperature", type=float, metavar="T", help="of the samples (default 1)")
     add("--max-new-tokens", type=int, metavar="N", help="longest response (default 256)")

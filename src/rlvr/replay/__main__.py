@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from rlvr.core.command_name import program
+from rlvr.core.command_name import add_imports, program
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.batch import prompt_text
@@ -63,14 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="key=value",
         help="verifier=..., rewards=..., laid over the run's own",
     )
-    add(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file or module that registers components of the run, such as rewards; may be repeated",
-    )
+    add_imports(parser)
     add("--steps", default=":", metavar="A:B", help="steps A to B; either may be left out (default: all)")
     add("--examples", type=int, default=6, metavar="N", help="changed rollouts that are shown (default 6)")
     add("--output", metavar="FILE.jsonl", help="every rollout before and after; an earlier output there is replaced")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlvr.core.process.deadline import Deadline
 from rlvr.errors import ConfigError
-from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.records import Task, Verdict
 from rlvr.verifiers.base import Needs, Verifier
-from rlvr.verifiers.judge.chat_client import Cause, ChatClient, ChatUsage, JudgeError
+from rlvr.verifiers.judge.chat_client import ChatClient, ChatUsage, JudgeError
 from rlvr.verifiers.judge.engine_client import TEMPLATE_OPTIONS, EngineClient
 from rlvr.verifiers.judge.fenced_prompt import NO_CODE, RULES
 from rlvr.verifiers.judge.readings import JudgeReading, VerdictReader
 from rlvr.verifiers.judge.reply_cache import ReplyCache
+from rlvr.verifiers.judge.undecided_counts import UndecidedCounts
 from rlvr.verifiers.run_models import POLICY, RunModels
 
 # The judge's own deadline is to strike first: it knows why, and counts it.
@@ -85,7 +85,7 @@ class AsksJudge(Verifier):
         if reserved := {"model", "messages", "stream", "n"} & set(self.request):
             raise ConfigError(f"judge: `request` sets {min(reserved)!r}, which the judge sets itself")
         self.time_limit = self.deadline + GRACE
-        self._causes: Counter[Cause] = Counter()
+        self._undecided = UndecidedCounts()
 
     def attach(self, models: RunModels) -> None:
         """Take the model that `backend` names. ConfigError where it is not there."""
@@ -107,7 +107,6 @@ class AsksJudge(Verifier):
 
     def metrics(self) -> dict[str, float]:
         usage = ChatUsage() if self.client is None else self.client.take_usage()
-        causes, self._causes = self._causes, Counter()
         cost = usage.prompt_tokens * self.price[0] + usage.completion_tokens * self.price[1]
         return {
             "requests": usage.requests,
@@ -118,8 +117,7 @@ class AsksJudge(Verifier):
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cost": cost / 1e6,
-            "undecided": sum(causes.values()),
-            **{f"undecided/{cause}": count for cause, count in causes.items()},
+            **self._undecided.take(),
         }
 
     async def readings(self, content: Callable[[str], str], reader: VerdictReader) -> list[JudgeReading | JudgeError]:
@@ -128,9 +126,7 @@ class AsksJudge(Verifier):
 
     def undecided(self, error: JudgeError, **more: Any) -> Verdict:
         """The verdict of a judge that gave none, which is counted."""
-        self._causes[error.cause] += 1
-        status = VerdictStatus.TIMEOUT if error.cause == "deadline" else VerdictStatus.ERROR
-        return Verdict.undecided(f"{error.cause}: {error}", status, **more)
+        return self._undecided.verdict(error, **more)
 
     async def _vote(self, content: Callable[[str], str], reader: VerdictReader, draw: int) -> JudgeReading | JudgeError:
         try:

@@ -30,7 +30,8 @@ RULES = (
 )
 """The system message."""
 
-_FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
+FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
+"""A field of a template. Braces round anything but a name are text."""
 # Marks that chat templates turn into special tokens: ChatML and Llama 3 (<|im_start|>, <|eot_id|>), DeepSeek
 # (<|User|> with wide bars), Llama 2 and Mistral ([INST], <<SYS>>, </s>), Gemma (<start_of_turn>), BERT's, and ours.
 _MARKS = re.compile(
@@ -83,12 +84,12 @@ class JudgeTemplate:
     @property
     def fields(self) -> list[str]:
         """The names in it, each once."""
-        return list(dict.fromkeys(_FIELD.findall(self.text)))
+        return list(dict.fromkeys(FIELD.findall(self.text)))
 
     def problem(self, task: Task) -> str | None:
         """Return the field of the template that the task lacks, or None."""
         for name in self.fields:
-            if name not in self.needs and _value(task, name) is None:
+            if name not in self.needs and value_of(task, name) is None:
                 where = "the task has no answer" if name == "answer" else f"the task's info has no {name!r}"
                 return f"the judge's template has {{{name}}}, and {where}"
         return None
@@ -99,7 +100,7 @@ class JudgeTemplate:
 
         def value(match: re.Match[str]) -> str:
             name = match[1]
-            text = given[name] if name in given else plain(_value(task, name))
+            text = given[name] if name in given else plain(value_of(task, name))
             if isinstance(text, list):
                 return "\n".join(fenced(f"{name}_{n}", one, code, self.longest) for n, one in enumerate(text, start=1))
             # Each of the two lines stands by itself, wherever the template puts the field.
@@ -107,10 +108,12 @@ class JudgeTemplate:
             after = "" if self.text[match.end() :][:1] in ("", "\n") else "\n"
             return before + fenced(name, text, code, self.longest) + after
 
-        return _FIELD.sub(value, self.text)
+        return FIELD.sub(value, self.text)
 
 
-def _value(task: Task, name: str) -> Any:
+def value_of(task: Task, name: str) -> Any:
+    """The value of a template's field: the task's prompt or answer, or an entry of its `info`; None where there is
+    none."""
     if name in ("prompt", "answer"):
         return getattr(task, name)
     return task.info.get(name)

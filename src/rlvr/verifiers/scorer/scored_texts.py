@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.verifiers.answers import after_reasoning, own_turn
-from rlvr.verifiers.judge.fenced_prompt import plain
+from rlvr.verifiers.judge.fenced_prompt import FIELD, plain, value_of
 
 Part = Literal["answer", "thinking", "all"]
 
@@ -21,7 +21,6 @@ Part = Literal["answer", "thinking", "all"]
 _OPENED = re.compile(r"\s*(?:<(?:think|thinking|thought|reasoning)>|\[THINK\])\s*")
 # Matches `</think>\n`; not `</think> so`.
 _CLOSED = re.compile(r"\s*(?:</(?:think|thinking|thought|reasoning)>|\[/THINK\])\s*\Z")
-_FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
 def part_of(completion: str, part: Part, think_opened_by_prompt: bool = False) -> str:
@@ -65,7 +64,7 @@ def as_chat(task: Task, response: str | None) -> list[dict[str, Any]]:
 
 def missing_field(template: str, task: Task) -> str | None:
     """Return in words the field of a template that the task lacks, or None."""
-    for name in _FIELD.findall(template):
+    for name in FIELD.findall(template):
         if name not in ("response", "prompt") and _value(task, name) is None:
             return f"the template has {{{name}}}, and the task has none"
     return None
@@ -73,13 +72,13 @@ def missing_field(template: str, task: Task) -> str | None:
 
 def filled(template: str, task: Task, given: Mapping[str, str]) -> str:
     """The template with its fields: `given` and those of the task. Braces round anything but a name stay."""
-    return _FIELD.sub(lambda field: given[field[1]] if field[1] in given else plain(_value(task, field[1])), template)
+    return FIELD.sub(lambda field: given[field[1]] if field[1] in given else plain(_value(task, field[1])), template)
 
 
-def check_template(template: str) -> None:
-    """ConfigError for a template without the response."""
-    if "response" not in _FIELD.findall(template):
-        raise ConfigError("scorer: the template has no {response}, so that the model would not see it")
+def check_template(verifier: str, template: str) -> None:
+    """ConfigError, of the `verifier`, for a template without the response."""
+    if "response" not in FIELD.findall(template):
+        raise ConfigError(f"{verifier}: the template has no {{response}}, so that the model would not see it")
 
 
 def reference_of(task: Task, which: str) -> str | None:
@@ -90,6 +89,4 @@ def reference_of(task: Task, which: str) -> str | None:
 
 
 def _value(task: Task, name: str) -> Any:
-    if name in ("prompt", "answer", "demonstration"):
-        return getattr(task, name)
-    return task.info.get(name)
+    return task.demonstration if name == "demonstration" else value_of(task, name)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rlvr.errors import ConfigError
-from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Needs, Verifier
-from rlvr.verifiers.judge.chat_client import Cause, JudgeError
+from rlvr.verifiers.judge.chat_client import JudgeError
+from rlvr.verifiers.judge.undecided_counts import UndecidedCounts
 from rlvr.verifiers.run_models import RunModels
 from rlvr.verifiers.scorer.model_scores import (
     Activation,
@@ -104,13 +104,13 @@ class ScorerVerifier(Verifier):
         if not self.labels or not all(math.isfinite(score) for score in self.labels.values()):
             raise ConfigError("scorer: labels are tokens with finite scores, at least one")
         if self.template and (self.kind != "likelihood" or self.of == "reference"):
-            check_template(self.template)
+            check_template("scorer", self.template)
         if self.against != "none" and self.kind == "likelihood" and self.of == "response":
             raise ConfigError("scorer: against goes with likelihood of the reference, not of the response")
         self.time_limit = self.deadline + GRACE
         self._scores: ModelScores | None = None
         self._references: RecentValues[ModelScore | JudgeError] = RecentValues()
-        self._causes: Counter[Cause] = Counter()
+        self._undecided = UndecidedCounts()
         self._scored = 0
         self._seconds = 0.0
 
@@ -137,7 +137,12 @@ class ScorerVerifier(Verifier):
             self.of,
             self._reference,
         )
-        client = {name: getattr(self, name) for name in ("concurrency", "retries", "timeout", "hedge")}
+        client = {
+            "concurrency": self.concurrency,
+            "retries": self.retries,
+            "timeout": self.timeout,
+            "hedge": self.hedge,
+        }
         self._scores = model_scores(options, models, self.model, self.deadline, client)
 
     def check_task(self, task: Task) -> str | None:
@@ -165,14 +170,12 @@ class ScorerVerifier(Verifier):
         return [self._verdict(score, reference) for score in scores]
 
     def metrics(self) -> dict[str, float]:
-        causes, self._causes = self._causes, Counter()
         scored, self._scored = self._scored, 0
         seconds, self._seconds = self._seconds, 0.0
         counts = {
             "scored": float(scored),
             "seconds": seconds,
-            "undecided": sum(causes.values()),
-            **{f"undecided/{cause}": count for cause, count in causes.items()},
+            **self._undecided.take(),
         }
         if isinstance(self._scores, ServedScores):
             usage = self._scores.client.take_usage()
@@ -194,9 +197,7 @@ class ScorerVerifier(Verifier):
     def _verdict(self, score: ModelScore | JudgeError, reference: ModelScore | JudgeError | None) -> Verdict:
         for one in (score, reference):
             if isinstance(one, JudgeError):
-                self._causes[one.cause] += 1
-                status = VerdictStatus.TIMEOUT if one.cause == "deadline" else VerdictStatus.ERROR
-                return Verdict.undecided(f"{one.cause}: {one}", status)
+                return self._undecided.verdict(one)
         assert isinstance(score, ModelScore)
         value = score.score
         named = {name: one for name, one in score.named.items() if math.isfinite(one)}
@@ -204,6 +205,5 @@ class ScorerVerifier(Verifier):
             named |= {"response": score.score, "reference": reference.score}
             value = score.score - reference.score
         if not math.isfinite(value):
-            self._causes["out_of_range"] += 1
-            return Verdict.undecided(f"out_of_range: the model gives {value}")
+            return self._undecided.verdict(JudgeError("out_of_range", f"the model gives {value}"))
         return Verdict.from_score(value, reason=f"the model gives {value:.4g}", scores=named)

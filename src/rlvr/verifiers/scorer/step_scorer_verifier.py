@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -24,11 +23,12 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Needs, Verifier
-from rlvr.verifiers.judge.chat_client import Cause, JudgeError
+from rlvr.verifiers.judge.chat_client import JudgeError
+from rlvr.verifiers.judge.undecided_counts import UndecidedCounts
 from rlvr.verifiers.run_models import RunModels
 from rlvr.verifiers.scored_steps import fused_scores, splitter_of_text
 from rlvr.verifiers.scorer.model_scores import chosen_output
-from rlvr.verifiers.scorer.scored_texts import as_chat, filled, missing_field, without_tokens
+from rlvr.verifiers.scorer.scored_texts import as_chat, check_template, filled, missing_field, without_tokens
 
 if TYPE_CHECKING:
     from rlvr.policy.frozen_model import EncodedText, FrozenModel
@@ -106,15 +106,15 @@ class StepScorerVerifier(Verifier):
             raise ConfigError("step_scorer: separator is empty: the score of a step is read at a token after it")
         if not self.labels or not all(math.isfinite(score) for score in self.labels.values()):
             raise ConfigError("step_scorer: labels are tokens with finite scores, at least one")
-        if self.template and "{response}" not in self.template:
-            raise ConfigError("step_scorer: the template has no {response}, so that the model would not see it")
+        if self.template:
+            check_template("step_scorer", self.template)
         if self.form == "chat" and self.template:
             raise ConfigError("step_scorer: form=chat shows the chat alone: leave template out, or set form to text")
         self.time_limit = self.deadline + 10.0
         self._loaded: FrozenModel | None = None
         self._tokens: list[int] = []
         self._output = 0
-        self._causes: Counter[Cause] = Counter()
+        self._undecided = UndecidedCounts()
         self._scored = 0
         self._seconds = 0.0
 
@@ -161,11 +161,9 @@ class StepScorerVerifier(Verifier):
         return [self._verdict(spans, values) for spans, values in zip(steps, scores, strict=True)]
 
     def metrics(self) -> dict[str, float]:
-        causes, self._causes = self._causes, Counter()
         scored, self._scored = self._scored, 0
         seconds, self._seconds = self._seconds, 0.0
-        counts = {f"undecided/{cause}": float(count) for cause, count in causes.items()}
-        return {"scored": float(scored), "seconds": seconds, "undecided": float(sum(causes.values())), **counts}
+        return {"scored": float(scored), "seconds": seconds, **self._undecided.take()}
 
     def _scores(
         self, model: FrozenModel, task: Task, completions: Sequence[str], steps: Sequence[list[Span]]
@@ -243,8 +241,7 @@ class StepScorerVerifier(Verifier):
         if isinstance(scores, np.ndarray) and not np.isfinite(scores).all():
             scores = JudgeError("out_of_range", "the model gives no number for a step")
         if isinstance(scores, JudgeError):
-            self._causes[scores.cause] += 1
-            return Verdict.undecided(f"{scores.cause}: {scores}")
+            return self._undecided.verdict(scores)
         if not spans:
             return Verdict(VerdictStatus.UNPARSABLE, 0.0, reason="the response has no step")
         values = scores.tolist()
