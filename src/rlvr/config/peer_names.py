@@ -378,7 +378,7 @@ VERL: dict[str, str] = {
     "reward.custom_reward_function.path": "verifier: FILE.py:compute_score",
     "reward.reward_manager": "rewards",
     "reward.sandbox_fusion": "verifier: {name: code, ...}",
-    "reward.reward_model": "verifier: {name: judge, ...} (docs/judges.md); a scalar head is missing",
+    "reward.reward_model": "verifiers: {NAME: scorer, for a scalar head, or judge} (docs/judges.md)",
     # their places before verl 0.8
     "custom_reward_function": "verifier: FILE.py:compute_score",
     "reward_model": "verifier and rewards",

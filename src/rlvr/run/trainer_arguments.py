@@ -115,27 +115,30 @@ OTHER_NAMES = {
 }
 """TRL's name of an argument -> ours."""
 
+_AS_IN_TRL = (
+    "run_name",
+    "seed",
+    "max_steps",
+    "num_train_epochs",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "max_grad_norm",
+    "steps_per_generation",
+    "num_iterations",
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "loss_type",
+    "gradient_checkpointing",
+    "eval_steps",
+    "save_steps",
+    "save_total_limit",
+)
 KEYS = {
-    "run_name": "run.name",
-    "seed": "run.seed",
-    "max_steps": "run.steps",
-    "num_train_epochs": "run.epochs",
-    "learning_rate": "optim.lr",
-    "lr_scheduler_type": "optim.schedule",
-    "warmup_steps": "optim.warmup_steps",
-    "max_grad_norm": "optim.max_grad_norm",
-    "steps_per_generation": "optim.updates_per_batch",
-    "num_iterations": "optim.epochs_per_batch",
+    **{name: TRL[name] for name in _AS_IN_TRL},
     "prompts_per_step": "rollout.prompts_per_step",
-    "num_generations": "rollout.group_size",
-    "max_completion_length": "rollout.max_new_tokens",
-    "temperature": "rollout.temperature",
-    "loss_type": "algorithm.preset",
     "beta": "algorithm.kl.coef",
-    "gradient_checkpointing": "model.gradient_checkpointing",
-    "eval_steps": "evaluation.every",
-    "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep",
 }
 """Keyword -> the key that it sets to its value. `output_dir`, `use_vllm` and `peft_config` are put into other words."""
 
