@@ -69,6 +69,8 @@ class TaskSets:
     def _facts(self, plans: Sequence[StagePlan]) -> dict[str, Any]:
         """Stage -> split -> number of tasks, fingerprint, and where they come from."""
         facts: dict[str, Any] = {}
+        # Stages mostly have the same tasks, which are compared by identity and cost seconds to hash.
+        hashed: list[tuple[list[Task], str]] = []
         for number, plan in enumerate(plans):
             config = plan.config
             of_stage = {}
@@ -78,7 +80,9 @@ class TaskSets:
                     written = "given in Python"
                 if split == "eval" and config.evaluation.data is not None:
                     written = config.evaluation.data
-                of_stage[split] = {"tasks": len(tasks), "fingerprint": fingerprint_of(tasks), "source": written}
+                fingerprint = next((known for same, known in hashed if same == tasks), None) or fingerprint_of(tasks)
+                hashed.append((tasks, fingerprint))
+                of_stage[split] = {"tasks": len(tasks), "fingerprint": fingerprint, "source": written}
             facts[f"{number} {plan.name}"] = of_stage
         return facts
 
