@@ -104,8 +104,11 @@ class Resumer:
             self._report_moved(moved)
         if self.world.is_main:
             folder.open_log(self.reporting.console)
-            # After the folder is cut, which frees space.
-            self._check_space()
+            # A finished run needs no space, and its folder stays as it is.
+            if self.state.step < self.resolved.steps:
+                # After the folder is cut, which frees space.
+                self._check_space()
+                folder.write_environment()
         return checkpoint_path
 
     def _report_moved(self, moved: Path) -> None:
@@ -116,11 +119,10 @@ class Resumer:
         self.reporting.console.message(text)
 
     def _check_space(self) -> None:
-        """ConfigError where there is less space than the run needs. A finished run needs none."""
+        """ConfigError where there is less space than the run needs."""
         keeps_reference = any(stage.keeps_reference for stage in self.stages)
         size = checkpoint_bytes(self.resolved.config, self.training.policy, keeps_reference)
-        if self.state.step < self.resolved.steps:
-            check_space(self.folder.path, self.resolved, size, self._kept_rollouts)
+        check_space(self.folder.path, self.resolved, size, self._kept_rollouts)
 
     def _take(self, saved: Saved, keep_cut: bool) -> None:
         """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its

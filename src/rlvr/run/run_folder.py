@@ -294,7 +294,9 @@ class RunFolder:
             log.warning("%s was edited by hand; it is kept as %s", path, set_aside(path))
         self.given.write_tasks()
         write_whole(path, yaml.safe_dump(self.given.tree, sort_keys=False, allow_unicode=True))
-        # Of the process that writes last: a run may go on elsewhere.
+
+    def write_environment(self) -> None:
+        """Write environment.json, of the process that trains last: a run may go on elsewhere."""
         write_whole(self.path / "environment.json", json.dumps(run_environment(), indent=1) + "\n")
 
     def find(self, resume: str) -> Path | None:
