@@ -130,7 +130,7 @@ def test_two_ranks_find_what_one_process_finds(run, folder, tmp_path):
     assert both["ranks"] == 2 and alone["ranks"] == 1
     for key in ("results", "by_source", "by_task", "samples", "k"):
         assert both[key] == alone[key]
-    assert "6/6 tasks" in ended[0][1] and "tasks" not in ended[1][1]  # rank 0 alone speaks and writes
+    assert "evaluation: 6 tasks" in ended[0][1] and "tasks" not in ended[1][1]  # rank 0 alone speaks and writes
 
 
 @pytest.mark.slow

@@ -43,7 +43,10 @@ class StartupLines(logging.Handler):
     def __enter__(self) -> StartupLines:
         startup.addHandler(self)
         startup.setLevel(logging.INFO)
+        # The command's own handler of warnings would show each line again, on every rank.
+        startup.propagate = False
         return self
 
     def __exit__(self, *_: object) -> None:
+        startup.propagate = True
         startup.removeHandler(self)

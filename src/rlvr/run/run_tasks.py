@@ -76,7 +76,8 @@ class TaskSets:
             of_stage = {}
             for split, tasks in (("train", self.training(config)), ("eval", self.evaluation(config))):
                 written = self._spec(split, config)
-                if self._arguments[split] is not None and kept_in_folder(config, split, self._arguments[split]):
+                # Also where a resume reads them from the folder that keeps them.
+                if kept_in_folder(config, split, self._arguments[split]):
                     written = "given in Python"
                 if split == "eval" and config.evaluation.data is not None:
                     written = config.evaluation.data
