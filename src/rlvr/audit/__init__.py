@@ -17,16 +17,13 @@ Ctrl-C, 143 after SIGTERM. What was scored before an interrupt is in the output.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import functools
 import itertools
 import json
 import logging
-import signal
 import warnings
-from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,12 +31,12 @@ from rlvr.config.config_loading import load_config
 from rlvr.core.command_name import program
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.core.tree import as_tree, merge
-from rlvr.data.files import numbered_lines
-from rlvr.data.row_adapters import to_task
+from rlvr.core.waits import until_signal
+from rlvr.data.labelled_rows import LabelledRow, read_labelled_rows
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
-from rlvr.records import Task, Verdict
+from rlvr.records import Verdict
 from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.findings import FindingCase, Findings
 from rlvr.verifiers.audit.tables import show_findings, show_trial
@@ -136,7 +133,7 @@ def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) 
     if options.output:
         findings = Findings()
         with naming(options.output), open(options.output, "w", encoding="ascii") as sink:
-            stopped = _until_signal(score(Path(options.input), verifier, pool, options.verifier, findings, sink))
+            stopped = until_signal(score(Path(options.input), verifier, pool, options.verifier, findings, sink))
         show_findings(console, findings)
         if stopped:
             console.message(f"stopped after {findings.rows} rows, which are in {options.output}", "warning")
@@ -147,105 +144,11 @@ def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) 
     examples = _checkable(verifier, _examples(options), console)
     judge = functools.partial(pool.verify, verifier)
     trial = TrickTrial()
-    stopped = _until_signal(try_tricks(judge, examples, options.verifier, trial))
+    stopped = until_signal(try_tricks(judge, examples, options.verifier, trial))
     show_trial(console, trial)
     if stopped:
         return 128 + stopped
     return int(bool(trial.failures))
-
-
-def _until_signal(work: Coroutine[Any, Any, None]) -> int:
-    """Run `work` to its end, 0, or until SIGINT or SIGTERM, whose number is returned."""
-    stopped = 0
-
-    async def run() -> None:
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-
-        def stop(number: int) -> None:
-            nonlocal stopped
-            stopped = number
-            task.cancel()
-            for handled in (signal.SIGINT, signal.SIGTERM):  # a second one stops at once
-                loop.remove_signal_handler(handled)
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
-    return stopped
-
-
-@dataclass(frozen=True)
-class AuditRow:
-    """One line of the input: a task and a completion, or the reason why it cannot be read."""
-
-    id: Any
-    completion: str = ""
-    task: Task | None = None
-    expected: bool | None = None
-    problem: str = ""
-
-
-def read_rows(path: Path) -> Iterator[AuditRow]:
-    """The rows of a file of JSON lines, read as they are asked for; blank lines are passed over."""
-    for number, line in numbered_lines(path):
-        yield _row(line, number)
-
-
-def _row(line: bytes, number: int) -> AuditRow:
-    place = f"line {number}"
-    try:
-        fields = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        return AuditRow(place, problem=f"{place} is not valid JSON: {error}")
-    if not isinstance(fields, dict):
-        return AuditRow(place, problem=f"{place} is not an object with a `completion`")
-    row_id = fields.get("id")
-    if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
-        row_id = place
-    try:
-        return AuditRow(row_id, _completion(fields, place), _task(fields, place), _expected(fields, place))
-    except DataError as error:
-        return AuditRow(row_id, problem=str(error))
-
-
-def _completion(fields: dict[str, Any], place: str) -> str:
-    """The completion's text; of chat messages, the last one."""
-    if "completion" not in fields:
-        raise DataError(f"{place} has no field 'completion' (it has {', '.join(fields) or 'nothing'})")
-    value = fields.pop("completion")
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        value = value[-1].get("content")
-    if not isinstance(value, str):
-        raise DataError(
-            f"{place}: field 'completion' must be text or a list of chat messages, not {type(value).__name__}"
-        )
-    return value
-
-
-def _task(fields: dict[str, Any], place: str) -> Task:
-    """The row's task; unlike one to train on, it may be without a prompt."""
-    fields = {name: value for name, value in fields.items() if name != "expected"}
-    written = any(fields.get(name) is not None for name in ("prompt", "messages")) and fields.get("prompt") != ""
-    # GSM8K's form: the worked solution in `answer` ends with `#### 42`, and the prompt is in `question`.
-    worked = isinstance(fields.get("answer"), str) and "####" in fields["answer"]
-    if written or (worked and "question" in fields):
-        return to_task(fields, place=place)
-    question = fields.get("question")
-    prompt = question if isinstance(question, str) else ""
-    return replace(to_task({**fields, "prompt": prompt or "-"}, place=place), prompt=prompt)
-
-
-def _expected(fields: dict[str, Any], place: str) -> bool | None:
-    value = fields.get("expected")
-    if value is None or isinstance(value, bool):
-        return value
-    if value in (0, 1):
-        return bool(value)
-    raise DataError(f"{place}: field 'expected' must be true or false, not {value!r}")
 
 
 async def score(
@@ -257,7 +160,7 @@ async def score(
     """
     readable = 0
 
-    async def judge(rows: Sequence[AuditRow]) -> list[Verdict]:
+    async def judge(rows: Sequence[LabelledRow]) -> list[Verdict]:
         task = rows[0].task
         texts = [row.completion for row in rows]
         if task is None:
@@ -266,7 +169,7 @@ async def score(
             return await pool.verify_group(verifier, task, texts)
         return [await pool.verify(verifier, task, texts[0])]
 
-    groups = _groups(read_rows(path), alone=verifier.verify_group is None)
+    groups = _groups(read_labelled_rows(path), alone=verifier.verify_group is None)
     # The size of the texts bounds how much is under way at once.
     async for rows, verdicts in in_order(groups, judge, lambda rows: sum(len(row.completion) for row in rows)):
         for row, verdict in zip(rows, verdicts, strict=True):
@@ -283,11 +186,11 @@ async def score(
         raise DataError(f"{path} holds no row that can be read: {problem}")
 
 
-def _groups(rows: Iterator[AuditRow], alone: bool) -> Iterator[list[AuditRow]]:
+def _groups(rows: Iterator[LabelledRow], alone: bool) -> Iterator[list[LabelledRow]]:
     """Rows each alone, or those of one task that follow each other together; a row that cannot be read is alone."""
     numbers = itertools.count()
 
-    def key(row: AuditRow) -> object:
+    def key(row: LabelledRow) -> object:
         if alone or row.task is None:
             # A key that differs from every other one: groupby then puts the row into a group of its own.
             return next(numbers)
@@ -302,7 +205,7 @@ def _examples(options: argparse.Namespace) -> list[Example]:
     if not options.input:
         return examples_for(options.verifier)
     examples: dict[str, Example] = {}
-    for row in read_rows(Path(options.input)):
+    for row in read_labelled_rows(Path(options.input)):
         if row.task is not None:
             # Rows of one task have different completions; a right one among them (`expected`) is kept as an example
             # that must be paid.

@@ -11,6 +11,7 @@ SIGUSR1 makes the run write its status.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
@@ -166,6 +167,33 @@ class StopRequest:
         if self._reply and number != signal.SIGHUP:  # after SIGHUP there is no terminal to write to
             with contextlib.suppress(OSError):  # not `print`: the signal may have interrupted a print
                 os.write(2, f"{self._reply}\n".encode())
+
+
+def until_signal(work: Coroutine[Any, Any, None]) -> int:
+    """Run `work` on an event loop to its end, 0, or until SIGINT or SIGTERM cancels it, whose number is returned.
+
+    For the main thread; a second signal ends the process as without this.
+    """
+    stopped = 0
+
+    async def run() -> None:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            nonlocal stopped
+            stopped = number
+            task.cancel()
+            for handled in (signal.SIGINT, signal.SIGTERM):  # a second one stops at once
+                loop.remove_signal_handler(handled)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    return stopped
 
 
 _descriptions: list[Callable[[], str]] = []

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,7 @@ TaskSource = str | Mapping[str, Any] | Iterable[Any]
 """A data set, in one of the forms above."""
 
 PlacedTask = tuple[str, Task]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,9 @@ def _report_asked_twice(tasks: Iterable[PlacedTask]) -> None:
         )
 
 
-def limited(tasks: list[Task], limit: int | None, seed: int | None) -> list[Task]:
-    """`limit` of the tasks in their order, all where it is None or larger: the first ones without a seed (0 or more).
+def limited(tasks: list[T], limit: int | None, seed: int | None) -> list[T]:
+    """`limit` of the tasks (or of other rows) in their order, all where it is None or larger: the first ones without a
+    seed (0 or more).
 
     With a seed the same tasks are drawn as `datasets.Dataset.train_test_split(train_size=limit, seed=seed)` puts into
     its training part (huggingface/datasets 5.2.0, src/datasets/arrow_dataset.py): the last `limit` of a permutation by

@@ -1,5 +1,6 @@
 """python -m rlvr.evaluate --model PATH --data FILE [--samples N] [--k 1,8,...] [key.path=value ...]
 python -m rlvr.evaluate --model PATH --benchmark math-500,gsm8k,mbpp=FILE [...]
+python -m rlvr.evaluate --verifier NAME --preferences reward-bench,FILE [verifier.key=value models.NAME.path=PATH ...]
 
 Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k, with `--scorer`
 best@k, all with bootstrap intervals over tasks, interquartile mean), the same by source and by difficulty, answer
@@ -8,6 +9,10 @@ intervals, and which tasks each can solve. Tasks are gone through in blocks: mem
 Where the model is of a run, the run's configuration holds: its verifier, template, tasks (data.eval), lengths and seed;
 else that of `--config`. A benchmark brings its own tasks, prompt, verifier and sampling (rlvr.evaluation.benchmarks).
 The command line goes before all of these. Under torchrun every rank samples, and rank 0 writes.
+
+With `--preferences`, `--steps` or `--responses` the verifier is evaluated (a judge, a reward model, a scorer of steps,
+rules) on rows with labels: accuracy, swap consistency, F1 of steps, precision and recall, calibration, length bias, by
+source; `--model` is needed only by a judge with `backend: policy`.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (nothing is written then).
 """
@@ -21,7 +26,14 @@ from collections.abc import Sequence
 
 from rlvr.core.command_name import add_imports, program
 from rlvr.core.startup_lines import StartupLines
-from rlvr.errors import command
+from rlvr.errors import ConfigError, command
+
+ROWS = {
+    "preferences": "chosen and rejected responses: reward-bench, rm-bench ... or data with these columns",
+    "steps": "solutions with labelled steps: processbench, or data with these columns",
+    "responses": "completions of which `expected` says whether they are right",
+}
+"""Option -> the labelled rows that it names."""
 
 
 @command
@@ -31,9 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with StartupLines("auto", sys.stderr) as lines:
         lines.say("loading torch and transformers")
-        # Torch comes with it, which --help and a misspelt option do not need.
+        # Torch comes with both, which --help and a misspelt option do not need.
         from rlvr.evaluate.model_evaluation import evaluate_model
+        from rlvr.evaluate.verifier_evaluation import evaluate_verifier, kind_of
 
+        if (kind := kind_of(options)) is not None:
+            return evaluate_verifier(options, kind)
+        if options.threshold is not None:
+            raise ConfigError("--threshold is for --steps and --responses")
         return evaluate_model(options)
 
 
@@ -53,7 +70,21 @@ def make_parser() -> argparse.ArgumentParser:
     add("--samples", type=int, metavar="N", help="responses sampled per task (default 8; 0: greedy only)")
     add("--k", metavar="1,8,...", help="the k of pass@k and maj@k (default 1 and the samples)")
     add("--scorer", metavar="NAME", help="a reward term that chooses the best of k samples: best@k")
-    add("--verifier", metavar="NAME", help="in place of the tasks' own")
+    add("--verifier", metavar="NAME", help="in place of the tasks' own; or the verifier that is evaluated")
+    for name, rows in ROWS.items():
+        add(
+            f"--{name}",
+            action="append",
+            metavar="NAME|DATA,...",
+            help=f"evaluate --verifier on {rows} (docs/evaluation.md); may be repeated",
+        )
+    add(
+        "--threshold",
+        type=float,
+        metavar="SCORE",
+        help="with --steps a step that scores less is rejected (default 0.5), with --responses a response is accepted "
+        "from this score on (default: with full marks)",
+    )
     add_imports(parser)
     add("--engine", metavar="NAME", help="hf (default), vllm or vllm-server")
     add("--temperature", type=float, metavar="T", help="of the samples (default 1)")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +24,11 @@ from rlvr.data.sources import limited
 from rlvr.distributed import World
 from rlvr.distributed.checkpoint import model_folder
 from rlvr.errors import ConfigError
+from rlvr.evaluate.result_file import is_result, write_result
 from rlvr.evaluation import Evaluation, compare, contamination, describe, evaluate, read_result
 from rlvr.evaluation.benchmarks import Benchmark, benchmark_tasks, find_benchmarks, with_benchmark
 from rlvr.evaluation.result import combined, result_lines
 from rlvr.monitor.console import Console, Counts
-from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Task
 from rlvr.rollout import CollectionInterruptedError
 from rlvr.run.open_sampling import open_sampling
@@ -54,7 +52,7 @@ class Part:
 def evaluate_model(options: argparse.Namespace) -> int:
     """Evaluate as the options of the command say, and write the result; the exit code."""
     if options.output is not None:
-        check_output(Path(options.output), _is_result, "a result")
+        check_output(Path(options.output), is_result, "a result")
     parts = _benchmark_parts(options) if options.benchmark else [_data_part(options)]
     before = {}
     if options.compare is not None:
@@ -132,9 +130,7 @@ def _evaluate(parts: Sequence[Part], world: World, options: argparse.Namespace, 
         train = load_tasks(options.contamination, split="train", fields=parts[0].config.data.fields)
         for part in parts:
             results[part.name]["contamination"] = contamination(train, part.tasks)
-    _write(combined(results), options.output)
-    if options.output is not None:
-        print("\n".join(result_lines(results)), file=sys.stderr)
+    write_result(combined(results), options.output, result_lines(results))
     return 0
 
 
@@ -283,23 +279,3 @@ def sampler(
             return evaluate(some, how, opened.collect, opened.verification.same_answer, scorer=scorer, **hooks)
 
         yield evaluate_tasks, opened.stop, opened.counts
-
-
-def _is_result(head: str) -> bool:
-    """Return True if a file that begins so is one that this command wrote."""
-    # As `_write` lays it out: `{\n "version": 1,\n "model": ...`. Any other file is not overwritten.
-    begun = re.match(r'\{\s*"version": \d+,\s*"model": ', head) is not None
-    return begun and ('"by_source": ' in head or '"benchmarks": ' in head)
-
-
-def _write(result: Mapping[str, Any], output: str | None) -> None:
-    text = json.dumps(result, indent=1, allow_nan=False)
-    if output is None:
-        print(text)
-        return
-    path = Path(output)
-    try:
-        write_whole(path, text + "\n")
-    except OSError as error:
-        raise ConfigError(f"--output {output!r} cannot be written: {error}") from error
-    print(f"results: {path}", file=sys.stderr)

@@ -176,3 +176,30 @@ def interval(
         statistics.append(statistic(chosen))
     low, high = np.quantile(np.concatenate(statistics), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def resampled_sums(columns: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """[C, resamples]: the sums of `columns` [C, T] over T rows that are drawn with replacement, the same for all
+    columns.
+
+    For statistics that are no means of one column: ratios of sums, and what is made of them.
+    """
+    count = columns.shape[1]
+    random = np.random.default_rng(seed_of("bootstrap sums", seed, count))
+    sums = []
+    size = max(1, CHUNK // max(count, 1))
+    for begin in range(0, resamples, size):
+        # [number, T]: how often each row is drawn.
+        drawn = random.multinomial(count, np.full(count, 1 / count), size=min(size, resamples - begin))
+        sums.append(columns @ drawn.T)
+    return np.concatenate(sums, axis=1)
+
+
+def percentile_interval(values: np.ndarray) -> tuple[float, float] | None:
+    """The 95 % interval of resampled values [resamples]; NaN, where a resample has no value, is left out. None where
+    none has one."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

@@ -23,8 +23,8 @@ from rlvr.monitor.whole_file import write_whole
 
 VERSION = 1
 """Of the written object."""
-IN_UNITS = frozenset({"tasks", "length_mean", "answer_entropy"})
-"""Results that are no shares: a count, tokens, nats."""
+IN_UNITS = frozenset({"tasks", "length_mean", "answer_entropy", "brier", "length_correlation"})
+"""Results that are no shares: a count, tokens, nats, a squared error, a correlation."""
 
 
 def describe(done: Evaluation, config: Config) -> dict[str, Any]:
@@ -88,13 +88,14 @@ def result_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, result in results.items():
         label = f"{name} " if name else ""
         values = {n: v for n, v in result["results"].items() if not n.endswith(" interval") and v is not None}
+        width = max(14, *map(len, values))
         for quantity, value in values.items():
             low_high = result["results"].get(f"{quantity} interval")
             if quantity in IN_UNITS:
-                lines.append(f"{label}{quantity:>14}  {value:.4g}")
+                lines.append(f"{label}{quantity:>{width}}  {value:.4g}")
                 continue
             span = f"  (95 %: {100 * low_high[0]:.1f} to {100 * low_high[1]:.1f} %)" if low_high else ""
-            lines.append(f"{label}{quantity:>14}  {100 * value:.1f} %{span}")
+            lines.append(f"{label}{quantity:>{width}}  {100 * value:.1f} %{span}")
     return lines
 
 
