@@ -75,10 +75,7 @@ def test_a_tie_is_left_out_and_a_row_without_a_source_has_that_of_its_set():
         ("text", r"f\[0\]: a row is an object with a prompt and its responses, not str"),
         ({"prompt": "Hi?", "rejected": "b"}, r"f\[0\]: there is no field 'chosen': prompt, chosen and rejected"),
         ({"prompt": "Hi?", "chosen": "g", "rejected": []}, r"f\[0\]: field 'rejected' must be a text, a list"),
-        (
-            {"chosen": "g", "rejected": "b"},
-            r"f\[0\]: there is no field 'prompt' \(the row has chosen, rejected\)|'prompt'",
-        ),
+        ({"chosen": "g", "rejected": "b"}, r"no field 'prompt' \(the row has chosen, rejected\)"),
         ({"prompt": "Hi?", "response_a": "x", "response_b": "y"}, r"need a `winner`, such as A or B"),
         ({"prompt": "?", "response_a": "x", "response_b": "y", "winner": "me"}, r"not 'me'"),
         ({"prompt": "Hi?", "chosen": "g", "rejected": "b", "info": "x"}, r"field 'info' must be an object"),

@@ -4,6 +4,7 @@ python -m rlvr.evaluate --preferences, --steps and --responses."""
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from rlvr.evaluation.step_results import STEPS, scored_steps
 from rlvr.evaluation.verifier_benchmarks import EvaluatedRow, Kind, RowSet, read_row_sets
 from rlvr.monitor.console import Console
 from rlvr.policy.frozen_model import check_frozen
-from rlvr.records import Verdict, VerdictStatus
+from rlvr.records import Verdict
 from rlvr.run.loaded_models import LoadedModels
 from rlvr.run.open_sampling import open_sampling
 from rlvr.verifiers.audit.trial import in_order
@@ -200,7 +201,7 @@ def _score(
     """Score the rows of a set, in order; 0, or the number of the signal that stopped it. EvaluationError where no row
     has a verdict."""
     score = _scorer(one, kind, threshold)
-    console = Console(counts=lambda: {"verifying": (len(scored), len(one.rows))})
+    console = Console(file=sys.stderr, counts=lambda: {"verifying": (len(scored), len(one.rows))})
     reasons: list[str] = []
 
     async def judge(row: EvaluatedRow) -> list[Verdict]:
@@ -235,7 +236,8 @@ def _scorer(one: RowSet, kind: Kind, threshold: float | None) -> Callable[[Any, 
 
             def steps(row: Any, verdicts: Sequence[Verdict]) -> ScoredRow:
                 (verdict,) = verdicts
-                if verdict.decided and not verdict.spans and verdict.status is not VerdictStatus.UNPARSABLE:
+                # A text of blank steps alone has no spans.
+                if verdict.decided and not verdict.spans and any(map(str.strip, row.steps)):
                     raise ConfigError(
                         "--steps needs a verifier that scores steps (Verdict.spans), such as step_scorer or steps, and "
                         "this one scores whole responses"
