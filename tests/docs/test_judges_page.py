@@ -117,8 +117,14 @@ def test_the_program_runs(blocks, tmp_path):
     assert (done.stdout.split(), done.stderr) == (["1.0", "1"], "")
 
 
+def test_a_judge_is_measured(blocks, page, tmp_path):
+    (tmp_path / "measure.py").write_text(blocks["measure.py"])
+    done = subprocess.run([sys.executable, "measure.py"], capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout.strip() == re.search(r"It prints `(.*)`", page)[1] == "0.5 1.0 0.0"
+
+
 def test_every_sample_is_tried_and_every_cause_is_named(blocks, page):
-    assert set(blocks) == {"judge", "rubric", "pairs", "steps", "scorer", "policy_judge", "stub.py"}
+    assert set(blocks) == {"judge", "rubric", "pairs", "steps", "scorer", "policy_judge", "measure.py", "stub.py"}
     assert set(re.findall(r"`verifier/NAME/undecided/(\w+)`", page)) == set(get_args(Cause))
 
 

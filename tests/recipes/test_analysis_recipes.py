@@ -18,6 +18,7 @@ from rlvr.data.sources import limited
 from rlvr.recipes.papers import find_paper
 from rlvr.recipes.smoke import smoke_config
 from rlvr.records import Task
+from rlvr.testing import StubJudge
 from rlvr.trainer import GRPOTrainer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/analysis.md"
@@ -71,8 +72,35 @@ def test_a_command_of_tables_and_evaluations_is_understood(module, words):
     """Options exist, and overrides are valid settings of the recipe."""
     parser = {"analysis": analysis.make_parser, "evaluate": evaluate.make_parser}[module]()
     options = parser.parse_args(words) if module == "analysis" else parser.parse_intermixed_args(words)
-    if module == "evaluate" and options.config is not None:
+    if module == "evaluate" and options.config not in (None, "hybrid.yaml"):
         load_config(options.config, options.overrides)
+
+
+def test_the_commands_on_verifiers_run_with_a_judge_that_is_lenient(tmp_path, monkeypatch):
+    """Rules miss the right answer in words, which the judge accepts, with a wrong one beside it."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"prompt": "1/2?", "answer": "0.5", "completion": r"\boxed{0.5}", "expected": True},
+        {"prompt": "1/2?", "answer": "0.5", "completion": "a half", "expected": True},
+        {"prompt": "1/2?", "answer": "0.5", "completion": "a third", "expected": False},
+        {"prompt": "1/2?", "answer": "0.5", "completion": r"\boxed{3}", "expected": False},
+    ]
+    for name in ("answers.jsonl", "solutions.jsonl"):
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluations = [words for module, words in COMMANDS if module == "evaluate" and "--responses" in words]
+    assert len(evaluations) == 3
+    with StubJudge(lambda r: r.verdict("yes" if r.fenced["response"].startswith("a ") else "no")) as stub:
+        (block,) = re.findall(r"```yaml\n# hybrid.yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        Path("hybrid.yaml").write_text(block.replace("http://localhost:8000/v1", stub.url))
+        for words in evaluations:
+            assert evaluate.main([word.replace("http://localhost:8000/v1", stub.url) for word in words]) == 0
+        assert not any("0.5" in request.fenced.get("answer", "") for request in stub.requests[-16:])
+    results = {name: json.loads(Path(f"{name}.json").read_text()) for name in ("rules", "hybrid", "libra")}
+    assert results["rules"]["results"]["false_negative_rate"] == 0.5
+    assert results["rules"]["results"]["false_positive_rate"] == 0
+    change = results["hybrid"]["comparison"]["differences"]
+    assert change["false_negative_rate"]["after"] == 0 and change["false_positive_rate"]["difference"] == 0.5
+    assert results["libra"]["results"]["accuracy"] == 0.5 and results["libra"]["threshold"] == 0.5
 
 
 @pytest.fixture

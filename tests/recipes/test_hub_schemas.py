@@ -28,6 +28,7 @@ from rlvr.data import Template, load_tasks
 from rlvr.data.templates import render_prompts
 from rlvr.errors import RlvrError
 from rlvr.evaluation.benchmarks import benchmark_tasks, benchmarks, with_benchmark
+from rlvr.evaluation.verifier_benchmarks import read_row_sets, verifier_benchmarks
 from rlvr.planner.meta_model import shipped_sizes
 from rlvr.policy.loading import override_config
 from rlvr.policy.scratch import build_tokenizer
@@ -303,6 +304,33 @@ def test_a_benchmark_asks_as_published_and_judges_right_and_wrong_responses(name
         assert verdict.score == 0.0
 
 
+VERIFIED = {
+    "reward-bench": (["alpacaeval-easy", "hep-python"], ("The Danube.", "Mont Blanc.")),
+    "reward-bench-2": (["Math", "Ties"], ("36", "35", "63", "66")),
+    "rm-bench": (["math", "chat"], ("7", "The sum of 3 and 4 is 7.", "The sum of 3 and 4 is **7**.", "8")),
+    "judge-bench": (["livebench-math", "mmlu-pro-law"] * 2, ("It is 56.", "It is 54.")),
+    "processbench": (
+        [source for source in ("gsm8k", "math", "olympiadbench", "omnimath") for _ in range(2)],
+        ("There are 3 * 4 = 12 apples.\n\nShe eats 2, so 12 - 2 = 9 are left.\n\nThe answer is 9.",),
+    ),
+}
+"""Set of labelled rows -> the sources of its rows, and the first responses of the first row."""
+
+
+@pytest.mark.parametrize("name", verifier_benchmarks())
+def test_a_set_that_verifiers_are_evaluated_on_is_read(name, hub):
+    benchmark = verifier_benchmarks()[name]
+    (row_set,) = read_row_sets(benchmark.rows, [name])
+    sources, responses = VERIFIED[name]
+    assert [row.task.source for row in row_set.rows] == sources
+    assert row_set.rows[0].responses[: len(responses)] == responses
+    assert len({row.task.id for row in row_set.rows}) == len(sources)
+    if name == "processbench":
+        assert [row.first_wrong for row in row_set.rows[:2]] == [1, -1]
+    if name == "rm-bench":
+        assert benchmark.styled and len(row_set.rows[0].chosen) == len(row_set.rows[0].rejected) == 3
+
+
 def letter_of(task):
     """The letter under which the right option of a question stands in its prompt."""
     if "order" not in task.info:
@@ -335,7 +363,9 @@ def test_every_model_and_data_set_that_a_recipe_or_a_benchmark_names_has_a_schem
     papers = read_papers()
     models = {paper.config.model.path for paper in papers}
     data = {name for paper in papers for name in named_data(paper.config)}
-    data |= {"/".join(one.data.partition(":")[0].split("/")[:2]) for one in benchmarks().values()}
+    written = [one.data for one in benchmarks().values()]
+    written += [name for one in verifier_benchmarks().values() for name in one.data.values()]
+    data |= {"/".join(name.partition(":")[0].split("/")[:2]) for name in written}
     assert models == set(SCHEMAS["models"])
     assert data == set(SCHEMAS["data"]) | set(SCHEMAS["files"])
     used = {model["tokenizer"] for model in SCHEMAS["models"].values()}
