@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlvr.data.labelled_rows import labelled_row
+from rlvr.data.labelled_responses import labelled_row
 from rlvr.data.preference_rows import PreferenceRow
 from rlvr.data.step_rows import StepRow
 from rlvr.errors import DataError

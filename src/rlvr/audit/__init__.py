@@ -32,7 +32,7 @@ from rlvr.core.command_name import program
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.core.tree import as_tree, merge
 from rlvr.core.waits import until_signal
-from rlvr.data.labelled_rows import LabelledRow, read_labelled_rows
+from rlvr.data.labelled_responses import LabelledRow, read_labelled_rows
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming

@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(prog=program("evaluate"), description="Evaluate a model on held-out tasks.")
+    what = "Evaluate a model on held-out tasks, or a verifier on labelled rows."
+    parser = argparse.ArgumentParser(prog=program("evaluate"), description=what)
     add = parser.add_argument
     add("--model", metavar="PATH", help="a folder with Hugging Face files, a hub name, or a checkpoint")
     add("--data", action="append", metavar="DATA", help="tasks, as data.eval takes them; may be repeated")

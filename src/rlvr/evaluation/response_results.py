@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlvr.data.labelled_rows import LabelledRow
+from rlvr.data.labelled_responses import LabelledRow
 from rlvr.evaluation.scored_rows import RowKind, ScoredRow, Sums, quotient, ratio
 from rlvr.records import Verdict, VerdictStatus
 

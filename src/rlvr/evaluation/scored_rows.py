@@ -31,7 +31,7 @@ class ScoredRow:
     id: str
     source: str | None
     counts: Mapping[str, float]
-    """What results are made of by sums; the same names for all rows of a kind."""
+    """Numbers whose sums over rows the results are made of; the same names for all rows of a kind."""
     scores: Mapping[str, Any] = field(default_factory=dict)
     """The verifier's scores, None for undecided, as they are written."""
     rated: Sequence[Point] = ()

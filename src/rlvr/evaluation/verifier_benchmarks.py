@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from rlvr.data.files import SUFFIXES
-from rlvr.data.labelled_rows import LabelledRow, labelled_row
+from rlvr.data.labelled_responses import LabelledRow, labelled_row
 from rlvr.data.preference_rows import PreferenceRow, preference_rows, unique_ids
 from rlvr.data.sources import limited, open_rows
 from rlvr.data.step_rows import StepRow, step_rows
