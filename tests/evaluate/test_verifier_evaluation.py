@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,7 @@ def test_an_interrupt_writes_nothing(write, tmp_path):
         )
         while not stub.hung:
             assert process.poll() is None
+            time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
     assert not (tmp_path / "r.json").exists()
