@@ -1,8 +1,9 @@
 """BR-RM: two turns of a judge, the reward of the second one's verdict, and one advantage for both.
 
 The numbers are those of github yzjiao/BR-RM, commit 34a58b2: nemo_rl/environments/brrm_environment.py
-(`_process_scoring_stage`, `parse_scoring_response`, `distance_abs`), train_brrm_multinode_8b.sh, examples/configs/grpo_brrm.yaml, and
-nemo_rl/algorithms/utils.py (`calculate_baseline_and_std_per_prompt`).
+(`_process_scoring_stage`, `parse_scoring_response`, `distance_abs`), train_brrm_multinode_8b.sh,
+examples/configs/grpo_brrm.yaml, nemo_rl/algorithms/utils.py (`calculate_baseline_and_std_per_prompt`) and
+nemo_rl/data/hf_datasets/reward_benchmarks.py (`LocalDataset`).
 """
 
 from __future__ import annotations

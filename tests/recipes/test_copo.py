@@ -106,3 +106,17 @@ def test_gradient_of_the_recipe(recipe_step):
     assert any(up > 0 > down for up, down in shares)
     of_the_sum = clipped_gradient(advantages, ids, logits, old, "sequences", cap=3.0)
     assert np.abs(expected - of_the_sum).max() > 1e-3
+
+
+def test_an_advantage_without_shares_is_clipped_as_ppo_does(recipe_step):
+    logits, old = moved_policy(12)
+    step = recipe_step("copo", [Task(id="t", prompt="What is 2 + 2?", answer="4")])
+    responses = [Response(f"\\boxed{{{4 + i % 2}}}", (1 + i % len(PROBES),)) for i in range(2 * len(PROBES))]
+    batch = step.score([responses])
+    for share in ("advantage/local", "advantage/global"):
+        del batch.columns[share]
+    batch.columns["advantage"] = np.linspace(-1, 1, len(responses))
+    expected = clipped_gradient(
+        batch.columns["advantage"].tolist(), [r.ids for r in responses], logits, old, "sequences", cap=3.0
+    )
+    np.testing.assert_allclose(step.gradient(batch, logits, old=old), expected, rtol=1e-9, atol=1e-12)

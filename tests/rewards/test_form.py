@@ -62,7 +62,7 @@ def test_thinking_given_away(column, text, skips):
 def test_a_template_without_tags_has_no_soft_form():
     with pytest.raises(ConfigError, match="has none"):
         build_terms([{"name": "format", "template": "So {answer}.", "strictness": "soft"}])
-    with pytest.raises(ConfigError, match="tags counts tags, and .* has none"):
+    with pytest.raises(ConfigError, match=r"tags counts tags, and .* has none"):
         build_terms([{"name": "format", "template": "So {answer}.", "strictness": "tags"}])
 
 

@@ -91,9 +91,9 @@ def test_a_context_that_no_response_fits_into_is_refused(make_trainer, capsys):
     with pytest.raises(ConfigError) as refused:
         make_trainer({"rollout": {"max_new_tokens": 62}} | plain)
     assert str(refused.value) == (
-        "stage 'grpo': rollout.max_new_tokens is 62, and a context of 64 tokens (the smaller one of the model's and the "
-        "engine's) leaves at most 61 after the shortest prompt: set rollout.max_new_tokens to 61 or less, give the model "
-        "a longer context (model.override_config), or accept it (rollout.accept_short_context=true)"
+        "stage 'grpo': rollout.max_new_tokens is 62, and a context of 64 tokens (the smaller one of the model's and "
+        "the engine's) leaves at most 61 after the shortest prompt: set rollout.max_new_tokens to 61 or less, give the "
+        "model a longer context (model.override_config), or accept it (rollout.accept_short_context=true)"
     )
     # What it says to do.
     make_trainer({"rollout": {"max_new_tokens": 61}} | plain, "enough")
@@ -329,7 +329,11 @@ def test_evaluations_without_tasks_are_refused(make_trainer):
 
 
 def test_the_announcement_says_what_the_context_leaves(make_trainer, tmp_path, capsys):
-    long = {"rollout": {"max_new_tokens": 5000, "accept_short_context": True}, "logging": {"console": "plain"}, "run": {"steps": 1}}
+    long = {
+        "rollout": {"max_new_tokens": 5000, "accept_short_context": True},
+        "logging": {"console": "plain"},
+        "run": {"steps": 1},
+    }
     make_trainer(long).train()
     output = capsys.readouterr().out.replace("\n", " ")
     assert (

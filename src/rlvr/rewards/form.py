@@ -25,9 +25,10 @@ class Format(RewardTerm):
     """1 where the response has the form asked for, whatever it says.
 
     off is always 1. soft is the share of the template's tags that stand in the response exactly once, and after the tag
-    before them; tags is 1 where all do, whatever stands around them, else 0. hard is 1 where the whole response follows the template, as the verifier `format` judges it, else 0. As
-    a term it is a bonus; as the `by` of a gate or a veto, a condition. SimpleRL-Zoo (Zeng et al. 2025, arXiv
-    2503.18892) finds that a strict form keeps weak models from exploring.
+    before them; tags is 1 where all do, whatever stands around them, else 0. hard is 1 where the whole response follows
+    the template, as the verifier `format` judges it, else 0. As a term it is a bonus; as the `by` of a gate or a veto,
+    a condition. SimpleRL-Zoo (Zeng et al. 2025, arXiv 2503.18892) finds that a strict form keeps weak models from
+    exploring.
     """
 
     template: str = "<think>{think}</think><answer>{answer}</answer>"

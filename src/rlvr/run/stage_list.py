@@ -85,8 +85,8 @@ def open_stage(
 
 
 def _check_context(stage: Stage, context: int, reporting: Reporting) -> None:
-    """ConfigError where no response of a stage can have `rollout.max_new_tokens`, unless it is accepted; a warning where
-    some cannot."""
+    """ConfigError where no response of a stage can have `rollout.max_new_tokens`, unless it is accepted; a warning
+    where some cannot."""
     wanted = stage.config.rollout.max_new_tokens
     # A prompt that is longer than others ends its responses sooner, which is no reason to lower the bound of all. A
     # bound that no response can reach is a slip: the constant average and penalties on length would go by it.

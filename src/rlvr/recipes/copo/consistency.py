@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from rlvr.advantages.group import group_advantage, means, same, std
 from rlvr.components import Advantage, Loss
@@ -117,7 +118,8 @@ class LocalAndGlobalClippedLoss(Loss):
 
     COPO's w L_local + (1 - w) L_global (hijih/copo-code, verl/trainer/ppo/core_algos.py,
     compute_policy_loss_with_global): the weights are in the shares, which a clipped loss is proportional to. Where the
-    two push a token to different sides, the clip of one does not hold back the other.
+    two push a token to different sides, the clip of one does not hold back the other. Another advantage has one share,
+    and is clipped as by `clip`.
     """
 
     clip_low: Scalar = 0.2
@@ -140,7 +142,10 @@ class LocalAndGlobalClippedLoss(Loss):
         log_ratios = log_ratio(tokens)
         cap = None if self.cap is None else float(self.cap)
         bounds = (1 - float(self.clip_low), 1 + float(self.clip_high), cap)
-        local, over_batch = (hard(log_ratios, tokens.columns[share], *bounds) for share in self.reads)
+        # [T] each; NaN where the estimator gives no shares.
+        of_group, of_prompt = (tokens.columns[share] for share in self.reads)
+        local = hard(log_ratios, torch.where(of_group.isnan(), tokens.advantage, of_group), *bounds)
+        over_batch = hard(log_ratios, of_prompt.nan_to_num(0.0), *bounds)
         ratio = log_ratios.detach().exp()
         # Clipped for one share or for both.
         low = (local.low | over_batch.low).float()
