@@ -155,7 +155,7 @@ FAULTS = {
     "the context of the model is too short": (
         "acereason-nemotron-1-1",
         {"model": {"override_config": {}}},
-        "prompts of 2048 and responses of 8192 tokens in 4096",
+        "rollout.max_new_tokens is 8192, and a context of 4096 tokens",
     ),
     "two stages that do the same": (
         "simplerl-zoo",
