@@ -444,14 +444,16 @@ def k3_gradient(
     reference: Sequence[float],
     by: str = "sequences",
     longest: int = 1,
+    bound: float = math.inf,
 ) -> np.ndarray:
     """d / d logits of the mean of exp(d) - 1 - d, d = log reference - log pi (Shao et al. 2024, eq. 4): each token's
-    score function times 1 - exp(d). The mean is as in `clipped_gradient`."""
+    score function times 1 - exp(d), and 0 where the value is above `bound`. The mean is as in `clipped_gradient`."""
     ratio = softmax(reference) / softmax(logits)
     result = np.zeros(len(logits))
     divisor = {"tokens": sum(map(len, responses)), "sequences": len(responses), "constant": len(responses) * longest}
     for ids in responses:
         share = 1 / (divisor[by] * (len(ids) if by == "sequences" else 1))
         for token in ids:
-            result += share * (1 - ratio[token]) * score_function([token], logits)
+            if ratio[token] - 1 - math.log(ratio[token]) <= bound:
+                result += share * (1 - ratio[token]) * score_function([token], logits)
     return result

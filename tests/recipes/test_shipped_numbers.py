@@ -123,6 +123,7 @@ def test_sizes_and_rates_are_those_of_the_authors_script(row):
 STEPS = {
     ("br-rm", "grpo"): 1000,  # examples/configs/grpo_brrm.yaml
     ("canon", "grpo"): 2 * (47_000 // 512),
+    ("co-reward", "grpo"): 3 * (7500 // 128),
     ("dars", "grpo"): 86,
     ("laser", "grpo"): 2 * (103_022 // 128),
     ("one-shot-cft", "sft"): 50 * 600 // 512,
@@ -130,6 +131,7 @@ STEPS = {
     ("practical-two-stage-recipe", "grpo"): 40,
     ("practical-two-stage-recipe", "sft"): 350,
     ("raft", "grpo"): 20,
+    ("rover", "grpo"): 600,  # README.md evaluates global_step_600
     ("sar", "grpo"): 500,
     ("toolrl", "grpo"): 104,
     ("warm-up-before-you-train", "grpo"): 178,  # 25 epochs of 100 tasks, 14 in a step
@@ -158,6 +160,8 @@ SCHEDULES = {
     ("implicit-prm", "sft", "PRIME-RL/ImplicitPRM@c044175 train/tasks/run_ce.sh, train/openrlhf/cli/train_ce.py"): (
         *(5e-7, 0.03, 0.1),
     ),
+    # warmup_style and lr_warmup_steps_ratio
+    ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 Co-rewarding-I/run_corewarding-I.sh"): (*(3e-6, 0.1, 0.0),),
     # --actor_learning_rate; trainer/ray/ppo_actor.py: cosine_with_min_lr to a tenth
     (
         "demystifying-long-cot",
