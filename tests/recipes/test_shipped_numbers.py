@@ -5,6 +5,7 @@ A row names the file and what stands there; `updates` are its prompts by the pro
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -141,6 +142,69 @@ STEPS = {
 @pytest.mark.parametrize("stage", STEPS, ids="-".join)
 def test_the_steps_are_those_of_the_authors(stage):
     assert plan_of(*stage).steps == STEPS[stage]
+
+
+# (recipe, stage, file at a commit) -> steps until the learning rate is whole.
+WARM_UPS = {
+    ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 examples/configs/grpo_brrm.yaml"): 50,
+    ("warm-up-before-you-train", "warm-up", "safal312/warmup-before-you-train@c9c4a42 train/sftconfig.yaml"): 25,
+    ("warm-up-before-you-train", "grpo", "safal312/warmup-before-you-train@c9c4a42 train/grpoconfig.yaml"): 25,
+}
+
+
+@pytest.mark.parametrize("row", WARM_UPS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_the_learning_rate_rises_as_long_as_the_authors(row):
+    plan = plan_of(*row[:2])
+    rates = [learning_rate(plan.config.optim, step, int(plan.steps)) for step in range(WARM_UPS[row] + 1)]
+    assert all(one < two for one, two in itertools.pairwise(rates[:-1]))
+    assert rates[-2] == rates[-1] == plan.config.optim.lr
+
+
+# (recipe, stage, file at a commit) -> demonstrations of an optimizer step: those of a device, of an accumulation, devices.
+DEMONSTRATIONS = {
+    # The number of devices is ours in both.
+    ("reasonrank", "sft", "8421BCD/ReasonRank@06721fd LLaMA-Factory/examples/train_full/qwen_full_sft.yaml"): 1 * 8 * 8,
+    ("warm-up-before-you-train", "warm-up", "safal312/warmup-before-you-train@c9c4a42 train/sftconfig.yaml"): 1 * 2 * 8,
+}
+
+
+@pytest.mark.parametrize("row", DEMONSTRATIONS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_a_step_of_imitation_has_the_authors_demonstrations(row):
+    config = plan_of(*row[:2]).config
+    assert config.rollout.prompts_per_step / config.optim.updates_per_batch == DEMONSTRATIONS[row]
+
+
+# (recipe, stage, file at a commit) -> lower and upper clip of the ratio, clamp of the KL's value, if longer prompts are
+# left out. With one update for a batch no ratio differs from 1, so that no gradient shows a clip.
+BOUNDS = {
+    ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, False),
+    ),
+    ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.28, 10.0, True),
+    ),
+    ("reasonrank", "grpo", "8421BCD/ReasonRank@06721fd verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, True),
+    ),
+    ("sar", "grpo", "amazon-science/Self-Aligned-Reward-...@08892d0 verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, True),
+    ),
+    # epsilon is the default of their copy of TRL, train/trl/trl/trainer/grpo_config.py. They cut longer prompts.
+    ("warm-up-before-you-train", "grpo", "safal312/warmup-before-you-train@c9c4a42 train/grpoconfig.yaml"): (
+        *(0.2, 0.2, None, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("row", BOUNDS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_the_ratio_and_the_kl_are_bounded_as_the_authors_do(row):
+    slug, name, _ = row
+    low, high, clamp, skips = BOUNDS[row]
+    config = plan_of(slug, name).config
+    options = config.algorithm.loss.options
+    assert (options["clip_low"], options["clip_high"]) == (low, high)
+    assert (None if config.algorithm.kl is None else config.algorithm.kl.bound) == clamp
+    assert config.data.skip_long_prompts is skips
 
 
 # (recipe, stage, file at a commit) -> the rate at the start of the schedule, the share of the steps that is warm-up,

@@ -22,9 +22,9 @@ class ExternalPolicy(Loss):
     The external half of RL-PLUS (Dong et al. 2025, arXiv 2508.00222), as `compute_token_on_off_policy_loss` of the
     authors' code (YihongDong/RL-PLUS, rl_plus/verl/verl/recipe/rlplus_core_alg.py). Multiple importance sampling: the
     policy that wrote the demonstration is unknown and estimated by omega = (pi_old + 1) / 2, and rho = 2 pi / (pi_old +
-    omega), where pi_old is the proximal policy. Nothing is clipped. A demonstration is taken to be right and is a member
-    of its group: A = 1 - the mean of the sampled rewards and its own 1, without a standard deviation; rewards are
-    within [0, 1]. The modifier `external_member` centres the sampled responses on the same mean.
+    omega), where pi_old is the proximal policy. Nothing is clipped. A demonstration is taken to be right and is a
+    member of its group: A = 1 - the mean of the sampled rewards and its own 1, without a standard deviation; rewards
+    are within [0, 1]. The modifier `external_member` centres the sampled responses on the same mean.
     """
 
     power: Scalar = 0.5

@@ -3,6 +3,7 @@ r"""Answers that are the last number of a response, wherever it stands."""
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -63,8 +64,6 @@ class LastNumberVerifier(Verifier):
 
 def _boxed(completion: str) -> str | None:
     r"""The last number as `\boxed{number}`; None where there is none."""
-    found = None
-    for found in _NUMBER.finditer(completion):
-        pass
+    found = deque(_NUMBER.finditer(completion), maxlen=1)
     # A full stop behind a number ends the sentence.
-    return None if found is None else f"\\boxed{{{found[0].strip().rstrip('.')}}}"
+    return f"\\boxed{{{found[0][0].strip().rstrip('.')}}}" if found else None
