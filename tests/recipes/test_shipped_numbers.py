@@ -144,6 +144,34 @@ def test_the_steps_are_those_of_the_authors(stage):
     assert plan_of(*stage).steps == STEPS[stage]
 
 
+# (recipe, stage, file at a commit) -> weight decay, entropy bonus, norm that the gradient is cut to. verl has its defaults
+# in fsdp_workers.py (decay) and its configuration (norm); recipes say why a norm or a bonus is a part of theirs.
+OPTIMIZERS = {
+    ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1 / 2),
+    ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/config/lengthy_ppo_trainer.yaml"): (
+        *(0.01, 0.001, 1.0),
+    ),
+    ("pacs", "grpo", "ritzz-ai/PACS@bbe1dc6 src/pacs/pacs_actor.py, which cuts no norm"): (0.01, 0.0, 1e9),
+    ("reasonrank", "grpo", "8421BCD/ReasonRank@06721fd verl/verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1.0),
+    ("rl-plus", "grpo", "YihongDong/RL-PLUS@eb4aa4d rl_plus/verl/verl/recipe/rlplus_fsdp_worker.py"): (
+        *(0.01, 0.001 * 7 / 32, 1 / 64),
+    ),
+    ("rover", "grpo", "tinnerhrhe/ROVER@b0fa587 Math/verl/trainer/config/actor/dp_actor.yaml"): (0.01, 0.0, 1.0),
+    ("sar", "grpo", "amazon-science/Self-Aligned-Reward-...@08892d0 verl/trainer/config/ppo_trainer.yaml"): (
+        *(0.01, 0.0, 1 / 4),
+    ),
+    ("toolrl", "grpo", "qiancheng0/ToolRL@8cee13e verl/workers/fsdp_workers.py, ppo_trainer.yaml"): (0.01, 0.001, 1.0),
+}
+
+
+@pytest.mark.parametrize("row", OPTIMIZERS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_decay_bonus_and_norm_are_those_of_the_authors(row):
+    config = plan_of(*row[:2]).config
+    optim = config.optim
+    found = (optim.optimizer.options.get("weight_decay", 0.0), config.algorithm.entropy, optim.max_grad_norm)
+    assert found == pytest.approx(OPTIMIZERS[row])
+
+
 # (recipe, stage, file at a commit) -> steps until the learning rate is whole.
 WARM_UPS = {
     ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 examples/configs/grpo_brrm.yaml"): 50,
@@ -160,7 +188,7 @@ def test_the_learning_rate_rises_as_long_as_the_authors(row):
     assert rates[-2] == rates[-1] == plan.config.optim.lr
 
 
-# (recipe, stage, file at a commit) -> demonstrations of an optimizer step: those of a device, of an accumulation, devices.
+# (recipe, stage, file at a commit) -> demonstrations of an optimizer step: of a device, times accumulation, times devices.
 DEMONSTRATIONS = {
     # The number of devices is ours in both.
     ("reasonrank", "sft", "8421BCD/ReasonRank@06721fd LLaMA-Factory/examples/train_full/qwen_full_sft.yaml"): 1 * 8 * 8,
@@ -189,6 +217,8 @@ BOUNDS = {
     ("sar", "grpo", "amazon-science/Self-Aligned-Reward-...@08892d0 verl/trainer/ppo/core_algos.py, kl_penalty"): (
         *(0.2, 0.2, 10.0, True),
     ),
+    # clip_ratio of verl/trainer/config/ppo_trainer.yaml; the KL is in the reward, by k1.
+    ("toolrl", "grpo", "qiancheng0/ToolRL@8cee13e verl/trainer/ppo/core_algos.py, kl_penalty"): (0.2, 0.2, None, False),
     # epsilon is the default of their copy of TRL, train/trl/trl/trainer/grpo_config.py. They cut longer prompts.
     ("warm-up-before-you-train", "grpo", "safal312/warmup-before-you-train@c9c4a42 train/grpoconfig.yaml"): (
         *(0.2, 0.2, None, True),
