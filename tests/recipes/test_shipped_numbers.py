@@ -144,8 +144,8 @@ def test_the_steps_are_those_of_the_authors(stage):
     assert plan_of(*stage).steps == STEPS[stage]
 
 
-# (recipe, stage, file at a commit) -> weight decay, entropy bonus, norm that the gradient is cut to. verl has its defaults
-# in fsdp_workers.py (decay) and its configuration (norm); recipes say why a norm or a bonus is a part of theirs.
+# (recipe, stage, file at a commit) -> weight decay, entropy bonus, norm that the gradient is cut to. Defaults are
+# in fsdp_workers.py of verl (decay) and its configuration (norm); recipes say why a norm or a bonus is a part of theirs.
 OPTIMIZERS = {
     ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1 / 2),
     ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/config/lengthy_ppo_trainer.yaml"): (
@@ -188,7 +188,7 @@ def test_the_learning_rate_rises_as_long_as_the_authors(row):
     assert rates[-2] == rates[-1] == plan.config.optim.lr
 
 
-# (recipe, stage, file at a commit) -> demonstrations of an optimizer step: of a device, times accumulation, times devices.
+# (recipe, stage, file at a commit) -> demonstrations of an optimizer step: of a device, accumulated, times devices.
 DEMONSTRATIONS = {
     # The number of devices is ours in both.
     ("reasonrank", "sft", "8421BCD/ReasonRank@06721fd LLaMA-Factory/examples/train_full/qwen_full_sft.yaml"): 1 * 8 * 8,
