@@ -145,7 +145,7 @@ def test_the_steps_are_those_of_the_authors(stage):
 
 
 # (recipe, stage, file at a commit) -> weight decay, entropy bonus, norm that the gradient is cut to. Defaults are
-# in fsdp_workers.py of verl (decay) and its configuration (norm); recipes say why a norm or a bonus is a part of theirs.
+# in fsdp_workers.py of verl (decay) and its configuration (norm); recipes say why a norm or a bonus is a part.
 OPTIMIZERS = {
     ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1 / 2),
     ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/config/lengthy_ppo_trainer.yaml"): (
