@@ -56,10 +56,11 @@ def test_rewards_of_conversations(step):
     assert batch.column("reward").tolist() == [reward for _, _, reward in CONVERSATIONS]
 
 
-def test_a_conversation_that_ends_in_its_first_turn_has_no_form(step):
-    """A first turn that is cut is followed by no second one, whose verdict would be missing."""
-    rollouts = step.sample(2, lambda member, turn: Response((FOR_A, FOR_A)[turn], (1,), truncated=member == 0))
-    assert step.batch_of(rollouts).column("reward").tolist() == [NO_FORM, RIGHT]
+def test_a_conversation_that_ends_in_its_first_turn_is_undecided(step):
+    """A first turn that is cut is followed by no second one: there is nothing to judge, and the others are compared
+    among themselves."""
+    rollouts = step.sample(2, lambda member, turn: Response(FOR_A, (1,), truncated=member == 0))
+    np.testing.assert_array_equal(step.batch_of(rollouts).column("reward"), [np.nan, RIGHT])
 
 
 def leave_one_out(rewards):

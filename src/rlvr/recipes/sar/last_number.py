@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rlvr.records import Task, Verdict
-from rlvr.registry import register_verifier
+from rlvr.registry import register
 from rlvr.verifiers.answers import unparsable
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.math.math_verifier import MathVerifier
@@ -19,7 +19,7 @@ _VALUE = r"-?(?:\d+\.?\d*|\.\d+)"
 _NUMBER = re.compile(rf"-?\s*\\frac\s*\{{\s*{_VALUE}\s*\}}\s*\{{\s*{_VALUE}\s*\}}|{_VALUE}")
 
 
-@register_verifier("last_number")
+@register("verifier", "last_number")
 @dataclass
 class LastNumberVerifier(Verifier):
     r"""Checks the last number or \frac{a}{b} of a response against `task.answer`, in a box, in a sentence or in a step
