@@ -90,6 +90,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "modifier": {
         "blend": "laser.laser",
         "confidence": "ucas.confidence",
+        "external_member": "rl_plus.external_member",
         "noise": "noisy_verifier_corrections.noise",
         "signs": "psr.signs",
         "surprise": "rl_plus.surprise",
@@ -125,6 +126,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "surprise_over_entropy": "light_if.token_factors",
     },
     "verifier": {
+        "last_number": "sar.last_number",
         "toolrl": "toolrl.reference_calls",
     },
 }

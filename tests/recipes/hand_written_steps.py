@@ -450,7 +450,7 @@ def k3_gradient(
     bound: float = math.inf,
 ) -> np.ndarray:
     """d / d logits of the mean of exp(d) - 1 - d, d = log reference - log pi (Shao et al. 2024, eq. 4): each token's
-    score function times 1 - exp(d), nothing where the value is above `bound`. The mean is as in `clipped_gradient`."""
+    score function times 1 - exp(d), and 0 where the value is above `bound`. The mean is as in `clipped_gradient`."""
     ratio = softmax(reference) / softmax(logits)
     result = np.zeros(len(logits))
     divisor = {"tokens": sum(map(len, responses)), "sequences": len(responses), "constant": len(responses) * longest}

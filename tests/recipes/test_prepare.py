@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -55,6 +56,14 @@ SETS = {
             "completions": ["It is 7.", "It is 8.", "3 + 4 = 7."],
             "correctness": [True, False, True],
         }
+    ],
+    "DigitalLearningGmbH/MATH-lighteval": [
+        {"problem": "Half of 1?", "solution": "It is \\boxed{\\frac{1}{2}}."},
+        {"problem": "Root of 2?", "solution": "It is \\boxed{\\sqrt{2}}."},
+    ],
+    "openai/gsm8k": [
+        {"question": "Two bikes at 600?", "answer": "2 * 600 = <<2*600=1200>>1,200\n#### 1,200"},
+        {"question": "Half of 1?", "answer": "It is a half.\n#### 0.5"},
     ],
     "liuwenhan/reasonrank_data_rl": [
         {
@@ -158,6 +167,42 @@ def test_relevant_passages_have_grade_1(prepared):
     assert row["answer"] == {"1": 0, "2": 1, "3": 1}
     assert row["info"] == {"ranking": ["2", "3", "1"]}
     assert row["prompt"][1]["content"] == "[1] a [2] b [3] c"
+
+
+def of_openr1(problem, answer, **other):
+    row = {"problem": problem, "answer": answer, "solution": "so", "question_type": "math-word-problem"}
+    return row | {"correctness_math_verify": [False, True]} | other
+
+
+def test_problems_with_a_number_as_answer(prepared):
+    """SAR: other answers, other kinds of questions, links, problems that R1 never solved and repeated ones are left
+    out; 8 % of OpenR1 are the authors' test rows."""
+    prepared.sets["open-r1/OpenR1-Math-220k"] = [
+        *(of_openr1(f"p{number}", str(number)) for number in range(25)),
+        of_openr1("a formula", "x + 1"),
+        of_openr1("a long number", "1" * 21),
+        of_openr1("no digit", "()"),
+        of_openr1("an option", "3", question_type="MCQ"),
+        of_openr1("unsolved", "3", correctness_math_verify=[False, False]),
+        of_openr1("a picture: http://a.b", "3"),
+        of_openr1("a picture", "3", solution="http://a.b"),
+    ]
+    _, rows, _, _ = prepared("sar")
+    answers = {row["prompt"]: row["answer"] for row in rows}
+    assert len(answers) == len(rows)
+    assert answers.pop("Half of 1?") == "\\frac{1}{2}" and answers.pop("Two bikes at 600?") == "1,200"
+    split = datasets.Dataset.from_dict({"n": list(range(25))}).train_test_split(test_size=0.08, seed=42)
+    assert answers == {f"p{number}": str(number) for number in split["train"]["n"]}
+
+
+def test_at_most_ten_thousand_problems_of_a_set(prepared, monkeypatch):
+    """The draw of pandas.DataFrame.sample(n, random_state=42), which is that of RandomState.choice."""
+    monkeypatch.setattr("rlvr.recipes.sar.numeric_rows.LARGEST", 3)
+    prepared.sets["openai/gsm8k"] = [{"question": f"q{number}", "answer": f"#### {number}"} for number in range(8)]
+    prepared.sets["open-r1/OpenR1-Math-220k"] = [of_openr1("p", "1")]
+    _, rows, _, _ = prepared("sar")
+    drawn = np.random.RandomState(42).choice(8, size=3, replace=False)
+    assert [row["prompt"] for row in rows] == ["Half of 1?", "p", *(f"q{number}" for number in drawn)]
 
 
 def test_a_question_stands_beside_its_paraphrase(prepared):
