@@ -80,6 +80,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "outcome_classifier": "implicit_prm.outcome_classifier",
     },
     "loss": {
+        "clip_local_and_global": "copo.consistency",
         "copg": "copg.copg",
         "pacs": "pacs.pacs",
         "rover": "rover.rover",
@@ -89,6 +90,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "modifier": {
         "blend": "laser.laser",
         "confidence": "ucas.confidence",
+        "external_member": "rl_plus.external_member",
         "noise": "noisy_verifier_corrections.noise",
         "signs": "psr.signs",
         "surprise": "rl_plus.surprise",
@@ -124,6 +126,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "surprise_over_entropy": "light_if.token_factors",
     },
     "verifier": {
+        "last_number": "sar.last_number",
         "toolrl": "toolrl.reference_calls",
     },
 }

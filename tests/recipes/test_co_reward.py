@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_written_steps import PROBES, Response, clipped_gradient, k3_gradient, moved_policy, of_the_group
+from hand_written_steps import PROBES, Response, clipped_gradient, k3_gradient, moved_policy, of_the_group, plan_of
 
+from rlvr.data import Template
 from rlvr.records import Task
 
 # The answers in the data are wrong on purpose: no reward reads them.
@@ -42,7 +43,7 @@ def test_sides_that_agree_make_no_difference(step):
 
 def test_gradient_over_both_sides(step):
     """clip 0.2 on both sides, at most 3 times a negative advantage, the mean over all tokens of both sides, KL 0.005
-    (low_var_kl), no entropy bonus, no weight for the engine's log-probs."""
+    (low_var_kl, clamped at 10), no entropy bonus, no weight for the engine's log-probs."""
     logits, old = moved_policy(12)
     reference = np.linspace(0, 1, 12).tolist()
     # The majority of each side is 4, by one member more.
@@ -56,7 +57,8 @@ def test_gradient_over_both_sides(step):
     rewards = [float(response.text == "\\boxed{4}") for response in sides[0]]
     ids = [response.ids for response in responses]
     advantages = of_the_group(rewards, 1e-6, unbiased=True) * 2
-    kl = 0.005 * k3_gradient(ids, logits, reference, "tokens")
+    # A token of probability 1e-9 is far beyond the clamp at 10, the others are within it.
+    kl = 0.005 * k3_gradient(ids, logits, reference, "tokens", bound=10.0)
     expected = clipped_gradient(advantages, ids, logits, old, "tokens", cap=3.0) + kl
     got = step.gradient(batch, logits, old=old, reference=reference)
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
@@ -64,3 +66,17 @@ def test_gradient_over_both_sides(step):
     at_once = clipped_gradient(advantages, ids, logits, logits, "tokens") + kl
     got = step.gradient(batch, logits, reference=reference, engine=engine)
     np.testing.assert_allclose(got, at_once, rtol=1e-9, atol=1e-12)
+
+
+def test_the_norm_is_cut_where_the_authors_cut_that_of_the_sum_of_both_sides():
+    """dp_actor.py: loss = policy_loss_ori + policy_loss_aug, each a mean over its side; grad_clip 1."""
+    limit = plan_of("co-reward").config.optim.max_grad_norm
+    for norm in (0.01, 0.4, 0.6, 5.0):
+        assert 2 * min(limit, norm) == pytest.approx(min(1.0, 2 * norm))
+
+
+def test_a_system_message_asks_for_the_box():
+    """train_original.parquet."""
+    template = Template.parse(plan_of("co-reward").config.data.template)
+    assert template.system == "Let's think step by step and output the final answer within \\boxed{}."
+    assert template.user == "{prompt}"

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -19,7 +20,32 @@ from rlvr.recipes.hub_schemas import hub_schemas
 from rlvr.recipes.papers import find_paper
 from rlvr.recipes.prepare import files_of
 
+USER = [{"role": "user", "content": "Hi"}]
 SETS = {
+    "nvidia/HelpSteer3": [
+        {"context": USER, "response1": "a", "response2": "b", "overall_preference": -3},
+        {"context": USER, "response1": "a", "response2": "b", "overall_preference": 0},
+        {
+            "context": [*USER, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "1+1="}],
+            "response1": "3",
+            "response2": "2",
+            "overall_preference": 1,
+        },
+    ],
+    "Skywork/Skywork-Reward-Preference-80K-v0.2": [
+        {
+            "chosen": [*USER, {"role": "assistant", "content": "Hello"}],
+            "rejected": [*USER, {"role": "assistant", "content": "No"}],
+            "source": source,
+        }
+        for source in ("offsetbias", "magpie_ultra")
+    ],
+    "Vezora/Code-Preference-Pairs": [
+        {"input": f"Write {n}.", "accepted": f"return {n}", "rejected": "return"} for n in range(8100)
+    ],
+    "xinlai/Math-Step-DPO-10K": [
+        {"prompt": "2+2=", "initial_reason_steps": "Step 1. ", "full_chosen": "4", "full_rejected": "5"}
+    ],
     "agentica-org/DeepScaleR-Preview-Dataset": [
         {"problem": "1+1=", "answer": "2", "solution": "2"},
         {"problem": "1+2=", "answer": "3", "solution": "3"},
@@ -30,6 +56,14 @@ SETS = {
             "completions": ["It is 7.", "It is 8.", "3 + 4 = 7."],
             "correctness": [True, False, True],
         }
+    ],
+    "DigitalLearningGmbH/MATH-lighteval": [
+        {"problem": "Half of 1?", "solution": "It is \\boxed{\\frac{1}{2}}."},
+        {"problem": "Root of 2?", "solution": "It is \\boxed{\\sqrt{2}}."},
+    ],
+    "openai/gsm8k": [
+        {"question": "Two bikes at 600?", "answer": "2 * 600 = <<2*600=1200>>1,200\n#### 1,200"},
+        {"question": "Half of 1?", "answer": "It is a half.\n#### 0.5"},
     ],
     "liuwenhan/reasonrank_data_rl": [
         {
@@ -108,12 +142,67 @@ def test_each_response_has_its_label(prepared):
     ]
 
 
+def test_the_pairs_of_a_judge_are_those_of_the_authors(prepared):
+    """dataset/preprocess_data.py of yzjiao/BR-RM, commit 34a58b2."""
+    _, rows, _, _ = prepared("br-rm")
+    # Without the tie and without magpie_ultra.
+    assert rows[0] == {"prompt": "User: Hi", "chosen": "a", "rejected": "b", "source": "helpsteer3"}
+    assert rows[1]["prompt"] == "User: Hi\nAssistant: Yes?\nUser: 1+1="
+    assert (rows[1]["chosen"], rows[1]["rejected"]) == ("2", "3")
+    assert rows[2] == {"prompt": "User: Hi", "chosen": "Hello", "rejected": "No", "source": "skywork"}
+    # `shuffle(seed=42).select(range(8000))`
+    code = datasets.Dataset.from_list(SETS["Vezora/Code-Preference-Pairs"]).shuffle(seed=42).select(range(8000))
+    assert [row["chosen"] for row in rows[3:-1]] == code["accepted"][:]
+    assert rows[-1] == {
+        "prompt": "User: 2+2=",
+        "chosen": "Step 1. 4",
+        "rejected": "Step 1. 5",
+        "source": "mathematics",
+    }
+
+
 def test_relevant_passages_have_grade_1(prepared):
     _, rows, _, _ = prepared("reasonrank")
     (row,) = rows
     assert row["answer"] == {"1": 0, "2": 1, "3": 1}
     assert row["info"] == {"ranking": ["2", "3", "1"]}
     assert row["prompt"][1]["content"] == "[1] a [2] b [3] c"
+
+
+def of_openr1(problem, answer, **other):
+    row = {"problem": problem, "answer": answer, "solution": "so", "question_type": "math-word-problem"}
+    return row | {"correctness_math_verify": [False, True]} | other
+
+
+def test_problems_with_a_number_as_answer(prepared):
+    """SAR: other answers, other kinds of questions, links, problems that R1 never solved and repeated ones are left
+    out; 8 % of OpenR1 are the authors' test rows."""
+    prepared.sets["open-r1/OpenR1-Math-220k"] = [
+        *(of_openr1(f"p{number}", str(number)) for number in range(25)),
+        of_openr1("a formula", "x + 1"),
+        of_openr1("a long number", "1" * 21),
+        of_openr1("no digit", "()"),
+        of_openr1("an option", "3", question_type="MCQ"),
+        of_openr1("unsolved", "3", correctness_math_verify=[False, False]),
+        of_openr1("a picture: http://a.b", "3"),
+        of_openr1("a picture", "3", solution="http://a.b"),
+    ]
+    _, rows, _, _ = prepared("sar")
+    answers = {row["prompt"]: row["answer"] for row in rows}
+    assert len(answers) == len(rows)
+    assert answers.pop("Half of 1?") == "\\frac{1}{2}" and answers.pop("Two bikes at 600?") == "1,200"
+    split = datasets.Dataset.from_dict({"n": list(range(25))}).train_test_split(test_size=0.08, seed=42)
+    assert answers == {f"p{number}": str(number) for number in split["train"]["n"]}
+
+
+def test_at_most_ten_thousand_problems_of_a_set(prepared, monkeypatch):
+    """The draw of pandas.DataFrame.sample(n, random_state=42), which is that of RandomState.choice."""
+    monkeypatch.setattr("rlvr.recipes.sar.numeric_rows.LARGEST", 3)
+    prepared.sets["openai/gsm8k"] = [{"question": f"q{number}", "answer": f"#### {number}"} for number in range(8)]
+    prepared.sets["open-r1/OpenR1-Math-220k"] = [of_openr1("p", "1")]
+    _, rows, _, _ = prepared("sar")
+    drawn = np.random.RandomState(42).choice(8, size=3, replace=False)
+    assert [row["prompt"] for row in rows] == ["Half of 1?", "p", *(f"q{number}" for number in drawn)]
 
 
 def test_a_question_stands_beside_its_paraphrase(prepared):
@@ -173,7 +262,7 @@ def test_the_model_samples_its_own_demonstrations(prepared, tmp_path):
 
 def test_every_row_is_a_task_of_the_recipe(prepared):
     """Read as the recipe reads it, from its own file."""
-    for slug in ("e1", "for", "implicit-prm", "reasonrank"):
+    for slug in ("br-rm", "e1", "for", "implicit-prm", "reasonrank"):
         _, rows, _, _ = prepared(slug)
         (name,) = files_of(find_paper(slug).config)
         assert len(load_tasks(name)) == len(rows)

@@ -83,8 +83,9 @@ def test_ten_places_count(recipe_step, place):
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_gradient_of_a_step(recipe_step, moved):
-    """GRPO with torch's deviation, 0.2 on both sides and a dual clip of 3, the mean over tokens
-    (verl/verl/trainer/config/ppo_trainer.yaml), KL 0.001 (train_grpo.sh); nothing of the engine's log-probs."""
+    """GRPO with torch's deviation, 0.2 on both sides and a dual clip of 3, KL 0.001;
+    a mean over tokens of micro-batches of one response (ppo_micro_batch_size_per_gpu of train_grpo.sh) is that of each
+    response; nothing of the engine's log-probs."""
     task = Task("t", "p", {one: int(one in RELEVANT) for one in "abcd"}, info={"ranking": REFERENCE})
     ids = [(0, 1, 2, 3), (1,), (2, 1), (0, 0, 3), (3, 2), (0,), (2,), (1, 1), (3,), (2, 0, 3, 1)]
     step = recipe_step("reasonrank", [task])
@@ -92,8 +93,8 @@ def test_gradient_of_a_step(recipe_step, moved):
     advantages = of_the_group([value for _, value in RESPONSES], 1e-6, unbiased=True)
     got = step.gradient(batch, MOVED, old=BEFORE if moved else None, reference=BEFORE, engine=ENGINE)
     before = BEFORE if moved else MOVED
-    policy = clipped_gradient(advantages, ids, MOVED, before, "tokens", cap=3.0)
-    np.testing.assert_allclose(got, policy + 0.001 * k3_gradient(ids, MOVED, BEFORE, "tokens"), rtol=1e-6)
+    policy = clipped_gradient(advantages, ids, MOVED, before, "sequences", cap=3.0)
+    np.testing.assert_allclose(got, policy + 0.001 * k3_gradient(ids, MOVED, BEFORE), rtol=1e-6)
 
 
 def close(got, expected):

@@ -72,7 +72,8 @@ def test_an_unlikely_external_token_counts_more_and_its_ratio_stays_bounded():
     assert float(slopes[0]) / rare < 50 * float(slopes[1]) / sure < 0
 
 
-def test_the_external_advantage_is_against_the_sampled_responses_alone(make_rollout):
+def test_the_external_answer_is_a_member_of_its_own_group(make_rollout):
+    """1 - 2 / 5 of the rewards 1, 0, 0, 0 and its own 1: the script's adv_estimator is grpo, not grpo_split."""
     rewards = {"a": [1.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0], "c": [np.nan, np.nan]}
     rollouts, column = [], []
     for group, values in rewards.items():
@@ -84,11 +85,29 @@ def test_the_external_advantage_is_against_the_sampled_responses_alone(make_roll
             column.append(reward)
     weights = external().weights(Batch(rollouts, {"reward": np.asarray(column)}))
     shown = [w for r, w in zip(rollouts, weights, strict=True) if (r.origin == Origin.DEMONSTRATION).any()]
-    np.testing.assert_allclose(shown, [[0, 0.75, 0.75], [0, 0, 0], [0, 0, 0]], atol=1e-30)
+    np.testing.assert_allclose(shown, [[0, 0.6, 0.6], [0, 0, 0], [0, 0, 0]], rtol=1e-6, atol=1e-30)
     # The second demonstration adds nothing to the sum, and is counted in the mean.
     assert shown[1].any()
     for rollout, weight in zip(rollouts, weights, strict=True):
         assert not weight[rollout.origin != Origin.DEMONSTRATION].any()
+
+
+def test_sampled_responses_are_centred_with_the_external_answer_among_them(make_rollout):
+    """A group without a demonstration has its own mean, and an undecided response is no member."""
+    shown = Task(id="t", prompt="?", demonstration="abb")
+    groups = {"a": (shown, [1.0, 0.0, 0.0]), "b": (Task(id="u", prompt="?"), [1.0, 0.0]), "c": (shown, [0.0, np.nan])}
+    rollouts = [
+        make_rollout([9, 1], prompt=1, group=group, member=member, task=task)
+        for group, (task, values) in groups.items()
+        for member in range(len(values))
+    ]
+    column = np.asarray([value for _, values in groups.values() for value in values])
+    batch = Batch(rollouts, {"reward": column})
+    config = find_paper("rl-plus").config.algorithm
+    advantage = registry.build("advantage", config.advantage)(batch)
+    for spec in config.modifiers:
+        advantage = registry.build("modifier", spec)(batch, advantage)
+    np.testing.assert_allclose(advantage, [0.5, -0.5, -0.5, 0.5, -0.5, -0.5, 0], atol=1e-12)
 
 
 def test_every_answer_of_a_group_counts_the_same():
@@ -101,8 +120,8 @@ def test_every_answer_of_a_group_counts_the_same():
 # What the authors' script and rlplus_core_alg.py make of a step: 7 sampled responses and the external one to a prompt.
 LONGEST = 8192
 """data.max_response_length, which loss_remove_token_mean divides each response's sum by."""
-ENTROPY = 0.00025
-"""A quarter of the script's entropy_coeff 0.001, as the recipe says why."""
+ENTROPY = 0.001
+"""entropy_coeff of the script: the sum over micro-batches of 32,768 tokens of each one's mean."""
 DEMONSTRATION = (6, 7, 7, 1)
 """abb and its end, by the lent tokenizer."""
 TASK = Task(id="t", prompt="What is 2 + 2?", answer="4", demonstration="abb")
@@ -113,7 +132,7 @@ SAMPLED = [(0, 1, 2), (3,), (4, 5, 2, 2), (6, 7), (1, 1), (2, 0, 0), (7, 3)]
 def of_the_step(rewards, now, old):
     """d loss / d logits: the mean over the eight responses, seven times A r and once A r_mixed sqrt(1 - p)."""
     ratio, p, before = softmax(now) / softmax(old), softmax(now), softmax(old)
-    mean = sum(rewards) / len(rewards)
+    mean = (sum(rewards) + 1) / 8
     result = np.zeros(len(now))
     for reward, ids in zip(rewards, SAMPLED, strict=True):
         for token in ids:
@@ -121,16 +140,16 @@ def of_the_step(rewards, now, old):
     for token in DEMONSTRATION:
         mixed = 2 * p[token] / (before[token] + 0.5 * (before[token] + 1))
         result -= (1 - mean) * mixed * math.sqrt(1 - p[token]) * score_function([token], now)
-    result /= 8 * LONGEST
-    entropy = sum(map(len, SAMPLED)) / (7 * LONGEST) * entropy_gradient(now)
-    return result - ENTROPY * entropy
+    # Of a device's 64 responses the policy loss is the sum over 8,192 and the bonus the sum over 32,768.
+    entropy = sum(map(len, SAMPLED)) * entropy_gradient(now)
+    return result / (8 * LONGEST) - ENTROPY * entropy / (8 * 32_768)
 
 
 @pytest.mark.parametrize("rights", [0, 1, 4, 7])
 @pytest.mark.parametrize("moved", [False, True])
 def test_gradient_of_a_step(recipe_step, rights, moved):
     """Ratios far beyond any clip, and log-probs of the engine that nothing reads. Where no sampled response is right
-    the external one alone is learned; where all are, only the entropy bonus is left."""
+    all of them are pushed away from, by an eighth; where all are, only the entropy bonus is left."""
     rng = np.random.default_rng(rights)
     old, now, engine = (list(rng.normal(0, 2, 8)) for _ in range(3))
     if not moved:

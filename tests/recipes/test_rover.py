@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_written_steps import BEFORE, ENGINE, MOVED, Response, of_the_group, score_function, softmax
+from hand_written_steps import BEFORE, ENGINE, MOVED, Response, of_the_group, plan_of, score_function, softmax
 
+from rlvr.data import Template
 from rlvr.records import Task
 
 TASK = Task(id="t", prompt="What is 2 + 2?", answer="4")
@@ -87,6 +88,13 @@ def test_the_shipped_updates_let_the_value_act(recipe_step):
         rewards, ids = REWARDS[n:] + REWARDS[:n], IDS[n:] + IDS[:n]
         expected = expected - 0.5 * gradient(advantages(rewards), ids, expected, BEFORE)
     np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+def test_the_prompt_is_the_authors():
+    """Math/data/aime.parquet, made like the training file."""
+    template = Template.parse(plan_of("rover").config.data.template)
+    asks = "Let's think step by step and output the final answer within \\boxed{}."
+    assert (template.system, template.user) == (None, "{prompt} " + asks)
 
 
 def test_the_engine_samples_at_the_authors_temperature(step):

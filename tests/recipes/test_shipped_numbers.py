@@ -5,6 +5,7 @@ A row names the file and what stands there; `updates` are its prompts by the pro
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -86,10 +87,13 @@ SCRIPTS = {
         "grpo",
         "analokmaus/kaggle-aimo2-fast-math-r1@09bf8ff experiments/train_second_stage.py",
     ): (*(4e-6, 16, 16, 8, 16384, None, 1.0, 0.04),),
-    ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 train_brrm_multinode_8b.sh"): (5e-7, 128, 32, 8, 16384, None, 1.0, 0.001),
+    # max_input_seq_length: longer prompts have no weight in their loss.
+    ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 train_brrm_multinode_8b.sh"): (
+        *(5e-7, 128, 32, 8, 16384, 16384, 1.0, 0.001),
+    ),
     # batch_size is of prompts; 11,264 tokens are the context of the engine.
     ("chord", "grpo", "modelscope/Trinity-RFT@0414330 examples/mix_chord/mix_chord.yaml"): (
-        *(1e-6, 32, 32, 8, 10240, None, 1.0, 0.0),
+        *(1e-6, 32, 32, 8, 10240, 11264 - 10240, 1.0, 0.0),
     ),
     ("copo", "grpo", "hijih/copo-code@c15c75f verl/run_copo.sh"): (1e-6, 512, 32, 6, 2048, 1024, 1.0, 0.0),
     ("rm-r1", "grpo", "RM-R1-UIUC/RM-R1@d4c2542 rm_r1/scripts/RLVR/local/train_rm_r1_rlvr_qwen2.5_instruct_7b.sh"): (
@@ -123,6 +127,7 @@ def test_sizes_and_rates_are_those_of_the_authors_script(row):
 STEPS = {
     ("br-rm", "grpo"): 1000,  # examples/configs/grpo_brrm.yaml
     ("canon", "grpo"): 2 * (47_000 // 512),
+    ("co-reward", "grpo"): 3 * (7500 // 128),
     ("dars", "grpo"): 86,
     ("laser", "grpo"): 2 * (103_022 // 128),
     ("one-shot-cft", "sft"): 50 * 600 // 512,
@@ -130,6 +135,10 @@ STEPS = {
     ("practical-two-stage-recipe", "grpo"): 40,
     ("practical-two-stage-recipe", "sft"): 350,
     ("raft", "grpo"): 20,
+    # num_examples in the README.md of both sets, one epoch each
+    ("rm-r1", "sft"): 8_753 // 128,
+    ("rm-r1", "grpo"): 64_226 // 1024,
+    ("rover", "grpo"): 600,  # README.md evaluates global_step_600
     ("sar", "grpo"): 500,
     ("toolrl", "grpo"): 104,
     ("warm-up-before-you-train", "grpo"): 178,  # 25 epochs of 100 tasks, 14 in a step
@@ -139,6 +148,99 @@ STEPS = {
 @pytest.mark.parametrize("stage", STEPS, ids="-".join)
 def test_the_steps_are_those_of_the_authors(stage):
     assert plan_of(*stage).steps == STEPS[stage]
+
+
+# (recipe, stage, file at a commit) -> weight decay, entropy bonus, norm that the gradient is cut to. Defaults are
+# in fsdp_workers.py of verl (decay) and its configuration (norm); recipes say why a norm or a bonus is a part.
+OPTIMIZERS = {
+    ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1 / 2),
+    ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/config/lengthy_ppo_trainer.yaml"): (
+        *(0.01, 0.001, 1.0),
+    ),
+    ("pacs", "grpo", "ritzz-ai/PACS@bbe1dc6 src/pacs/pacs_actor.py, which cuts no norm"): (0.01, 0.0, 1e9),
+    ("reasonrank", "grpo", "8421BCD/ReasonRank@06721fd verl/verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1.0),
+    ("rl-plus", "grpo", "YihongDong/RL-PLUS@eb4aa4d rl_plus/verl/verl/recipe/rlplus_fsdp_worker.py"): (
+        *(0.01, 0.001 * 7 / 32, 1 / 64),
+    ),
+    ("rover", "grpo", "tinnerhrhe/ROVER@b0fa587 Math/verl/trainer/config/actor/dp_actor.yaml"): (0.01, 0.0, 1.0),
+    ("sar", "grpo", "amazon-science/Self-Aligned-Reward-...@08892d0 verl/trainer/config/ppo_trainer.yaml"): (
+        *(0.01, 0.0, 1 / 4),
+    ),
+    ("toolrl", "grpo", "qiancheng0/ToolRL@8cee13e verl/workers/fsdp_workers.py, ppo_trainer.yaml"): (0.01, 0.001, 1.0),
+}
+
+
+@pytest.mark.parametrize("row", OPTIMIZERS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_decay_bonus_and_norm_are_those_of_the_authors(row):
+    config = plan_of(*row[:2]).config
+    optim = config.optim
+    found = (optim.optimizer.options.get("weight_decay", 0.0), config.algorithm.entropy, optim.max_grad_norm)
+    assert found == pytest.approx(OPTIMIZERS[row])
+
+
+# (recipe, stage, file at a commit) -> steps until the learning rate is whole.
+WARM_UPS = {
+    ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 examples/configs/grpo_brrm.yaml"): 50,
+    ("warm-up-before-you-train", "warm-up", "safal312/warmup-before-you-train@c9c4a42 train/sftconfig.yaml"): 25,
+    ("warm-up-before-you-train", "grpo", "safal312/warmup-before-you-train@c9c4a42 train/grpoconfig.yaml"): 25,
+}
+
+
+@pytest.mark.parametrize("row", WARM_UPS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_the_learning_rate_rises_as_long_as_the_authors(row):
+    plan = plan_of(*row[:2])
+    rates = [learning_rate(plan.config.optim, step, int(plan.steps)) for step in range(WARM_UPS[row] + 1)]
+    assert all(one < two for one, two in itertools.pairwise(rates[:-1]))
+    assert rates[-2] == rates[-1] == plan.config.optim.lr
+
+
+# (recipe, stage, file at a commit) -> demonstrations of an optimizer step: of a device, accumulated, times devices.
+DEMONSTRATIONS = {
+    # The number of devices is ours in both.
+    ("reasonrank", "sft", "8421BCD/ReasonRank@06721fd LLaMA-Factory/examples/train_full/qwen_full_sft.yaml"): 1 * 8 * 8,
+    ("warm-up-before-you-train", "warm-up", "safal312/warmup-before-you-train@c9c4a42 train/sftconfig.yaml"): 1 * 2 * 8,
+}
+
+
+@pytest.mark.parametrize("row", DEMONSTRATIONS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_a_step_of_imitation_has_the_authors_demonstrations(row):
+    config = plan_of(*row[:2]).config
+    assert config.rollout.prompts_per_step / config.optim.updates_per_batch == DEMONSTRATIONS[row]
+
+
+# (recipe, stage, file at a commit) -> lower and upper clip of the ratio, clamp of the KL's value, if longer prompts are
+# left out. With one update for a batch no ratio differs from 1, so that no gradient shows a clip.
+BOUNDS = {
+    ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, False),
+    ),
+    ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.28, 10.0, True),
+    ),
+    ("reasonrank", "grpo", "8421BCD/ReasonRank@06721fd verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, True),
+    ),
+    ("sar", "grpo", "amazon-science/Self-Aligned-Reward-...@08892d0 verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, True),
+    ),
+    # clip_ratio of verl/trainer/config/ppo_trainer.yaml; the KL is in the reward, by k1.
+    ("toolrl", "grpo", "qiancheng0/ToolRL@8cee13e verl/trainer/ppo/core_algos.py, kl_penalty"): (0.2, 0.2, None, False),
+    # epsilon is the default of their copy of TRL, train/trl/trl/trainer/grpo_config.py. They cut longer prompts.
+    ("warm-up-before-you-train", "grpo", "safal312/warmup-before-you-train@c9c4a42 train/grpoconfig.yaml"): (
+        *(0.2, 0.2, None, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("row", BOUNDS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_the_ratio_and_the_kl_are_bounded_as_the_authors_do(row):
+    slug, name, _ = row
+    low, high, clamp, skips = BOUNDS[row]
+    config = plan_of(slug, name).config
+    options = config.algorithm.loss.options
+    assert (options["clip_low"], options["clip_high"]) == (low, high)
+    assert (None if config.algorithm.kl is None else config.algorithm.kl.bound) == clamp
+    assert config.data.skip_long_prompts is skips
 
 
 # (recipe, stage, file at a commit) -> the rate at the start of the schedule, the share of the steps that is warm-up,
@@ -158,6 +260,8 @@ SCHEDULES = {
     ("implicit-prm", "sft", "PRIME-RL/ImplicitPRM@c044175 train/tasks/run_ce.sh, train/openrlhf/cli/train_ce.py"): (
         *(5e-7, 0.03, 0.1),
     ),
+    # warmup_style and lr_warmup_steps_ratio
+    ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 Co-rewarding-I/run_corewarding-I.sh"): (*(3e-6, 0.1, 0.0),),
     # --actor_learning_rate; trainer/ray/ppo_actor.py: cosine_with_min_lr to a tenth
     (
         "demystifying-long-cot",

@@ -22,8 +22,9 @@ class ExternalPolicy(Loss):
     The external half of RL-PLUS (Dong et al. 2025, arXiv 2508.00222), as `compute_token_on_off_policy_loss` of the
     authors' code (YihongDong/RL-PLUS, rl_plus/verl/verl/recipe/rlplus_core_alg.py). Multiple importance sampling: the
     policy that wrote the demonstration is unknown and estimated by omega = (pi_old + 1) / 2, and rho = 2 pi / (pi_old +
-    omega), where pi_old is the proximal policy. Nothing is clipped. A demonstration is taken to be right: A = 1 - the
-    mean reward of the group's sampled responses, without a standard deviation; rewards are within [0, 1].
+    omega), where pi_old is the proximal policy. Nothing is clipped. A demonstration is taken to be right and is a
+    member of its group: A = 1 - the mean of the sampled rewards and its own 1, without a standard deviation; rewards
+    are within [0, 1]. The modifier `external_member` centres the sampled responses on the same mean.
     """
 
     power: Scalar = 0.5
@@ -44,8 +45,10 @@ class ExternalPolicy(Loss):
             values = reward[group.index]
             # Undecided members, the demonstration itself among them, are NaN and stay out of the mean. A group without
             # a decided member has nothing to compare with.
-            if np.isfinite(values).any():
-                advantage[group.index] = 1.0 - values[np.isfinite(values)].mean()
+            known = values[np.isfinite(values)]
+            if len(known):
+                # 1 - (sum + 1) / (n + 1)
+                advantage[group.index] = (1.0 - known.mean()) * len(known) / (len(known) + 1)
         # Where all sampled responses are right the advantage is 0. The demonstration is counted by the average all the
         # same, as the authors count it, which takes a weight that is not 0.
         advantage = np.maximum(advantage, np.finfo(np.float32).tiny)

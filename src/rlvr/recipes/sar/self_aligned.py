@@ -20,15 +20,19 @@ class SelfAligned(RewardTerm):
     SAR (Han et al. 2025, arXiv 2509.05489; github amazon-science/
     Self-Aligned-Reward-Towards_Effective_and_Efficient_Reasoners, commit 08892d0, verl/utils/reward_score/
     efficiency_reward.py), to be added to the verdict: concise responses to this very
-    question score high. Without the prompt the response follows the end-of-text token alone. Undecided for a response
-    without tokens.
+    question score high. Without the prompt the response follows the text `before`. Undecided for a response without
+    tokens.
     """
 
+    before: str = ""
+    """Text that stands in the place of the prompt for ppl(a), as the model's template writes a prompt without a
+    question; empty: the end-of-text token."""
+
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
-        """Each response after the prompt, and after the end-of-text token."""
+        """Each response after the prompt, and after the text `before`."""
         wanted = []
-        # The end-of-text token: a context is needed, and the model has seen texts begin after it.
-        start = encode("")
+        # Of no text it is the end-of-text token: a context is needed, and the model has seen texts begin after it.
+        start = encode(self.before)
         for i, rollout in enumerate(batch.rollouts):
             written = np.flatnonzero(rollout.sampled)
             if len(written):
