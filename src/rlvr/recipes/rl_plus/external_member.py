@@ -24,8 +24,10 @@ class ExternalMember(Modifier):
     a demonstration, and undecided rollouts, stay as they are.
     """
 
+    per_response = True
+
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
-        assert isinstance(advantage, np.ndarray), "one number per response, as a group without spans has"
+        assert isinstance(advantage, np.ndarray), "one advantage per response is needed (`per_response`)"
         reward = batch.column("reward")
         result = advantage.copy()
         for group in batch.groups():
