@@ -223,12 +223,14 @@ def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int
     # one prompt is read whole, however long
     prefill = max(sampled.prompt, min(options.prefill_tokens, math.ceil(sampled.prompts / ranks) * sampled.prompt))
     half = dtype_of(config.model) == torch.bfloat16
+    reordered = shape.layers * shape.queries * shape.hidden if shape.frozen else 0
     return {
         # every layer keeps all tokens, those with a sliding window too (rlvr.rollout.rows)
         # GROWTH: tokens by which a full cache is enlarged.
         "keys and values": rows * (sampled.length + GROWTH) * shape.keys_and_values,
         "logits": rows * shape.vocabulary * 4 * LOGITS_COPIES,
         "activations": layer_bytes(shape, config.model, prefill),
-        # autocast copies the float32 weights in every pass
-        "weights in bfloat16": 2 * shape.trained if half else 0,
+        # What trains is cast, or copied to be joined; of weights that do not, the output projections of attention alone
+        # are copied, in another order (rlvr.rollout.decoder_products).
+        "weights in bfloat16": 2 * (shape.trained + reordered) if half else 0,
     }

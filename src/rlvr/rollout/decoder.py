@@ -2,8 +2,8 @@
 own modules.
 
 A step of one token a row is mostly overhead in a general module: masks are built, keys repeated, weights cast. Here the
-same arithmetic is done over weights that were taken once, joined where they have one input and cast where they are kept
-in another type than is computed in. An adapter, a hook or a quantised layer is called as it is.
+same arithmetic is done over weights that were taken once (`rlvr.rollout.decoder_products`), joined where they have one
+input and cast where they are kept in another type than is computed in.
 
 Invariants:
 - A model is decoded here only after a trial against its own modules (`rlvr.rollout.decoder_trial`). Otherwise its
@@ -14,31 +14,31 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from rlvr.policy import Policy
+from rlvr.policy.attention.causal_rows import CausalRows
 from rlvr.rollout.aligned_cache import RowCache, read_by_modules
-from rlvr.rollout.decoder_parts import BlockParts, NormPart, UnfitError, model_parts
+from rlvr.rollout.decoder_parts import BlockParts, UnfitError, model_parts
+from rlvr.rollout.decoder_products import Autocast, MatrixProduct, Norm, by_parts
 from rlvr.rollout.rows import CachePlan, LayerShape, RowsCache, SlotCache, aligned
 
 log = logging.getLogger(__name__)
 
 # A budget, not a measured optimum: copying them for each batch that begins is little beside reading a prompt.
 COPIED = 1 << 22
-"""Weights (16 MiB in float32) that may be copied to join products where they are of the right type already."""
-Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Weights (16 MiB) that may be copied to join products in float32. In bfloat16 any number may: there the memory plan
+counts a copy of the weights that train, which are mostly kept in float32 and cast."""
 Attention = Callable[[torch.Tensor, "DecoderBlock"], torch.Tensor]
 """Values [N, heads x D] from queries, keys and values [N, heads + 2 shared, D] of a block; keys and values are kept."""
 Masks = Mapping[int | None, torch.Tensor | None]
-"""Numbers added to the scores, or true where a token is seen, by sliding window (None: none); None: all is seen."""
+"""Numbers added to the scores by sliding window (None: none); None: all is seen."""
 
 
 class Decoder:
@@ -136,7 +136,8 @@ class Steps:
             DecoderBlock(block, number, window, self.dtype, policy.autocast)
             for number, (block, window) in enumerate(zip(parts.blocks, parts.windows, strict=True))
         ]
-        self.copies = sum(block.copied for block in self.blocks) <= COPIED
+        few = sum(block.copied for block in self.blocks) <= COPIED
+        self.copies = few or self.dtype != torch.float32
         self._table = torch.empty(0)
 
     def refresh(self) -> None:
@@ -166,7 +167,7 @@ class Steps:
         prompts, length = ids.shape
         every = torch.arange(length, device=ids.device)
         # Rows are causal and begin at slot 0, so what is behind a prompt is never seen.
-        attend = PromptAttention(cache, source, prompts, self._prompt_masks(every))
+        attend = PromptAttention(cache, source, CausalRows(prompts, length, ids.device))
         x = self._pass(ids.flatten(), every.repeat(prompts), cache.slots, attend)
         cache.placed(len(source), length)
         ends = torch.arange(prompts, device=ids.device) * length + last
@@ -199,15 +200,6 @@ class Steps:
         for block in self.blocks:
             x = block(x, cos, sin, attend)
         return x
-
-    def _prompt_masks(self, every: torch.Tensor) -> Masks:
-        """True where a token [L, L] of a prompt sees another. None for plain causal attention."""
-        masks: dict[int | None, torch.Tensor | None] = {None: None}
-        for window in {block.window_at(len(every)) for block in self.blocks}:
-            if window is not None:
-                behind = every[:, None] - every
-                masks[window] = (behind >= 0) & (behind < window)
-        return masks
 
     def angles(self, positions: torch.Tensor, least: int) -> torch.Tensor:
         """The rotary table's rows [N, 2, D] at these positions: cosines, and sines with the sign that the halves take.
@@ -338,160 +330,16 @@ class PromptAttention:
 
     cache: SlotCache
     source: torch.Tensor
-    prompts: int
-    masks: Masks
+    rows: CausalRows
 
     def __call__(self, joined: torch.Tensor, block: DecoderBlock) -> torch.Tensor:
         """Values [P x L, heads x D] from queries, keys and values [P x L, heads + 2 shared, D]."""
-        tokens = len(joined)
-        # by_head: [P, heads + 2 shared, L, D]
-        by_head = joined.view(self.prompts, tokens // self.prompts, -1, block.size).transpose(1, 2)
-        pairs = by_head[:, block.heads :].unflatten(1, (2, block.shared))
-        self.cache.place(block.number, pairs, self.source)
-        q = by_head[:, : block.heads]
-        keys, values = pairs.unbind(1)
-        if block.heads != block.shared:  # of one layer's prompts, for kernels that want as many keys as queries
-            keys = keys.repeat_interleave(block.heads // block.shared, 1)
-            values = values.repeat_interleave(block.heads // block.shared, 1)
-        mask = self.masks[block.window_at(q.shape[2])]
-        attended = nn.functional.scaled_dot_product_attention(
-            q, keys, values, mask, is_causal=mask is None, scale=block.scale
-        )
-        by_token = attended.transpose(1, 2)
+        # by_token: [P, L, heads + 2 shared, D]; pairs: [P, L, 2, shared, D]
+        by_token = joined.view(self.rows.rows, self.rows.length, -1, block.size)
+        pairs = by_token[:, :, block.heads :].unflatten(2, (2, block.shared))
+        self.cache.place(block.number, pairs.permute(0, 2, 3, 1, 4), self.source)
+        keys, values = pairs.unbind(2)
+        attended = self.rows.attend(by_token[:, :, : block.heads], keys, values, block.scale, block.window)
         if block.by_group:
-            by_token = by_token.unflatten(2, (block.shared, -1)).transpose(2, 3)
-        return by_token.reshape(tokens, -1)
-
-
-def by_parts(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True where several small operations are quicker than torch's fused one.
-
-    Measured on a CPU in float32 only (docs/performance.md, The embedded engine). On a GPU each operation is a launch.
-    """
-    return device.type == "cpu" and dtype == torch.float32
-
-
-class MatrixProduct:
-    """Linear modules of one input, their outputs side by side, in `dtype`."""
-
-    def __init__(self, modules: Sequence[Any], dtype: torch.dtype, autocast: Autocast) -> None:
-        self.modules = list(modules)
-        self._dtype = dtype
-        self._autocast = autocast
-        self._weight: torch.Tensor | None = None
-        """[in, out]"""
-        self._bias: torch.Tensor | None = None
-
-    @property
-    def copied(self) -> int:
-        """Numbers that are copied to make them one, beside those that have to be cast."""
-        if len(self.modules) > 1 and self._plain and not self._casts():
-            return sum(m.weight.numel() for m in self.modules)
-        return 0
-
-    @property
-    def _plain(self) -> bool:
-        return all(type(m) is nn.Linear and not hooked(m) for m in self.modules)
-
-    def _casts(self) -> bool:
-        return any(m.weight.dtype != self._dtype for m in self.modules)
-
-    def refresh(self, copies: bool) -> None:
-        """Take the weights as they are now; several of the right type only where `copies` allows to copy them."""
-        self.release()
-        if not self._plain or (len(self.modules) > 1 and not copies and not self._casts()):
-            return
-        # nn.Linear holds [out, in]; torch.mm and addmm take [in, out]
-        self._weight = self._side_by_side([m.weight.detach() for m in self.modules]).t()
-        if any(m.bias is not None for m in self.modules):
-            there = [m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in self.modules]
-            self._bias = self._side_by_side(there)
-
-    def _side_by_side(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        # Cast first: no joined copy in the old type exists beside the new one.
-        parts = [tensor.to(self._dtype) for tensor in tensors]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def release(self) -> None:
-        """Hold no weights until the next `refresh`."""
-        self._weight = self._bias = None
-
-    def take_by_group(self, shared: int, groups: int) -> bool:
-        """Take inputs [groups, shared, D] in place of [shared, groups, D], where the weights are a copy anyway."""
-        if self._weight is None or not self._casts():
-            return False
-        self._weight = self._weight.unflatten(0, (shared, groups, -1)).transpose(0, 1).flatten(0, 2)
-        return True
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, out] of [N, in]."""
-        if self._weight is None:
-            parts = self._called(x)
-            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        if self._bias is None:
-            return torch.mm(x, self._weight)
-        return torch.addmm(self._bias, x, self._weight)
-
-    def halves(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The two halves of the product, each [N, out / 2]."""
-        if self._weight is None and len(self.modules) == 2:
-            return self._called(x)
-        return self(x).chunk(2, -1)
-
-    def _called(self, x: torch.Tensor) -> list[torch.Tensor]:
-        with self._autocast():
-            return [module(x).to(self._dtype) for module in self.modules]
-
-    def onto(self, base: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """`base` + the product, in the type of `base`, which may be changed."""
-        if self._weight is None or base.dtype != self._dtype:
-            return base.add_(self(x))
-        # The residual is added by the product itself: one operation and one tensor less.
-        sums = torch.addmm(base, x, self._weight)
-        return sums if self._bias is None else sums.add_(self._bias)
-
-
-# RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467): y = w x / sqrt(mean(x^2) + e). With H channels that is y =
-# (sqrt(H) w) x / sqrt(|x|^2 + H e), which is a norm, hypot, a division and a product; sqrt(H) w and sqrt(H e) are
-# computed once for the weights.
-class Norm:
-    """A norm, computed here where it is a plain RMS norm. Its output is in `dtype`."""
-
-    def __init__(self, part: NormPart, dtype: torch.dtype) -> None:
-        self.module = part.module
-        self._dtype = dtype
-        self._epsilon = part.epsilon
-        self._parts = False
-        self._weight: torch.Tensor | None = None
-        """The weight in the type of the input; sqrt(H) x weight where the norm is computed by parts."""
-        self._bound = torch.empty(0)
-        """sqrt(H x epsilon)"""
-
-    def refresh(self, taken: torch.dtype) -> None:
-        """Take the weight as it is now; inputs are in `taken`."""
-        self._weight = None
-        if self._epsilon is None or hooked(self.module):
-            return
-        weight = self.module.weight.detach()
-        self._parts = by_parts(weight.device, self._dtype)
-        if not self._parts:
-            self._weight = weight.to(taken)
-            return
-        self._weight = weight * len(weight) ** 0.5
-        self._bound = weight.new_tensor(len(weight) * self._epsilon).sqrt()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., H] of [..., H]."""
-        if self._weight is None:
-            normed: torch.Tensor = self.module(x)
-            return normed.to(self._dtype)
-        if self._parts:
-            # four operations, of which torch's own rms_norm makes more on a CPU
-            return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._bound)).mul_(self._weight)
-        return nn.functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon).to(self._dtype)
-
-
-def hooked(module: Any) -> bool:
-    """Return True if something else than the module's own class runs when it is called."""
-    # `forward` in the instance's own attributes: accelerate and some patches replace the method of one module.
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+            attended = attended.unflatten(2, (block.shared, -1)).transpose(2, 3)
+        return attended.reshape(len(joined), -1)
