@@ -214,7 +214,7 @@ def run(policy: Any, tokens: int) -> Counter:
 
     # Modules in which the library has, or had, what is replaced.
     decoding = [decoder]
-    for name in ("decoder_parts", "decoder_products"):
+    for name in ("decoder_parts",):
         with contextlib.suppress(ModuleNotFoundError):
             decoding.append(importlib.import_module(f"rlvr.rollout.{name}"))
 

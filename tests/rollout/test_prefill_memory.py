@@ -15,7 +15,7 @@ from rlvr.policy.attention import tiles
 from rlvr.policy.attention.kernels import kernels_of
 from rlvr.policy.loading import make_policy
 from rlvr.policy.scratch import build_tokenizer
-from rlvr.rollout import decoder_parts
+from rlvr.rollout import decoder, decoder_parts
 from rlvr.rollout.decoder import Steps
 from rlvr.rollout.rows import CachePlan
 
@@ -107,6 +107,7 @@ def test_no_tensor_of_a_prefill_has_two_dimensions_of_tokens(kind, device, dtype
     # Larger than they are, for fewer of them.
     monkeypatch.setattr(tiles, "QUERIES", 2048)
     monkeypatch.setattr(tiles, "CPU_KEYS", 2048)
+    monkeypatch.setattr(decoder, "has_flash", lambda _: device == "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True), kernels_of(device):
         steps = fake_steps(kind, monkeypatch, dtype)
         assert (steps.window < LENGTH) == ("sliding_window" in MODELS[kind])

@@ -231,6 +231,6 @@ def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int
         "logits": rows * shape.vocabulary * 4 * LOGITS_COPIES,
         "activations": layer_bytes(shape, config.model, prefill),
         # What trains is cast, or copied to be joined; of weights that do not, the output projections of attention alone
-        # are copied, in another order (rlvr.rollout.decoder_products).
+        # are copied, in another order (rlvr.rollout.joined_weights).
         "weights in bfloat16": 2 * (shape.trained + reordered) if half else 0,
     }

@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlvr.config import LoraConfig
 from rlvr.policy import Policy
 from rlvr.policy.adapters import add_adapter, lora_terms
-from rlvr.rollout import HFEngine, decoder_products
-from rlvr.rollout.decoder import Steps
-from rlvr.rollout.decoder_products import MatrixProduct
+from rlvr.rollout import HFEngine, decoder
+from rlvr.rollout.decoder import MatrixProduct, Steps
 
 BOUND = 0.2
 """Largest difference of a log-prob sampled in bfloat16 from the float32 model's (test_decoder_bfloat16.py)."""
@@ -135,7 +134,7 @@ def test_other_adapters_are_decoded_as_they_compute(kind):
 @pytest.fixture
 def launches_count(monkeypatch):
     """As on a GPU: weights of the right type are joined."""
-    monkeypatch.setattr(decoder_products, "by_parts", lambda device, dtype: False)
+    monkeypatch.setattr(decoder, "by_parts", lambda device, dtype: False)
 
 
 def frozen(dtype=torch.bfloat16):
