@@ -179,6 +179,6 @@ def test_the_plan_of_a_pass_without_gradients_counts_tiles(tmp_path):
             forward(policy, rows, [Need("logprobs")])
     shape = shape_of(config)
     planned = scoring_bytes(shape, config, 8192, 8192, GPU_MEMORY)
-    assert planned == pytest.approx(live.peak, rel=0.1)
+    assert 0.97 * live.peak < planned < 1.15 * live.peak
     # More than on a CPU, whose kernel has none.
     assert planned > 1.2 * scoring_bytes(shape, config, 8192, 8192, None)
