@@ -173,7 +173,9 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
 
 
 def _identity(component: Any) -> tuple[str, str]:
-    return getattr(component, "__module__", ""), getattr(component, "__qualname__", repr(component))
+    # None for a function that `exec` made in a namespace without a `__name__`.
+    module = getattr(component, "__module__", None) or ""
+    return module, getattr(component, "__qualname__", repr(component))
 
 
 def _is_own(component: Any) -> bool:

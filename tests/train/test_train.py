@@ -151,6 +151,17 @@ def test_a_dry_run_prints_the_plan_and_creates_nothing(command, tmp_path):
     assert "2 x 3 optimizer steps of 4 completions in 2 micro-batches of 3; 18 optimizer steps in all" in plan
 
 
+def test_a_dry_run_says_that_the_steps_of_epochs_are_counted_later(command):
+    stages = [{"kind": "sft", "steps": 4}, {"kind": "grpo"}]
+    over = {"stages": stages, "run": {"steps": None, "epochs": 1.5}}
+    code, out, err = command("--dry-run", "logging.rollouts_gb=2", over=over, name="dry")
+    assert (code, err) == (0, "")
+    assert "stage 1 (sft): 4 steps" in out
+    assert "stage 2 (grpo): the steps of run.epochs=1.5 passes over the tasks, counted when they are read, each" in out
+    assert "0 steps" not in out and "0 optimizer steps" not in out
+    assert "2.0 GB kept (logging.rollouts_gb)" in out
+
+
 BAD_INPUT = {
     "no such data": (["data.train=none.jsonl"], {}, ["there is no data at 'none.jsonl'"]),
     "no tasks named": ([], {"data": {"train": None}}, ["data.train"]),

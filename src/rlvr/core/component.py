@@ -146,7 +146,8 @@ def written_name(component: Any) -> str:
         written = named
     else:
         written = type(named)
-    module = written.__module__
+    # None for what `exec` made in a namespace without a `__name__`.
+    module = written.__module__ or "exec"
     name = written.__qualname__
     if module.startswith(FILE_MODULE):
         stem = module.removeprefix(FILE_MODULE).rpartition("_")[0]

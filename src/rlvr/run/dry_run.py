@@ -24,7 +24,11 @@ def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path, longest
     limits = longest or [plan.config.rollout.max_new_tokens for plan in plans]
     lines = [f"run folder: {folder}"]
     for number, (plan, limit) in enumerate(zip(plans, limits, strict=True), 1):
-        lines += _stage_lines(number, plan, limit)
+        if plan.steps is None:
+            passes = f"run.epochs={config.run.epochs:g} passes over the tasks"
+            lines += _stage_lines(number, plan, limit, f"the steps of {passes}, counted when they are read")
+        else:
+            lines += _stage_lines(number, plan, limit, f"{plan.allowed} steps")
     return [*lines, *_disk_lines(config, plans)]
 
 
@@ -40,7 +44,9 @@ def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int
         of_step = estimate(rollout.prompts_per_step * group, prompt + rollout.max_new_tokens)
         largest = max(largest, of_step)
         # `logging.rollouts` is the number of steps between files, 0 for none: that case returns 0 below.
-        total += of_step * plan.allowed / max(1, config.logging.rollouts)
+        # A number of steps that is not known yet, by run.epochs, may fill all that is kept.
+        written = plan.allowed / max(1, config.logging.rollouts) if plan.steps is not None else math.inf
+        total += of_step * written
     if config.logging.rollouts == 0:
         return 0, 0
     # The newest file stays even where it alone is over the limit.
@@ -67,10 +73,9 @@ def _disk_lines(config: Config, plans: Sequence[StagePlan]) -> list[str]:
     ]
 
 
-def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
+def _stage_lines(number: int, plan: StagePlan, limit: int, steps: str) -> list[str]:
     rollout = plan.config.rollout
     optim = plan.config.optim
-    steps = plan.allowed
     sampled = plan.kind != "sft"
     group = rollout.group_size if sampled else 1
     rows = rollout.prompts_per_step * group
@@ -91,9 +96,7 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
         if new < rollout.max_new_tokens:
             made += f": the context leaves no more of rollout.max_new_tokens={rollout.max_new_tokens} after the "
             made += "shortest prompt"
-    total = steps * updates * optim.epochs_per_batch
-    return [
-        f"stage {number} ({plan.name}): {steps} steps, each of {made}",
-        f"  update: {updates} x {optim.epochs_per_batch} optimizer steps of {per_update} completions in {micro}; "
-        f"{total} optimizer steps in all",
-    ]
+    update = f"  update: {updates} x {optim.epochs_per_batch} optimizer steps of {per_update} completions in {micro}"
+    if plan.steps is not None:
+        update += f"; {plan.allowed * updates * optim.epochs_per_batch} optimizer steps in all"
+    return [f"stage {number} ({plan.name}): {steps}, each of {made}", update]
