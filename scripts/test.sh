@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the environment with the test extras, check style and types, and run the tests.
 #   bash scripts/test.sh                       style, types and the tests that take seconds: about ten minutes on two cores
-#   bash scripts/test.sh --gate                only the tests marked `gate`, which .ci/run adds
+#   bash scripts/test.sh --gate                these and the tests marked `gate`, as .ci/run does
 #   bash scripts/test.sh --all                 all of these, and those marked `slow`: hours
 #   bash scripts/test.sh [--all] PATH ...      pytest on these paths, with any of its arguments
 # Two files are tested at a time, since many tests wait for processes of their own; tests marked `alone` (servers, ranks
@@ -25,18 +25,16 @@ if [ "$#" -gt 0 ]; then
   exec .venv/bin/python -m pytest -m "$marks" "$@"
 fi
 case "$which" in
-  --gate) together="gate and not alone and not slow"; alone="alone and not slow" ;;
+  --gate) together="not alone and not slow"; alone="alone and not slow" ;;
   --all) together="not alone"; alone="alone" ;;
   *) together="not gate and not slow"; alone="" ;;
 esac
-if [ "$which" != --gate ]; then
-  echo "style and types"
-  .venv/bin/ruff check .
-  .venv/bin/ruff format --check --quiet .
-  .venv/bin/mypy
-fi
-export OMP_NUM_THREADS=1
 status=0
+echo "style and types"
+.venv/bin/ruff check . || status=1
+.venv/bin/ruff format --check --quiet . || status=1
+.venv/bin/mypy --num-workers 2 || status=1
+export OMP_NUM_THREADS=1
 echo "tests: $together"
 .venv/bin/python -m pytest -m "$together" -n 2 --dist loadfile || status=1
 if [ -n "$alone" ]; then

@@ -251,7 +251,8 @@ class LossComponent(Component):
     @declared
     def reads(self) -> tuple[str, ...]:
         """Columns of the batch that are found in `tokens.columns`, by the names of `Batch.tokens`: `origin`,
-        `source/NAME`, `note/NAME`, `span/NAME` or any other. A loss of whole responses reads none."""
+        `source/NAME`, `note/NAME`, `span/NAME`, `advantage/NAME` or any other. A loss of whole responses reads
+        none."""
         return ()
 
     @declared

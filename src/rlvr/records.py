@@ -432,7 +432,8 @@ class Batch:
 
     def tokens(self, name: str) -> list[np.ndarray]:
         """The token column `name`; a rollout column of that name is spread over the tokens. Of the rollouts: `origin`,
-        `source/NAME` (1 for tasks of that source, else 0), `note/NAME` and `span/NAME` (NaN where there is none)."""
+        `source/NAME` (1 for tasks of that source, else 0), `note/NAME` and `span/NAME` (NaN where there is none).
+        `advantage/NAME`, a share of the advantage, is NaN where its estimator gave no shares."""
         if name in self.token_columns:
             return self.token_columns[name]
         kind, _, own = name.partition("/")
@@ -444,6 +445,8 @@ class Batch:
             return [np.full(len(r), r.notes.get(own, np.nan)) for r in self.rollouts]
         if kind == "source":
             return [np.full(len(r), float(r.task.source == own)) for r in self.rollouts]
+        if kind == "advantage" and own and name not in self.columns:
+            return [np.full(len(r), np.nan) for r in self.rollouts]
         return [np.full(len(r), value) for r, value in zip(self.rollouts, self.column(name), strict=True)]
 
     def group_index(self, key: Callable[[Rollout], str] | None = None) -> np.ndarray:

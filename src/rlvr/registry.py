@@ -80,6 +80,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "outcome_classifier": "implicit_prm.outcome_classifier",
     },
     "loss": {
+        "clip_local_and_global": "copo.consistency",
         "copg": "copg.copg",
         "pacs": "pacs.pacs",
         "rover": "rover.rover",

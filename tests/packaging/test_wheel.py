@@ -119,6 +119,7 @@ def test_the_package_that_runs_is_that_of_the_wheel(environment, tmp_path):
     assert "usage: rlvr COMMAND" in run(environment, "--help", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_recipes_and_shipped_configurations_are_found_by_name(environment, tmp_path):
     recipes = {path.stem for path in (ROOT / "src/rlvr/recipes").glob("*/*.yaml")}
     listed = run(environment, "recipes", "list", cwd=tmp_path).splitlines()
@@ -128,6 +129,7 @@ def test_recipes_and_shipped_configurations_are_found_by_name(environment, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_doctor_finds_what_the_checkout_s_finds_and_names_commands_that_work_here(environment, tmp_path):
     command = [sys.executable, "-m", "rlvr.doctor", "--json"]
     of_checkout = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280).stdout
@@ -165,6 +167,7 @@ def test_a_new_task_is_trained_for_two_steps_reported_and_evaluated(environment,
     assert len(json.loads((folder / "result.json").read_text())["by_task"]) == 4
 
 
+@pytest.mark.slow
 def test_a_recipe_takes_its_steps_at_toy_size(environment, tmp_path):
     lines = run(environment, "recipes", "smoke", "psr", cwd=tmp_path).splitlines()
     assert len(lines) >= 2

@@ -44,7 +44,7 @@ def test_a_cpu_takes_what_it_took_before_auto_where_that_fits():
     assert chosen(config_of(), 64 * GIB) == (False, None)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_with_less_memory_micro_batches_are_smaller_and_then_activations_are_recomputed():
     config = config_of()
     least = 1024  # the longest sequence
@@ -141,7 +141,7 @@ def test_a_refusal_names_the_largest_part_and_what_would_fit(monkeypatch):
         assert fits == (not too_little), text
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_fixes_for_gpus_that_are_too_few():
     """A model whose weights, gradients and moments fill no single GPU is trained with them shared out."""
     tree = {
@@ -178,7 +178,7 @@ def fits_after(tree, way, devices, ranks=None) -> bool:
     return plan_for(load_config(tree, shlex.split(overrides)), Devices(count, devices.memory), ranks).problem is None
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_ranks_that_are_started_already_leave_none_of_their_gpus_to_a_server():
     zero = {"distributed": {"backend": "deepspeed", "zero_stage": 3}}
     rollout = {**RUN["rollout"], "engine": "vllm"}

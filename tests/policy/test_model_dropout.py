@@ -99,7 +99,7 @@ def test_a_run_with_gradient_checkpointing_measures_no_dropout(make_trainer, arc
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_adapters_dropout_is_in_the_gradient_alone(make_trainer, checkpointing):
     """With an adapter that is not fresh: KL, mismatch and ratio are those of a run without dropout, the gradient is
     not."""

@@ -149,7 +149,10 @@ class RecipeStep:
                 continue  # a term without a token adds nothing
             tokens = _tokens(batch, component.weights, policy, proximal, sampled, reference)
             if component.by_token:
-                tokens = replace(tokens, factor=_factors(batch, component))
+                tokens = replace(tokens, factor=_at_trained(batch, component, f"factor/{component.name}"))
+            if component.reads:
+                read = {name: _at_trained(batch, component, name) for name in component.reads}
+                tokens = replace(tokens, columns=read)
             if component.corrected and objective.correction is not None:
                 tokens = replace(tokens, importance=objective.correction(tokens))
             if isinstance(component.loss, SequenceLoss):
@@ -220,11 +223,11 @@ class _NumberedContext(RolloutContext):
         return 1000 * member + call
 
 
-def _factors(batch: Batch, component: ObjectiveTerm) -> torch.Tensor:
-    """The factor of the coefficient at each trained token, [T]."""
+def _at_trained(batch: Batch, component: ObjectiveTerm, column: str) -> torch.Tensor:
+    """A column of the batch at each token that the component trains, [T]."""
     marks = batch.tokens(f"weight/{component.weights}")
-    factors = batch.tokens(f"factor/{component.name}")
-    return torch.tensor(np.concatenate([f[own != 0] for f, own in zip(factors, marks, strict=True)])).double()
+    values = batch.tokens(column)
+    return torch.tensor(np.concatenate([v[own != 0] for v, own in zip(values, marks, strict=True)])).double()
 
 
 def _tokens(
@@ -444,14 +447,16 @@ def k3_gradient(
     reference: Sequence[float],
     by: str = "sequences",
     longest: int = 1,
+    bound: float = math.inf,
 ) -> np.ndarray:
     """d / d logits of the mean of exp(d) - 1 - d, d = log reference - log pi (Shao et al. 2024, eq. 4): each token's
-    score function times 1 - exp(d). The mean is as in `clipped_gradient`."""
+    score function times 1 - exp(d), nothing where the value is above `bound`. The mean is as in `clipped_gradient`."""
     ratio = softmax(reference) / softmax(logits)
     result = np.zeros(len(logits))
     divisor = {"tokens": sum(map(len, responses)), "sequences": len(responses), "constant": len(responses) * longest}
     for ids in responses:
         share = 1 / (divisor[by] * (len(ids) if by == "sequences" else 1))
         for token in ids:
-            result += share * (1 - ratio[token]) * score_function([token], logits)
+            if ratio[token] - 1 - math.log(ratio[token]) <= bound:
+                result += share * (1 - ratio[token]) * score_function([token], logits)
     return result

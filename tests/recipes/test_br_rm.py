@@ -1,8 +1,9 @@
 """BR-RM: two turns of a judge, the reward of the second one's verdict, and one advantage for both.
 
 The numbers are those of github yzjiao/BR-RM, commit 34a58b2: nemo_rl/environments/brrm_environment.py
-(`_process_scoring_stage`, `parse_scoring_response`), train_brrm_multinode_8b.sh, examples/configs/grpo_brrm.yaml, and
-nemo_rl/algorithms/utils.py (`calculate_baseline_and_std_per_prompt`).
+(`_process_scoring_stage`, `parse_scoring_response`, `distance_abs`), train_brrm_multinode_8b.sh,
+examples/configs/grpo_brrm.yaml, nemo_rl/algorithms/utils.py (`calculate_baseline_and_std_per_prompt`) and
+nemo_rl/data/hf_datasets/reward_benchmarks.py (`LocalDataset`).
 """
 
 from __future__ import annotations
@@ -11,29 +12,35 @@ import statistics
 
 import numpy as np
 import pytest
-from hand_written_steps import PROBES, Response, clipped_gradient, k3_gradient, moved_policy, softmax
+from hand_written_steps import PROBES, Response, clipped_gradient, k3_gradient, moved_policy, plan_of, softmax
 
+from rlvr.data import load_tasks
 from rlvr.records import Task
 
 TASK = Task(id="t", prompt="Which response is better?", answer="A", info={"labels": ["A", "B"]})
 RIGHT, WRONG, NO_FORM = 0.0, -10.0, -100.0
-"""- 10 times the distance of the labels; format_penalty"""
+"""- 10 times the distance of the numbers; format_penalty, also where the box has no number."""
 FOCUS = "<focus>Is the sum right?</focus>"
-FOR_A = "<check>A has the sum right.</check>\n<verdict>\\boxed{A}</verdict>"
-FOR_B = "<check>B is shorter.</check>\n<verdict>\\boxed{B}</verdict>"
+FOR_A = "<check>A has the sum right.</check>\n<verdict>\\boxed{1}</verdict>"
+FOR_B = "<check>B is shorter.</check>\n<verdict>\\boxed{2}</verdict>"
 # (first turn, second turn, reward): the second turn alone decides.
 CONVERSATIONS = [
     (FOCUS, FOR_A, RIGHT),
     (FOCUS, FOR_B, WRONG),
     ("No tags and no criteria.", FOR_A, RIGHT),
-    ("", "<verdict>\\boxed{A}</verdict>", RIGHT),
-    (FOCUS, "The sum.\n<verdict> \\boxed{B} </verdict>", WRONG),
+    ("", "<verdict>\\boxed{1}</verdict>", RIGHT),
+    (FOCUS, "The sum.\n<verdict> \\boxed{2} </verdict>", WRONG),
     (FOR_A, FOR_B, WRONG),
     (FOR_B, FOR_A, RIGHT),
     (FOCUS, f"{FOR_A}\nSo B is not better than A.\nB", RIGHT),
-    (FOCUS, "<verdict>\\boxed{neither}</verdict>", WRONG),
-    (FOCUS, "<check>A has the sum right.</check> \\boxed{A}", NO_FORM),
-    (FOCUS, "<check>A has the sum right.</check> <verdict>A</verdict>", NO_FORM),
+    (FOCUS, "<verdict>\\boxed{Response 1}</verdict>", RIGHT),
+    (FOCUS, "<verdict>\n\\boxed{ 2 }\n</verdict>", WRONG),
+    (FOCUS, "<verdict>\\boxed{3}</verdict>", WRONG),
+    (FOCUS, "<verdict>\\boxed{neither}</verdict>", NO_FORM),
+    (FOCUS, "<verdict>\\boxed{A}</verdict>", NO_FORM),
+    (FOCUS, "<verdict>\\boxed{1, 2}</verdict>", NO_FORM),
+    (FOCUS, "<check>A has the sum right.</check> \\boxed{1}", NO_FORM),
+    (FOCUS, "<check>A has the sum right.</check> <verdict>1</verdict>", NO_FORM),
     (FOCUS, "A is better.", NO_FORM),
     (FOR_A, "A is better.", NO_FORM),
     (FOR_A, "", NO_FORM),
@@ -54,6 +61,18 @@ def test_rewards_of_conversations(step):
     texts = [(first, second) for first, second, _ in CONVERSATIONS]
     batch = step.batch_of(conversations(step, texts, [((1,), (2,))] * len(texts)))
     assert batch.column("reward").tolist() == [reward for _, _, reward in CONVERSATIONS]
+
+
+def test_each_pair_is_shown_in_both_orders():
+    """LocalDataset adds every pair of train_data.jsonl a second time, the responses and the label the other way
+    round."""
+    train = plan_of("br-rm").config.data.train
+    pairs = [{"prompt": "User: 1+1=", "chosen": "2", "rejected": "3"}]
+    tasks = load_tasks({**train, "data": pairs})
+    shown = {task.answer: task.prompt[0]["content"] for task in tasks}
+    assert set(shown) == {"A", "B"}
+    assert "Response 1\n2\n\n# Response 2\n3" in shown["A"]
+    assert "Response 1\n3\n\n# Response 2\n2" in shown["B"]
 
 
 def leave_one_out(rewards):

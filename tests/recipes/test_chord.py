@@ -82,7 +82,7 @@ OTHER = Task(id="u", prompt="What is 1 + 3?", answer="4", demonstration="a")
 SHOWN = [6, 7, 7, 6, 1, 6, 1]
 """Both demonstrations in the lent tokenizer's ids, with their ends."""
 THOUGHT = "<think>2 + 2</think>"
-# (text, reward): 1 for the answer, 0.1 for one pair of <think> tags at the begin.
+# (text, reward): 1 for the answer, 0.1 for one pair of <think> tags, whatever stands around it.
 RESPONSES = [
     (f"{THOUGHT} \\boxed{{4}}", 1.1),
     (f"{THOUGHT} so\n\\boxed{{4}}.", 1.1),
@@ -94,10 +94,14 @@ RESPONSES = [
     ("\\boxed{5}", 0.0),
     ("<think>2 + 2 \\boxed{5}", 0.0),
     ("", 0.0),
+    (f"Well. {THOUGHT} \\boxed{{4}}", 1.1),
+    ("<think></think>\\boxed{4}", 1.1),
+    (f"{THOUGHT}", 0.1),
+    ("</think> 4 <think>", 0.0),
 ]
 
 
-def test_ten_responses(recipe_step):
+def test_rewards_of_responses(recipe_step):
     """format_score_coef 0.1 of MathBoxedRewardFn (modelscope/Trinity-RFT, trinity/common/rewards/math_reward.py)."""
     got = recipe_step("chord", [TASK]).rewards([text for text, _ in RESPONSES])
     assert got == pytest.approx([reward for _, reward in RESPONSES])

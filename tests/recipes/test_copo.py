@@ -1,4 +1,4 @@
-"""COPO: the blend of local and global advantages that the authors call by that name, by a loop."""
+"""COPO: the blend of local and global losses that the authors call by that name, by a loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ def advantages(make_rollout):
 
 
 def of_the_authors(groups):
-    """`soft-with-zero` with reward_coef_flg off."""
+    """`soft-with-zero` with reward_coef_flg off: the blended advantage of each response."""
+    return [local + over_batch for local, over_batch in shares_of_the_authors(groups)]
+
+
+def shares_of_the_authors(groups):
+    """(weight x local, (1 - weight) x global) of each response."""
     means = [statistics.fmean(reward for _, reward in members) for members in groups]
     result = []
     for members, mean in zip(groups, means, strict=True):
@@ -48,7 +53,7 @@ def of_the_authors(groups):
         for reward in rewards:
             local = (reward - mean) / (statistics.stdev(rewards) + EPSILON)
             weight = 1 / (1 + math.exp(-K * (entropy - B))) if reward != 0 else 0.0
-            result.append((1 - weight) * over_batch + weight * local)
+            result.append((weight * local, (1 - weight) * over_batch))
     return result
 
 
@@ -83,15 +88,35 @@ def test_gradient_of_the_recipe(recipe_step):
     step = recipe_step("copo", [Task(id=f"t{i}", prompt=f"What is {i} + 2?", answer="4") for i in range(2)])
     # Each token that has moved with the right answer and with a wrong one, in a response of two and in one of one.
     mixed = [(answer, (1 + i, *more)) for i in range(len(PROBES)) for answer, more in (("4", (9,)), ("5", ()))]
-    hard = [("5", (1 + i,)) for i in range(len(PROBES))] + [("4", (9, 9, 9))]
+    hard = [("5", (1 + i,)) for i in range(len(PROBES))] + [("4", (8, 4, 1))]
     groups = [mixed, hard]
     batch = step.score([[Response(f"\\boxed{{{answer}}}", ids) for answer, ids in group] for group in groups])
-    advantages = of_the_authors([[(answer, float(answer == "4")) for answer, _ in group] for group in groups])
+    shares = shares_of_the_authors([[(answer, float(answer == "4")) for answer, _ in group] for group in groups])
+    local, over_batch = zip(*shares, strict=True)
+    advantages = np.add(local, over_batch)
     np.testing.assert_allclose(batch.column("advantage"), advantages, rtol=1e-9)
     assert min(advantages) < 0 < max(advantages)
-    expected = clipped_gradient(
-        advantages, [ids for group in groups for _, ids in group], logits, old, "sequences", cap=3.0
-    )
+    ids = [ids for group in groups for _, ids in group]
+    # compute_policy_loss_with_global: global_pg_losses * (1 - weight) + pg_losses * weight, each clipped by itself.
+    expected = sum(clipped_gradient(side, ids, logits, old, "sequences", cap=3.0) for side in (local, over_batch))
     for engine in (None, np.linspace(1, 0, 12).tolist()):
         got = step.gradient(batch, logits, old=old, engine=engine)
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+    # The right answers of a prompt that did worse than the others are pushed up and down: no clip of the sum does that.
+    assert any(up > 0 > down for up, down in shares)
+    of_the_sum = clipped_gradient(advantages, ids, logits, old, "sequences", cap=3.0)
+    assert np.abs(expected - of_the_sum).max() > 1e-3
+
+
+def test_an_advantage_without_shares_is_clipped_as_ppo_does(recipe_step):
+    logits, old = moved_policy(12)
+    step = recipe_step("copo", [Task(id="t", prompt="What is 2 + 2?", answer="4")])
+    responses = [Response(f"\\boxed{{{4 + i % 2}}}", (1 + i % len(PROBES),)) for i in range(2 * len(PROBES))]
+    batch = step.score([responses])
+    for share in ("advantage/local", "advantage/global"):
+        del batch.columns[share]
+    batch.columns["advantage"] = np.linspace(-1, 1, len(responses))
+    expected = clipped_gradient(
+        batch.columns["advantage"].tolist(), [r.ids for r in responses], logits, old, "sequences", cap=3.0
+    )
+    np.testing.assert_allclose(step.gradient(batch, logits, old=old), expected, rtol=1e-9, atol=1e-12)

@@ -155,7 +155,7 @@ FAULTS = {
     "the context of the model is too short": (
         "acereason-nemotron-1-1",
         {"model": {"override_config": {}}},
-        "prompts of 2048 and responses of 8192 tokens in 4096",
+        "rollout.max_new_tokens is 8192, and a context of 4096 tokens",
     ),
     "two stages that do the same": (
         "simplerl-zoo",
@@ -214,8 +214,10 @@ def check_recipe(paper):
 def check_stage(stage, trainer, model):
     schema = schema_of(stage.config.data.train)
     tasks = list(stage.pool)
-    # Fields resolve: every row is a task, and none was dropped.
-    assert len(tasks) == len(schema["rows"])
+    train = stage.config.data.train
+    orders = 2 if isinstance(train, dict) and train.get("both_orders") else 1
+    # Fields resolve: every row is a task, or one in either order, and none was dropped.
+    assert len(tasks) == orders * len(schema["rows"])
     assert stage.left_out == 0
     template = Template.parse(stage.config.data.template)
     for task in tasks:
@@ -231,7 +233,8 @@ def check_stage(stage, trainer, model):
             assert stage.context.prompt.reply(task, "Again.", "user", trainer.policy.tokenizer.eos_token_id)
     check_lengths(stage, schema.get("longest", {}), model["context"])
     if stage.verifies:
-        check_golds(tasks, schema["right"], stage.config.verifier)
+        right = [response for response in schema["right"] for _ in range(orders)]
+        check_golds(tasks, right, stage.config.verifier)
 
 
 def check_lengths(stage, longest, context):

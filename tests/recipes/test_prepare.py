@@ -19,7 +19,32 @@ from rlvr.recipes.hub_schemas import hub_schemas
 from rlvr.recipes.papers import find_paper
 from rlvr.recipes.prepare import files_of
 
+USER = [{"role": "user", "content": "Hi"}]
 SETS = {
+    "nvidia/HelpSteer3": [
+        {"context": USER, "response1": "a", "response2": "b", "overall_preference": -3},
+        {"context": USER, "response1": "a", "response2": "b", "overall_preference": 0},
+        {
+            "context": [*USER, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "1+1="}],
+            "response1": "3",
+            "response2": "2",
+            "overall_preference": 1,
+        },
+    ],
+    "Skywork/Skywork-Reward-Preference-80K-v0.2": [
+        {
+            "chosen": [*USER, {"role": "assistant", "content": "Hello"}],
+            "rejected": [*USER, {"role": "assistant", "content": "No"}],
+            "source": source,
+        }
+        for source in ("offsetbias", "magpie_ultra")
+    ],
+    "Vezora/Code-Preference-Pairs": [
+        {"input": f"Write {n}.", "accepted": f"return {n}", "rejected": "return"} for n in range(8100)
+    ],
+    "xinlai/Math-Step-DPO-10K": [
+        {"prompt": "2+2=", "initial_reason_steps": "Step 1. ", "full_chosen": "4", "full_rejected": "5"}
+    ],
     "agentica-org/DeepScaleR-Preview-Dataset": [
         {"problem": "1+1=", "answer": "2", "solution": "2"},
         {"problem": "1+2=", "answer": "3", "solution": "3"},
@@ -108,6 +133,25 @@ def test_each_response_has_its_label(prepared):
     ]
 
 
+def test_the_pairs_of_a_judge_are_those_of_the_authors(prepared):
+    """dataset/preprocess_data.py of yzjiao/BR-RM, commit 34a58b2."""
+    _, rows, _, _ = prepared("br-rm")
+    # Without the tie and without magpie_ultra.
+    assert rows[0] == {"prompt": "User: Hi", "chosen": "a", "rejected": "b", "source": "helpsteer3"}
+    assert rows[1]["prompt"] == "User: Hi\nAssistant: Yes?\nUser: 1+1="
+    assert (rows[1]["chosen"], rows[1]["rejected"]) == ("2", "3")
+    assert rows[2] == {"prompt": "User: Hi", "chosen": "Hello", "rejected": "No", "source": "skywork"}
+    # `shuffle(seed=42).select(range(8000))`
+    code = datasets.Dataset.from_list(SETS["Vezora/Code-Preference-Pairs"]).shuffle(seed=42).select(range(8000))
+    assert [row["chosen"] for row in rows[3:-1]] == code["accepted"][:]
+    assert rows[-1] == {
+        "prompt": "User: 2+2=",
+        "chosen": "Step 1. 4",
+        "rejected": "Step 1. 5",
+        "source": "mathematics",
+    }
+
+
 def test_relevant_passages_have_grade_1(prepared):
     _, rows, _, _ = prepared("reasonrank")
     (row,) = rows
@@ -173,7 +217,7 @@ def test_the_model_samples_its_own_demonstrations(prepared, tmp_path):
 
 def test_every_row_is_a_task_of_the_recipe(prepared):
     """Read as the recipe reads it, from its own file."""
-    for slug in ("e1", "for", "implicit-prm", "reasonrank"):
+    for slug in ("br-rm", "e1", "for", "implicit-prm", "reasonrank"):
         _, rows, _, _ = prepared(slug)
         (name,) = files_of(find_paper(slug).config)
         assert len(load_tasks(name)) == len(rows)

@@ -57,6 +57,21 @@ def test_gradient_in_a_later_update_of_the_batch(recipe_step):
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_no_token_s_divergence_counts_more_than_ten(recipe_step):
+    """kl_penalty, low_var_kl: the value is clamped at 10, beyond which there is no gradient. Token 1 is at
+    20 - 1 - log 20 = 16.0, token 2 at 10 - 1 - log 10 = 6.7, token 3 at 0.1 - 1 - log 0.1 = 1.4; equal rewards leave
+    the KL alone."""
+    logits = np.log([0.9, 0.01, 0.03, 0.06])
+    reference = np.log([0.494, 0.2, 0.3, 0.006])
+    responses = [(1, 2), (3,), (2, 3, 1), (1,), (2,), (3, 3), (0,)]
+    step = recipe_step("rm-r1", [TASK])
+    batch = step.score([[Response(FOR_A, ids) for ids in responses]])
+    expected = 0.001 * k3_gradient(responses, logits, reference, "tokens", bound=10.0)
+    assert np.abs(expected - 0.001 * k3_gradient(responses, logits, reference, "tokens")).max() > 1e-3
+    got = step.gradient(batch, logits.tolist(), reference=reference.tolist())
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_a_batch_makes_eight_updates_of_one_epoch():
     """ppo_mini_batch_size 128 of 1,024 prompts."""
     config = plan_of("rm-r1").config
@@ -95,9 +110,27 @@ def test_the_reinforcement_reads_its_own_columns():
     assert (task.answer, task.demonstration) == ("model_a", None)
 
 
+def test_judgements_weigh_the_same_whatever_their_length(recipe_step):
+    """micro_train_batch_size 1 and GPTLMLoss: the mean over a row's tokens, then the mean over the rows."""
+    short, long = (Task(id=text, prompt="Which?", answer="model_a", demonstration=text) for text in ("b", "abbaab"))
+    step = recipe_step("rm-r1", [short, long], "sft")
+    batch = step.demonstrations()
+    logits = np.linspace(-1, 1, 12)
+    expected = np.zeros(12)
+    lengths = []
+    for rollout, weight in zip(batch.rollouts, batch.tokens("weight/likelihood"), strict=True):
+        ids = [int(token) for token in rollout.token_ids[weight != 0]]
+        lengths.append(len(ids))
+        expected -= score_function(ids, logits) / len(ids) / 2
+    assert lengths[0] < lengths[1]
+    np.testing.assert_allclose(step.gradient(batch, logits.tolist()), expected, rtol=1e-9, atol=1e-12)
+
+
 def test_the_distillation_has_the_authors_numbers():
-    """OpenRLHF's trainer: Adam of 0.9 and 0.95 without decay, a cosine to a tenth after 3 % of the steps."""
+    """OpenRLHF's trainer: Adam of 0.9 and 0.95 without decay, a cosine to a tenth after 3 % of the steps; prompts of
+    less than max_len - 2 tokens (sft_dataset.py)."""
     plan = plan_of("rm-r1", "sft")
+    assert plan.config.data.max_prompt_tokens == 12288 - 2 - 1
     optim = plan.config.optim
     assert plan.config.rollout.prompts_per_step == 128
     assert optim.optimizer.options == {"betas": [0.9, 0.95], "weight_decay": 0}

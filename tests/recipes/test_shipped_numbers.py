@@ -86,10 +86,13 @@ SCRIPTS = {
         "grpo",
         "analokmaus/kaggle-aimo2-fast-math-r1@09bf8ff experiments/train_second_stage.py",
     ): (*(4e-6, 16, 16, 8, 16384, None, 1.0, 0.04),),
-    ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 train_brrm_multinode_8b.sh"): (5e-7, 128, 32, 8, 16384, None, 1.0, 0.001),
+    # max_input_seq_length: longer prompts have no weight in their loss.
+    ("br-rm", "grpo", "yzjiao/BR-RM@34a58b2 train_brrm_multinode_8b.sh"): (
+        *(5e-7, 128, 32, 8, 16384, 16384, 1.0, 0.001),
+    ),
     # batch_size is of prompts; 11,264 tokens are the context of the engine.
     ("chord", "grpo", "modelscope/Trinity-RFT@0414330 examples/mix_chord/mix_chord.yaml"): (
-        *(1e-6, 32, 32, 8, 10240, None, 1.0, 0.0),
+        *(1e-6, 32, 32, 8, 10240, 11264 - 10240, 1.0, 0.0),
     ),
     ("copo", "grpo", "hijih/copo-code@c15c75f verl/run_copo.sh"): (1e-6, 512, 32, 6, 2048, 1024, 1.0, 0.0),
     ("rm-r1", "grpo", "RM-R1-UIUC/RM-R1@d4c2542 rm_r1/scripts/RLVR/local/train_rm_r1_rlvr_qwen2.5_instruct_7b.sh"): (
@@ -130,6 +133,9 @@ STEPS = {
     ("practical-two-stage-recipe", "grpo"): 40,
     ("practical-two-stage-recipe", "sft"): 350,
     ("raft", "grpo"): 20,
+    # num_examples in the README.md of both sets, one epoch each
+    ("rm-r1", "sft"): 8_753 // 128,
+    ("rm-r1", "grpo"): 64_226 // 1024,
     ("sar", "grpo"): 500,
     ("toolrl", "grpo"): 104,
     ("warm-up-before-you-train", "grpo"): 178,  # 25 epochs of 100 tasks, 14 in a step

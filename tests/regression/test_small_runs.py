@@ -15,7 +15,9 @@ CLOSE = {"rel": 1e-3, "abs": 1e-5}
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "two ranks" else ()) for name in RUNS]
+)
 def test_a_run_is_as_it_was_recorded(name: str, tmp_path) -> None:
     now, then = json.loads(json.dumps(measure(name, tmp_path))), FOUND["runs"][name]
     if machine() == FOUND["machine"] and name not in BATCHED_BY_TIME:

@@ -33,6 +33,7 @@ WHOLE = "<think>well</think><answer>4</answer>"
 def test_the_form_of_a_response(column, text, soft, hard):
     batch = make_batch([1.0], texts=[text])
     close(column(batch, {"name": "format", "strictness": "soft"}), [soft])
+    close(column(batch, {"name": "format", "strictness": "tags"}), [soft == 1])
     close(column(batch, "format"), [hard])
     close(column(batch, {"name": "format", "strictness": "off"}), [1])
 
@@ -61,6 +62,8 @@ def test_thinking_given_away(column, text, skips):
 def test_a_template_without_tags_has_no_soft_form():
     with pytest.raises(ConfigError, match="has none"):
         build_terms([{"name": "format", "template": "So {answer}.", "strictness": "soft"}])
+    with pytest.raises(ConfigError, match=r"tags counts tags, and .* has none"):
+        build_terms([{"name": "format", "template": "So {answer}.", "strictness": "tags"}])
 
 
 def test_a_closed_gate_of_no_form_is_the_verdict(column, nan):

@@ -57,7 +57,9 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, id="INT"), pytest.param(signal.SIGTERM, id="TERM", marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_run_with_a_checkpoint_within_30_seconds(tmp_path, whole, number):
     """While verdicts are being waited for that would take much longer."""
     tree = short(tmp_path, "run", pause=600.0, verification={"time_limit": 900})
@@ -150,7 +152,7 @@ def test_the_stacks_of_a_wait_that_failed_are_in_the_run_folder(tmp_path):
     assert "thread MainThread:" in output
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_clock_that_jumps_harms_nothing(tmp_path, whole, monkeypatch):
     """time.time goes back and forth by days at every look; waits and durations do not use it."""
     real, looks = time.time, iter(range(10**9))
@@ -200,7 +202,7 @@ def test_a_trainer_that_was_not_closed_gives_way_to_the_next_of_its_process(tmp_
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("kind", ["train", "eval"])
+@pytest.mark.parametrize("kind", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 def test_edited_data_is_refused_unless_told(tmp_path, kind):
     """A word of one task, with the same ids and numbers of tasks."""
     tree = short(tmp_path, "run", evaluation={"every": 2})
@@ -361,7 +363,7 @@ def test_a_run_is_refused_where_its_checkpoints_do_not_fit(tmp_path, monkeypatch
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("adapter", [None, {"r": 2}], ids=["whole", "lora"])
 def test_the_estimate_of_a_checkpoint_is_near_its_size(tmp_path, adapter, optimizer):
     over = {"hidden_size": 128, "intermediate_size": 512, "layers": 2}

@@ -273,7 +273,7 @@ def test_a_run_that_is_under_way_is_never_moved_aside(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_runs_that_gave_way_pile_up_in_order_beside_a_linked_folder(tmp_path):
     """Within one second too; the new run is on the disk that the link leads to."""
     (tmp_path / "disk" / "real").mkdir(parents=True)
@@ -338,7 +338,7 @@ def test_a_run_with_files_that_the_new_one_needs_is_not_moved_aside(tmp_path, ki
     assert {text for text in before if not text.startswith(b"process ")} <= found(folder)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_lower_bound_on_rollouts_removes_none_of_those_recorded_before(tmp_path, capsys):
     """Neither in the resume that lowers it nor in the one after; nor those of a version that had no bound."""
     checkpoints = {"every": 1, "keep": 1}

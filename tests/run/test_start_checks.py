@@ -85,18 +85,34 @@ def test_a_loss_of_the_log_ratio_needs_a_second_step(make_trainer, loss):
         make_trainer({"algorithm": algorithm, "rollout": {"staleness": 1}}, "older")
 
 
-def test_a_context_that_cuts_responses_is_said_at_the_start(make_trainer, capsys):
-    # Prompts of 3 tokens ("1+1") in a context of 64.
-    make_trainer({"rollout": {"max_new_tokens": 62}, "logging": {"console": "plain"}})
+def test_a_context_that_no_response_fits_into_is_refused(make_trainer, capsys):
+    """Prompts of 3 tokens ("1+1") in a context of 64."""
+    plain = {"logging": {"console": "plain"}}
+    with pytest.raises(ConfigError) as refused:
+        make_trainer({"rollout": {"max_new_tokens": 62}} | plain)
+    assert str(refused.value) == (
+        "stage 'grpo': rollout.max_new_tokens is 62, and a context of 64 tokens (the smaller one of the model's and "
+        "the engine's) leaves at most 61 after the shortest prompt: set rollout.max_new_tokens to 61 or less, give the "
+        "model a longer context (model.override_config), or accept it (rollout.accept_short_context=true)"
+    )
+    # What it says to do.
+    make_trainer({"rollout": {"max_new_tokens": 61}} | plain, "enough")
+    assert "leaves fewer" not in capsys.readouterr().out
+    make_trainer({"rollout": {"max_new_tokens": 62, "accept_short_context": True}} | plain, "accepted")
     lines = " ".join(capsys.readouterr().out.split())
     assert "a context of 64 tokens leaves fewer than rollout.max_new_tokens=62 for responses to" in lines
     assert "at most after 61 tokens: set it lower, or give the model a longer context (model.override_config)" in lines
-    make_trainer({"rollout": {"max_new_tokens": 60}, "logging": {"console": "plain"}}, "enough")
-    assert "leaves fewer" not in capsys.readouterr().out
+
+
+def test_a_context_that_cuts_some_responses_is_said_at_the_start(make_trainer, capsys):
+    rows = [*task_rows(3), LONG]
+    make_trainer({"rollout": {"max_new_tokens": 60}, "logging": {"console": "plain"}}, tasks=rows)
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "leaves fewer than rollout.max_new_tokens=60 for responses to 1 of 4 tasks" in lines
 
 
 def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, capsys, make_policy):
-    rollout = {"rollout": {"engine": short}}
+    rollout = {"rollout": {"engine": short, "accept_short_context": True}}
     rows = [*task_rows(3), LONG]
     with pytest.raises(DataError, match=r"'long': its prompt has 10 tokens, and 1 to 7 are possible.*engine"):
         make_trainer(rollout, tasks=rows)
@@ -313,7 +329,11 @@ def test_evaluations_without_tasks_are_refused(make_trainer):
 
 
 def test_the_announcement_says_what_the_context_leaves(make_trainer, tmp_path, capsys):
-    long = {"rollout": {"max_new_tokens": 5000}, "logging": {"console": "plain"}, "run": {"steps": 1}}
+    long = {
+        "rollout": {"max_new_tokens": 5000, "accept_short_context": True},
+        "logging": {"console": "plain"},
+        "run": {"steps": 1},
+    }
     make_trainer(long).train()
     output = capsys.readouterr().out.replace("\n", " ")
     assert (

@@ -348,7 +348,7 @@ def test_a_folder_with_metrics_is_kept_unless_overwrite_is_asked_for(command, fo
 # what needs a process of its own
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_interrupted_runs_end_well_and_go_on_to_the_same_end(tmp_path, make_tree, pieces):
     """Ctrl-C and SIGTERM while a step is sampled: exit codes 130 and 143, a checkpoint of the last whole step."""
     over = {

@@ -66,7 +66,12 @@ class RolloutConfig(Section):
     group_size: int = Field(default=8, ge=1)
     """Responses sampled per prompt."""
     max_new_tokens: int = Field(default=256, ge=1)
-    """Longest response, in tokens."""
+    """Longest response, in tokens. More than the context leaves after the shortest prompt is refused at the start
+    (`accept_short_context`)."""
+    accept_short_context: bool = False
+    """Start although the context of model and engine leaves fewer than `max_new_tokens` even after the shortest prompt:
+    responses then end at the context, and what reads `max_new_tokens` as the longest response (the constant average,
+    penalties on length) reads too large a number."""
     temperature: Scalar = 1.0
     """Sampling temperature; training divides logits by it."""
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -25,14 +25,15 @@ class Format(RewardTerm):
     """1 where the response has the form asked for, whatever it says.
 
     off is always 1. soft is the share of the template's tags that stand in the response exactly once, and after the tag
-    before them. hard is 1 where the whole response follows the template, as the verifier `format` judges it, else 0. As
-    a term it is a bonus; as the `by` of a gate or a veto, a condition. SimpleRL-Zoo (Zeng et al. 2025, arXiv
-    2503.18892) finds that a strict form keeps weak models from exploring.
+    before them; tags is 1 where all do, whatever stands around them, else 0. hard is 1 where the whole response follows
+    the template, as the verifier `format` judges it, else 0. As a term it is a bonus; as the `by` of a gate or a veto,
+    a condition. SimpleRL-Zoo (Zeng et al. 2025, arXiv 2503.18892) finds that a strict form keeps weak models from
+    exploring.
     """
 
     template: str = "<think>{think}</think><answer>{answer}</answer>"
     """As in the verifier `format`."""
-    strictness: Literal["off", "soft", "hard"] = "hard"
+    strictness: Literal["off", "soft", "tags", "hard"] = "hard"
     """The strictness of the check."""
     prompt_wrote: str = ""
     """The beginning of the template that the prompt has written already."""
@@ -43,8 +44,11 @@ class Format(RewardTerm):
         options = {"template": self.template, "prompt_wrote": self.prompt_wrote}
         self._verifier = registry.build("verifier", {"name": "format", **options})
         self._tags = _TAG.findall(self.template[len(self.prompt_wrote) :])
-        if self.strictness == "soft" and not self._tags:
-            raise ValueError(f"strictness soft counts tags, and the template {self.template!r} has none")
+        if self.strictness in ("soft", "tags") and not self._tags:
+            raise ValueError(
+                f"strictness {self.strictness} counts tags, and the template {self.template!r} has none: put tags in "
+                "it, or set strictness to hard"
+            )
 
     def __call__(self, batch: Batch) -> np.ndarray:
         return np.asarray([self._score(r.task, r.text) for r in batch.rollouts], dtype=np.float64)
@@ -63,6 +67,8 @@ class Format(RewardTerm):
             if place >= after and text.count(tag) == self._tags.count(tag) == 1:
                 tags += 1
                 after = place + len(tag)
+        if self.strictness == "tags":
+            return float(tags == len(self._tags))
         return tags / len(self._tags)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlvr import registry
 from rlvr.core.seeding import seed_of
+from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluation_loop import check_held_out
 from rlvr.rollout import Sampling
 from rlvr.run.policy_training import PolicyTraining
@@ -69,15 +70,7 @@ def open_stage(
     stage: Stage = make(plan, context, tasks.training(config), seed, **plan.options)
     if stage.left_out:
         reporting.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
-    if stage.cut_responses:
-        wanted = config.rollout.max_new_tokens
-        reporting.console.message(
-            f"stage {plan.name}: a context of {rollouts.context} tokens leaves fewer than "
-            f"rollout.max_new_tokens={wanted} for responses to {stage.cut_responses} of {len(stage.pool)} tasks, which "
-            f"end there, at most after {min(stage.longest_response, wanted)} tokens: set it lower, or give the model a "
-            "longer context (model.override_config)",
-            "warning",
-        )
+    _check_context(stage, rollouts.context, reporting)
     # Rank 0 alone verifies, so it alone needs what the check looks for, such as a sandbox.
     if stage.verifies and is_main:
         verification.check(stage.pool)
@@ -89,3 +82,27 @@ def open_stage(
     if is_main:
         verification.check(held_out)
     return stage
+
+
+def _check_context(stage: Stage, context: int, reporting: Reporting) -> None:
+    """ConfigError where no response of a stage can have `rollout.max_new_tokens`, unless it is accepted; a warning
+    where some cannot."""
+    wanted = stage.config.rollout.max_new_tokens
+    # A prompt that is longer than others ends its responses sooner, which is no reason to lower the bound of all. A
+    # bound that no response can reach is a slip: the constant average and penalties on length would go by it.
+    never = stage.samples and stage.longest_response < wanted
+    if never and not stage.config.rollout.accept_short_context:
+        raise ConfigError(
+            f"stage {stage.plan.name!r}: rollout.max_new_tokens is {wanted}, and a context of {context} tokens (the "
+            f"smaller one of the model's and the engine's) leaves at most {stage.longest_response} after the shortest "
+            f"prompt: set rollout.max_new_tokens to {stage.longest_response} or less, give the model a longer context "
+            "(model.override_config), or accept it (rollout.accept_short_context=true)"
+        )
+    if stage.cut_responses:
+        reporting.console.message(
+            f"stage {stage.plan.name}: a context of {context} tokens leaves fewer than "
+            f"rollout.max_new_tokens={wanted} for responses to {stage.cut_responses} of {len(stage.pool)} tasks, which "
+            f"end there, at most after {min(stage.longest_response, wanted)} tokens: set it lower, or give the model a "
+            "longer context (model.override_config)",
+            "warning",
+        )

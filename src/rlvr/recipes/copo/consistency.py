@@ -1,4 +1,7 @@
-"""Groups that agree learn from how their prompt did beside the other prompts of the batch."""
+"""Groups that agree learn from how their prompt did beside the other prompts of the batch.
+
+The estimator blends a local and a global advantage, and the loss clips each of the two by itself, as the paper does.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from rlvr.advantages.group import group_advantage, means, same, std
-from rlvr.components import Advantage
+from rlvr.components import Advantage, Loss
+from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
+from rlvr.losses.clip import hard
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.records import Batch
 from rlvr.registry import register
+
+LOCAL = "advantage/local"
+"""Column of the batch: the share of the advantage that is the group's."""
+GLOBAL = "advantage/global"
+"""Column of the batch: the share that is the prompt's among the prompts of the batch."""
 
 
 @register("advantage", "consistency")
@@ -20,12 +32,13 @@ from rlvr.registry import register
 class Consistency(Advantage):
     """w local + (1 - w) global, w = sigmoid(sharpness (H - level)), H the entropy of the group's answers in bits.
 
-    COPO (Han et al. 2025, arXiv 2508.04138; as the authors' code, hijih/copo-code, verl/trainer/ppo/core_algos.py,
-    which blends the clipped losses of the two advantages: the same until they are clipped). local is GRPO's advantage;
-    global is the prompt's mean reward, centred and scaled over the batch's prompts, the same for all its responses. So
-    a group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1. What the authors
-    call COPO (`soft-with-zero`) is `zeros` without `forced` and `agreement`, at level 1; `forced` alone is their
-    `soft-with-forced`.
+    COPO (Han et al. 2025, arXiv 2508.04138; as the authors' code, hijih/copo-code, verl/trainer/ppo/core_algos.py).
+    local is GRPO's advantage; global is the prompt's mean reward, centred and scaled over the batch's prompts, the same
+    for all its responses. So a group whose answers all agree, right or wrong, has an advantage still. Deviations are
+    with n - 1. What the authors call COPO (`soft-with-zero`) is `zeros` without `forced` and `agreement`, at level 1;
+    `forced` alone is their `soft-with-forced`. The two shares of the sum are the columns `advantage/local` and
+    `advantage/global` of the batch, for the loss `clip_local_and_global`, which clips each by itself as the authors do;
+    other losses clip by the sum. Modifiers change the sum alone.
     Answers are those that the verifier extracted, compared as text; a response without one is an answer of its own. A
     large negative level and `forced: false` are local alone.
     """
@@ -50,10 +63,12 @@ class Consistency(Advantage):
         groups = batch.group_index()
         # float64 [B]: GRPO's (r - mean) / (std + epsilon) within the group.
         local = group_advantage(rewards, groups, epsilon=self.epsilon, unbiased=True)
-        result = np.zeros(len(batch))
+        of_group = np.zeros(len(batch))
+        of_prompt = np.zeros(len(batch))
+        batch.columns |= {LOCAL: of_group, GLOBAL: of_prompt}
         on = np.isfinite(rewards)
         if not on.any():
-            return result
+            return of_group + of_prompt
         # Numbered anew over the groups with a decided member, so that bincount has no empty group.
         g = np.unique(groups[on], return_inverse=True)[1]
         answers = [None if r.verdict is None else r.verdict.answer for r in batch.rollouts]
@@ -82,8 +97,9 @@ class Consistency(Advantage):
         weight = weight[g]
         if self.zeros:
             weight = np.where(rewards[on] == 0, 0.0, weight)
-        result[on] = weight * local[on] + (1 - weight) * over_batch[g]
-        return result
+        of_group[on] = weight * local[on]
+        of_prompt[on] = (1 - weight) * over_batch[g]
+        return of_group + of_prompt
 
 
 def _entropy(answers: list[str | None]) -> float:
@@ -92,3 +108,48 @@ def _entropy(answers: list[str | None]) -> float:
     kinds = Counter(f"={a.strip()}" if a is not None else f"?{i}" for i, a in enumerate(answers))
     share = np.fromiter(kinds.values(), dtype=np.float64) / len(answers)
     return float(-(share * np.log2(share)).sum())
+
+
+@register("loss", "clip_local_and_global")
+@dataclass(frozen=True)
+class LocalAndGlobalClippedLoss(Loss):
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), summed over the local and the global share A of the
+    advantage `consistency`.
+
+    COPO's w L_local + (1 - w) L_global (hijih/copo-code, verl/trainer/ppo/core_algos.py,
+    compute_policy_loss_with_global): the weights are in the shares, which a clipped loss is proportional to. Where the
+    two push a token to different sides, the clip of one does not hold back the other. Another advantage has one share,
+    and is clipped as by `clip`.
+    """
+
+    clip_low: Scalar = 0.2
+    """The ratio is not rewarded for falling below 1 - clip_low."""
+    clip_high: Scalar = 0.2
+    """The ratio is not rewarded for rising above 1 + clip_high."""
+    cap: Scalar | None = 3.0
+    """The ratio's bound where a share is negative (dual clip), above 1 + clip_high; null: none."""
+    average: Average = "sequences"
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
+    constant: int | None = None
+    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
+
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    reads = (LOCAL, GLOBAL)
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        # [T] log rho, with gradient.
+        log_ratios = log_ratio(tokens)
+        cap = None if self.cap is None else float(self.cap)
+        bounds = (1 - float(self.clip_low), 1 + float(self.clip_high), cap)
+        # [T] each; NaN where the estimator gives no shares.
+        of_group, of_prompt = (tokens.columns[share] for share in self.reads)
+        local = hard(log_ratios, torch.where(of_group.isnan(), tokens.advantage, of_group), *bounds)
+        over_batch = hard(log_ratios, of_prompt.nan_to_num(0.0), *bounds)
+        ratio = log_ratios.detach().exp()
+        # Clipped for one share or for both.
+        low = (local.low | over_batch.low).float()
+        high = (local.high | over_batch.high).float()
+        metrics = {"ratio/mean": ratio, "ratio/max": ratio, "ratio/clipped_low": low, "ratio/clipped_high": high}
+        # The surrogate is maximised and the learner minimises.
+        return LossTerm(-tokens.average(local.value + over_batch.value, self.average, over), metrics)
