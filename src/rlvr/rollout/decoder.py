@@ -184,7 +184,7 @@ class DecoderBlock:
         for product in (self.queries, self.out, self.gates, self.down):
             product.refresh(copies)
         # Kernels of attention leave their output so in memory: it is not copied.
-        self.by_group = self.out.takeby_group(self.shared, self.heads // self.shared)
+        self.by_group = self.out.take_by_group(self.shared, self.heads // self.shared)
         for norm in self._norms:
             norm.refresh(residual)
         for norm in self._head_norms:
@@ -372,7 +372,7 @@ class MatrixProduct:
         self._weight = self._bias = None
         self._added = []
 
-    def takeby_group(self, shared: int, groups: int) -> bool:
+    def take_by_group(self, shared: int, groups: int) -> bool:
         """Take inputs [groups, shared, D] in place of [shared, groups, D], where that saves a copy of the inputs."""
         if self._weight is None or by_parts(self._weight.device, self._dtype):
             return False
