@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import importlib
 import json
 import os
@@ -28,6 +29,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,12 +70,29 @@ NO_LAUNCH = {
     "aten::detach",
     "aten::_unsafe_view",
 }
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's types, and what of it trains."""
+
+    dtype: torch.dtype
+    """What is computed in"""
+    kept: torch.dtype
+    """What the weights are kept in"""
+    rank: int = 0
+    """Of a LoRA adapter on all linear layers, in float32; 0: there is none, and all weights train"""
+    frozen: bool = False
+    """True: no weight trains"""
+
+
 CASES = {
-    "bfloat16, weights in float32": (torch.bfloat16, torch.float32),
-    "bfloat16, weights in bfloat16": (torch.bfloat16, torch.bfloat16),
-    "float32": (torch.float32, torch.float32),
+    "bfloat16, weights in float32": Case(torch.bfloat16, torch.float32),
+    "bfloat16, weights in bfloat16": Case(torch.bfloat16, torch.bfloat16),
+    "bfloat16, weights in bfloat16, frozen": Case(torch.bfloat16, torch.bfloat16, frozen=True),
+    "bfloat16, LoRA": Case(torch.bfloat16, torch.bfloat16, rank=16),
+    "float32": Case(torch.float32, torch.float32),
 }
-"""What is computed in, and what the weights are kept in."""
 
 
 class Counter(TorchDispatchMode):
@@ -136,21 +155,40 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def fake_policy(dtype: torch.dtype, kept: torch.dtype) -> Any:
+def fake_policy(case: Case) -> Any:
     """A policy of the shape, without values."""
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
+    from rlvr.config import LoraConfig
     from rlvr.policy import Policy
+    from rlvr.policy.adapters import add_adapter
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_tokenizer(), eos_token="<eos>", pad_token="<eos>")
     config = Qwen2Config(**SHAPE, eos_token_id=1)
     config._attn_implementation = "sdpa"
-    model = AutoModelForCausalLM.from_config(config, dtype=kept).eval()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=case.kept).eval().requires_grad_(not case.frozen)
+        if case.rank:
+            model = add_adapter(model, LoraConfig(r=case.rank), 0).eval()
+    put_on_cpu(model)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    policy = Policy(model, tokenizer, dtype)
+    policy = Policy(model, tokenizer, case.dtype)
     # Both are found by trials that read values, of which fake tensors have none.
     policy.__dict__["head_is_enough"] = True
     return policy
+
+
+def put_on_cpu(model: Any) -> None:
+    """Tensors of a CPU, without values, in place of those of the meta device, which peft can put an adapter on."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if id(weight) not in made:
+                values = torch.empty(weight.shape, dtype=weight.dtype)
+                made[id(weight)] = torch.nn.Parameter(values, requires_grad=weight.requires_grad)
+            setattr(module, name, made[id(weight)])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
 def _tokenizer() -> Any:
@@ -174,6 +212,12 @@ def run(policy: Any, tokens: int) -> Counter:
     """Sample `tokens` tokens for every row and count."""
     from rlvr.rollout import HFEngine, Request, Sampling, decoder, hf, rows
 
+    # Modules in which the library has, or had, what is replaced.
+    decoding = [decoder]
+    for name in ("decoder_parts",):
+        with contextlib.suppress(ModuleNotFoundError):
+            decoding.append(importlib.import_module(f"rlvr.rollout.{name}"))
+
     shortest, longest = PROMPTS
     lengths = [shortest + (longest - shortest) * row // (ROWS - 1) for row in range(ROWS)]
     requests = [Request((2,) * length, Sampling(tokens, ignore_eos=True), seed) for seed, length in enumerate(lengths)]
@@ -192,18 +236,20 @@ def run(policy: Any, tokens: int) -> Counter:
 
     # The trial of the short way reads values too; it was called by another module before.
     caller = decoder if hasattr(decoder, "proven") else hf
-    parts = importlib.import_module("rlvr.rollout.decoder_parts" if caller is hf else "rlvr.rollout.decoder")
-    with (
-        replaced(caller, "proven", lambda policy: decoder.Steps(policy)),
-        replaced(decoder, "rms_epsilon", lambda module: module.variance_epsilon),
-        replaced(parts, "_rms_epsilon", lambda module: module.variance_epsilon),
-        replaced(decoder, "by_parts", lambda device, dtype: False),
-        replaced(rows, "uniforms", uniforms),
-        replaced(torch.Tensor, "cpu", host_copy),
-        replaced(torch.nn.functional, "scaled_dot_product_attention", one_attention),
-        replaced(torch.nn.functional, "rms_norm", one_norm),
-        counter,
-    ):
+    with contextlib.ExitStack() as stack:
+        for module in decoding:
+            for name in ("rms_epsilon", "_rms_epsilon"):
+                stack.enter_context(replaced(module, name, lambda norm: norm.variance_epsilon))
+            stack.enter_context(replaced(module, "by_parts", lambda device, dtype: False))
+        for change in (
+            replaced(caller, "proven", lambda policy: decoder.Steps(policy)),
+            replaced(rows, "uniforms", uniforms),
+            replaced(torch.Tensor, "cpu", host_copy),
+            replaced(torch.nn.functional, "scaled_dot_product_attention", one_attention),
+            replaced(torch.nn.functional, "rms_norm", one_norm),
+        ):
+            stack.enter_context(change)
+        stack.enter_context(counter)
         asyncio.run(ask(HFEngine(policy)))
     return counter
 
@@ -211,9 +257,9 @@ def run(policy: Any, tokens: int) -> Counter:
 def measure() -> dict[str, Any]:
     """Figures of a step, by case."""
     result = {}
-    for name, (dtype, kept) in CASES.items():
+    for name, case in CASES.items():
         with FakeTensorMode(allow_non_fake_inputs=True):
-            policy = fake_policy(dtype, kept)
+            policy = fake_policy(case)
             run(policy, 2)  # what is made once
             few, more = run(policy, FEW), run(policy, MORE)
         steps = MORE - FEW

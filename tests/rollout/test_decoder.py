@@ -9,9 +9,9 @@ from engine_helpers import Spy, ask, gap, ids_of, shake, small, some_requests
 
 from rlvr.rollout import HFEngine, HFEngineOptions, Request, Sampling
 from rlvr.rollout.aligned_cache import padded
-from rlvr.rollout.decoder import Decoder
 from rlvr.rollout.decoder_parts import UnfitError
 from rlvr.rollout.decoder_trial import proven
+from rlvr.rollout.hf import Decoder
 from rlvr.rollout.rows import CachePlan
 
 FAMILY = ["llama", "qwen2", "qwen3", "gemma", "mistral", "phi3"]
@@ -37,7 +37,7 @@ def compared(policy, steps=20, seed=0):
     random = np.random.default_rng(seed)
     lengths = np.asarray([1, 4, 9])
     tokens = torch.from_numpy(random.integers(3, len(policy.tokenizer), size=(3, 9 + steps)))
-    decoder, worst = Decoder(policy, proven), 0.0
+    decoder, worst = Decoder(policy), 0.0
 
     def check(result, count):
         nonlocal worst
@@ -125,7 +125,7 @@ def test_the_engine_samples_the_same_either_way(of_kind, architecture, monkeypat
 def test_other_models_are_left_to_their_modules_and_it_is_said_once(architecture, caplog):
     policy = small(architecture)
     engine = HFEngine(policy)
-    with caplog.at_level(logging.INFO, "rlvr.rollout.decoder"):
+    with caplog.at_level(logging.INFO, "rlvr.rollout.hf"):
         for _ in range(2):
             ask(engine, [Request(ids_of(policy, "abc"), Sampling(3, ignore_eos=True), 0)])
     assert engine._decoder.steps is None

@@ -29,6 +29,8 @@ from rlvr.config import ModelConfig
 from rlvr.policy.adapters import add_adapter, is_adapter, no_false_alarms
 from rlvr.policy.attention import Spans, attending, hook
 from rlvr.policy.attention.kernels import kernels_of
+from rlvr.policy.attention.tiles import WatchedTiles
+from rlvr.policy.foreign import foreign
 from rlvr.policy.model import training_modules
 
 # Any length would do, since packed rows keep nothing that depends on it; 512 is a usual prompt and divides TOKENS.
@@ -39,6 +41,11 @@ RUN = 512
 TOKENS = (8192, 32768)
 """Numbers of tokens at which the passes are measured: large enough that a layer's activations, not its weights'
 gradients, decide where its peak is."""
+# All runs of a row are computed together, as few long ones are, with a few queries of each in a tile: what is made for
+# the queries of a tile is little beside what is made for all of them.
+ALL_SCORES = 1 << 62
+TILE_QUERIES = 64
+"""Queries of each run in a tile of attention that is measured."""
 # Two depths give the line in layers: bytes(n) = bytes(2) + (n - 2) (bytes(3) - bytes(2)). From 2 and not from 1, since
 # the first layer's input needs no gradient where the embedding is frozen.
 DEPTHS = (2, 3)
@@ -115,6 +122,11 @@ class DecoderPasses:
     """The peak of the backward pass, which begins with a gradient of the hidden states."""
     inference: Line
     """The peak of a forward pass without gradients."""
+    attention: Line
+    """The most that is there in the backward pass when a tile of attention begins, without the tile
+    (rlvr.policy.attention.tiles); 0: a kernel computes attention."""
+    attention_inference: Line
+    """The same in a forward pass without gradients."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,8 @@ class Way:
     """True if layers are computed again in the backward pass."""
     gradients_stay: bool = True
     """True if gradients stay from pass to pass; DeepSpeed takes each away as soon as it is computed."""
+    gpu_kernels: bool = True
+    """True if attention is computed as on a GPU, False: as on a CPU."""
 
     @property
     def casts(self) -> bool:
@@ -209,6 +223,16 @@ class DecoderSettings:
             own = Given.of(given, adapted=config.adapter is not None)
         return cls(type(model), model.config, config, depth, alike=len(layers) == 1, given=own)
 
+    @property
+    def heads(self) -> int:
+        """Heads of queries of a layer."""
+        return int(self.described.get_text_config().num_attention_heads)
+
+    @property
+    def caps_attention(self) -> bool:
+        """True if the scores of attention have a soft-cap."""
+        return foreign(self.described.get_text_config(), "attn_logit_softcapping") is not None
+
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
         """The bytes of all layers, or, where layers are alike, as if there were only `layers` layers; measured once."""
         adapter = f"{self.config.adapter} {self.given}"
@@ -221,16 +245,27 @@ class DecoderSettings:
             few, more = _measured[key]
             # The line in layers, [tokens, field]; exact where layers are alike.
             measured = few + (more - few) * ((self.layers if layers is None else layers) - DEPTHS[0])
-        # The line in tokens for each of the four fields: bytes(t) = fixed + slope t.
+        # The line in tokens for each of the fields: bytes(t) = fixed + slope t.
         slopes = (measured[1] - measured[0]) / (TOKENS[1] - TOKENS[0])
         fixed = measured[0] - slopes * TOKENS[0]
         return DecoderPasses(*(Line(float(a), float(b)) for a, b in zip(fixed, slopes, strict=True)))
 
-    def _at(self, way: Way, layers: int, tokens: int) -> tuple[int, int, int, int]:
+    def _at(self, way: Way, layers: int, tokens: int) -> tuple[int, int, int, int, int, int]:
         """The bytes of DecoderPasses for this number of layers and tokens."""
-        # In half precision as on a GPU, whose flash attention copies nothing; in float32 attention is alike on both.
-        kind = "cpu" if way.compute == torch.float32 else "cuda"
-        with _without_log(), FakeTensorMode(allow_non_fake_inputs=True), kernels_of(kind):
+        at_tiles = 0
+
+        @contextlib.contextmanager
+        def tile() -> Iterator[None]:
+            nonlocal at_tiles
+            at_tiles = max(at_tiles, live.now)
+            # Of tiles of another size: what it takes is no part of the lines.
+            peak = live.peak
+            yield
+            live.peak = peak
+
+        kind = "cuda" if way.gpu_kernels else "cpu"
+        tiles = WatchedTiles(ALL_SCORES, wide_sums=way.gpu_kernels, queries=TILE_QUERIES, watch=tile)
+        with _without_log(), FakeTensorMode(allow_non_fake_inputs=True), kernels_of(kind, tiles):
             model = self._fake_model(way, layers)
             # Without the LM head, whose logits are computed in tiles (rlvr.policy.fused_head) and counted in
             # rlvr.planner.micro_batch.
@@ -264,6 +299,7 @@ class DecoderSettings:
             with torch.no_grad(), LiveBytes(before) as live:
                 hidden_states()
                 inference = live.peak
+            at_tiles_inference = at_tiles
             for module in training_modules(model, adapter_dropout=False):
                 module.training = True
             with LiveBytes(before) as live:
@@ -273,9 +309,10 @@ class DecoderSettings:
                 forward = live.peak
                 # From here on the peak is that of the backward pass.
                 kept = live.peak = live.now
+                at_tiles = 0
                 live.in_backward = True
                 chosen.backward()
-            return forward, kept, live.peak, inference
+            return forward, kept, live.peak, inference, at_tiles, at_tiles_inference
 
     def _fake_model(self, way: Way, layers: int) -> Any:
         described = copy.deepcopy(self.described)
@@ -288,8 +325,10 @@ class DecoderSettings:
         # DeepSpeed converts all weights to the type computed in.
         if self.given is not None and self.given.frozen is not None and way.gradients_stay:
             frozen = self.given.frozen
+        # As rlvr.policy.loading: sdpa leaves a soft-cap out.
+        attention = "eager" if self.caps_attention else "sdpa"
         with torch.device("meta"):
-            model: Any = self.model._from_config(described, dtype=frozen, attn_implementation="sdpa")
+            model: Any = self.model._from_config(described, dtype=frozen, attn_implementation=attention)
             if self.given is not None:
                 model = self.given.put_on(model)
             if self.config.adapter is not None and not is_adapter(model):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlvr.config import Config
-from rlvr.planner.micro_batch import LOGITS_COPIES, layer_bytes
+from rlvr.planner.micro_batch import LOGITS_COPIES, layer_bytes, scoring_bytes
 from rlvr.planner.planned_devices import GIB, Devices
 from rlvr.planner.sampled import Sampled, in_training
 from rlvr.planner.shape import MemoryParts, Shape
@@ -101,8 +101,8 @@ def engine_memory(
     return EngineMemory(
         has_weights=own,
         always={"engine's weights": shape.weights if own else 0},
-        sampling=_embedded(options, shape, config, ranks, trained) if sampled else {},
-        evaluating=_embedded(options, shape, config, ranks, evaluated) if evaluated else {},
+        sampling=_embedded(options, shape, config, devices, ranks, trained) if sampled else {},
+        evaluating=_embedded(options, shape, config, devices, ranks, evaluated) if evaluated else {},
     )
 
 
@@ -217,18 +217,23 @@ def rows_at_once(options: HFEngineOptions, ranks: int, sampled: Sampled) -> int:
     return min(math.ceil(sampled.responses / ranks), options.max_rows)
 
 
-def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> MemoryParts:
+def _embedded(
+    options: HFEngineOptions, shape: Shape, config: Config, devices: Devices, ranks: int, sampled: Sampled
+) -> MemoryParts:
     """Memory that the embedded engine takes while it samples."""
     rows = rows_at_once(options, ranks, sampled)
     # one prompt is read whole, however long
     prefill = max(sampled.prompt, min(options.prefill_tokens, math.ceil(sampled.prompts / ranks) * sampled.prompt))
     half = dtype_of(config.model) == torch.bfloat16
+    gpu_memory = devices.memory if devices.on_gpu else None
+    reordered = shape.layers * shape.queries * shape.hidden if shape.frozen else 0
     return {
         # every layer keeps all tokens, those with a sliding window too (rlvr.rollout.rows)
         # GROWTH: tokens by which a full cache is enlarged.
         "keys and values": rows * (sampled.length + GROWTH) * shape.keys_and_values,
         "logits": rows * shape.vocabulary * 4 * LOGITS_COPIES,
-        "activations": layer_bytes(shape, config.model, prefill),
-        # autocast copies the float32 weights in every pass
-        "weights in bfloat16": 2 * shape.trained if half else 0,
+        "activations": scoring_bytes(shape, config.model, prefill, sampled.prompt, gpu_memory),
+        # What trains is cast, or copied to be joined; of weights that do not, the output projections of attention alone
+        # are copied, in another order (rlvr.rollout.joined_weights).
+        "weights in bfloat16": 2 * (shape.trained + reordered) if half else 0,
     }

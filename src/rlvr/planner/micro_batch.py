@@ -1,9 +1,10 @@
 """The bytes that the forward and backward pass of one micro-batch take, beside weights, gradients and optimizer state.
 
 What the decoder's layers take is measured on tensors without contents (rlvr.planner.decoder_passes) and grows linearly
-with layers and tokens; what the LM head, the token embedding and the masks of padded rows take is computed here. A
-micro-batch has its peak at one of four points: at the end of the forward pass through the layers, in the backward pass
-of the LM head, in that of the layers, or in that of the token embedding.
+with layers and tokens; what the LM head, the token embedding, the masks of padded rows and the tiles of attention take
+is computed here. A micro-batch has its peak at one of five points: at the end of the forward pass through the layers,
+in the backward pass of the LM head, in that of the layers, in a tile of their attention, or in that of the token
+embedding.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from rlvr.config import ModelConfig
 from rlvr.planner.decoder_passes import DecoderPasses, Line, Way
 from rlvr.planner.shape import MemoryParts, Shape
+from rlvr.policy.attention.tiles import tiles_within
 from rlvr.policy.head_devices import has_triton, tile_for
 from rlvr.policy.head_tiles import HeadBuffers, TilePlan, fits, tile_size
 from rlvr.policy.loading import dtype_of
@@ -36,6 +38,7 @@ def micro_batch_bytes(
     padded: bool = False,
     deepspeed: bool = False,
     gpu_memory: float | None = None,
+    prefix: int = 0,
 ) -> MemoryParts:
     """Bytes by part of one micro-batch's forward and backward pass, at their peak.
 
@@ -43,9 +46,10 @@ def micro_batch_bytes(
     `length`: of its longest rollout; `padded`: True where each rollout is a row of its own, whose sliding windows are
     masks and whose eager attention keeps its scores, False for packed rows, which keep nothing of pairs of tokens;
     `deepspeed`: True where weights that train are in the type computed in, and each gradient is taken away as soon as
-    it is computed; `gpu_memory`: bytes of the GPU that computes it, None for a CPU.
+    it is computed; `gpu_memory`: bytes of the GPU that computes it, None for a CPU; `prefix`: tokens of a group that
+    are computed once.
     """
-    way = way_of(model, deepspeed)
+    way = way_of(model, deepspeed, on_gpu=gpu_memory is not None)
     # where inputs of layers wait in host memory, the device has one layer at a time
     # One layer's activations are on the device, those of the others in host memory.
     layers = 1 if model.activation_offload else shape.layers
@@ -54,12 +58,14 @@ def micro_batch_bytes(
     work = _Work(shape, way, passes, tokens, trained, beside, gpu_memory)
     # autocast's copies of the weights of all layers live until the forward pass ends
     copies = shape.decoder.passes(way).forward.fixed
-    # Everything that is alive at one of four moments; their maximum is the micro-batch's peak.
+    # Everything that is alive at one of these moments; their maximum is the micro-batch's peak.
     points = [work.forward(copies), work.head(), work.backward(), work.embedding()]
+    if not padded and passes.attention.per_token > 0:
+        points.append(work.attention(tile_bytes(shape, way, tokens, length, gpu_memory, prefix)))
     return {name: size for name, size in max(points, key=lambda parts: sum(parts.values())).items() if size}
 
 
-def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
+def way_of(model: ModelConfig, deepspeed: bool = False, on_gpu: bool = False) -> Way:
     """Return the settings of an update on which the memory of the decoder of `model` depends."""
     compute = dtype_of(model)
     return Way(
@@ -67,6 +73,8 @@ def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
         weights=compute if deepspeed else torch.float32,
         checkpointing=model.checkpoints_activations,
         gradients_stay=not deepspeed,
+        # In half precision as on a GPU wherever it is, whose flash attention copies nothing.
+        gpu_kernels=on_gpu or compute != torch.float32,
     )
 
 
@@ -133,6 +141,11 @@ class _Work:
             "gradient of the LM head": self.gradient if self.shape.tied else 0.0
         }
 
+    def attention(self, tile: float) -> MemoryParts:
+        """In the backward pass of a layer's attention, in tiles of so many bytes."""
+        waits = self.gradient if self.shape.tied else 0.0
+        return self._layers(self.passes.attention) | {"tiles of attention": tile, "gradient of the LM head": waits}
+
     def embedding(self) -> MemoryParts:
         """In the backward pass of the token embedding, whose gradient is as large as the LM head's."""
         # Tied: the head's gradient waits while the embedding's, of the same size, is made.
@@ -173,6 +186,38 @@ def logits_bytes(shape: Shape, way: Way, trained: int, gpu_memory: float | None)
 def layer_bytes(shape: Shape, model: ModelConfig, tokens: float) -> float:
     """Bytes of activations in a pass without gradients."""
     return shape.decoder.passes(way_of(model)).inference.per_token * tokens
+
+
+def scoring_bytes(shape: Shape, model: ModelConfig, tokens: float, length: int, gpu_memory: float | None) -> float:
+    """Bytes of activations in a pass without gradients over packed rows of rollouts of `length` tokens, on a GPU of so
+    many bytes or a CPU (None)."""
+    way = way_of(model, on_gpu=gpu_memory is not None)
+    passes = shape.decoder.passes(way)
+    peak = passes.inference.per_token * tokens
+    if passes.attention_inference.per_token > 0:
+        tile = tile_bytes(shape, way, tokens, length, gpu_memory, backward=False)
+        peak = max(peak, passes.attention_inference.per_token * tokens + tile)
+    return peak
+
+
+def tile_bytes(
+    shape: Shape,
+    way: Way,
+    tokens: float,
+    length: int,
+    gpu_memory: float | None,
+    prefix: int = 0,
+    backward: bool = True,
+) -> float:
+    """Bytes of the largest tile of attention of packed rows, where tiles compute it (`micro_batch_bytes`)."""
+    tiles = tiles_within(gpu_memory)
+    heads = shape.decoder.heads
+    own = max(1, length - prefix)
+    scores = tiles.most_scores(heads, math.ceil(tokens / length), own, own, causal=True)
+    if 0 < prefix < tokens:
+        # All queries of a group below its prefix; several groups have as many pairs as this one call.
+        scores = max(scores, tiles.most_scores(heads, 1, int(tokens) - prefix, prefix, causal=False))
+    return float(scores * tiles.bytes_of_score(way.compute, shape.decoder.caps_attention, backward))
 
 
 def kept_scores(config: ModelConfig, text: Any) -> float:

@@ -20,7 +20,7 @@ from rlvr.errors import ConfigError
 from rlvr.losses.reference_test import compares_with_reference, reads_reference
 from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_memory, shares_weights
 from rlvr.planner.frozen_memory import FrozenMemory
-from rlvr.planner.micro_batch import layer_bytes, micro_batch_bytes
+from rlvr.planner.micro_batch import micro_batch_bytes, scoring_bytes
 from rlvr.planner.planned_devices import GIB, Devices
 from rlvr.planner.sampled import Sampled, in_evaluation, lengths
 from rlvr.planner.shape import MemoryParts, Shape
@@ -254,10 +254,11 @@ class Passes:
         optim = self.config.optim
         padded = optim.packing is False or (optim.packing == "auto" and not self.packs())
         # `share_prefix: true` leaves one layout. With `auto` any may be taken, and the larger one counts.
-        layouts = [] if optim.share_prefix is True else [(*self.apart(), padded)]
+        layouts = [] if optim.share_prefix is True else [(*self.apart(), padded, 0)]
         if self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix):
-            layouts.append((*self.shared(), False))
-        tried = (self._micro_batch(*layout) for layout in layouts or [(*self.apart(), padded)])
+            prompt, _ = lengths(self.shape, self.config)
+            layouts.append((*self.shared(), False, prompt))
+        tried = (self._micro_batch(*layout) for layout in layouts or [(*self.apart(), padded, 0)])
         parts = max(tried, key=lambda parts: sum(parts.values()))
         if self.trainer.casts:
             return parts
@@ -272,7 +273,11 @@ class Passes:
         # unless padded rows would have masks.
         return self.devices.on_gpu or length > self.shape.masked_beyond
 
-    def _micro_batch(self, tokens: float, trained: float, padded: bool) -> MemoryParts:
+    @property
+    def _gpu_memory(self) -> float | None:
+        return self.devices.memory if self.devices.on_gpu else None
+
+    def _micro_batch(self, tokens: float, trained: float, padded: bool, prefix: int = 0) -> MemoryParts:
         _, length = lengths(self.shape, self.config)
         return micro_batch_bytes(
             self.shape,
@@ -282,7 +287,8 @@ class Passes:
             length,
             padded=padded,
             deepspeed=self.trainer.stage > 0,
-            gpu_memory=self.devices.memory if self.devices.on_gpu else None,
+            gpu_memory=self._gpu_memory,
+            prefix=prefix,
         )
 
     def apart(self) -> tuple[float, float]:
@@ -311,4 +317,6 @@ class Passes:
     def scoring(self) -> MemoryParts:
         """Bytes of one micro-batch without gradients, by part."""
         tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
-        return {"activations": layer_bytes(self.shape, self.config.model, tokens)} | self.trainer.pass_weights(SCORING)
+        _, length = lengths(self.shape, self.config)
+        activations = scoring_bytes(self.shape, self.config.model, tokens, length, self._gpu_memory)
+        return {"activations": activations} | self.trainer.pass_weights(SCORING)

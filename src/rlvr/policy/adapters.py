@@ -6,6 +6,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 
 from rlvr.config import LoraConfig
 from rlvr.errors import ConfigError
+from rlvr.policy.foreign import foreign
 
 UNUSED_KERNEL = "Failed to load CPU gemm_4bit_forward"
 """Beginning of a warning of bitsandbytes, which peft imports: it misses a kernel for a CPU, which nothing here
@@ -66,6 +68,50 @@ def is_adapter(model: Any) -> bool:
     """Return True if `model` is a peft model."""
     # Not isinstance, which would import peft in runs without an adapter too.
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A product that a LoRA layer adds to its base layer's: scaling x (x @ down.T) @ up.T (Hu et al. 2021,
+    arXiv:2106.09685)."""
+
+    down: torch.Tensor
+    """[r, in]"""
+    up: torch.Tensor
+    """[out, r]"""
+    scaling: float
+
+
+def lora_terms(layer: Any) -> list[LowRank] | None:
+    """The products that a LoRA layer of peft adds to its base layer's output; None where it is no such layer, or where
+    it adds anything else (peft 0.21, tuners/lora/layer.py: `Linear.forward`, and bnb.py: `Linear4bit.forward`)."""
+    if foreign(layer, "lora_A") is None:
+        return None
+    from peft.tuners.lora import Linear as LoraLinear
+
+    # Its layer for weights in 4 bits is defined only where bitsandbytes is installed.
+    if type(layer) is not LoraLinear and type(layer).__name__ != "Linear4bit":
+        return None
+    if layer.fan_in_fan_out:
+        return None
+    if layer.disable_adapters or layer.merged:
+        return []
+    terms = []
+    for name in layer.active_adapters:
+        if name not in layer.lora_A:
+            continue
+        down, up, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
+        plain = all(type(part) is torch.nn.Linear and not part._forward_hooks for part in (down, up))
+        # DoRA and other variants are no plain sum of products.
+        if (
+            not plain
+            or up.bias is not None
+            or name in layer.lora_variant
+            or (dropout.training and foreign(dropout, "p"))
+        ):
+            return None
+        terms.append(LowRank(down.weight, up.weight, float(layer.scaling[name])))
+    return terms
 
 
 def name_base(model: Any, folder: Path) -> None:

@@ -2,8 +2,9 @@
 own modules.
 
 A step of one token a row is mostly overhead in a general module: masks are built, keys repeated, weights cast. Here the
-same arithmetic is done over weights that were taken once, joined where they have one input and cast where they are kept
-in another type than is computed in. An adapter, a hook or a quantised layer is called as it is.
+same arithmetic is done over weights that were taken once (`rlvr.rollout.joined_weights`), joined where they have one
+input and cast where they are kept in another type than is computed in. A LoRA layer is its base layer and two narrow
+products. An adapter of another kind, a hook or a quantised layer is called as it is.
 
 Invariants:
 - A model is decoded here only after a trial against its own modules (`rlvr.rollout.decoder_trial`). Otherwise its
@@ -15,107 +16,29 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from rlvr.policy import Policy
-from rlvr.rollout.aligned_cache import RowCache, read_by_modules
-from rlvr.rollout.decoder_parts import BlockParts, NormPart, UnfitError, model_parts
-from rlvr.rollout.rows import CachePlan, LayerShape, RowsCache, SlotCache, aligned
-
-log = logging.getLogger(__name__)
+from rlvr.policy.adapters import LowRank
+from rlvr.policy.attention.causal_rows import CausalRows
+from rlvr.rollout.decoder_parts import BlockParts, NormPart, model_parts
+from rlvr.rollout.joined_weights import NarrowProducts, by_group, in_place, lora_parts, narrow_products
+from rlvr.rollout.rows import CachePlan, LayerShape, SlotCache
 
 # A budget, not a measured optimum: copying them for each batch that begins is little beside reading a prompt.
 COPIED = 1 << 22
-"""Weights (16 MiB in float32) that may be copied to join products where they are of the right type already."""
+"""Weights (16 MiB) that may be copied to join products in float32. In bfloat16 any number may: there the memory plan
+counts a copy of the weights that train, which are mostly kept in float32 and cast."""
 Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
 Attention = Callable[[torch.Tensor, "DecoderBlock"], torch.Tensor]
 """Values [N, heads x D] from queries, keys and values [N, heads + 2 shared, D] of a block; keys and values are kept."""
 Masks = Mapping[int | None, torch.Tensor | None]
-"""Numbers added to the scores, or true where a token is seen, by sliding window (None: none); None: all is seen."""
-
-
-class Decoder:
-    """Next-token logits of `policy`, and the keys and values of its rows.
-
-    `find` gives the short way once it was found equal, and raises UnfitError otherwise.
-    """
-
-    def __init__(self, policy: Policy, find: Callable[[Policy], Steps]) -> None:
-        self.policy = policy
-        self._find = find
-        self.steps: Steps | None = None
-        """The short way, once it was tried and found equal."""
-        self.stale = True
-        """True if the weights have changed since they were taken."""
-        self._tried = False
-
-    def try_steps(self) -> None:
-        """Find out whether the short way gives what the model gives; once."""
-        if self._tried:
-            return
-        self._tried = True
-        try:
-            self.steps = self._find(self.policy)
-        except UnfitError as reason:
-            kind = type(self.policy.causal_lm).__name__
-            log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
-
-    def read(
-        self, prompts: Sequence[Sequence[int]], source: np.ndarray, plan: CachePlan, joins: bool
-    ) -> tuple[torch.Tensor, RowsCache]:
-        """Float32 logits [P, V] after P prompts, and a cache in which row r is prompt `source[r]`.
-
-        `plan` is what the batch may need. `joins`: the rows are to be added to others, which are in progress.
-        """
-        self.try_steps()
-        # A batch begins: nothing says that the weights are those of the last one.
-        self.stale |= not joins
-        if self.steps is None:
-            return read_by_modules(self.policy, prompts, source, plan)
-        self._refresh(self.steps)
-        ids, last = aligned(prompts)
-        if joins:  # rows that are copied to those in progress
-            cache = self.steps.cache(CachePlan(len(source), plan.slots), ids.shape[1])
-        else:
-            cache = self.steps.cache(plan, plan.slots)
-        device = self.policy.device
-        inputs = (torch.from_numpy(values).to(device) for values in (ids, last, source))
-        return self.steps.read(cache, *inputs), cache
-
-    def next_logits(
-        self, ids: torch.Tensor, positions: torch.Tensor, places: np.ndarray, cache: RowsCache
-    ) -> torch.Tensor:
-        """Float32 logits [R, V] after tokens [R] at `positions` [R]; their keys and values are added to the cache.
-
-        `places` are the positions of the rows that are not finished, on the host.
-        """
-        if isinstance(cache, RowCache):
-            # Some models warn where they are given no mask.
-            seen = cache.seen(cache.length + 1, ids.device)
-            return self.policy.next_logits(ids[:, None], seen, positions[:, None], cache)
-        assert self.steps is not None and isinstance(cache, SlotCache)
-        self._refresh(self.steps)
-        largest = int(places.max())
-        slot = largest if largest == int(places.min()) else None
-        return self.steps.next_logits(ids, positions, largest + 1, slot, cache)
-
-    def release(self) -> None:
-        """Hold no copies of weights until the next prompt or step."""
-        self.stale = True
-        if self.steps is not None:
-            self.steps.release()
-
-    def _refresh(self, steps: Steps) -> None:
-        if self.stale:
-            self.stale = False
-            steps.refresh()
+"""Numbers added to the scores by sliding window (None: none); None: all is seen."""
 
 
 class Steps:
@@ -136,7 +59,8 @@ class Steps:
             DecoderBlock(block, number, window, self.dtype, policy.autocast)
             for number, (block, window) in enumerate(zip(parts.blocks, parts.windows, strict=True))
         ]
-        self.copies = sum(block.copied for block in self.blocks) <= COPIED
+        few = sum(block.copied for block in self.blocks) <= COPIED
+        self.copies = few or self.dtype != torch.float32
         self._table = torch.empty(0)
 
     def refresh(self) -> None:
@@ -166,7 +90,10 @@ class Steps:
         prompts, length = ids.shape
         every = torch.arange(length, device=ids.device)
         # Rows are causal and begin at slot 0, so what is behind a prompt is never seen.
-        attend = PromptAttention(cache, source, prompts, self._prompt_masks(every))
+        rows = None
+        if length > self.window or not has_flash(ids.device):
+            rows = CausalRows(prompts, length, ids.device)
+        attend = PromptAttention(cache, source, prompts, rows)
         x = self._pass(ids.flatten(), every.repeat(prompts), cache.slots, attend)
         cache.placed(len(source), length)
         ends = torch.arange(prompts, device=ids.device) * length + last
@@ -199,15 +126,6 @@ class Steps:
         for block in self.blocks:
             x = block(x, cos, sin, attend)
         return x
-
-    def _prompt_masks(self, every: torch.Tensor) -> Masks:
-        """True where a token [L, L] of a prompt sees another. None for plain causal attention."""
-        masks: dict[int | None, torch.Tensor | None] = {None: None}
-        for window in {block.window_at(len(every)) for block in self.blocks}:
-            if window is not None:
-                behind = every[:, None] - every
-                masks[window] = (behind >= 0) & (behind < window)
-        return masks
 
     def angles(self, positions: torch.Tensor, least: int) -> torch.Tensor:
         """The rotary table's rows [N, 2, D] at these positions: cosines, and sines with the sign that the halves take.
@@ -334,33 +252,54 @@ class NextAttention:
 
 @dataclass(frozen=True)
 class PromptAttention:
-    """Causal attention of prompts [P, L], whose keys and values become those of rows."""
+    """Causal attention of P prompts of L tokens, whose keys and values become those of rows.
+
+    Nothing in it has the queries along one dimension and the keys along another.
+    """
 
     cache: SlotCache
     source: torch.Tensor
     prompts: int
-    masks: Masks
+    rows: CausalRows | None
+    """None: torch's own attention computes them."""
 
     def __call__(self, joined: torch.Tensor, block: DecoderBlock) -> torch.Tensor:
         """Values [P x L, heads x D] from queries, keys and values [P x L, heads + 2 shared, D]."""
-        tokens = len(joined)
-        # by_head: [P, heads + 2 shared, L, D]
-        by_head = joined.view(self.prompts, tokens // self.prompts, -1, block.size).transpose(1, 2)
-        pairs = by_head[:, block.heads :].unflatten(1, (2, block.shared))
-        self.cache.place(block.number, pairs, self.source)
-        q = by_head[:, : block.heads]
-        keys, values = pairs.unbind(1)
-        if block.heads != block.shared:  # of one layer's prompts, for kernels that want as many keys as queries
-            keys = keys.repeat_interleave(block.heads // block.shared, 1)
-            values = values.repeat_interleave(block.heads // block.shared, 1)
-        mask = self.masks[block.window_at(q.shape[2])]
-        attended = nn.functional.scaled_dot_product_attention(
-            q, keys, values, mask, is_causal=mask is None, scale=block.scale
-        )
-        by_token = attended.transpose(1, 2)
+        # by_token: [P, L, heads + 2 shared, D]; pairs: [P, L, 2, shared, D]
+        by_token = joined.view(self.prompts, -1, joined.shape[1], block.size)
+        pairs = by_token[:, :, block.heads :].unflatten(2, (2, block.shared))
+        self.cache.place(block.number, pairs.permute(0, 2, 3, 1, 4), self.source)
+        q = by_token[:, :, : block.heads]
+        keys, values = pairs.unbind(2)
+        if self.rows is not None:
+            attended = self.rows.attend(q, keys, values, block.scale, block.window)
+        else:
+            q, keys, values = (x.transpose(1, 2) for x in (q, keys, values))
+            attended = nn.functional.scaled_dot_product_attention(
+                q, keys, values, is_causal=True, scale=block.scale, enable_gqa=True
+            ).transpose(1, 2)
         if block.by_group:
-            by_token = by_token.unflatten(2, (block.shared, -1)).transpose(2, 3)
-        return by_token.reshape(tokens, -1)
+            attended = attended.unflatten(2, (block.shared, -1)).transpose(2, 3)
+        return attended.reshape(len(joined), -1)
+
+
+def has_flash(device: torch.device) -> bool:
+    """Return True where torch's own attention, causal and without a window, is flash attention in every type.
+
+    On a GPU it is not in float32: there it multiplies all queries with all keys where heads share keys.
+    """
+    return device.type == "cpu"
+
+
+def _taken_apart(module: Any) -> tuple[Any, list[LowRank]]:
+    """The module to multiply with, and the low-rank products that are added to it."""
+    if type(module) is nn.Linear or hooked(module):
+        return module, []
+    return lora_parts(module)
+
+
+def _plain(bases: Sequence[Any]) -> bool:
+    return all(type(base) is nn.Linear and not hooked(base) for base in bases)
 
 
 def by_parts(device: torch.device, dtype: torch.dtype) -> bool:
@@ -378,49 +317,70 @@ class MatrixProduct:
         self.modules = list(modules)
         self._dtype = dtype
         self._autocast = autocast
+        self._bases: list[Any] = []
+        """The modules themselves; of LoRA layers those below."""
         self._weight: torch.Tensor | None = None
-        """[in, out]"""
+        """[in, out] of all bases; None: they are called."""
         self._bias: torch.Tensor | None = None
+        self._added: list[NarrowProducts | None] = []
+        """Of each base that is called, or one of them all."""
 
     @property
     def copied(self) -> int:
         """Numbers that are copied to make them one, beside those that have to be cast."""
-        if len(self.modules) > 1 and self._plain and not self._casts():
-            return sum(m.weight.numel() for m in self.modules)
+        bases = [base for base, _ in map(_taken_apart, self.modules)]
+        if len(bases) > 1 and _plain(bases) and not self._casts(bases):
+            return sum(base.weight.numel() for base in bases)
         return 0
 
-    @property
-    def _plain(self) -> bool:
-        return all(type(m) is nn.Linear and not hooked(m) for m in self.modules)
-
-    def _casts(self) -> bool:
-        return any(m.weight.dtype != self._dtype for m in self.modules)
+    def _casts(self, bases: Sequence[Any]) -> bool:
+        return any(base.weight.dtype != self._dtype for base in bases)
 
     def refresh(self, copies: bool) -> None:
-        """Take the weights as they are now; several of the right type only where `copies` allows to copy them."""
+        """Take the weights as they are now; `copies`: whether weights that train may be copied though they need no
+        cast."""
         self.release()
-        if not self._plain or (len(self.modules) > 1 and not copies and not self._casts()):
+        bases, terms = zip(*map(_taken_apart, self.modules), strict=True)
+        self._bases = list(bases)
+        joined = self._joined(copies) if _plain(bases) else None
+        if joined is None:
+            self._added = [narrow_products([own], [len(own[0].up)], self._dtype) if own else None for own in terms]
             return
         # nn.Linear holds [out, in]; torch.mm and addmm take [in, out]
-        self._weight = self._side_by_side([m.weight.detach() for m in self.modules]).t()
-        if any(m.bias is not None for m in self.modules):
-            there = [m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in self.modules]
-            self._bias = self._side_by_side(there)
+        self._weight = joined.t()
+        if any(base.bias is not None for base in bases):
+            zeros = [base.weight.new_zeros(len(base.weight)) for base in bases]
+            biases = [zero if base.bias is None else base.bias for base, zero in zip(bases, zeros, strict=True)]
+            self._bias = torch.cat([bias.detach().to(self._dtype) for bias in biases])
+        if any(terms):
+            self._added = [narrow_products(terms, [len(base.weight) for base in bases], self._dtype)]
 
-    def _side_by_side(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        # Cast first: no joined copy in the old type exists beside the new one.
-        parts = [tensor.to(self._dtype) for tensor in tensors]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _joined(self, copies: bool) -> torch.Tensor | None:
+        """The weights [out, in] of all bases in one tensor; None where they have to stay apart."""
+        weights = [base.weight for base in self._bases]
+        if len(weights) == 1 or self._casts(self._bases):
+            # Cast first: no joined copy in the old type exists beside the new one.
+            parts = [weight.detach().to(self._dtype) for weight in weights]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        # On a CPU in float32 those of small models are joined, and copied.
+        if not by_parts(weights[0].device, self._dtype) and (whole := in_place(weights)) is not None:
+            return whole
+        return torch.cat([weight.detach() for weight in weights]) if copies else None
 
     def release(self) -> None:
         """Hold no weights until the next `refresh`."""
         self._weight = self._bias = None
+        self._added = []
 
     def take_by_group(self, shared: int, groups: int) -> bool:
-        """Take inputs [groups, shared, D] in place of [shared, groups, D], where the weights are a copy anyway."""
-        if self._weight is None or not self._casts():
+        """Take inputs [groups, shared, D] in place of [shared, groups, D], where that saves a copy of the inputs."""
+        if self._weight is None or by_parts(self._weight.device, self._dtype):
             return False
-        self._weight = self._weight.unflatten(0, (shared, groups, -1)).transpose(0, 1).flatten(0, 2)
+        if groups > 1:
+            self._weight = by_group(self._weight, shared, groups)
+            self._added = [
+                None if added is None else (by_group(added[0], shared, groups), added[1]) for added in self._added
+            ]
         return True
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -429,8 +389,8 @@ class MatrixProduct:
             parts = self._called(x)
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         if self._bias is None:
-            return torch.mm(x, self._weight)
-        return torch.addmm(self._bias, x, self._weight)
+            return self._adapted(torch.mm(x, self._weight), x)
+        return self._adapted(torch.addmm(self._bias, x, self._weight), x)
 
     def halves(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """The two halves of the product, each [N, out / 2]."""
@@ -438,17 +398,29 @@ class MatrixProduct:
             return self._called(x)
         return self(x).chunk(2, -1)
 
-    def _called(self, x: torch.Tensor) -> list[torch.Tensor]:
-        with self._autocast():
-            return [module(x).to(self._dtype) for module in self.modules]
-
     def onto(self, base: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`base` + the product, in the type of `base`, which may be changed."""
         if self._weight is None or base.dtype != self._dtype:
             return base.add_(self(x))
         # The residual is added by the product itself: one operation and one tensor less.
         sums = torch.addmm(base, x, self._weight)
-        return sums if self._bias is None else sums.add_(self._bias)
+        return self._adapted(sums if self._bias is None else sums.add_(self._bias), x)
+
+    def _called(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The output of each base, with what its adapter adds."""
+        with self._autocast():
+            parts = [base(x).to(self._dtype) for base in self._bases]
+        return [
+            part if added is None else torch.addmm(part, torch.mm(x, added[0]), added[1])
+            for part, added in zip(parts, self._added, strict=True)
+        ]
+
+    def _adapted(self, product: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The joined product, which is changed, with what the adapters add."""
+        for added in self._added:
+            if added is not None:
+                product.addmm_(torch.mm(x, added[0]), added[1])
+        return product
 
 
 # RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467): y = w x / sqrt(mean(x^2) + e). With H channels that is y =

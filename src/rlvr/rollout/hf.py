@@ -14,9 +14,10 @@ import asyncio
 import collections
 import copy
 import dataclasses
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,10 +31,14 @@ from rlvr.policy.adapters import is_adapter
 from rlvr.policy.quantization import dense_model, has_quantized
 from rlvr.records import StopReason
 from rlvr.registry import register
-from rlvr.rollout.decoder import Decoder
+from rlvr.rollout.aligned_cache import RowCache, read_by_modules
+from rlvr.rollout.decoder import Steps
+from rlvr.rollout.decoder_parts import UnfitError
 from rlvr.rollout.decoder_trial import proven
 from rlvr.rollout.engine import Bucket, Completion, EngineFactory, InFlight, Request
-from rlvr.rollout.rows import CachePlan, Row, Rows, check_cacheable
+from rlvr.rollout.rows import CachePlan, Row, Rows, RowsCache, SlotCache, aligned, check_cacheable
+
+log = logging.getLogger(__name__)
 
 # Arbitrary, not measured: smaller copies more often, larger decodes more finished rows (at most this share of a
 # step).
@@ -91,7 +96,7 @@ class HFEngine:
         vocabulary = self.policy.causal_lm.get_input_embeddings().weight.shape[0]
         # bool [V], V of the embedding: a lookup for R tokens in place of R tests
         self._is_end = np.isin(np.arange(vocabulary), sorted(self.policy.end_ids))
-        self._decoder = Decoder(self.policy, lambda policy: proven(policy))
+        self._decoder = Decoder(self.policy)
         self._last_position = self.context - 1
         self._given_up = False
         """True if a request of the batch was cancelled since the last step."""
@@ -324,6 +329,79 @@ class HFEngine:
                 first_tokens=row.first_tokens,
             )
         )
+
+
+class Decoder:
+    """Next-token logits of `policy`, and the keys and values of its rows."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.steps: Steps | None = None
+        """The short way, once it was tried and found equal."""
+        self.stale = True
+        """True if the weights have changed since they were taken."""
+        self._tried = False
+
+    def try_steps(self) -> None:
+        """Find out whether the short way gives what the model gives; once."""
+        if self._tried:
+            return
+        self._tried = True
+        try:
+            self.steps = proven(self.policy)
+        except UnfitError as reason:
+            kind = type(self.policy.causal_lm).__name__
+            log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
+
+    def read(
+        self, prompts: Sequence[Sequence[int]], source: np.ndarray, plan: CachePlan, joins: bool
+    ) -> tuple[torch.Tensor, RowsCache]:
+        """Float32 logits [P, V] after P prompts, and a cache in which row r is prompt `source[r]`.
+
+        `plan` is what the batch may need. `joins`: the rows are to be added to others, which are in progress.
+        """
+        self.try_steps()
+        # A batch begins: nothing says that the weights are those of the last one.
+        self.stale |= not joins
+        if self.steps is None:
+            return read_by_modules(self.policy, prompts, source, plan)
+        self._refresh(self.steps)
+        ids, last = aligned(prompts)
+        if joins:  # rows that are copied to those in progress
+            cache = self.steps.cache(CachePlan(len(source), plan.slots), ids.shape[1])
+        else:
+            cache = self.steps.cache(plan, plan.slots)
+        device = self.policy.device
+        inputs = (torch.from_numpy(values).to(device) for values in (ids, last, source))
+        return self.steps.read(cache, *inputs), cache
+
+    def next_logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, places: np.ndarray, cache: RowsCache
+    ) -> torch.Tensor:
+        """Float32 logits [R, V] after tokens [R] at `positions` [R]; their keys and values are added to the cache.
+
+        `places` are the positions of the rows that are not finished, on the host.
+        """
+        if isinstance(cache, RowCache):
+            # Some models warn where they are given no mask.
+            seen = cache.seen(cache.length + 1, ids.device)
+            return self.policy.next_logits(ids[:, None], seen, positions[:, None], cache)
+        assert self.steps is not None and isinstance(cache, SlotCache)
+        self._refresh(self.steps)
+        largest = int(places.max())
+        slot = largest if largest == int(places.min()) else None
+        return self.steps.next_logits(ids, positions, largest + 1, slot, cache)
+
+    def release(self) -> None:
+        """Hold no copies of weights until the next prompt or step."""
+        self.stale = True
+        if self.steps is not None:
+            self.steps.release()
+
+    def _refresh(self, steps: Steps) -> None:
+        if self.stale:
+            self.stale = False
+            steps.refresh()
 
 
 def _likeliest(logits: torch.Tensor, request: Request) -> dict[int, float]:

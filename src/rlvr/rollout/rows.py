@@ -424,8 +424,10 @@ class Rows:
     def _uniform(self, device: torch.device) -> torch.Tensor:
         """The uniform numbers of the next token, float64 [R]."""
         if not self._ahead:
-            # Several steps' at once, so that most steps copy nothing to the device; dropped when the rows change.
-            steps = self.count + np.arange(AHEAD)[:, None]
+            # Several steps' at once, so that most steps copy nothing to the device; dropped when the rows change. A CPU
+            # has nothing to copy.
+            ahead = 1 if device.type == "cpu" else AHEAD
+            steps = self.count + np.arange(ahead)[:, None]
             block = self.uniform[self._every, np.minimum(steps, self.uniform.shape[1] - 1)]
             self._ahead = list(torch.from_numpy(block).to(device).flip(0))
         return self._ahead.pop()

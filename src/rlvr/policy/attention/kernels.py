@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from rlvr.policy.attention.calls import Gradients, ScoreRule, Segments
 from rlvr.policy.attention.padded import CpuFlash, Padded
-from rlvr.policy.attention.tiles import tiles_of
+from rlvr.policy.attention.tiles import Tiles, tiles_of
 
 log = logging.getLogger(__name__)
 
@@ -60,16 +60,17 @@ class Kernel(Protocol):
         ...
 
 
-_computing: ContextVar[str | None] = ContextVar("computing", default=None)
+_computing: ContextVar[tuple[str | None, Tiles | None]] = ContextVar("computing", default=(None, None))
 
 
 @contextlib.contextmanager
-def kernels_of(device_type: str) -> Iterator[None]:
-    """Inside, calls are computed as on this type of device ("cuda", "cpu"), wherever the tensors are.
+def kernels_of(device_type: str, tiles: Tiles | None = None) -> Iterator[None]:
+    """Inside, calls are computed as on this type of device ("cuda", "cpu"), wherever the tensors are; by `tiles`, if
+    given, where its kernel is tiles.
 
     Of use on tensors without contents alone, of which memory and operations are counted.
     """
-    token = _computing.set(device_type)
+    token = _computing.set((device_type, tiles))
     try:
         yield
     finally:
@@ -78,7 +79,8 @@ def kernels_of(device_type: str) -> Iterator[None]:
 
 def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule) -> Kernel:
     """The fastest kernel that computes the call on the tensors' device and in their dtype."""
-    device_type = _computing.get() or query.device.type
+    device_type, tiles = _computing.get()
+    device_type = device_type or query.device.type
     if device_type == "cuda" and query.dtype in (torch.float16, torch.bfloat16):
         width = max(query.shape[-1], value.shape[-1])
         if width <= WIDEST:
@@ -90,7 +92,7 @@ def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, sco
     plain = scoring.softcap is None and segments.window is None and query.shape[-1] == value.shape[-1]
     if device_type == "cpu" and plain and square:
         return Padded(CpuFlash())
-    return Padded(tiles_of(query.device, device_type))
+    return Padded(tiles or tiles_of(query.device, device_type))
 
 
 @cache

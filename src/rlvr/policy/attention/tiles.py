@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -97,14 +99,7 @@ class Tiles:
             total = torch.zeros_like(largest)
             weighted = torch.zeros((*rows.shape[:2], v.shape[-1]), dtype=kind, device=q.device)
             for tile in strip.tiles:
-                scores, _ = self._scores(rows, k[:, tile.keys], tile, scoring)
-                top = torch.maximum(largest, scores.amax(-1))
-                shrunk = torch.exp(largest - top)
-                exponentials = scores.sub_(top[..., None]).exp_()
-                total.mul_(shrunk).add_(exponentials.sum(-1))
-                added = _product(exponentials.to(v.dtype), v[:, tile.keys], kind)
-                weighted.mul_(shrunk[..., None]).add_(added)
-                largest = top
+                largest = self._add_tile((largest, total, weighted), rows, k, v, tile, scoring)
             # [R * G, H / G * queries, ...] -> [R * G, H / G, queries, ...]
             outputs[:, :, strip.queries] = (weighted / total[..., None]).unflatten(1, (q.shape[1], -1))
             sums[:, :, strip.queries] = (largest + torch.log(total)).unflatten(1, (q.shape[1], -1))
@@ -154,17 +149,61 @@ class Tiles:
             row_sums, row_mean = (x[:, :, strip.queries].flatten(1, 2)[..., None] for x in (sums.to(kind), mean))
             of_rows = torch.zeros(rows.shape, dtype=kind, device=q.device)
             for tile in strip.tiles:
-                scores, bent = self._scores(rows, k[:, tile.keys], tile, scoring)
-                probabilities = scores.sub_(row_sums).exp_()
-                of_value[:, tile.keys] += _product(probabilities.to(q.dtype).mT, given_rows, kind)
-                of_scores = _product(given_rows, v[:, tile.keys].mT, kind).sub_(row_mean).mul_(probabilities)
-                if bent is not None:
-                    of_scores = torch.ops.aten.tanh_backward(of_scores, bent)
-                of_scores = of_scores.to(q.dtype)
-                of_rows += _product(of_scores, k[:, tile.keys], kind)
-                of_key[:, tile.keys] += _product(of_scores.mT, rows, kind)
+                totals = of_rows, of_key, of_value
+                self._add_gradients(totals, (given_rows, row_sums, row_mean), rows, k, v, tile, scoring)
             of_query[:, :, strip.queries] = of_rows.unflatten(1, (q.shape[1], -1))
         return of_query.mul_(scoring.scale), of_key.mul_(scoring.scale), of_value
+
+    # A tile is a call, so that nothing of it is there beside the next one.
+
+    def _add_tile(
+        self,
+        sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        rows: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        tile: _Tile,
+        scoring: ScoreRule,
+    ) -> torch.Tensor:
+        """Add a tile to the sums of exponentials [B, N] and to the outputs before division [B, N, E] of queries `rows`
+        [B, N, D], which are relative to the largest scores [B, N]; the largest scores after it."""
+        largest, total, weighted = sums
+        scores = self._scores(rows, key[:, tile.keys], tile, scoring)[0]
+        top = torch.maximum(largest, scores.amax(-1))
+        shrunk = torch.exp(largest - top)
+        exponentials = scores.sub_(top[..., None]).exp_()
+        total.mul_(shrunk).add_(exponentials.sum(-1))
+        added = _product(exponentials.to(value.dtype), value[:, tile.keys], total.dtype)
+        weighted.mul_(shrunk[..., None]).add_(added)
+        return top
+
+    def _add_gradients(
+        self,
+        totals: Gradients,
+        given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        rows: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        tile: _Tile,
+        scoring: ScoreRule,
+    ) -> None:
+        """Add a tile's gradients to those of its queries `rows` [B, N, D] and of all keys and values.
+
+        `given`: of each query the gradient of its output [B, N, E], its log-sum-exp and the mean gradient of its
+        probabilities, each [B, N, 1].
+        """
+        of_rows, of_key, of_value = totals
+        gradient, sums, mean = given
+        kind = of_rows.dtype
+        scores, bent = self._scores(rows, key[:, tile.keys], tile, scoring)
+        probabilities = scores.sub_(sums).exp_()
+        of_value[:, tile.keys] += _product(probabilities.to(rows.dtype).mT, gradient, kind)
+        of_scores = _product(gradient, value[:, tile.keys].mT, kind).sub_(mean).mul_(probabilities)
+        if bent is not None:
+            of_scores = torch.ops.aten.tanh_backward(of_scores, bent)
+        of_scores = of_scores.to(rows.dtype)
+        of_rows += _product(of_scores, key[:, tile.keys], kind)
+        of_key[:, tile.keys] += _product(of_scores.mT, rows, kind)
 
     def _scores(
         self, query: torch.Tensor, key: torch.Tensor, tile: _Tile, scoring: ScoreRule
@@ -185,31 +224,52 @@ class Tiles:
         """`x` as matrix products take it."""
         return x if self.wide_sums else x.to(_summed_in(x.dtype))
 
-    def _sizes(self, query: torch.Tensor, key: torch.Tensor, causal: bool) -> tuple[int, int]:
+    def most_scores(self, heads: int, rows: int, queries: int, keys: int, causal: bool) -> int:
+        """The most scores of a tile where `rows` stretches have so many queries, and keys each."""
+        return min(rows, self._together(heads, queries, keys, causal)) * self._of_one(heads, queries, keys, causal)
+
+    def bytes_of_score(self, dtype: torch.dtype, capped: bool, backward: bool) -> int:
+        """Bytes for each score of a tile that there are at once, for inputs of this type; `LIVE` at most in float32."""
+        number = _summed_in(dtype).itemsize
+        # The copy that a matrix product takes.
+        copy = dtype.itemsize if self.wide_sums and dtype.itemsize < number else 0
+        if not backward:
+            # The scores, which become exponentials in place, and the tanh of a cap while they are made of it.
+            return max(2 * number if capped else number, number + copy)
+        # Probabilities and gradient; with a cap its tanh, and the gradient from before it while the next one is made.
+        return 4 * number if capped else 2 * number + copy
+
+    def _sizes(self, heads: int, queries: int, keys: int, causal: bool) -> tuple[int, int]:
         """The most queries and keys of a tile of one stretch."""
-        _, heads, queries, _ = query.shape
         height = min(queries, self.queries)
         width = max(self.scores // (heads * height), self.queries)
         if self.most_keys is not None:
             return height, min(width, self.most_keys)
         # Without a diagonal, no pair of a higher tile is computed for nothing.
         if not causal:
-            height = max(height, self.scores // (heads * min(width, key.shape[2])))
+            height = max(height, self.scores // (heads * min(width, keys)))
         return height, width
+
+    def _of_one(self, heads: int, queries: int, keys: int, causal: bool) -> int:
+        """The most scores of a tile of one stretch."""
+        height, width = self._sizes(heads, queries, keys, causal)
+        return heads * min(queries, height) * min(keys, width)
+
+    def _together(self, heads: int, queries: int, keys: int, causal: bool) -> int:
+        """The most stretches that are computed together."""
+        return max(1, self.scores // self._of_one(heads, queries, keys, causal))
 
     def _parts(self, query: torch.Tensor, key: torch.Tensor, causal: bool) -> list[slice]:
         """The rows of a block, those that are computed together in one slice."""
         rows, heads, queries, _ = query.shape
-        height, width = self._sizes(query, key, causal)
-        scores = heads * min(queries, height) * min(key.shape[2], width)
-        together = max(1, self.scores // scores)
+        together = self._together(heads, queries, key.shape[2], causal)
         return [slice(first, min(first + together, rows)) for first in range(0, rows, together)]
 
     def _strips(self, query: torch.Tensor, key: torch.Tensor, segments: Segments) -> list[_Strip]:
         """The tiles of a block that have visible pairs."""
         queries = query.shape[2]
         keys = key.shape[2]
-        height, width = self._sizes(query, key, segments.causal)
+        height, width = self._sizes(query.shape[1], queries, keys, segments.causal)
         before = keys - queries  # position of query 0 among the keys, in a causal call
         edge = _edges(query.device)
         strips = []
@@ -238,18 +298,44 @@ def tiles_of(device: torch.device, device_type: str) -> Tiles:
     return Tiles(gpu_scores(device), wide_sums=wide)
 
 
+def tiles_within(gpu_memory: float | None) -> Tiles:
+    """The tiles of a GPU of so many bytes and of compute capability 8 or above, or of a CPU (None)."""
+    if gpu_memory is None:
+        return Tiles(CPU_SCORES, CPU_KEYS)
+    return Tiles(_scores_within(gpu_memory), wide_sums=True)
+
+
 @cache
 def gpu_scores(device: torch.device) -> int:
     """The most scores of a tile on a device that is no CPU.
 
     From the memory that it has, not from what is free: the same run has the same tiles and so the same bits.
     """
-    scores = GPU_SCORES
     if device.type == "cuda" and torch.cuda.is_available():
-        memory = torch.cuda.get_device_properties(device).total_memory
-        while LIVE * scores * SHARE > memory:
-            scores //= 2
+        return _scores_within(torch.cuda.get_device_properties(device).total_memory)
+    return GPU_SCORES
+
+
+def _scores_within(memory: float) -> int:
+    scores = GPU_SCORES
+    while LIVE * scores * SHARE > memory:
+        scores //= 2
     return scores
+
+
+@dataclass(frozen=True)
+class WatchedTiles(Tiles):
+    """Tiles that are computed inside of `watch`. For counts of memory."""
+
+    watch: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def _add_tile(self, *inputs: Any) -> torch.Tensor:
+        with self.watch():
+            return super()._add_tile(*inputs)
+
+    def _add_gradients(self, *inputs: Any) -> None:
+        with self.watch():
+            super()._add_gradients(*inputs)
 
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:
