@@ -12,6 +12,7 @@ from engine_helpers import PATIENCE, DrawOf, context_of, ids_of, recomputed, sha
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from process_helpers import until
 from rlvr import registry
 from rlvr.core.seeding import seed_of
 from rlvr.data import Prompts
@@ -113,8 +114,8 @@ async def echo_later(text, task):
 class Episodes:
     """An environment that remembers: the second reply is the first of a new line; None after `last` replies."""
 
-    def __init__(self, last: int = 2, slow: float = 0.0, broken: str = ""):
-        self.last, self.slow, self.broken = last, slow, broken
+    def __init__(self, last: int = 2, slow: float = 0.0, broken: str = "", slow_begin: float = 0.0):
+        self.last, self.slow, self.broken, self.slow_begin = last, slow, broken, slow_begin
         self.begun, self.called, self.closed, self.threads = 0, 0, 0, set()
         Episodes.newest = self
 
@@ -122,6 +123,8 @@ class Episodes:
         if self.broken == "begin":
             raise RuntimeError("no container")
         self.begun += 1
+        if self.slow_begin:
+            time.sleep(self.slow_begin * (ord(task.prompt) - 65))  # A at once, B and the others later
         return _Episode(self)
 
 
@@ -400,8 +403,10 @@ def test_an_episode_that_hung_is_not_called_again(collector, environment):
     assert (Episodes.newest.begun, Episodes.newest.called, Episodes.newest.closed) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("slow_begin", [0.0, 0.3])
 @pytest.mark.parametrize("how", ["engine", "stop"])
-def test_an_episode_is_closed_when_its_rollout_is_given_up(environment, how):
+def test_an_episode_is_closed_when_its_rollout_is_given_up(environment, how, slow_begin):
+    """Also one that is being begun at that moment, on a thread that goes on."""
     stop = threading.Event()
     collector = Collector(stop.is_set)
 
@@ -416,10 +421,11 @@ def test_an_episode_is_closed_when_its_rollout_is_given_up(environment, how):
 
     try:
         draws = [DrawOf(n, Task("t", chr(65 + n))) for n in range(4)]
+        name = environment(Episodes)
         with pytest.raises(ZeroDivisionError if how == "engine" else CollectionInterruptedError):
-            talk(collector, context_with(generate, group_size=2), environment(Episodes), draws)
+            talk(collector, context_with(generate, group_size=2), {"name": name, "slow_begin": slow_begin}, draws)
         assert Episodes.newest.begun >= 2
-        assert Episodes.newest.closed == Episodes.newest.begun
+        until(lambda: Episodes.newest.closed == Episodes.newest.begun, 10, "all episodes to be closed")
     finally:
         collector.close()
 

@@ -9,8 +9,10 @@ given up; a call that hangs costs a daemon thread.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -105,6 +107,9 @@ class EpisodeCalls:
         self._task = task
         self._state: Any = None
         self._lost: str | None = None
+        # `_state` and `_over` change together: a thread may still be in `begin` when the rollout is given up.
+        self._lock = threading.Lock()
+        self._over = False
 
     async def reply(self, text: str) -> str | None:
         """Return the environment's answer to a turn, `error: ...` where it fails; None when the rollout is over.
@@ -116,7 +121,10 @@ class EpisodeCalls:
         remembers = isinstance(environment, Environment)
         # Begun at the first reply, so that no container is held while the policy writes its first turn.
         if isinstance(environment, Environment) and self._state is None and self._lost is None:
-            self._state, self._lost = await self._calls.call(environment.begin, self._task)
+            begin = environment.begin if is_coroutine(environment.begin) else self._begin_on_thread
+            state, self._lost = await self._calls.call(begin, self._task)
+            if self._lost is None:
+                self._state = state
             if self._lost is None and not isinstance(self._state, Replying):
                 self._lost = f"the {type(self._state).__name__} that `begin` returned has no method `reply`"
                 self._calls.warn(self._lost)
@@ -135,11 +143,26 @@ class EpisodeCalls:
             return result
         return f"error: {trouble}"
 
+    def _begin_on_thread(self, task: Task) -> Any:
+        """Begin on the thread of the call, which nothing interrupts; close what was begun for a rollout that has been
+        given up meanwhile."""
+        assert isinstance(self._environment, Environment)
+        state = self._environment.begin(task)
+        with self._lock:
+            if not self._over:
+                self._state = state
+                return state
+        if isinstance(state, Closable):
+            asyncio.run(self._calls.call(state.close))
+        return state
+
     async def close(self) -> None:
         """End what was begun."""
         # Cleared before the call: a second `close` (of a rollout that is given up while it closes) does nothing.
-        state = self._state
-        self._state = None
+        with self._lock:
+            state = self._state
+            self._state = None
+            self._over = True
         if isinstance(state, Closable):
             await self._calls.call(state.close)
 
