@@ -22,6 +22,19 @@ from rlvr.verifiers.audit.tricks import TRICKS
 
 ASKING = {"judge", "rubric", "pairs", "scorer", "step_scorer", "steps"}
 """Verifiers that ask a model: tests/verifiers/judge/test_judge_attacks.py tries the tricks on one that is scripted."""
+AS_PUBLISHED = {
+    "last_number": {
+        "hedge",
+        "chain",
+        "restated",
+        "approximation",
+        "scale word",
+        "negation",
+        "only in the reasoning",
+        "unclosed reasoning",
+    }
+}
+"""Rewards of a paper's code that can be fooled, kept as they are for its recipe, with the tricks that they pay."""
 NUMBER = Task(id="n", prompt="What is 6 times 7?", answer="42")
 OTHERS = (
     Task(id="r", prompt="Solve $2x > 6$.", answer="x > 3"),
@@ -331,18 +344,25 @@ def test_what_an_outcome_is():
     assert outcome_of(trick, Verdict.undecided("no"), 1.0) is TrickOutcome.UNDECIDED
 
 
-@pytest.mark.parametrize("name", sorted(set(registry.names("verifier")) - {"combine", *ASKING}))
-def test_no_registered_verifier_pays_a_trick_or_is_left_undecided_by_one(name):
-    async def trial_on_pool():
-        verifier, trial = as_verifier(name), TrickTrial()
-        with VerifierPool(workers=4) as pool:
-            await try_tricks(lambda task, text: pool.verify(verifier, task, text), examples_for(name), name, trial)
-        return trial
+async def trial_on_pool(name):
+    verifier, trial = as_verifier(name), TrickTrial()
+    with VerifierPool(workers=4) as pool:
+        await try_tricks(lambda task, text: pool.verify(verifier, task, text), examples_for(name), name, trial)
+    return trial
 
-    trial = asyncio.run(trial_on_pool())
+
+@pytest.mark.parametrize("name", sorted(set(registry.names("verifier")) - {"combine", *ASKING, *AS_PUBLISHED}))
+def test_no_registered_verifier_pays_a_trick_or_is_left_undecided_by_one(name):
+    trial = asyncio.run(trial_on_pool(name))
     assert [(a.trick.name, a.completion, a.verdict.reason) for a in trial.failures] == []
     assert all(control is not None for _, control in trial.controls)
     assert max(trial.seconds.values()) < 5  # seconds of wall clock on a busy machine; the time limits are 1 to 10
+
+
+@pytest.mark.parametrize("name", AS_PUBLISHED)
+def test_a_verifier_that_is_as_published_pays_the_tricks_that_its_docstring_says(name):
+    trial = asyncio.run(trial_on_pool(name))
+    assert {attempt.trick.name for attempt in trial.failures} == AS_PUBLISHED[name]
 
 
 def test_a_combination_of_honest_verifiers_is_honest():

@@ -23,7 +23,8 @@ _NUMBER = re.compile(rf"-?\s*\\frac\s*\{{\s*{_VALUE}\s*\}}\s*\{{\s*{_VALUE}\s*\}
 @dataclass
 class LastNumberVerifier(Verifier):
     r"""Checks the last number or \frac{a}{b} of a response against `task.answer`, in a box, in a sentence or in a step
-    of the reasoning; a response without one is wrong.
+    of the reasoning; a response without one is wrong. So it pays what `math` refuses: "43 or 42" for 42, "not 42", and
+    a right number in the reasoning alone (`python -m rlvr.audit --verifier last_number --tricks`).
 
     The base reward of SAR's authors (amazon-science/Self-Aligned-Reward-Towards_Effective_and_Efficient_Reasoners,
     commit 08892d0, verl/utils/global_tools.py, `extract_answer`, and verl/utils/reward_score/general_math_reward.py).

@@ -38,6 +38,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "exact": (_SUM, _CITY),
     "regex": (_example("Which year is in Orwell's title?", r"(?:19|20)84", gold="1984"),),
     "numeric": (_SUM, _example("What is 1 divided by 8?", "0.125")),
+    "last_number": (_SUM, _FRACTION),
     "token_f1": (_CITY, _SENTENCE),
     "rouge": (_CITY, _SENTENCE),
     "bleu": (_SENTENCE,),
