@@ -68,13 +68,29 @@ def test_the_constants_are_those_that_made_the_times(attention):
     size, rate = attention.TOY, 2e6
     channels = size.heads * size.width
     times = {length**2: 0.5 + 3 * channels / rate * length**2 for length in (1024, 4096, 65536)}
-    result = attention.constants(size, times, rate)
+    result = attention.constants(size, times, rate, calls=1)
     assert result["flops_per_pair_and_channel"] == pytest.approx(3, rel=1e-3)
     assert result["flops_per_call"] == pytest.approx(0.5 * rate, rel=1e-2)
     length, shared = 4096, 1024
     spans = Spans(np.asarray([shared, *[384] * 8]), np.asarray([-1, *[0] * 8]), torch.device("cpu"))
     counted = Cost(pair=1.0, call=0.0, in_blocks=False).packed(spans)
     assert attention.pairs(length, attention.SHARED) == counted - length
+
+
+def test_the_constants_of_rows_with_a_shared_prompt_are_those_of_the_cost_that_is_counted_with_them(attention):
+    """Such a row takes two calls, and `Cost` counts each."""
+    size, rate = attention.TOY, 2e6
+    channels = size.heads * size.width
+    cost = Cost(pair=3.0 * channels, call=5e5, in_blocks=False)
+    times = {}
+    for length in (1024, 4096, 65536):
+        spans = attention.shared_row(length, attention.SHARED, "cpu")
+        times[attention.pairs(length, attention.SHARED)] = cost.packed(spans) / rate
+        rows_own = cost.packed(spans) - 3.0 * channels * attention.pairs(length, attention.SHARED)
+        assert rows_own - length == pytest.approx(2 * 5e5)  # a token costs 1 beside attention
+    result = attention.constants(size, times, rate, calls=2)
+    assert result["flops_per_pair_and_channel"] == pytest.approx(3, rel=1e-3)
+    assert result["speed_call"] == pytest.approx(5e5, rel=1e-2)
 
 
 def test_flops_and_vocabulary_are_those_of_the_shape(stages):

@@ -75,20 +75,20 @@ Make = Callable[[Size, int, str], Way]
 def run(context: Context) -> None:
     """Measure every way at every length, then fit the constants."""
     size = TOY if context.toy else GPU
-    ways: dict[str, tuple[Make, tuple[int, ...], Callable[[int], int]]] = {
-        "sdpa causal": (sdpa_causal, size.lengths, triangle),
-        "sdpa mask": (sdpa_mask, size.lengths, triangle),
-        "varlen": (varlen, size.lengths, triangle),
-        "library packed": (partial(library, prefix=0.0), size.lengths, partial(pairs, prefix=0.0)),
-        "library shared": (partial(library, prefix=SHARED), size.lengths, partial(pairs, prefix=SHARED)),
-        "flex": (flex, size.flex_lengths, triangle),
+    ways: dict[str, tuple[Make, tuple[int, ...], Callable[[int], int], int]] = {
+        "sdpa causal": (sdpa_causal, size.lengths, triangle, 1),
+        "sdpa mask": (sdpa_mask, size.lengths, triangle, 1),
+        "varlen": (varlen, size.lengths, triangle, 1),
+        "library packed": (partial(library, prefix=0.0), size.lengths, partial(pairs, prefix=0.0), 1),
+        "library shared": (partial(library, prefix=SHARED), size.lengths, partial(pairs, prefix=SHARED), 2),
+        "flex": (flex, size.flex_lengths, triangle, 1),
     }
     rate = context.measure("linear", linear, context, size)
     for dtype in ("bfloat16", "float32"):
         context.measure(f"layouts/{dtype}", compared, context, dtype, expected=2.0 if context.toy else 20.0)
     for length in (size.lengths[0], size.lengths[-1]):
         context.measure(f"parts/{length}", parts_of_a_row, context, size, length, expected=1.0)
-    for name, (make, lengths, pairs_of) in ways.items():
+    for name, (make, lengths, pairs_of, calls) in ways.items():
         times: dict[int, float] = {}
         for length in lengths:
             expected = 1.0 if length < LONG else 15.0
@@ -96,7 +96,7 @@ def run(context: Context) -> None:
             if found is not None:
                 times[pairs_of(length)] = found["ms"]
         if rate is not None and len(times) > 1:
-            context.measure(f"constants of {name}", constants, size, times, rate["forward_flops_per_ms"])
+            context.measure(f"constants of {name}", constants, size, times, rate["forward_flops_per_ms"], calls)
 
 
 def linear(context: Context, size: Size) -> dict[str, float]:
@@ -185,16 +185,17 @@ def pairs(length: int, prefix: float) -> int:
     return triangle(shared) + sum(triangle(own) + own * shared for own in runs)
 
 
-def constants(size: Size, times: dict[int, float], rate: float) -> dict[str, float]:
-    """What `Cost` is to count for a pair and for a call: the fit of `ms = call + pair * pairs` over `times`, pairs ->
-    ms.
+def constants(size: Size, times: dict[int, float], rate: float, calls: int) -> dict[str, float]:
+    """What `Cost` is to count for a pair and for a call: the fit of `ms = calls * call + pair * pairs` over `times`,
+    pairs -> ms, of rows that take `calls` calls each: a run with itself, and each level of prompts before it.
 
     Its unit is the forward FLOP of a feed-forward layer; times are of forward and backward on both sides. `speed_*` are
     the constants of `AttentionSpeed`: a pair is 4 FLOPs for each channel.
     """
     counted = np.asarray(list(times), dtype=np.float64)
     ms = np.asarray(list(times.values()))
-    slope, call = np.polyfit(counted, ms, 1, w=1 / ms)  # relative errors count alike at all lengths
+    slope, at_none = np.polyfit(counted, ms, 1, w=1 / ms)  # relative errors count alike at all lengths
+    call = at_none / calls
     channels = size.heads * size.width
     per_pair = slope * rate / channels
     return {
