@@ -29,12 +29,12 @@ case "$which" in
   --all) together="not alone"; alone="alone" ;;
   *) together="not gate and not slow"; alone="" ;;
 esac
+export OMP_NUM_THREADS=1 MYPY_NUM_WORKERS=2
 status=0
 echo "style and types"
 .venv/bin/ruff check . || status=1
 .venv/bin/ruff format --check --quiet . || status=1
-.venv/bin/mypy --num-workers 2 || status=1
-export OMP_NUM_THREADS=1
+.venv/bin/mypy || status=1
 echo "tests: $together"
 .venv/bin/python -m pytest -m "$together" -n 2 --dist loadfile || status=1
 if [ -n "$alone" ]; then
