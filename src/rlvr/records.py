@@ -431,9 +431,8 @@ class Batch:
         return name in self.columns or name in self.token_columns
 
     def tokens(self, name: str) -> list[np.ndarray]:
-        """The token column `name`; a rollout column of that name is spread over the tokens. Of the rollouts: `origin`,
-        `source/NAME` (1 for tasks of that source, else 0), `note/NAME` and `span/NAME` (NaN where there is none).
-        `advantage/NAME`, a share of the advantage, is NaN where its estimator gave no shares."""
+        """The token column `name`, or a rollout column spread over the tokens. Of the rollouts: `origin`, `source/NAME`
+        (1 or 0), `note/NAME`, `span/NAME` and the share `advantage/NAME` (NaN where there is none)."""
         if name in self.token_columns:
             return self.token_columns[name]
         kind, _, own = name.partition("/")
@@ -445,9 +444,9 @@ class Batch:
             return [np.full(len(r), r.notes.get(own, np.nan)) for r in self.rollouts]
         if kind == "source":
             return [np.full(len(r), float(r.task.source == own)) for r in self.rollouts]
-        if kind == "advantage" and own and name not in self.columns:
-            return [np.full(len(r), np.nan) for r in self.rollouts]
-        return [np.full(len(r), value) for r, value in zip(self.rollouts, self.column(name), strict=True)]
+        absent = kind == "advantage" and own and name not in self.columns
+        values = np.full(len(self.rollouts), np.nan) if absent else self.column(name)
+        return [np.full(len(r), value) for r, value in zip(self.rollouts, values, strict=True)]
 
     def group_index(self, key: Callable[[Rollout], str] | None = None) -> np.ndarray:
         """int64 [B]: the group of each rollout, numbered in order of first appearance. `key` defaults to the draw."""
