@@ -40,6 +40,7 @@ def trained(make_tree, tmp_path):
     return train
 
 
+@pytest.mark.slow
 def test_the_kl_term_leads_to_the_posterior_and_its_absence_away(trained, capsys):
     penalised, config = trained("penalised", {"estimator": "k1", "coef": BETA, "where": "reward"})
     plain, _ = trained("plain", None)

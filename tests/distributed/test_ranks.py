@@ -54,7 +54,7 @@ def test_two_ranks_are_the_same_run_as_one(one, tmp_path):
     assert "run folder" in finished[0][1] and not finished[1][1].strip()  # rank 0 alone speaks
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_zero_is_the_same_run_as_one_process(one, tmp_path, stage):
     distributed = {"backend": "deepspeed", "zero_stage": stage, "offload_during_rollout": stage == 2}
     finished = trained(2, configured(tmp_path, distributed=distributed))
@@ -175,6 +175,7 @@ class Apart(HFEngineOptions):
 """
 
 
+@pytest.mark.slow
 def test_an_adapter_on_weights_that_zero_3_shares_out_is_published_and_saved_whole(tmp_path):
     """One engine on rank 0, whose publishes are proved; and the base model of the run folder."""
     (tmp_path / "apart.py").write_text(APART)
@@ -195,6 +196,7 @@ def test_an_adapter_on_weights_that_zero_3_shares_out_is_published_and_saved_who
     assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_sampling_ahead_and_dynamic_sampling_work_on_two_ranks(tmp_path):
     config = configured(tmp_path, rollout={"staleness": 1, "dynamic_sampling": {"attempts": 2}})
     finished = trained(2, config)
@@ -217,6 +219,7 @@ def of_group(completions, **columns):
 """
 
 
+@pytest.mark.slow
 def test_reward_functions_are_called_once_by_rank_0(tmp_path):
     """So they may be random or paid for: all ranks train on the same values, those of the baselines too."""
     (tmp_path / "chance.py").write_text(CHANCE)
@@ -280,6 +283,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_its_part_of_a_checkpoint_is_awaited_holds_nobody_up(tmp_path):
     config = configured(tmp_path, checkpoint={"every": 1}, distributed={"heartbeat_timeout": 4.0}, run={"steps": 2})
     processes = start(2, "-c", WRITES_NOTHING, "--config", str(config))
@@ -326,6 +330,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_the_ranks_wait_for_an_evaluation_and_go_on_when_it_fails(tmp_path):
     config = configured(tmp_path, evaluation={"every": 1, "at_start": False, "samples": 2})
     finished = ended(start(2, "-c", LONG_AND_FAILED_EVALUATIONS, "--config", str(config)))
@@ -394,6 +399,7 @@ def test_a_rank_that_is_stopped_inside_a_collective_is_named(tmp_path, who, wher
     assert backend == "deepspeed" or "was at the sum of the gradients" in output
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_while_rank_0_evaluates_is_named(tmp_path):
     """What is raised inside the evaluation is no failure of the evaluation."""
     config = configured(
@@ -644,7 +650,7 @@ with GRPOTrainer(config=sys.argv[1], callbacks=[callback]) as trainer:
 """
 
 
-@pytest.mark.parametrize("how", ["stops", "raises"])
+@pytest.mark.parametrize("how", ["stops", pytest.param("raises", marks=pytest.mark.slow)])
 def test_a_callback_of_rank_0_decides_for_all_ranks(tmp_path, how):
     config = configured(tmp_path, logging={"console": "off"}, evaluation={"samples": 0})
     (tmp_path / "script.py").write_text(CALLBACKS)

@@ -58,7 +58,15 @@ def same_run(run, other):
         assert {n: mine[n] for n in measured} == pytest.approx({n: theirs[n] for n in measured}, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("sections", [RELIFT, RLPR, SELF, SPANS], ids=["relift", "rlpr", "self", "spans"])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        pytest.param(RELIFT, id="relift", marks=pytest.mark.slow),
+        pytest.param(RLPR, id="rlpr", marks=pytest.mark.slow),
+        pytest.param(SELF, id="self", marks=pytest.mark.slow),
+        pytest.param(SPANS, id="spans"),
+    ],
+)
 def test_two_ranks_are_the_same_run_as_one(tmp_path, sections):
     for ranks, name in ((1, "one"), (2, "two")):
         finished = trained(ranks, configured(tmp_path / name, **sections))
