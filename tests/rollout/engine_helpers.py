@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
@@ -235,3 +236,22 @@ def context_of(
         seed_path=seed_path,
         **more,
     )
+
+
+class Casts(TorchDispatchMode):
+    """Sizes of tensors that are cast from float32 to bfloat16, by dispatched operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        with self:  # in inference mode composite operations come whole
+            result = func.decompose(*args, **(kwargs or {}))
+        if result is not NotImplemented:
+            return result
+        result = func(*args, **(kwargs or {}))
+        source = {"aten::_to_copy": 0, "aten::copy_": 1}.get(func._schema.name)
+        if source is not None and args[source].dtype == torch.float32 and result.dtype == torch.bfloat16:
+            self.sizes.append(args[source].numel())
+        return result

@@ -6,8 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from engine_helpers import Spy, ask, gap, ids_of, shake, small, some_requests
-from torch.utils._python_dispatch import TorchDispatchMode
+from engine_helpers import Casts, Spy, ask, gap, ids_of, shake, small, some_requests
 
 from rlvr.policy import Policy
 from rlvr.records import StopReason
@@ -181,25 +180,6 @@ def by_versions(own, old, new, request, completion, changed):
         model = old if count + 1 < changed else new
         logits = model.causal_lm(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1]
     return np.asarray(result)
-
-
-class Casts(TorchDispatchMode):
-    """Numbers that are cast from float32 to bfloat16, and keys and values that are moved, by dispatched operation."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        with self:  # in inference mode composite operations come whole
-            result = func.decompose(*args, **(kwargs or {}))
-        if result is not NotImplemented:
-            return result
-        result = func(*args, **(kwargs or {}))
-        source = {"aten::_to_copy": 0, "aten::copy_": 1}.get(func._schema.name)
-        if source is not None and args[source].dtype == torch.float32 and result.dtype == torch.bfloat16:
-            self.sizes.append(args[source].numel())
-        return result
 
 
 def test_weights_are_cast_once_for_a_batch_and_once_for_a_publish():

@@ -4,9 +4,8 @@ import copy
 
 import pytest
 import torch
-from engine_helpers import ask, gap, shake, small, some_requests
+from engine_helpers import Casts, ask, gap, shake, small, some_requests
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlvr.config import LoraConfig
 from rlvr.policy import Policy
@@ -30,25 +29,6 @@ def adapted(architecture="qwen2", targets="all-linear", dtype="bfloat16", **opti
 def exactly(policy):
     """The same weights, cast to float32."""
     return Policy(copy.deepcopy(policy.model).float(), policy.tokenizer, torch.float32)
-
-
-class Casts(TorchDispatchMode):
-    """Sizes of tensors that are cast from float32 to bfloat16."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        with self:  # in inference mode composite operations come whole
-            result = func.decompose(*args, **(kwargs or {}))
-        if result is not NotImplemented:
-            return result
-        result = func(*args, **(kwargs or {}))
-        source = {"aten::_to_copy": 0, "aten::copy_": 1}.get(func._schema.name)
-        if source is not None and args[source].dtype == torch.float32 and result.dtype == torch.bfloat16:
-            self.sizes.append(args[source].numel())
-        return result
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "phi3"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlvr.data.labelled_responses import LabelledRow
-from rlvr.evaluation.scored_rows import RowKind, ScoredRow, Sums, quotient, ratio
+from rlvr.evaluation.scored_rows import RowKind, ScoredRow, Sums, f1_score, quotient, ratio, share
 from rlvr.records import Verdict, VerdictStatus
 
 
@@ -25,36 +25,15 @@ def _agreeing(sums: Sums) -> np.ndarray:
     return sums["accepted_right"] + sums["rejected_wrong"]
 
 
-def _precision(sums: Sums) -> np.ndarray:
-    return quotient(sums["accepted_right"], sums["accepted_right"] + sums["accepted_wrong"])
-
-
-def _recall(sums: Sums) -> np.ndarray:
-    return quotient(sums["accepted_right"], sums["accepted_right"] + sums["rejected_right"])
-
-
-def _f1(sums: Sums) -> np.ndarray:
-    hits = 2 * sums["accepted_right"]
-    return quotient(hits, hits + sums["accepted_wrong"] + sums["rejected_right"])
-
-
-def _false_positive_rate(sums: Sums) -> np.ndarray:
-    return quotient(sums["accepted_wrong"], sums["accepted_wrong"] + sums["rejected_wrong"])
-
-
-def _false_negative_rate(sums: Sums) -> np.ndarray:
-    return quotient(sums["rejected_right"], sums["rejected_right"] + sums["accepted_right"])
-
-
 RESPONSES = RowKind(
     "responses",
     {
         "accuracy": _accuracy,
-        "precision": _precision,
-        "recall": _recall,
-        "f1": _f1,
-        "false_positive_rate": _false_positive_rate,
-        "false_negative_rate": _false_negative_rate,
+        "precision": share("accepted_right", "accepted_wrong"),
+        "recall": share("accepted_right", "rejected_right"),
+        "f1": f1_score("accepted_right", "accepted_wrong", "rejected_right"),
+        "false_positive_rate": share("accepted_wrong", "rejected_wrong"),
+        "false_negative_rate": share("rejected_right", "accepted_right"),
         "undecided": ratio("undecided", "rows"),
         "accuracy_of_all": _accuracy_of_all,
     },

@@ -60,6 +60,17 @@ def ratio(part: str, whole: str) -> Formula:
     return lambda sums: quotient(sums[part], sums[whole])
 
 
+def share(hits: str, others: str) -> Formula:
+    """The formula of one sum among it and another."""
+    return lambda sums: quotient(sums[hits], sums[hits] + sums[others])
+
+
+def f1_score(hits: str, false: str, missed: str) -> Formula:
+    """The formula of the harmonic mean of precision and recall; 0 where there is no hit."""
+    # 2 TP / (2 TP + FP + FN), which has a value where nothing is accepted, too.
+    return lambda sums: quotient(2 * sums[hits], 2 * sums[hits] + sums[false] + sums[missed])
+
+
 def quotient(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """[N]: part / whole, NaN where the whole is 0."""
     return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvr.data.step_rows import StepRow
-from rlvr.evaluation.scored_rows import RowKind, ScoredRow, Sums, harmonic_mean, quotient, ratio
+from rlvr.evaluation.scored_rows import RowKind, ScoredRow, Sums, f1_score, harmonic_mean, quotient, ratio, share
 from rlvr.records import Verdict
 
 
@@ -27,20 +27,6 @@ def _f1_of_all(sums: Sums) -> np.ndarray:
     return harmonic_mean(errors, quotient(sums["passed"], sums["correct_of_all"]))
 
 
-def _step_precision(sums: Sums) -> np.ndarray:
-    return quotient(sums["rejected_wrong"], sums["rejected_wrong"] + sums["rejected_right"])
-
-
-def _step_recall(sums: Sums) -> np.ndarray:
-    return quotient(sums["rejected_wrong"], sums["rejected_wrong"] + sums["accepted_wrong"])
-
-
-def _step_f1(sums: Sums) -> np.ndarray:
-    # 2 TP / (2 TP + FP + FN), which is the harmonic mean and 0 where nothing is rejected.
-    hits = 2 * sums["rejected_wrong"]
-    return quotient(hits, hits + sums["rejected_right"] + sums["accepted_wrong"])
-
-
 STEPS = RowKind(
     "steps",
     {
@@ -49,9 +35,9 @@ STEPS = RowKind(
         "correct_accuracy": ratio("passed", "correct"),
         "undecided": ratio("undecided", "rows"),
         "f1_of_all": _f1_of_all,
-        "step_precision": _step_precision,
-        "step_recall": _step_recall,
-        "step_f1": _step_f1,
+        "step_precision": share("rejected_wrong", "rejected_right"),
+        "step_recall": share("rejected_wrong", "accepted_wrong"),
+        "step_f1": f1_score("rejected_wrong", "rejected_right", "accepted_wrong"),
     },
     "f1",
 )
