@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError, TrainingError
-from rlvr.monitor.batch import _completions, _explained
 from rlvr.monitor.console import Console
 from rlvr.monitor.health import MONITORS, Finding, Health, Watch, checked_modes, findings_of
 from rlvr.monitor.metrics import FAMILIES, METRICS, record
@@ -240,25 +238,6 @@ def test_only_a_rank_that_leads_speaks(capsys, rollout):
     ends = [f for k in range(60) if (f := health.step(rows[: k + 1], Batch([rollout()])))]
     assert [f.step for f in ends] == [35]
     assert capsys.readouterr().out == ""
-
-
-def test_monitors_take_less_than_a_hundredth_of_a_small_step(rollout):
-    """Of a step of W1 (8 prompts x 8, 32 new tokens: 97 ms), monitors and the metrics made for them."""
-    rows = run(300, lambda step: {})
-    batch = Batch([rollout(f"g{k // 8}", k % 8, float(k % 2), tokens=32, text=str(k)) for k in range(64)])
-    batch.columns["reward"] = np.arange(64.0) % 2
-    batch.columns |= {"reward/a": np.arange(64.0) % 2, "reward/b": np.arange(64.0) % 3}
-    looking = min(_seconds(lambda: findings_of(rows)) / 300 for _ in range(5))
-    made = (_explained, _completions)
-    measuring = min(_seconds(lambda: [metrics(batch) for metrics in made]) for _ in range(20))
-    print(f"monitors {1e6 * looking:.0f} us, their metrics {1e6 * measuring:.0f} us")
-    assert looking + measuring < 0.00097
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
 
 
 # the metrics that were made for monitors
