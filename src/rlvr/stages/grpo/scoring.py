@@ -305,7 +305,9 @@ class Advantages:
         (name, estimator), *modifiers = self.components.at(step, steps)
         values = self._checked(estimator(batch), batch, f"algorithm.advantage {name!r}")
         if absent := [column for column in self.makes if not batch.has(column)]:
-            raise ConfigError(f"algorithm.advantage {name!r} says that it makes {absent[0]!r}, and added no such column")
+            raise ConfigError(
+                f"algorithm.advantage {name!r} says that it makes {absent[0]!r}, and added no such column"
+            )
         if self._penalised:
             values = less_penalty(values, batch)
         for name, modifier in modifiers:
