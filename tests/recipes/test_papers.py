@@ -229,7 +229,7 @@ def test_a_run_that_a_signal_stops_says_so(monkeypatch):
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(GRPOTrainer, "_record", recorded)
-    with pytest.raises(TrainingError, match="^rl-plus: SIGTERM stopped it after 1 steps$"):
+    with pytest.raises(TrainingError, match=r"^rl-plus: SIGTERM stopped it after 1 steps$"):
         smoke(find_paper("rl-plus"))
 
 
