@@ -52,7 +52,7 @@ def test_a_recipe_is_whole_and_says_what_it_is(slug):
         assert any(plan.kind == "grpo" for plan in plans)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert train(["--config", "psr", "--dry-run", "run.steps=2"]) == 0
