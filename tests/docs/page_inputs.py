@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import yaml
-
 from page_blocks import NAME, blocks
+
 from small_run import TREE, overlaid, task_rows
 
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -45,9 +45,12 @@ INSTEAD: dict[str, dict[str, str]] = {
 }
 """By page: what a test writes otherwise, so that a run takes seconds."""
 
-BEFORE = {
-    "docs/from-trl.md": "from rlvr import GRPOTrainer\ndef my_reward(completion):\n    return 1.0\ndataset = [{'prompt': '1 + 1 ='}]\n"
-}
+REWARD_AND_DATA = """from rlvr import GRPOTrainer
+def my_reward(completion):
+    return 1.0
+dataset = [{"prompt": "1 + 1 ="}]
+"""
+BEFORE = {"docs/from-trl.md": REWARD_AND_DATA}
 """By page: names that its Python code takes as given."""
 
 RUNS = {
