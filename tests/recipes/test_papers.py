@@ -78,7 +78,7 @@ def test_recipes_are_in_the_wheel():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build.pop("targets").pop("wheel")
     assert not build and wheel.keys() == {"packages", "shared-data"} and wheel["packages"] == ["src/rlvr"]
-    assert len(SLUGS) == 61
+    assert len(SLUGS) == 73
     assert ROOT / "src/rlvr/recipes" == RECIPES
     files = [
         str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]
