@@ -80,7 +80,7 @@ def test_recipes_are_in_the_wheel():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build.pop("targets").pop("wheel")
     assert not build and wheel.keys() == {"packages", "shared-data"} and wheel["packages"] == ["src/rlvr"]
-    assert len(SLUGS) == 61
+    assert len(SLUGS) == 73
     assert ROOT / "src/rlvr/recipes" == RECIPES
     files = [
         str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]
@@ -229,7 +229,7 @@ def test_a_run_that_a_signal_stops_says_so(monkeypatch):
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(GRPOTrainer, "_record", recorded)
-    with pytest.raises(TrainingError, match="^rl-plus: SIGTERM stopped it after 1 steps$"):
+    with pytest.raises(TrainingError, match=r"^rl-plus: SIGTERM stopped it after 1 steps$"):
         smoke(find_paper("rl-plus"))
 
 
