@@ -54,7 +54,7 @@ def test_a_recipe_is_whole_and_says_what_it_is(slug):
         assert any(plan.kind == "grpo" for plan in plans)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert train(["--config", "psr", "--dry-run", "run.steps=2"]) == 0
@@ -80,7 +80,7 @@ def test_recipes_are_in_the_wheel():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build.pop("targets").pop("wheel")
     assert not build and wheel.keys() == {"packages", "shared-data"} and wheel["packages"] == ["src/rlvr"]
-    assert len(SLUGS) == 61
+    assert len(SLUGS) == 73
     assert ROOT / "src/rlvr/recipes" == RECIPES
     files = [
         str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]

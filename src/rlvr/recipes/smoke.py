@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from rlvr.distributed.plain import PlainBackend
 from rlvr.errors import TrainingError
 from rlvr.learner import Learner
 from rlvr.recipes.papers import Paper, Smoke
+from rlvr.recipes.stand_ins import scripted_judge, with_stand_ins
 from rlvr.rollout import StepRollouts
 from rlvr.stages import Stage
 from rlvr.trainer import GRPOTrainer
@@ -45,8 +48,8 @@ MOVE = 0.3
 """Size of the move of the weights before the second gradient is taken, as a share of each tensor's size."""
 
 
-def smoke_config(paper: Paper, folder: str) -> Config:
-    """The recipe at toy size, its run folder under `folder`."""
+def smoke_config(paper: Paper, folder: str, judge_url: str | None = None) -> Config:
+    """The recipe at toy size, its run folder and its tiny frozen models under `folder`."""
     smoke = paper.recipe.smoke
     tree = copy.deepcopy(paper.tree)
     stages = tree.pop("stages", None) or [{"kind": "grpo"}]
@@ -62,7 +65,15 @@ def smoke_config(paper: Paper, folder: str) -> Config:
     }
     # Many workers are not for toy size.
     small.pop("verification", None)
-    return make_config(merge(small, smoke.set), where=f"{paper.slug} at toy size: ")
+    small = with_stand_ins(merge(small, smoke.set), Path(folder) / "models", judge_url)
+    return make_config(small, where=f"{paper.slug} at toy size: ")
+
+
+@contextmanager
+def _toy_run(paper: Paper) -> Iterator[Config]:
+    """The recipe at toy size in a folder of its own, with the judge that it asks."""
+    with tempfile.TemporaryDirectory() as folder, scripted_judge(paper.recipe.smoke.judge) as url:
+        yield smoke_config(paper, folder, url)
 
 
 def _scratch(smoke: Smoke) -> dict[str, Any]:
@@ -126,7 +137,7 @@ def _demonstrations(smoke: Smoke) -> list[dict[str, Any]]:
 def smoke(paper: Paper) -> list[dict[str, Any]]:
     """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where a signal stopped it, and
     where no step of reinforcement (of a recipe without any, no step) had a gradient."""
-    with tempfile.TemporaryDirectory() as folder, GRPOTrainer(config=smoke_config(paper, folder)) as trainer:
+    with _toy_run(paper) as config, GRPOTrainer(config=config) as trainer:
         everything = trainer.train()
         stopped = trainer.stop.signal
     # A trainer that gets a signal returns the steps before it, which may be the priming's alone.
@@ -182,8 +193,7 @@ def against_grpo(paper: Paper) -> dict[str, Difference]:
     step of its first stage that samples: `on-policy`, and `moved`, after the weights were moved a little, where ratios
     are not 1 and clipping acts. Where no stage samples, its first stage's against that of an sft stage without
     options."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = smoke_config(paper, folder)
+    with _toy_run(paper) as config:
         tree = config.dump()
         plain = _plain_sections(tree) | {
             "run": {**tree["run"], "name": "grpo"},
