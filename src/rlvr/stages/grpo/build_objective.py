@@ -212,26 +212,26 @@ def check_reads(objective: Objective, config: Config, sources: Collection[str | 
                 )
 
 
-def check_shares(objective: Objective, algorithm: AlgorithmConfig) -> None:
+def check_advantage_parts(objective: Objective, algorithm: AlgorithmConfig) -> None:
     """ConfigError where a loss reads a part `advantage/NAME` of the advantage that the estimator does not make, or that
     something changes the advantage after."""
     estimator = algorithm.advantage
     for component in objective.components:
-        shares = [name for name in component.reads if name.startswith("advantage/")]
-        if not shares:
+        parts = [name for name in component.reads if name.startswith("advantage/")]
+        if not parts:
             continue
         makes: Sequence[str] = registry.build("advantage", estimator).makes
         kind, name = ("loss", algorithm.loss.name) if component.name == "policy" else ("auxiliary loss", component.name)
-        for share in shares:
-            if share not in makes:
+        for part in parts:
+            if part not in makes:
                 raise ConfigError(
-                    f"the {kind} {name!r} reads the column {share!r}, which the advantage {estimator.name!r} does not "
-                    f"make: {_made_by(share)}"
+                    f"the {kind} {name!r} reads the column {part!r}, which the advantage {estimator.name!r} does not "
+                    f"make: {_made_by(part)}"
                 )
         # The estimator makes the parts, and what comes after it is of their sum alone.
         if later := _after_the_estimator(algorithm):
             raise ConfigError(
-                f"the {kind} {name!r} reads the column {shares[0]!r} as the advantage {estimator.name!r} makes it, "
+                f"the {kind} {name!r} reads the column {parts[0]!r} as the advantage {estimator.name!r} makes it, "
                 f"which {later} does not change: leave {later} out, or choose another loss"
             )
 

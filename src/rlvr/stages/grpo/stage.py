@@ -27,8 +27,8 @@ from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import (
     build_objective,
     build_penalty,
+    check_advantage_parts,
     check_reads,
-    check_shares,
     warn_uncorrected,
 )
 from rlvr.stages.grpo.demonstrations import check_demonstrations, demonstration, with_demonstrations
@@ -121,7 +121,7 @@ class GRPOStage(Stage):
     def check_plan(cls, plan: StagePlan) -> None:
         """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
         objective = build_objective(plan, shares_weights=False)
-        check_shares(objective, plan.config.algorithm)
+        check_advantage_parts(objective, plan.config.algorithm)
         check_supervised_steps(plan.config, objective)
         check_demonstrations(plan.config.algorithm, objective)
         check_redraw(plan.config)
