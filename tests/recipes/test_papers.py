@@ -116,7 +116,7 @@ def test_a_recipe_is_not_plain_grpo(slug):
         assert changed > 1e-5  # rounding is below 1e-6; pear's bonus is small at this size
 
 
-PLAIN = ("vmr", "j1-7b", "one-shot-cft", "vb-vs-vf", "sasr")
+PLAIN = ("vmr", "j1-7b", "one-shot-cft", "vb-vs-vf", "sasr", "rlbff")
 """GRPO's own loss, reward up to a scale, and advantage (or the plain likelihood): the paper is about data, stages,
 judges or, as sasr, about which steps are of imitation: those of reinforcement are GRPO's."""
 
