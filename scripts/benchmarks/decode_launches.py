@@ -1,6 +1,6 @@
 """Count the kernel launches and the copies to the host of one decoding step of the embedded engine, without a GPU.
 
-    python scripts/benchmarks/decode_launches.py [--before CHECKOUT] [--output decode_launches.json]
+    python scripts/benchmarks/decode_launches.py [--before CHECKOUT] [--all-layers] [--output decode_launches.json]
 
 The whole engine runs over a model of Qwen2.5-0.5B's shape (24 layers; sizes from its config.json on the Hugging Face
 hub) whose tensors are fake: every operation is dispatched with its real shapes and types, nothing is computed. The
@@ -8,6 +8,9 @@ tensors are fake ones of a CPU, since torch's build for CPUs cannot index fake o
 branch that a GPU takes (`by_parts`). Prompts have different lengths and no row ends before its limit. A step's figures
 are those of a run of MORE tokens less those of a run of FEW, divided by the difference; the copies by which the cache
 grew every 64 tokens before are not among them.
+
+The layers are alike, so one and two of them are counted: what the second adds is a layer, the rest is counted once.
+With `--all-layers` all 24 are run, which takes minutes and gives the same.
 
 A launch is a call of an ATen operation that is no view and no allocation. Scaled dot-product attention and torch's RMS
 norm are counted as one each (`aten::neg`), as their kernels on a GPU are; a GPU may need a second kernel where an
@@ -41,7 +44,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HERE = Path(__file__).resolve().parent
-FORMAT = 1
+FORMAT = 2
 """Of the JSON file; a change of what a figure means is a new number."""
 # Qwen/Qwen2.5-0.5B, config.json.
 SHAPE = {
@@ -59,8 +62,8 @@ SHAPE = {
 ROWS = 64
 PROMPTS = (96, 160)
 """Shortest and longest prompt, in tokens; the lengths of the rows are spread between them."""
-FEW, MORE = 4, 14
-"""Tokens sampled for each row in the two runs."""
+FEW, MORE = 2, 4
+"""Tokens sampled for each row in the two runs; no step between them clears slots of the cache."""
 NO_LAUNCH = {
     "aten::empty",
     "aten::empty_like",
@@ -92,6 +95,7 @@ CASES = {
     "bfloat16, weights in bfloat16, frozen": Case(torch.bfloat16, torch.bfloat16, frozen=True),
     "bfloat16, LoRA": Case(torch.bfloat16, torch.bfloat16, rank=16),
     "float32": Case(torch.float32, torch.float32),
+    "float32, frozen": Case(torch.float32, torch.float32, frozen=True),
 }
 
 
@@ -155,8 +159,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def fake_policy(case: Case) -> Any:
-    """A policy of the shape, without values."""
+def fake_policy(case: Case, shape: dict[str, Any]) -> Any:
+    """A policy of a shape, without values."""
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
     from rlvr.config import LoraConfig
@@ -164,7 +168,7 @@ def fake_policy(case: Case) -> Any:
     from rlvr.policy.adapters import add_adapter
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_tokenizer(), eos_token="<eos>", pad_token="<eos>")
-    config = Qwen2Config(**SHAPE, eos_token_id=1)
+    config = Qwen2Config(**shape, eos_token_id=1)
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=case.kept).eval().requires_grad_(not case.frozen)
@@ -254,29 +258,54 @@ def run(policy: Any, tokens: int) -> Counter:
     return counter
 
 
-def measure() -> dict[str, Any]:
+def step_of(case: Case, shape: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a step of a model of `shape`."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        policy = fake_policy(case, shape)
+        run(policy, 1)  # what is made once
+        few, more = run(policy, FEW), run(policy, MORE)
+    steps = MORE - FEW
+    launches = more.launches - few.launches
+    return {
+        "launches": round(launches.total() / steps, 1),
+        "copies_to_host": round((more.to_host - few.to_host) / steps, 2),
+        "mib_cast_from_float32": round((more.cast_bytes - few.cast_bytes) / steps / 2**20, 2),
+        "by_operation": {op: round(count / steps, 2) for op, count in launches.most_common()},
+    }
+
+
+def of_layers(one: dict[str, Any], two: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The figures of a model of `layers` layers from those of models of one and of two."""
+
+    def line(first: float, second: float) -> float:
+        return round(first + (layers - 1) * (second - first), 2)
+
+    names = dict.fromkeys([*two["by_operation"], *one["by_operation"]])
+    by_operation = {name: [figures["by_operation"].get(name, 0.0) for figures in (one, two)] for name in names}
+    whole = {name: line(*pair) for name, pair in by_operation.items()}
+    return {
+        **{name: line(one[name], two[name]) for name in one if name != "by_operation"},
+        "launches_a_layer": two["launches"] - one["launches"],
+        "by_operation": dict(sorted(whole.items(), key=lambda item: -item[1])),
+        "a_layer": {name: second - first for name, (first, second) in by_operation.items() if second != first},
+    }
+
+
+def measure(all_layers: bool = False) -> dict[str, Any]:
     """Figures of a step, by case."""
-    result = {}
-    for name, case in CASES.items():
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            policy = fake_policy(case)
-            run(policy, 2)  # what is made once
-            few, more = run(policy, FEW), run(policy, MORE)
-        steps = MORE - FEW
-        launches = more.launches - few.launches
-        result[name] = {
-            "launches": round(launches.total() / steps, 1),
-            "copies_to_host": round((more.to_host - few.to_host) / steps, 2),
-            "mib_cast_from_float32": round((more.cast_bytes - few.cast_bytes) / steps / 2**20, 2),
-            "by_operation": {op: round(count / steps, 2) for op, count in launches.most_common()},
-        }
-    return result
+    layers = SHAPE["num_hidden_layers"]
+    if all_layers:
+        return {name: step_of(case, SHAPE) for name, case in CASES.items()}
+    return {
+        name: of_layers(*(step_of(case, SHAPE | {"num_hidden_layers": n}) for n in (1, 2)), layers)
+        for name, case in CASES.items()
+    }
 
 
-def measured_in(checkout: Path) -> dict[str, Any]:
+def measured_in(checkout: Path, all_layers: bool) -> dict[str, Any]:
     """`measure` with the library of another checkout, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    command = [sys.executable, __file__, "--inner"]
+    command = [sys.executable, __file__, "--inner", *(["--all-layers"] if all_layers else [])]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -287,15 +316,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="a checkout of the library as it was before")
     parser.add_argument("--output", type=result_file("format", "command", "shape", "step"))
+    parser.add_argument("--all-layers", action="store_true", help="run all 24 layers instead of one and two")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inner:
-        print(json.dumps(measure()))
+        print(json.dumps(measure(given.all_layers)))
         return
     checkouts = {"after": HERE.parents[1]}
     if given.before is not None:
         checkouts = {"before": given.before.resolve(), **checkouts}
-    step = {side: measured_in(checkout) for side, checkout in checkouts.items()}
+    step = {side: measured_in(checkout, given.all_layers) for side, checkout in checkouts.items()}
     for side, cases in step.items():
         for name, figures in cases.items():
             print(side, name, {key: value for key, value in figures.items() if key != "by_operation"})

@@ -2,6 +2,7 @@
 
     python scripts/gpu/evidence.py --out FOLDER [--stages 1-7] [--minutes 35 | --minutes 1=3,6=12] [--device cuda|cpu]
     python scripts/gpu/evidence.py --write-docs FOLDER
+    python scripts/gpu/evidence.py --write-speeds FOLDER
 
 Each stage ends in exactly one JSON line, printed and appended to FOLDER/evidence.jsonl, whether it succeeded, failed,
 took too long or was skipped; the next one follows. FOLDER/output.log has the output of the stages. Two files, both only
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from evidence_page import write_page
+from evidence_speeds import write_speeds
 from stage_process import Outcome, adopt_orphans, run_limited
 
 from stages import STAGES, Stage
@@ -32,6 +34,7 @@ from stages import STAGES, Stage
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 EVIDENCE = "evidence.jsonl"
+SPEEDS = "src/rlvr/policy/attention_speeds.json"
 OUTPUT = "output.log"
 RESERVE = 0.05
 """Share of a stage's limit that is left for it to end by itself."""
@@ -76,25 +79,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--write-docs", type=Path, metavar="FOLDER", help="write docs/gpu.md's tables from its evidence.jsonl"
     )
+    parser.add_argument(
+        "--write-speeds",
+        type=Path,
+        metavar="FOLDER",
+        help="put the constants of attention of its evidence.jsonl into the file that the library's cost model reads",
+    )
     parser.add_argument("--page", type=Path, default=ROOT / "docs/gpu.md", help=argparse.SUPPRESS)
+    parser.add_argument("--speeds", type=Path, default=ROOT / SPEEDS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if (options.out is None) == (options.write_docs is None):
-        parser.error("give --out FOLDER to run stages, or --write-docs FOLDER to write the page from what was run")
-    if options.write_docs is not None:
-        evidence = options.write_docs / EVIDENCE
-        if not evidence.is_file():  # what the page has would be replaced by nothing
-            parser.error(f"--write-docs: there is no {evidence}: give the FOLDER that was the --out of a run")
-        try:
-            write_page(options.page, evidence)
-        except (OSError, ValueError) as error:
-            parser.error(str(error))
-        return 0
+    if sum(given is not None for given in (options.out, options.write_docs, options.write_speeds)) != 1:
+        parser.error(
+            "give --out FOLDER to run stages, or --write-docs FOLDER or --write-speeds FOLDER to write the page or the "
+            "constants from what was run"
+        )
+    if options.out is None:
+        return write_from_evidence(parser, options)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--out: {error}")
     adopt_orphans()
     return run_stages(options.stages, options.minutes, options.device, options.out)
+
+
+def write_from_evidence(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Write the page or the constants; the exit code."""
+    given = "--write-docs" if options.write_docs else "--write-speeds"
+    folder = options.write_docs or options.write_speeds
+    evidence = folder / EVIDENCE
+    if not evidence.is_file():  # what the page has would be replaced by nothing
+        parser.error(f"{given}: there is no {evidence}: give the FOLDER that was the --out of a run")
+    try:
+        if options.write_docs:
+            write_page(options.page, evidence)
+        else:
+            gpus = write_speeds(options.speeds, evidence)
+            print(json.dumps({"file": str(options.speeds), "gpus": gpus}))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return 0
 
 
 def chosen_stages(text: str) -> list[Stage]:

@@ -85,3 +85,64 @@ def test_packed_rows_are_counted_on_the_librarys_own_calls(launches, committed):
     alone, once = (entry["packed decoder"][name]["flops a token"] for name in launches.PACKED)
     assert alone == entry["decoder"]["flops a token"]
     assert 0.75 < once / alone < 0.85
+
+
+DECODING = {
+    "bfloat16, weights in float32": 17,
+    "bfloat16, weights in bfloat16": 13,
+    "bfloat16, LoRA": 21,
+    "float32": 17,
+    "float32, frozen": 13,
+}
+"""Launches of a layer in a decoding step of the embedded engine."""
+NARROW = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+
+
+@pytest.fixture
+def decoding(root, monkeypatch):
+    """The script that counts a decoding step, imported."""
+    monkeypatch.syspath_prepend(root / "scripts/benchmarks")
+    return __import__("decode_launches")
+
+
+@pytest.fixture
+def decoding_committed(root):
+    return json.loads((root / "scripts/benchmarks/decode_launches.json").read_text())["step"]
+
+
+@pytest.mark.parametrize("case", DECODING)
+def test_a_layer_of_a_decoding_step_has_as_many_launches_as_committed(case, decoding, decoding_committed, monkeypatch):
+    """Of narrow layers, which have the operations of wide ones; what is outside of layers is counted by one layer."""
+    from rlvr.rollout import decoder
+
+    monkeypatch.setattr(decoder, "COPIED", 0)  # as if they were wide: the copies of a real model are above it
+    monkeypatch.setattr(decoding, "ROWS", 8)
+    one, two = (
+        decoding.step_of(decoding.CASES[case], decoding.SHAPE | NARROW | {"num_hidden_layers": layers})
+        for layers in (1, 2)
+    )
+    assert two["launches"] - one["launches"] == DECODING[case]
+    committed = decoding_committed["after"][case]
+    layers = decoding.SHAPE["num_hidden_layers"]
+    assert committed["launches_a_layer"] == DECODING[case] == sum(committed["a_layer"].values())
+    assert committed["launches"] == one["launches"] + (layers - 1) * DECODING[case]
+    assert committed["copies_to_host"] == one["copies_to_host"] == two["copies_to_host"] == 1
+
+
+def test_bfloat16_decodes_in_a_third_of_the_launches_before(decoding_committed):
+    before, after = (decoding_committed[side] for side in ("before", "after"))
+    for case in DECODING:
+        if case.startswith("bfloat16"):
+            assert after[case]["launches"] <= before[case]["launches"] / 3, case
+
+
+def test_one_more_launch_in_a_layer_is_seen(decoding, monkeypatch):
+    """The count fails where a layer gets an operation."""
+    from rlvr.rollout import decoder
+
+    monkeypatch.setattr(decoding, "ROWS", 8)
+    case = decoding.CASES["bfloat16, weights in bfloat16"]
+    call = decoder.DecoderBlock.__call__
+    monkeypatch.setattr(decoder.DecoderBlock, "__call__", lambda self, *given: call(self, *given) + 0)
+    one, two = (decoding.step_of(case, decoding.SHAPE | NARROW | {"num_hidden_layers": layers}) for layers in (1, 2))
+    assert two["launches"] - one["launches"] == DECODING["bfloat16, weights in bfloat16"] + 1

@@ -73,7 +73,13 @@ def make_kit(tmp_path):
     def make(stages):
         kit = tmp_path / "checkout/scripts/gpu"
         (kit / "stages").mkdir(parents=True)
-        for name in ("evidence.py", "evidence_page.py", "stages/__main__.py", "stages/context.py"):
+        for name in (
+            "evidence.py",
+            "evidence_page.py",
+            "evidence_speeds.py",
+            "stages/__main__.py",
+            "stages/context.py",
+        ):
             shutil.copy(KIT / name, kit / name)
         source = (KIT / "stage_process.py").read_text()
         # 5: a process that has loaded torch takes a second to exit, several where the machine is busy
@@ -183,6 +189,8 @@ def test_a_signal_ends_the_stage_under_way_and_keeps_what_it_had(make_kit, tmp_p
         ["--out", "x", "--minutes", "-1"],
         ["--out", "x", "--minutes", "1=soon"],
         ["--out", "x", "--write-docs", "x"],
+        ["--write-docs", "x", "--write-speeds", "x"],
+        ["--write-speeds", "nowhere"],
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_made(arguments, run_kit, tmp_path, monkeypatch):
@@ -291,6 +299,43 @@ def test_the_page_is_written_from_evidence_of_a_gpu_alone(run_kit, tmp_path):
     for missing in (folder, tmp_path / "nope"):
         code, _, errors = run_kit("--write-docs", missing, "--page", page)
         assert code == 2 and f"there is no {missing / 'evidence.jsonl'}" in errors and page.read_text() == text
+
+
+def constants_of(pair, call):
+    """A line's results, and those of a layout that the cost model does not count with."""
+    return {
+        "constants of library shared": {"flops_per_call": 1.0, "speed_pair": pair, "speed_call": call},
+        "constants of varlen": {"flops_per_call": 1.0, "speed_pair": 9.0, "speed_call": 9.0},
+    }
+
+
+def test_measured_constants_are_those_that_the_library_reads(run_kit, tmp_path):
+    """From evidence of a GPU to the cost model's constants, by the name of the GPU."""
+    from rlvr.policy import attention_speed
+
+    folder, speeds = tmp_path / "evidence", tmp_path / "speeds.json"
+    folder.mkdir()
+    other = {"pair": 1.25, "call": 1e9, "torch": "2.11.0", "begun": None}
+    before = json.dumps({"format": attention_speed.FORMAT, "gpus": {"NVIDIA OTHER": other}})
+    speeds.write_text(before)
+
+    def written(*lines):
+        (folder / "evidence.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return run_kit("--write-speeds", folder, "--speeds", speeds)
+
+    toy = line_of(2, constants_of(5.0, 5.0), device="cpu")
+    below = line_of(2, constants_of(2.5, -3.0))
+    for nothing in ((), (toy,), (line_of(3, constants_of(2.0, 2e9)),), (below,)):
+        code, _, errors = written(*nothing)
+        assert code == 2 and "no constants of attention" in errors and speeds.read_text() == before
+    # The newest that can be used; a line that is broken off or of a fit below 0 replaces nothing.
+    code, _, errors = written(line_of(2, constants_of(1.5, 7e9)), line_of(2, constants_of(2.0, 8e9)), below, toy)
+    assert code == 0, errors
+    read = attention_speed.read_speeds(speeds)
+    assert read == {
+        "NVIDIA OTHER": attention_speed.AttentionSpeed(1.25, 1e9),
+        "NVIDIA TEST": attention_speed.AttentionSpeed(2.0, 8e9),
+    }
 
 
 def test_an_attempt_that_fails_hides_nothing_that_was_measured_before(run_kit, tmp_path):

@@ -19,7 +19,8 @@ import torch
 from rlvr.config import OptimConfig
 from rlvr.policy import microbatch
 from rlvr.policy.attention import Packing, Spans
-from rlvr.policy.microbatch import SPEEDS, AttentionSpeed, Cost
+from rlvr.policy.attention_speed import SPEEDS, AttentionSpeed
+from rlvr.policy.microbatch import Cost
 from rlvr.policy.model import LayerSizes
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 

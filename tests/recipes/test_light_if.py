@@ -101,7 +101,7 @@ def test_gradient_of_a_two_token_policy(step):
     ids = [(1, 0), (1,), (0, 0, 1)]
     group = [Response(RESPONSES[i], own) for i, own in zip((0, 2, 5), ids, strict=True)]
     logits, reference = [0.7, 0.7], [0.5, 0.0]
-    reward = policy_gradient(of_the_group([1.15, 0.1, 0.05]), ids, logits, "tokens")
+    reward = policy_gradient(of_the_group([1.15, 0.1, 0.05], 1e-6, unbiased=True), ids, logits, "tokens")
     kl = 0.001 * k3_gradient(ids, logits, reference, "tokens")
     got = step.gradient(step.score([group]), logits, reference=reference)
     np.testing.assert_allclose(got, reward + kl, rtol=1e-9)

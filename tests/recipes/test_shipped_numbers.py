@@ -135,6 +135,9 @@ STEPS = {
     ("practical-two-stage-recipe", "grpo"): 40,
     ("practical-two-stage-recipe", "sft"): 350,
     ("raft", "grpo"): 20,
+    # 5 epochs and 1 of the rows that huggingface.co/liuwenhan/datasets counts, about 65 of which are for validation
+    ("reasonrank", "sft"): 5 * 6_780 // 64,
+    ("reasonrank", "grpo"): (6_770 - 65) // 16,
     # num_examples in the README.md of both sets, one epoch each
     ("rm-r1", "sft"): 8_753 // 128,
     ("rm-r1", "grpo"): 64_226 // 1024,
@@ -153,6 +156,16 @@ def test_the_steps_are_those_of_the_authors(stage):
 # (recipe, stage, file at a commit) -> weight decay, entropy bonus, norm that the gradient is cut to. Defaults are
 # in fsdp_workers.py of verl (decay) and its configuration (norm); recipes say why a norm or a bonus is a part.
 OPTIMIZERS = {
+    **{
+        ("autothink", name, "TU2021/AutoThink@be0bcb0 verl/verl/workers/fsdp_workers.py, ppo_trainer.yaml"): (
+            *(0.01, 0.001, 1.0),
+        )
+        for name in ("balance", "both", "short")
+    },
+    # Their script has no constant bonus; the 1 is the weight of the coefficients of each token.
+    ("light-if", "grpo", "Qihoo360/Light-IF@01e9003 rl/verl/verl/trainer/config/actor/actor.yaml"): (0.01, 1.0, 1.0),
+    # LLaMA-Factory's trainer is transformers', whose weight decay is 0.
+    ("light-if", "sft", "Qihoo360/Light-IF@01e9003 coldstart/README.md"): (0.0, 0.0, 1.0),
     ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1 / 2),
     ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/config/lengthy_ppo_trainer.yaml"): (
         *(0.01, 0.001, 1.0),
@@ -220,7 +233,16 @@ BOUNDS = {
     ("reasonrank", "grpo", "8421BCD/ReasonRank@06721fd verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
         *(0.2, 0.2, 10.0, True),
     ),
+    ("light-if", "grpo", "Qihoo360/Light-IF@01e9003 rl/verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(1.0, 1.0, 10.0, False),
+    ),
     ("sar", "grpo", "amazon-science/Self-Aligned-Reward-...@08892d0 verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, True),
+    ),
+    ("sparkle", "broad", "sparkle-reasoning/sparkle@c3581c9 verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, True),
+    ),
+    ("sparkle", "hard", "sparkle-reasoning/sparkle@c3581c9 verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
         *(0.2, 0.2, 10.0, True),
     ),
     # clip_ratio of verl/trainer/config/ppo_trainer.yaml; the KL is in the reward, by k1.

@@ -1,5 +1,5 @@
 """Stage 2: forward and backward of one attention layer by length, in four ways and in the library's own, and the
-constants of `rlvr.policy.microbatch.SPEEDS` that follow from them.
+constants of `rlvr.policy.attention_speed` that follow from them.
 
 Heads are those of Qwen2.5-7B: 28 of queries, 4 of keys and values, 128 wide, in bfloat16.
 """

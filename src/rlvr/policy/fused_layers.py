@@ -2,9 +2,10 @@
 
 Fewer launches and fewer bytes than the stock modules, which compute each of these by several operations; the parameters
 stay what they are. The kernels replace the `forward` of a model's own modules, and of rotary embedding the function of
-its model file, which every model of the family in this process uses (linkedin/Liger-Kernel ead96b6,
-src/liger_kernel/transformers/monkey_patch.py: `_apply_liger_kernel_to_instance`). Its losses are left out: the LM head
-is `rlvr.policy.fused_head`. Whether the model then still computes the same is tried on a few tokens.
+its model file, which every model of the family in this process uses. In that file Liger replaces the classes of norms
+and feed-forward layers too, so that models of the family that are made later have its kernels (linkedin/Liger-Kernel
+ead96b6, src/liger_kernel/transformers/monkey_patch.py: `apply_liger_kernel_to_qwen3`). Its losses are left out: the LM
+head is `rlvr.policy.fused_head`. Whether the model then still computes the same is tried on a few tokens.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from rlvr.core.device_memory import to_device
 from rlvr.errors import ConfigError
 from rlvr.policy.attention import Segments, Spans
 from rlvr.policy.attention.packed_rows import Shared, runs_of, shared_prefixes
+from rlvr.policy.attention_speed import ELSEWHERE, MEASURED, SPEEDS, AttentionSpeed
 from rlvr.policy.model import LayerSizes, Policy
 from rlvr.records import Batch
 
@@ -229,39 +230,13 @@ def packed_row(
     return tokens.laid_out(batch, index, ids[None], runs.spans.positions[None], source, device, runs.spans)
 
 
-@dataclass(frozen=True)
-class AttentionSpeed:
-    """Speed of attention on a kind of device, relative to that of the layers' matrix products."""
-
-    pair: float
-    """Time of a FLOP of attention over that of a FLOP of a matrix product."""
-    call: float
-    """FLOPs of matrix products that take as long as what an attention call costs whatever its size: its start, and
-    the gathers and the merging around it."""
-
-
-# Orders of magnitude: a larger `call` favours fewer levels and padded rows, a larger `pair` favours sharing prefixes.
-# `scripts/gpu/stages/attention.py` measures them (`constants of library shared`), on these GPUs not yet; so theirs are
-# arithmetic from published rates of training, in TFLOP/s of bfloat16: A100 190 of flash attention 2 (Dao 2023,
-# arXiv:2307.08691, figure 5, causal, width 128) against 250 of matrix products (80 % of its peak of 312); H100 and H200
-# 350 (Shah et al. 2024, arXiv:2407.08608, section 1: 35 % of 989) against 650. 50 us for a call and its merging, which
-# is assumed. The CPU's are orders of magnitude without a measurement of their own.
-SPEEDS = {
-    "cpu": AttentionSpeed(pair=1.0, call=5e6),
-    "A100": AttentionSpeed(pair=1.3, call=1.3e10),
-    "H100": AttentionSpeed(pair=1.9, call=3.3e10),
-    "H200": AttentionSpeed(pair=1.9, call=3.3e10),
-}
-"""By kind of device, for GPUs by a part of the name that CUDA gives."""
-ELSEWHERE = AttentionSpeed(pair=1.5, call=2e10)
-"""Of every other device."""
-
-
 def speed_of(device: torch.device) -> AttentionSpeed:
-    """The speed of attention on a device."""
+    """The speed of attention on a device: what was measured on a GPU of this name, else the defaults of its class."""
     kind = device.type
     if kind == "cuda" and torch.cuda.is_available():
         name = torch.cuda.get_device_name(device)
+        if name in MEASURED:
+            return MEASURED[name]
         kind = next((known for known in SPEEDS if known in name), kind)
     return SPEEDS.get(kind, ELSEWHERE)
 

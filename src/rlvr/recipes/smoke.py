@@ -8,6 +8,7 @@ a tiny one from random weights, primed by imitation of the recipe's `shown` resp
 from __future__ import annotations
 
 import copy
+import signal
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,14 +124,23 @@ def _demonstrations(smoke: Smoke) -> list[dict[str, Any]]:
 
 
 def smoke(paper: Paper) -> list[dict[str, Any]]:
-    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step of reinforcement
-    (of a recipe without any, no step) had a gradient."""
+    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where a signal stopped it, and
+    where no step of reinforcement (of a recipe without any, no step) had a gradient."""
     with tempfile.TemporaryDirectory() as folder, GRPOTrainer(config=smoke_config(paper, folder)) as trainer:
-        rows = [row for row in trainer.train() if row["run/stage"] != "priming"]
+        everything = trainer.train()
+        stopped = trainer.stop.signal
+    # A trainer that gets a signal returns the steps before it, which may be the priming's alone.
+    if stopped is not None:
+        raise TrainingError(f"{paper.slug}: {signal.Signals(stopped).name} stopped it after {len(everything)} steps")
+    rows = [row for row in everything if row["run/stage"] != "priming"]
     reinforced = [row for row in rows if row["reward/mean"] is not None]
     # Without a gradient nothing of the recipe was exercised, whatever else went well.
     if not any(row["grad_norm"] for row in reinforced or rows):
-        raise TrainingError(f"{paper.slug}: no step had a gradient")
+        rewards = [row["reward/mean"] for row in rows]
+        skipped = [row["skipped/nonfinite"] for row in rows]
+        raise TrainingError(
+            f"{paper.slug}: no step had a gradient (mean rewards {rewards}, steps skipped as not finite {skipped})"
+        )
     return rows
 
 

@@ -139,7 +139,13 @@ class SlotCache:
         self.rows = last
 
     def _reserve(self, rows: int, slots: int) -> None:
-        """Storage of at least `rows` rows and `slots` slots, larger only where the plan was exceeded."""
+        """Storage of at least `rows` rows and `slots` slots, larger only where the plan was exceeded.
+
+        There are spare rows, since requests arrive one by one, and no spare slots, which the memory plan would have to
+        count for every row: with several turns the cache moves when a turn reaches further than any request before, at
+        most once a turn. A move reads and writes the cache once, and the turn's prompt is read anew anyway: with
+        Qwen2.5-0.5B in bfloat16 (12,288 bytes a token) 6.4 GB for 64 rows of 4,096 tokens, against 0.2 PFLOP.
+        """
         there = self.layers[0].shape[1]
         if rows <= there and slots <= self.slots:
             return

@@ -22,8 +22,9 @@ from rlvr.policy.attention.kernels import kernels_of
 from rlvr.policy.attention.merged import attend
 from rlvr.policy.attention.packed_rows import Shared
 from rlvr.policy.attention.tiles import Tiles
+from rlvr.policy.attention_speed import SPEEDS, AttentionSpeed
 from rlvr.policy.loading import make_policy
-from rlvr.policy.microbatch import SPEEDS, AttentionSpeed, Cost, packed_row
+from rlvr.policy.microbatch import Cost, packed_row
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
@@ -174,7 +175,7 @@ def test_packed_shared_and_branching_rows_are_the_padded_ones(architecture, monk
     want, of_want, _ = measured(policy, batch, {"packing": False})
     for way, options in WAYS.items():
         if way == "tree":  # each level of sharing pays
-            monkeypatch.setitem(microbatch.SPEEDS, "cpu", AttentionSpeed(pair=1.0, call=1.0))
+            monkeypatch.setitem(SPEEDS, "cpu", AttentionSpeed(pair=1.0, call=1.0))
         got, of_got, (rows,) = measured(policy, batch, options)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5, err_msg=way)
         assert gap(of_got, of_want) < 1e-5, way
