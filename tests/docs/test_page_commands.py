@@ -126,6 +126,7 @@ def run_page(root, tmp_path):
         for program, module in named:
             (programs / program).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
             (programs / program).chmod(0o755)
+        (programs / "activate").touch()
         for part in ("configs", "docs", "scripts"):
             (work / part).symlink_to(root / part)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
