@@ -38,7 +38,7 @@ SPREAD = 0.5
 
 @dataclass(frozen=True)
 class StandIn:
-    """What a frozen model has to have for the verifiers that read it."""
+    """A frozen model as the verifiers that read it need it."""
 
     head: Head
     labels: tuple[str, ...] = ("score",)
