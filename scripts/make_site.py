@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MARK = ".made-by-rlvr"
 """A file in a built site: a folder without it is not replaced."""
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+ELSEWHERE = re.compile(r"<!-- not on the site -->\n.*?<!-- end -->\n", re.DOTALL)
+"""What only a reader of the repository needs to know."""
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".slurm": "bash", ".md": "markdown"}
 
@@ -73,6 +75,7 @@ def lay_out(target: Path) -> None:
 
 def for_the_site(page: Path, text: str, target: Path) -> str:
     """The Markdown of a page of docs/ as the site's builder wants it."""
+    text = ELSEWHERE.sub("", text)
 
     def link(found: re.Match[str]) -> str:
         aim = (page.parent / found[1]).resolve()

@@ -165,13 +165,16 @@ def pairs_of(s, which):
     return results
 
 
-def preference(logprobs, s, name, beta, which):
+def preference(logprobs, s, name, beta, which, flipped=0.0):
     ratio = [a - b for a, b in zip(logprobs, s.reference, strict=True)]
     results = pairs_of(s, which)
     total = 0.0
     for better, worse in results:
         gap = ratio[better] - ratio[worse]
-        total += -math.log(sigmoid(beta * gap)) if name == "dpo" else (gap - 1 / (2 * beta)) ** 2
+        if name == "dpo":
+            total -= (1 - flipped) * math.log(sigmoid(beta * gap)) + flipped * math.log(sigmoid(-beta * gap))
+        else:
+            total += (gap - 1 / (2 * beta)) ** 2
     return total / max(1, len(results))
 
 

@@ -75,6 +75,12 @@ class Advantage(AdvantageComponent):
     needs.
     """
 
+    @declared
+    def makes(self) -> tuple[str, ...]:
+        """Columns `advantage/NAME` that each call adds to the batch, float64 [B] or [T_b]: parts of its result, for
+        losses that read them."""
+        return ()
+
     @abstractmethod
     def __call__(self, batch: Batch) -> np.ndarray | list[np.ndarray]:
         """Return float64 [B], or a list of one array [T_b] for each rollout.
@@ -251,8 +257,8 @@ class LossComponent(Component):
     @declared
     def reads(self) -> tuple[str, ...]:
         """Columns of the batch that are found in `tokens.columns`, by the names of `Batch.tokens`: `origin`,
-        `source/NAME`, `note/NAME`, `span/NAME`, `advantage/NAME` or any other. A loss of whole responses reads
-        none."""
+        `source/NAME`, `note/NAME`, `span/NAME`, `advantage/NAME` (which the estimator has to list in `makes`) or any
+        other. A loss of whole responses reads none."""
         return ()
 
     @declared

@@ -432,7 +432,8 @@ class Batch:
 
     def tokens(self, name: str) -> list[np.ndarray]:
         """The token column `name`, or a rollout column spread over the tokens. Of the rollouts: `origin`, `source/NAME`
-        (1 or 0), `note/NAME`, `span/NAME` and the share `advantage/NAME` (NaN where there is none)."""
+        (1 or 0), `note/NAME` and `span/NAME` (NaN where there is none). KeyError for another name that is no
+        column."""
         if name in self.token_columns:
             return self.token_columns[name]
         kind, _, own = name.partition("/")
@@ -444,9 +445,7 @@ class Batch:
             return [np.full(len(r), r.notes.get(own, np.nan)) for r in self.rollouts]
         if kind == "source":
             return [np.full(len(r), float(r.task.source == own)) for r in self.rollouts]
-        absent = kind == "advantage" and own and name not in self.columns
-        values = np.full(len(self.rollouts), np.nan) if absent else self.column(name)
-        return [np.full(len(r), value) for r, value in zip(self.rollouts, values, strict=True)]
+        return [np.full(len(r), value) for r, value in zip(self.rollouts, self.column(name), strict=True)]
 
     def group_index(self, key: Callable[[Rollout], str] | None = None) -> np.ndarray:
         """int64 [B]: the group of each rollout, numbered in order of first appearance. `key` defaults to the draw."""

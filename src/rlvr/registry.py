@@ -257,6 +257,9 @@ def find(kind: str, name: str) -> Any:
         place, _, attribute = name.rpartition(":")
         find_module = _file_module if name.split(":")[0].endswith(".py") else _named_module
         return _attribute(kind, name, find_module(f"{kind} {name!r}", place), attribute)
+    if name.endswith(".py"):
+        has = ", ".join(_own_names(_file_module(f"{kind} {name!r}", name))) or "no class or function"
+        raise ConfigError(f"{kind} {name!r}: say which class or function of the file, {name}:NAME; it has {has}")
     if name not in _components[kind]:
         importlib.import_module(PACKAGES[kind])
         _import_recipe(kind, name)
@@ -276,6 +279,12 @@ def _from_package(kind: str, entry: importlib.metadata.EntryPoint) -> Any:
         raise ConfigError(
             f"{kind} {entry.name!r}: {entry.value} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+
+
+def _own_names(module: ModuleType) -> list[str]:
+    """The classes and functions that the file defines; what it imports is left out."""
+    own = [n for n, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
+    return [n for n in own if vars(module)[n].__module__ == module.__name__ and not n.startswith("_")]
 
 
 def _attribute(kind: str, name: str, module: ModuleType, attribute: str) -> Any:

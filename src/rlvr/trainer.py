@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlvr.core.seeding import seed_of
+from rlvr.core.startup_lines import StartupLines
 from rlvr.core.waits import reporting as status_on_signal
 from rlvr.data import TaskSource
 from rlvr.distributed import World
@@ -81,45 +82,48 @@ class GRPOTrainer(RunView):
         given = trainer_arguments({**own, "eval_tasks": eval_tasks, "tokenizer": tokenizer}, settings)
         self.world = world = World.from_environment(given.config.distributed.heartbeat_timeout)
         sets = TaskSets(given.tasks, given.eval_tasks)
-        self.resolved = resolved = resolved_config(given.config, world, resume, given.model, sets, given.eval_tasks)
-        self.training = training = PolicyTraining(self.config, world, given.model, given.tokenizer)
-        self.stop = RunStop(world, replies=world.is_main and self.config.logging.console != "off")
-        self.rollouts = rollouts = RolloutRuntime(self.config, world, self.stop)
-        self.meters = StepMeters(self.policy.home, world, rollouts.activity.idle)
-        self.folder = folder = RunFolder(self.config)
-        self.reporting = reporting = Reporting(self.config, folder, world.is_main, rollouts.activity.counts, trackers)
-        self.tasks = RunTasks(sets, self.policy.tokenizer, world, reporting.console.message)
-        self.state = state = TrainState()
-        self.stages = StageList()
-        self.evaluator = Evaluator(resolved.plans, state, training, rollouts, self.tasks, reporting)
-        self.recorder = StepRecorder(state, training, rollouts, self.meters)
-        identity = RunIdentity(resolved, self.tasks, folder, rollouts.model_records)
-        self.callbacks = Callbacks(callbacks, self, self.stop, world.is_main)
-        stateful: dict[str, Stateful] = {
-            "history": rollouts.history,
-            "stages": self.stages,
-            "callbacks": self.callbacks,
-        }
-        self.checkpointer = Checkpointer(
-            self.config.checkpoint, folder, world, state, training, stateful, identity, reporting.rollout_log
-        )
-        self.resumer = Resumer(
-            resolved, identity, state, self.stages, world, folder, training, rollouts, reporting, self.checkpointer
-        )
-        self.due_evaluations = DueEvaluations(
-            self.evaluate, state, self.tasks, reporting, self.checkpointer, world, self.callbacks
-        )
-        self.batch: Batch | None = None
-        try:
-            rollouts.open(resolved, training, self.tasks, given)
-            for number in range(len(resolved.plans)):
-                self.stages.append(open_stage(number, resolved, training, rollouts, self.tasks, reporting))
-            folder.given = sets.given_objects(self.config, given, resolved.plans, world.is_main)
-            self.enter(0)
-        except BaseException as error:  # Ctrl-C too: the engine and the threads are running by now
-            world.fail(error)
-            self.close()
-            raise
+        with StartupLines(given.config.logging.console):
+            self.resolved = resolved = resolved_config(given.config, world, resume, given.model, sets, given.eval_tasks)
+            self.training = training = PolicyTraining(self.config, world, given.model, given.tokenizer)
+            self.stop = RunStop(world, replies=world.is_main and self.config.logging.console != "off")
+            self.rollouts = rollouts = RolloutRuntime(self.config, world, self.stop)
+            self.meters = StepMeters(self.policy.home, world, rollouts.activity.idle)
+            self.folder = folder = RunFolder(self.config)
+            self.reporting = reporting = Reporting(
+                self.config, folder, world.is_main, rollouts.activity.counts, trackers
+            )
+            self.tasks = RunTasks(sets, self.policy.tokenizer, world, reporting.console.message)
+            self.state = state = TrainState()
+            self.stages = StageList()
+            self.evaluator = Evaluator(resolved.plans, state, training, rollouts, self.tasks, reporting)
+            self.recorder = StepRecorder(state, training, rollouts, self.meters)
+            identity = RunIdentity(resolved, self.tasks, folder, rollouts.model_records)
+            self.callbacks = Callbacks(callbacks, self, self.stop, world.is_main)
+            stateful: dict[str, Stateful] = {
+                "history": rollouts.history,
+                "stages": self.stages,
+                "callbacks": self.callbacks,
+            }
+            self.checkpointer = Checkpointer(
+                self.config.checkpoint, folder, world, state, training, stateful, identity, reporting.rollout_log
+            )
+            self.resumer = Resumer(
+                resolved, identity, state, self.stages, world, folder, training, rollouts, reporting, self.checkpointer
+            )
+            self.due_evaluations = DueEvaluations(
+                self.evaluate, state, self.tasks, reporting, self.checkpointer, world, self.callbacks
+            )
+            self.batch: Batch | None = None
+            try:
+                rollouts.open(resolved, training, self.tasks, given)
+                for number in range(len(resolved.plans)):
+                    self.stages.append(open_stage(number, resolved, training, rollouts, self.tasks, reporting))
+                folder.given = sets.given_objects(self.config, given, resolved.plans, world.is_main)
+                self.enter(0)
+            except BaseException as error:  # Ctrl-C too: the engine and the threads are running by now
+                world.fail(error)
+                self.close()
+                raise
 
     def train(self, steps: int | None = None, *, resume: str | None = None) -> list[dict[str, Any]]:
         """Run the stages from where they are, at most `steps` steps more; the metrics of all steps so far.

@@ -59,7 +59,11 @@ def test_exit_codes_come_through():
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("rlvr tra", "train"), ("rlvr train --dry", "--dry-run"), ("rlvr evaluate --contam", "--contamination")],
+    [
+        ("rlvr tra", "train"),
+        pytest.param("rlvr train --dry", "--dry-run", marks=pytest.mark.slow),
+        ("rlvr evaluate --contam", "--contamination"),
+    ],
 )
 def test_bash_completes_commands_and_options(tmp_path, typed, completed):
     script = tmp_path / "completion.sh"

@@ -67,7 +67,7 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 allocator's."""
 
 
-def launch(tmp_path_factory, settings, ranks=2, deadline=240, launcher=TORCHRUN):
+def launch(tmp_path_factory, settings, ranks=2, deadline=600, launcher=TORCHRUN):
     """What zero_ranks.py found for each setting."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "settings.json").write_text(json.dumps(list(settings.values())))
@@ -312,6 +312,7 @@ def test_one_process_goes_on_with_what_two_saved(found, folders, kind):
         assert gap(left, right) < 1e-5
 
 
+@pytest.mark.slow
 def test_two_and_one_process_of_zero_go_on_with_each_other(found, folders, tmp_path_factory):
     settings = {
         "three": resuming(ZERO[3], folders / "saved zero3"),

@@ -435,6 +435,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_lost_rank_ends_a_main_thread_that_caught_the_error_and_went_on(tmp_path, monkeypatch):
     """The watchdog's words: once on standard error, in the log, and in the file that torchrun shows at its end."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))

@@ -83,6 +83,7 @@ def test_two_ranks_are_the_same_run_as_one(tmp_path, sections):
         assert all(row["loss/likelihood"] > 0 for row in result)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_two_ranks_learns_the_tasks_that_had_failed(tmp_path):
     whole = configured(tmp_path / "whole", **RELIFT)
     parts = configured(tmp_path / "parts", **{**RELIFT, "run": {"name": "run", "steps": 3}})

@@ -11,14 +11,14 @@ TORCHRUN_DEFAULT = 30
 """Seconds between SIGTERM and SIGKILL of the ranks where torchrun is told nothing."""
 
 
-def started_with(tmp_path, *arguments):
+def started_with(tmp_path, *arguments, **settings):
     """The command that the script hands to srun."""
     for name, prints in {"srun": 'printf "%s\\n" "$@"', "scontrol": "printf 'node7\\nnode8\\n'"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{prints}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"JOB_NODELIST": "node[7-8]", "JOB_ID": "40001", "JOB_NUM_NODES": "2", "GPUS_ON_NODE": "4"}
     environment = {f"SLURM_{name}": value for name, value in slurm.items()}
-    environment |= {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    environment |= {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin", **settings}
     command = ["bash", str(SCRIPT), *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     return run.stdout.splitlines()
@@ -42,3 +42,8 @@ def test_the_ranks_of_a_slurm_job_have_the_time_to_save(tmp_path):
         "--resume",
         "auto",
     ]
+
+
+def test_torchrun_may_be_that_of_a_container(tmp_path):
+    told = started_with(tmp_path, "--config", "a.yaml", TORCHRUN="apptainer exec --nv rlvr.sif torchrun")
+    assert told[1:7] == ["apptainer", "exec", "--nv", "rlvr.sif", "torchrun", "--nnodes"]

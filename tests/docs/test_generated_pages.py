@@ -53,7 +53,7 @@ def test_the_table_of_what_fits_is_up_to_date(make_docs, script, size):
     assert [line for line in page.splitlines() if line.startswith(f"| {size} | ")] == table.rows(model)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_check_finds_stale_and_missing_pages_and_writes_nothing(make_docs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(make_docs, "DOCS", tmp_path)
     assert make_docs.main([]) == make_docs.main(["--check"]) == 0

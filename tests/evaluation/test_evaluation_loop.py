@@ -119,7 +119,7 @@ def test_results_do_not_depend_on_the_blocks(monkeypatch, block):
     assert got.results == expected.results and got.task_results == expected.task_results
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_tasks():
     """Of 64,000 rollouts, no more than two blocks are alive at any time; what is kept is a result for each task."""
     stub = Stub()

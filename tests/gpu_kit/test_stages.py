@@ -87,7 +87,7 @@ def check(number, run_kit, out, path, left_out=(), **how):
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("number", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 7))])
+@pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4, 7))])
 def test_a_stage_runs_on_a_bare_machine(number, run_kit, bare, tmp_path):
     left_out = {2: ["varlen"]}.get(number, ())  # it has no CPU kernel
     results = check(number, run_kit, tmp_path / "out", bare("vllm", "deepspeed"), left_out)

@@ -60,6 +60,7 @@ OF_RESPONSES = {
     "copg": (ContrastiveLoss(0.3), lambda x, s: oracle.copg(x, s, 0.3)),
     "dpo": (DPO(0.4), lambda x, s: oracle.preference(x, s, "dpo", 0.4, "all")),
     "dpo, extremes": (DPO(0.4, "extremes"), lambda x, s: oracle.preference(x, s, "dpo", 0.4, "extremes")),
+    "dpo, smoothed": (DPO(0.4, smoothing=0.1), lambda x, s: oracle.preference(x, s, "dpo", 0.4, "all", 0.1)),
     "ipo": (IPO(0.4), lambda x, s: oracle.preference(x, s, "ipo", 0.4, "all")),
     "trajectory balance": (TrajectoryBalance(100.0, 1e-3), lambda x, s: oracle.balance(x, s, 100.0, 1e-3)),
     "last token": (LastTokenReward("~", 0.2, -9.0), lambda x, s: oracle.self_score(x, s, 0.2, -9.0, True)),

@@ -110,7 +110,7 @@ def test_mlflow_reads_back_what_was_logged(tmp_path, rollout):
     assert "odd | \\ud800 <b>x</b> \\x1b 😀\nsecond line" in table["data"][0]
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(tmp_path, rollout):
     log(MlflowTracker(), rollout, tmp_path, [1, 2], {"run": {"steps": 2}})
     log(MlflowTracker(), rollout, tmp_path, [3], {"run": {"steps": 3}})

@@ -127,7 +127,7 @@ def planned_and_measured(folder, described, sizes, dtype, share=False, **options
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sizes", [(1, 1, 1024, 7168), (2, 2, 1024, 3072), (8, 4, 100, 412)], ids=str)
 def test_the_plan_counts_the_tiles_of_a_gpu_in_float32(sizes, checkpointing, tmp_path):
     planned, measured = planned_and_measured(tmp_path, SMOL, sizes, "float32", gradient_checkpointing=checkpointing)
@@ -144,7 +144,7 @@ def test_the_plan_counts_the_tiles_below_a_shared_prompt(tmp_path):
     assert planned["tiles of attention"] == 8 * ((1 << 26) // (9 * 4096) * 9 * 4096)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_plan_of_capped_attention_is_its_peak(tmp_path):
     """Most is there in the feed-forward part, but the tiles are looked at."""
     sizes = (1, 1, 1024, 7168)

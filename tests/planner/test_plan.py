@@ -397,7 +397,7 @@ def planned(devices: Devices, **changes) -> Plan:
     return plan
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_share_of_vllm_sleeps_outside_of_publish_and_sampling():
     eight = Devices(8, 80 * GIB)
     plan = planned(eight)

@@ -18,9 +18,10 @@ def lent_policy():
 
 @pytest.fixture
 def recipe_step(lent_policy):
-    """`recipe_step(slug, tasks, stage="grpo")`: the recipe's stage, opened for these tasks."""
+    """`recipe_step(slug, tasks, stage="grpo")`: the recipe's stage, opened for these tasks; with tiny models in the
+    folder `models` in the place of its frozen ones, and the judge at the url `judge`."""
 
-    def make(slug, tasks, stage="grpo"):
-        return open_step(lent_policy, plan_of(slug, stage), tasks)
+    def make(slug, tasks, stage="grpo", models=None, judge=None):
+        return open_step(lent_policy, plan_of(slug, stage, models, judge), tasks)
 
     return make

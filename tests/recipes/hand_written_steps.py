@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,17 +20,20 @@ import torch
 
 from rlvr import registry
 from rlvr.components import SequenceLoss
+from rlvr.config.config_loading import make_config
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.data import Draw, History
 from rlvr.losses.objective import ObjectiveTerm
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import TokenBatch
 from rlvr.recipes.papers import find_paper
+from rlvr.recipes.stand_ins import with_stand_ins
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout import Completion, Request, RolloutContext, Sampling, StepRollouts
+from rlvr.run.loaded_models import LoadedModels
 from rlvr.stages.grpo.demonstrations import demonstration
 from rlvr.stages.stage_base import Stage, StageContext
-from rlvr.verifiers.base import as_verifier, judged
+from rlvr.verifiers.base import Verifier, as_verifier, judged, judged_group
 
 PROMPT = 0
 """The token that stands for every prompt."""
@@ -45,9 +49,13 @@ class Response:
     role: str = "policy"
 
 
-def plan_of(slug: str, name: str = "grpo") -> StagePlan:
-    """The recipe's stage of this name, with all its numbers."""
-    plans = {plan.name: plan for plan in stage_plans(find_paper(slug).config)}
+def plan_of(slug: str, name: str = "grpo", models: Path | None = None, judge: str | None = None) -> StagePlan:
+    """The recipe's stage of this name, with all its numbers. `models`: a folder for tiny ones in the place of its
+    frozen models; `judge`: the url of its judge."""
+    config = find_paper(slug).config
+    if models is not None or judge is not None:
+        config = make_config(with_stand_ins(find_paper(slug).tree, models or Path("unused"), judge))
+    plans = {plan.name: plan for plan in stage_plans(config)}
     return plans[name]
 
 
@@ -58,16 +66,17 @@ class RecipeStep:
     plan: StagePlan
     stage: Stage
     tasks: list[Task]
-    _verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
-    """By task and text, since wide groups repeat a few texts."""
+    _verdicts: dict[tuple[str, str, str], Verdict] = field(default_factory=dict)
+    """By verifier, task and text, since wide groups repeat a few texts."""
+    _verifiers: dict[str, Verifier] = field(default_factory=dict)
 
     def score(self, groups: Sequence[Sequence[Response]], step: int = 0) -> Batch:
         """The batch that trains in step number `step`, made of one group of responses for each task."""
-        rollouts = [
-            self._rollout(task, f"g{number}", member, response)
-            for number, (task, responses) in enumerate(zip(self.tasks, groups, strict=True))
-            for member, response in enumerate(responses)
-        ]
+        rollouts = []
+        for number, (task, responses) in enumerate(zip(self.tasks, groups, strict=True)):
+            members = [self._rollout(task, f"g{number}", member, one) for member, one in enumerate(responses)]
+            self._compare(task, members)
+            rollouts += members
         batch, _ = self.stage.score(StepRollouts(rollouts, step=step))
         return batch
 
@@ -195,15 +204,36 @@ class RecipeStep:
             text=response.text,
             role=response.role,
         )
-        rollout.verdicts["verifier"] = asyncio.run(self._verdict(task, response.text))
+        if len(response.ids) == len(response.text):
+            # A token for each character, so that spans of the text have tokens.
+            rollout.char_ends = np.asarray([-1, *range(1, len(ids))], dtype=np.int64)
+        for name in ("verifier", *self.plan.config.verifiers):
+            rollout.verdicts[name] = asyncio.run(self._verdict(task, response.text, name))
         return rollout
 
-    async def _verdict(self, task: Task, text: str) -> Verdict:
-        if (task.id, text) not in self._verdicts:
-            verifier = as_verifier(self.plan.config.verifier)
+    def _compare(self, task: Task, members: Sequence[Rollout]) -> None:
+        """The verdicts of the verifiers that want the responses of a group together."""
+        for name in ("verifier", *self.plan.config.verifiers):
+            verifier = self._verifier(name)
+            if verifier.verify_group is not None and verifier.judge_of(task).verify_group is not None:
+                verdicts = asyncio.run(judged_group(verifier, task, [member.text for member in members]))
+                for member, verdict in zip(members, verdicts, strict=True):
+                    member.verdicts[name] = verdict
+
+    async def _verdict(self, task: Task, text: str, name: str = "verifier") -> Verdict:
+        if (name, task.id, text) not in self._verdicts:
+            verifier = self._verifier(name)
             assert verifier.check_task(task) is None, verifier.check_task(task)
-            self._verdicts[task.id, text] = await judged(verifier, task, text)
-        return self._verdicts[task.id, text]
+            self._verdicts[name, task.id, text] = await judged(verifier, task, text)
+        return self._verdicts[name, task.id, text]
+
+    def _verifier(self, name: str) -> Verifier:
+        if name not in self._verifiers:
+            config = self.plan.config
+            verifier = as_verifier(config.verifier if name == "verifier" else config.verifiers[name])
+            verifier.attach(LoadedModels(config.models))
+            self._verifiers[name] = verifier
+        return self._verifiers[name]
 
 
 class _Prompts:

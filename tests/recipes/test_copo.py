@@ -11,6 +11,9 @@ import pytest
 from hand_written_steps import PROBES, Response, clipped_gradient, moved_policy
 
 from rlvr import registry
+from rlvr.config.config_loading import make_config
+from rlvr.config.stage_plan import stage_plans
+from rlvr.errors import ConfigError
 from rlvr.recipes.papers import find_paper
 from rlvr.records import Batch, Task, Verdict, VerdictStatus
 
@@ -108,15 +111,24 @@ def test_gradient_of_the_recipe(recipe_step):
     assert np.abs(expected - of_the_sum).max() > 1e-3
 
 
-def test_an_advantage_without_shares_is_clipped_as_ppo_does(recipe_step):
-    logits, old = moved_policy(12)
-    step = recipe_step("copo", [Task(id="t", prompt="What is 2 + 2?", answer="4")])
-    responses = [Response(f"\\boxed{{{4 + i % 2}}}", (1 + i % len(PROBES),)) for i in range(2 * len(PROBES))]
-    batch = step.score([responses])
-    for share in ("advantage/local", "advantage/global"):
-        del batch.columns[share]
-    batch.columns["advantage"] = np.linspace(-1, 1, len(responses))
-    expected = clipped_gradient(
-        batch.columns["advantage"].tolist(), [r.ids for r in responses], logits, old, "sequences", cap=3.0
-    )
-    np.testing.assert_allclose(step.gradient(batch, logits, old=old), expected, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"advantage": {"name": "group"}},
+            "the loss 'clip_local_and_global' reads the column 'advantage/local', which the advantage 'group' does not "
+            "make: set algorithm.advantage to consistency, or choose another loss",
+        ),
+        (
+            {"modifiers": ["whiten"]},
+            "the loss 'clip_local_and_global' reads the column 'advantage/local' as the advantage 'consistency' makes "
+            "it, which algorithm.modifiers does not change: leave algorithm.modifiers out, or choose another loss",
+        ),
+    ],
+)
+def test_the_loss_is_refused_where_the_advantage_has_no_shares_or_they_would_not_be_changed(changed, message):
+    tree = find_paper("copo").tree
+    (plan,) = stage_plans(make_config({**tree, "algorithm": {**tree["algorithm"], **changed}}))
+    with pytest.raises(ConfigError) as refused:
+        registry.find("stage", "grpo").check_plan(plan)
+    assert str(refused.value) == message

@@ -8,7 +8,6 @@ real trainer opens the stages on them: rows, templates, samplers, lengths and ve
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import re
@@ -35,6 +34,7 @@ from rlvr.policy.scratch import build_tokenizer
 from rlvr.recipes.__main__ import main
 from rlvr.recipes.hub_schemas import hub_schemas, named_data, schema_lines
 from rlvr.recipes.papers import find_paper, read_papers
+from rlvr.recipes.stand_ins import with_stand_ins
 from rlvr.trainer import GRPOTrainer
 from rlvr.verifiers import VerifierPool, as_verifier
 
@@ -110,8 +110,9 @@ def tiny_model(paper):
 
 @contextmanager
 def opened(paper):
-    """The recipe's trainer with its stages open, as it is but for weights, engine and backend."""
-    tree = copy.deepcopy(paper.tree)
+    """The recipe's trainer with its stages open, as it is but for weights, engine, backend, and what judges at an
+    endpoint or as a frozen model. In the current folder."""
+    tree = with_stand_ins(paper.tree, Path("stand-ins"), "http://127.0.0.1:9/v1")
     model, tokenizer = tiny_model(paper)
     # What is loaded from the hub, and where it is computed.
     for key in ("path", "override_config"):
@@ -233,9 +234,15 @@ def check_stage(stage, trainer, model):
         if stage.config.rollout.plan.name == "turns":
             assert stage.context.prompt.reply(task, "Again.", "user", trainer.policy.tokenizer.eos_token_id)
     check_lengths(stage, schema.get("longest", {}), model["context"])
-    if stage.verifies:
+    # A judge or a reward model is not asked: a stand-in would say anything.
+    if stage.verifies and not asks_a_model(as_verifier(stage.config.verifier)):
         right = [response for response in schema["right"] for _ in range(orders)]
         check_golds(tasks, right, stage.config.verifier)
+
+
+def asks_a_model(verifier):
+    """Of a combination: one of its parts does."""
+    return verifier.needs.remote or any(asks_a_model(part) for part in getattr(verifier, "verifiers", {}).values())
 
 
 def check_lengths(stage, longest, context):

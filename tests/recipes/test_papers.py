@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -24,6 +25,7 @@ from rlvr.recipes.recipes_page import papers_page
 from rlvr.recipes.smoke import against_grpo, smoke
 from rlvr.run.dry_run import plan_lines
 from rlvr.train import main as train
+from rlvr.trainer import GRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 SLUGS = sorted(recipe_files())
@@ -52,7 +54,7 @@ def test_a_recipe_is_whole_and_says_what_it_is(slug):
         assert any(plan.kind == "grpo" for plan in plans)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert train(["--config", "psr", "--dry-run", "run.steps=2"]) == 0
@@ -78,7 +80,7 @@ def test_recipes_are_in_the_wheel():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build.pop("targets").pop("wheel")
     assert not build and wheel.keys() == {"packages", "shared-data"} and wheel["packages"] == ["src/rlvr"]
-    assert len(SLUGS) == 61
+    assert len(SLUGS) == 83
     assert ROOT / "src/rlvr/recipes" == RECIPES
     files = [
         str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]
@@ -114,7 +116,19 @@ def test_a_recipe_is_not_plain_grpo(slug):
         assert changed > 1e-5  # rounding is below 1e-6; pear's bonus is small at this size
 
 
-PLAIN = ("vmr", "j1-7b", "one-shot-cft", "vb-vs-vf", "sasr")
+PLAIN = (
+    "vmr",
+    "j1-7b",
+    "one-shot-cft",
+    "vb-vs-vf",
+    "sasr",
+    "rlbff",
+    "rubicon",
+    "libra",
+    "spark",
+    "pairwise-rl",
+    "ssr-zero",
+)
 """GRPO's own loss, reward up to a scale, and advantage (or the plain likelihood): the paper is about data, stages,
 judges or, as sasr, about which steps are of imitation: those of reinforcement are GRPO's."""
 
@@ -215,6 +229,20 @@ def test_a_run_without_a_gradient_fails(tmp_path):
     (tmp_path / "psr.yaml").write_text(text)
     with pytest.raises(TrainingError, match="no step had a gradient"):
         smoke(read_paper(tmp_path / "psr.yaml"))
+
+
+def test_a_run_that_a_signal_stops_says_so(monkeypatch):
+    """The trainer ends well at a signal, with the steps before it: here with one of the priming, without a gradient of
+    the recipe. A process whose time is over gets one."""
+    record = GRPOTrainer._record
+
+    def recorded(self, *arguments):
+        record(self, *arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(GRPOTrainer, "_record", recorded)
+    with pytest.raises(TrainingError, match=r"^rl-plus: SIGTERM stopped it after 1 steps$"):
+        smoke(find_paper("rl-plus"))
 
 
 def test_the_page_has_every_recipe_and_every_paper_without_one():

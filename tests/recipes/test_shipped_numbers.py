@@ -99,6 +99,17 @@ SCRIPTS = {
     ("rm-r1", "grpo", "RM-R1-UIUC/RM-R1@d4c2542 rm_r1/scripts/RLVR/local/train_rm_r1_rlvr_qwen2.5_instruct_7b.sh"): (
         *(1e-6, 1024, 128, 7, 8192, 4096, 1.0, 0.001),
     ),
+    ("rlmt", "grpo", "princeton-pli/RLMT@2cde311 training/ppo_grpo/configs/grpo__qwenbase__zero__think.yaml"): (
+        *(1e-6, 64, 64, 8, 4096, 896, 0.7, 0.001),
+    ),
+    # ppo_mini_batch_size is 256 times 8 responses, of which half is removed: 512 prompts.
+    ("prof", "grpo", "amazon-science/PROF-GRPO@8164ec2 prof_grpo/scripts/run_prof_grpo.sh"): (
+        *(1e-6, 1024, 512, 8, 3072, 1024, 1.0, 0.001),
+    ),
+    ("fapo", "grpo", "verl-project/verl-recipe@48ea0a7 fapo/run_fapo_7b.sh"): (1e-6, 512, 32, 8, 8192, 2048, 1.0, 0.0),
+    ("par", "grpo", "PorUna-byte/PAR@b8caf40 auto_sh/gemma2-2b_ultrafb_bin.sh, configs/config.py"): (
+        *(3e-7, 16, 16, 5, 512, 512, 0.9, 0.005),
+    ),
     ("verifree", "grpo", "sail-sg/VeriFree@718b363 run.sh"): (1e-6, 16, 16, 8, 3000, 1024, 1.0, 0.0),
     # 4 responses on each of 7 devices, 5 times; prompt and response are 4,096 tokens.
     (
@@ -129,12 +140,19 @@ STEPS = {
     ("canon", "grpo"): 2 * (47_000 // 512),
     ("co-reward", "grpo"): 3 * (7500 // 128),
     ("dars", "grpo"): 86,
+    ("fapo", "grpo"): 200,
     ("laser", "grpo"): 2 * (103_022 // 128),
     ("one-shot-cft", "sft"): 50 * 600 // 512,
     ("pacs", "grpo"): 300,
     ("practical-two-stage-recipe", "grpo"): 40,
     ("practical-two-stage-recipe", "sft"): 350,
+    ("par", "grpo"): 2 * (61_135 // 16),
+    ("prof", "grpo"): 283,  # rows of prof_grpo/eval_plot/wandb_metrics/PROF-GRPO/critic_score_mean.csv
     ("raft", "grpo"): 20,
+    # 5 epochs and 1 of the rows that huggingface.co/liuwenhan/datasets counts, about 65 of which are for validation
+    ("reasonrank", "sft"): 5 * 6_780 // 64,
+    ("reasonrank", "grpo"): (6_770 - 65) // 16,
+    ("rlmt", "grpo"): 2 * (7544 // 64),
     # num_examples in the README.md of both sets, one epoch each
     ("rm-r1", "sft"): 8_753 // 128,
     ("rm-r1", "grpo"): 64_226 // 1024,
@@ -153,6 +171,17 @@ def test_the_steps_are_those_of_the_authors(stage):
 # (recipe, stage, file at a commit) -> weight decay, entropy bonus, norm that the gradient is cut to. Defaults are
 # in fsdp_workers.py of verl (decay) and its configuration (norm); recipes say why a norm or a bonus is a part.
 OPTIMIZERS = {
+    **{
+        ("autothink", name, "TU2021/AutoThink@be0bcb0 verl/verl/workers/fsdp_workers.py, ppo_trainer.yaml"): (
+            *(0.01, 0.001, 1.0),
+        )
+        for name in ("balance", "both", "short")
+    },
+    # Their script has no constant bonus; the 1 is the weight of the coefficients of each token.
+    ("light-if", "grpo", "Qihoo360/Light-IF@01e9003 rl/verl/verl/trainer/config/actor/actor.yaml"): (0.01, 1.0, 1.0),
+    # LLaMA-Factory's trainer is transformers', whose weight decay is 0. The bonus is the section's, which imitation
+    # does not read.
+    ("light-if", "sft", "Qihoo360/Light-IF@01e9003 coldstart/README.md"): (0.0, 1.0, 1.0),
     ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1 / 2),
     ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/config/lengthy_ppo_trainer.yaml"): (
         *(0.01, 0.001, 1.0),
@@ -220,7 +249,16 @@ BOUNDS = {
     ("reasonrank", "grpo", "8421BCD/ReasonRank@06721fd verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
         *(0.2, 0.2, 10.0, True),
     ),
+    ("light-if", "grpo", "Qihoo360/Light-IF@01e9003 rl/verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(1.0, 1.0, 10.0, False),
+    ),
     ("sar", "grpo", "amazon-science/Self-Aligned-Reward-...@08892d0 verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, True),
+    ),
+    ("sparkle", "broad", "sparkle-reasoning/sparkle@c3581c9 verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
+        *(0.2, 0.2, 10.0, True),
+    ),
+    ("sparkle", "hard", "sparkle-reasoning/sparkle@c3581c9 verl/verl/trainer/ppo/core_algos.py, kl_penalty"): (
         *(0.2, 0.2, 10.0, True),
     ),
     # clip_ratio of verl/trainer/config/ppo_trainer.yaml; the KL is in the reward, by k1.

@@ -73,6 +73,24 @@ def check_constraint(policy, published):
         assert {c.text for c in ask(published, requests)} <= allowed_texts
 
 
+def check_alternatives(policy, published):
+    """The likeliest first tokens and their log-probs are those of the policy in float64, at each temperature; none come
+    where none are asked for."""
+    for temperature in (1.0, 0.5, 0.0):
+        sampling = Sampling(3, temperature=temperature)
+        requests = [Request(ids_of(policy, text), sampling, seed=1, alternatives=5) for text in ("ab", "l 01")]
+        for request, completion in zip(requests, ask(published, requests), strict=True):
+            with torch.no_grad():
+                logits = policy.model(input_ids=torch.tensor([request.token_ids])).logits[0, -1].double()
+            values, ids = (logits / (temperature or 1.0)).log_softmax(0).topk(5)
+            found = completion.first_tokens
+            assert set(ids.tolist()) <= set(found)
+            # vLLM adds the sampled token where it is none of the likeliest.
+            assert set(found) <= {*ids.tolist(), int(completion.token_ids[0])}
+            assert [found[token] for token in ids.tolist()] == pytest.approx(values.tolist(), abs=1e-4)
+    assert ask(published, [Request(ids_of(policy, "ab"), Sampling(3), seed=1)])[0].first_tokens == {}
+
+
 def check_publishing_under_way(policy, published, publishes):
     """Each token has the log-prob of the weights whose version it carries, also after the weights changed under way."""
     for _ in range(5):  # a quick engine may be done before the publish comes

@@ -106,6 +106,8 @@ def train_here(tree: dict, resume: str | None, output: str, limit: int | None) -
     from rlvr import train
 
     torch.set_num_threads(1)
+    # As in a terminal: the server of processes may have been started under nohup.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     path = Path(output).with_suffix(".yaml")
     path.write_text(yaml.safe_dump(tree))
     code = train.main(["--config", str(path), *(["--resume", resume] if resume else [])])

@@ -40,7 +40,7 @@ def not_under_nohup():
 
 @pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT], ids=["HUP", "INT"])
-def test_a_closed_terminal_and_ctrl_c_save_the_last_step(tmp_path, number, not_under_nohup):
+def test_a_closed_terminal_and_ctrl_c_save_the_last_step(tmp_path, number):
     """A shell that ends sends SIGHUP twice; Ctrl-C is answered before the step is left."""
     tree = short_tree(tmp_path, pause=600.0, verification={"time_limit": 900})
     tree["verifier"] = "exact"

@@ -124,7 +124,7 @@ def test_a_run_of_a_script_is_reproduced_evaluated_and_replayed_from_its_folder(
     assert all(row["before"]["columns"] == row["after"]["columns"] for row in lines("replayed.jsonl"))
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_run_of_a_script_goes_on_by_the_script_and_by_the_command(script):
     tree = json.loads((script / "tree.json").read_text())
     run_script()

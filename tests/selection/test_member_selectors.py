@@ -73,6 +73,18 @@ def test_outcomes_in_balance():
     assert kept("balance_outcomes", batch, most=2) == [0, 1, 2, 5, 6, 7, 8, 10]
 
 
+def test_as_many_of_each_group_go_so_that_outcomes_are_even():
+    """Right 3 and wrong 1; right alone; wrong 2 and right 1; fewer than go. A value of the column is the rank."""
+    batch = batch_of([1, 1, 0, 1], [1, 1, 1], [0, 1, 0], [1], [NAN, 1, 0, 0])
+    batch.columns["reward/process"] = np.asarray([0.9, 0.1, 0.8, 0.5, 0.3, 0.2, 0.4, 0.6, 0.5, 0.7, 1, 0, 0, NAN, 0.5])
+    options = {"column": "reward/process", "remove": 2}
+    # Of the right ones those with high values stay, of the wrong ones those with low ones; undecided ones go first.
+    assert kept("balance_outcomes", batch, **options) == [0, 2, 6, 8]
+    assert kept("balance_outcomes", batch, column="reward/process", remove=1) == [0, 2, 3, 4, 6, 7, 8, 12]
+    with pytest.raises(ConfigError, match="remove is 0"):
+        kept("balance_outcomes", batch, remove=0)
+
+
 @pytest.mark.parametrize("name", registry.names("selector"))
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)

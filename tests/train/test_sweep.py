@@ -108,7 +108,7 @@ def test_runs_of_seeds_are_no_ranks_of_the_sweeps_launcher(tree, tmp_path, capfd
     assert not (tmp_path / "error.json").exists()
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_stop_goes_to_the_run_under_way_and_no_other_is_begun(tree, tmp_path):
     tree["run"]["steps"], tree["evaluation"] = 100_000, {"at_start": False, "at_end": False}
     arguments = [sys.executable, "-m", "rlvr.train", *written(tmp_path, tree), "run.seeds=[0, 1]"]

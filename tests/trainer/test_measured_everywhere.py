@@ -28,7 +28,7 @@ def sampled_logprobs(rollouts):
     return np.concatenate([r.behaviour_logprobs[r.sampled] for r in rollouts]).astype(np.float64)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_where_all_groups_agree_both_are_measured(make_trainer, monkeypatch, forwards):
     """No group has an advantage: mismatch and entropy are numbers, for one pass without gradient; a wrong engine
     shows."""

@@ -97,9 +97,10 @@ class Whiten(Modifier):
 class Outliers(Modifier):
     """Advantages further than some standard deviations of the batch from its mean become 0.
 
-    The advantage filter of StableReinforce, with 3 (Zhang et al. 2025, arXiv 2505.02835; from memory, its text could
-    not be read); put `whiten` before it to have the standardised advantages too. Filtered responses still count in the
-    loss's average.
+    The advantage filter of StableReinforce, with 3 (Zhang et al. 2025, arXiv 2505.02835); put `whiten` before it to
+    have the standardised advantages too. The authors compare these with the mean before they are standardised, plus
+    and minus 3 (yfzhang114/r1_reward, commit 3693413, openrlhf/trainer/ppo_utils/replay_buffer.py, `normalize`).
+    Filtered responses still count in the loss's average.
     """
 
     deviations: Scalar = 3.0

@@ -1,7 +1,7 @@
-"""Lines on the screen about what a command does before its first step: libraries, model, tasks, engine.
+"""Lines on the screen about what a command or a trainer does before its first step: libraries, model, tasks, engine.
 
-The library logs the phases as INFO records of the logger `rlvr.startup`, which nobody sees by default; a command shows
-them with the seconds since its begin.
+The library logs the phases as INFO records of the logger `rlvr.startup`, which nobody sees by default; a command, and a
+trainer that is made from Python, show them with the seconds since its begin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ startup = logging.getLogger("rlvr.startup")
 
 class StartupLines(logging.Handler):
     """Shows the phases in the block; nothing in the modes `off` and `quiet` of the console, and on ranks other than the
-    first."""
+    first. Inside the block of another one it shows nothing: the outer one does."""
 
     def __init__(self, mode: str, file: TextIO | None = None) -> None:
         super().__init__(logging.INFO)
@@ -41,6 +41,8 @@ class StartupLines(logging.Handler):
         self.say(record.getMessage())
 
     def __enter__(self) -> StartupLines:
+        if any(isinstance(handler, StartupLines) for handler in startup.handlers):
+            return self
         startup.addHandler(self)
         startup.setLevel(logging.INFO)
         # The command's own handler of warnings would show each line again, on every rank.
@@ -48,5 +50,7 @@ class StartupLines(logging.Handler):
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self not in startup.handlers:
+            return
         startup.propagate = True
         startup.removeHandler(self)

@@ -62,8 +62,14 @@ class DPO(PairLoss):
     """-log sigmoid(beta margin): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own
     pairs."""
 
+    smoothing: Scalar = 0.0
+    """The share of pairs that are taken to be the other way round, at least 0 and below 0.5: conservative DPO, TRL's
+    `label_smoothing`."""
+
     def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
-        return -logsigmoid(float(self.beta) * margin)
+        scaled = float(self.beta) * margin
+        flipped = float(self.smoothing)
+        return -(1 - flipped) * logsigmoid(scaled) - flipped * logsigmoid(-scaled)
 
 
 @register("auxiliary", "ipo")

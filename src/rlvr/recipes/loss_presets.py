@@ -171,8 +171,9 @@ def copg() -> dict[str, Any]:
 @register("preset", "stable_reinforce")
 def stable_reinforce() -> dict[str, Any]:
     """StableReinforce (Zhang et al. 2025, R1-Reward, arXiv 2505.02835): log-ratios clamped before the exponential,
-    advantages normalised over the batch and left out beyond 3 standard deviations. The bound of a factor 1000 was found
-    in no source."""
+    advantages normalised over the batch and left out beyond 3 standard deviations. The bound of a factor 1000 is the
+    authors' (yfzhang114/r1_reward, commit 3693413, openrlhf/models/loss.py), where the loss is the mean of each
+    response's mean, as in the recipe r1-reward."""
     # ln 1000 = 6.9: no ratio beyond a factor of 1000 either way.
     return _preset(
         {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "bound": 6.9, "average": "tokens"},

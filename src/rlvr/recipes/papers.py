@@ -31,6 +31,9 @@ class Smoke(BaseModel):
     shown: list[str]
     """Responses that the tiny policy is primed with by imitation, right ones and wrong ones, so that rewards differ.
     Each word between spaces becomes one token."""
+    judge: dict[str, str] = {}
+    """The judge at toy size: a regular expression -> the verdict on a response, or a step, in which it is found; the
+    first that is found counts."""
     set: dict[str, Any] = {}
     """Laid over the small configuration."""
     stages: dict[str, dict[str, Any]] = {}

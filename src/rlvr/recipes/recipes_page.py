@@ -19,7 +19,7 @@ name of a recipe in place of a file; the name has no suffix. To change more than
 
 ```bash
 python -m rlvr.recipes                                  # list the recipes; `search WORDS` finds some of them
-python -m rlvr.train --config psr data.train=my.jsonl   # train with a recipe, here psr, on tasks of your own
+python -m rlvr.train --config psr data.train=my.jsonl   # hub: train with a recipe, here psr, on tasks of your own
 cp "$(python -m rlvr.recipes path psr)" my.yaml         # a copy to edit
 ```
 

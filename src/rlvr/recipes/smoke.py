@@ -8,9 +8,12 @@ a tiny one from random weights, primed by imitation of the recipe's `shown` resp
 from __future__ import annotations
 
 import copy
+import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from rlvr.distributed.plain import PlainBackend
 from rlvr.errors import TrainingError
 from rlvr.learner import Learner
 from rlvr.recipes.papers import Paper, Smoke
+from rlvr.recipes.stand_ins import scripted_judge, with_stand_ins
 from rlvr.rollout import StepRollouts
 from rlvr.stages import Stage
 from rlvr.trainer import GRPOTrainer
@@ -44,8 +48,8 @@ MOVE = 0.3
 """Size of the move of the weights before the second gradient is taken, as a share of each tensor's size."""
 
 
-def smoke_config(paper: Paper, folder: str) -> Config:
-    """The recipe at toy size, its run folder under `folder`."""
+def smoke_config(paper: Paper, folder: str, judge_url: str | None = None) -> Config:
+    """The recipe at toy size, its run folder and its tiny frozen models under `folder`."""
     smoke = paper.recipe.smoke
     tree = copy.deepcopy(paper.tree)
     stages = tree.pop("stages", None) or [{"kind": "grpo"}]
@@ -61,7 +65,15 @@ def smoke_config(paper: Paper, folder: str) -> Config:
     }
     # Many workers are not for toy size.
     small.pop("verification", None)
-    return make_config(merge(small, smoke.set), where=f"{paper.slug} at toy size: ")
+    small = with_stand_ins(merge(small, smoke.set), Path(folder) / "models", judge_url)
+    return make_config(small, where=f"{paper.slug} at toy size: ")
+
+
+@contextmanager
+def _toy_run(paper: Paper) -> Iterator[Config]:
+    """The recipe at toy size in a folder of its own, with the judge that it asks."""
+    with tempfile.TemporaryDirectory() as folder, scripted_judge(paper.recipe.smoke.judge) as url:
+        yield smoke_config(paper, folder, url)
 
 
 def _scratch(smoke: Smoke) -> dict[str, Any]:
@@ -123,14 +135,23 @@ def _demonstrations(smoke: Smoke) -> list[dict[str, Any]]:
 
 
 def smoke(paper: Paper) -> list[dict[str, Any]]:
-    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step of reinforcement
-    (of a recipe without any, no step) had a gradient."""
-    with tempfile.TemporaryDirectory() as folder, GRPOTrainer(config=smoke_config(paper, folder)) as trainer:
-        rows = [row for row in trainer.train() if row["run/stage"] != "priming"]
+    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where a signal stopped it, and
+    where no step of reinforcement (of a recipe without any, no step) had a gradient."""
+    with _toy_run(paper) as config, GRPOTrainer(config=config) as trainer:
+        everything = trainer.train()
+        stopped = trainer.stop.signal
+    # A trainer that gets a signal returns the steps before it, which may be the priming's alone.
+    if stopped is not None:
+        raise TrainingError(f"{paper.slug}: {signal.Signals(stopped).name} stopped it after {len(everything)} steps")
+    rows = [row for row in everything if row["run/stage"] != "priming"]
     reinforced = [row for row in rows if row["reward/mean"] is not None]
     # Without a gradient nothing of the recipe was exercised, whatever else went well.
     if not any(row["grad_norm"] for row in reinforced or rows):
-        raise TrainingError(f"{paper.slug}: no step had a gradient")
+        rewards = [row["reward/mean"] for row in rows]
+        skipped = [row["skipped/nonfinite"] for row in rows]
+        raise TrainingError(
+            f"{paper.slug}: no step had a gradient (mean rewards {rewards}, steps skipped as not finite {skipped})"
+        )
     return rows
 
 
@@ -172,8 +193,7 @@ def against_grpo(paper: Paper) -> dict[str, Difference]:
     step of its first stage that samples: `on-policy`, and `moved`, after the weights were moved a little, where ratios
     are not 1 and clipping acts. Where no stage samples, its first stage's against that of an sft stage without
     options."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = smoke_config(paper, folder)
+    with _toy_run(paper) as config:
         tree = config.dump()
         plain = _plain_sections(tree) | {
             "run": {**tree["run"], "name": "grpo"},

@@ -203,12 +203,13 @@ class RunFolder:
     def _refusal(self, resume: bool) -> str:
         if not resume:
             return (
-                f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or start over "
-                "with run.overwrite=true, which moves it aside"
+                f"{self.path} already holds a run: go on with --resume auto (from Python, resume='auto'), choose "
+                "another run.name, or start over with run.overwrite=true, which moves it aside"
             )
         steps = max([self.metrics.lines(), *numbered(self.path / "rollouts", ".jsonl")])
+        held = "1 step" if steps == 1 else f"{steps} steps"
         return (
-            f"--resume auto: {self.path} holds {steps} steps and no checkpoint to go on from: they would be lost. "
+            f"--resume auto: {self.path} holds {held} and no checkpoint to go on from: they would be lost. "
             "run.overwrite=true starts over and moves them aside"
         )
 

@@ -192,31 +192,55 @@ class BalanceSources(Selector):
 class BalanceOutcomes(Selector):
     """Keep at most `most` times as many members of the commoner kind, right or wrong, as of the rarer, in each group.
 
-    A member is right if its reward is above `threshold`, else wrong. Right members with the highest rewards and wrong
-    members with the lowest rewards stay; of equal rewards, the later member among the right ones and the earlier among
-    the wrong ones. A group of one kind only has nothing to balance and keeps all of its members; the selector
+    A member is right if its reward is above `threshold`, else wrong. Right members with the highest values of `column`
+    and wrong members with the lowest ones stay; of equal values, the later member among the right ones and the earlier
+    among the wrong ones. A group of one kind only has nothing to balance and keeps all of its members; the selector
     `mixed_groups` drops such groups. Undecided members are dropped from every group.
+
+    With `remove` so many members of each group are dropped, whatever their kinds, so that those that stay are as many
+    right as wrong ones where that can be: PROF (Ye et al. 2025, arXiv 2509.03403; amazon-science/PROF-GRPO, commit
+    8164ec2, prof_grpo/prof_grpo_both/prof_ray_trainer.py, filter_trajectories).
     """
 
     most: float = 1.0
     """The largest number of members of the commoner kind, as a multiple of the rarer kind's; at least 1."""
     threshold: float = 0.5
     """Rewards above it are right."""
+    remove: int | None = None
+    """Members of each group to drop, at least 1, in the place of `most`; null: as `most` says."""
+    column: str = "reward"
+    """The column that members of a kind are ranked by: `reward`, or `reward/TERM` of a term."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
             raise ValueError(f"most is {self.most}: it must be at least 1")
+        if self.remove is not None and self.remove < 1:
+            raise ValueError(f"remove is {self.remove}: it must be at least 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
         rewards = batch.column("reward")
         kept = []
-        for order in ranked(batch, "reward"):
+        for order in ranked(batch, self.column):
+            order = order[np.isfinite(rewards[order])]
             is_right = rewards[order] > self.threshold
-            # `ranked` gives positions in ascending order of reward: the wrong members with the lowest rewards come
-            # first, and after the reversal the right members with the highest.
+            # `ranked` gives positions in ascending order: the wrong members with the lowest values come first, and
+            # after the reversal the right members with the highest.
             wrong = order[~is_right]
             right = order[is_right][::-1]
+            if self.remove is not None:
+                kept += self._without(right, wrong)
+                continue
             # 0 if the group has one kind only.
             limit = math.floor(self.most * min(len(wrong), len(right)) + ROUNDING)
             kept += [order] if not limit else [wrong[:limit], right[:limit]]
         return positions(kept)
+
+    def _without(self, right: np.ndarray, wrong: np.ndarray) -> list[np.ndarray]:
+        """The members of both kinds that stay, of each the first ones."""
+        assert self.remove is not None
+        remove = min(self.remove, len(right) + len(wrong))
+        # Half of what the right ones are more than the wrong ones, and of what is left to remove; a half goes to even.
+        of_right = round((len(right) - len(wrong) + remove) / 2)
+        of_right = min(max(of_right, 0), remove, len(right))
+        of_wrong = min(remove - of_right, len(wrong))
+        return [right[: len(right) - of_right], wrong[: len(wrong) - of_wrong]]

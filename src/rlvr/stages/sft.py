@@ -139,6 +139,11 @@ def _component(
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one "
             "given response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
+    if parts := [column for column in auxiliary.reads if column.startswith("advantage/")]:
+        raise ConfigError(
+            f"stage {plan.name!r}: the loss {name!r} reads the column {parts[0]!r}, and the demonstrations of an sft "
+            "stage have no advantage: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
+        )
     _check_policies(plan, name, auxiliary)
     if keep and isinstance(auxiliary, SequenceLoss):
         raise ConfigError(

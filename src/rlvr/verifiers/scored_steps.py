@@ -21,11 +21,12 @@ def splitter_of_text(verifier: str, split: Split, most: int) -> Splitter:
 
 def fused_scores(scores: Sequence[float], wrong: Sequence[bool]) -> dict[str, float]:
     """The scores of a response by those of its steps, at least one. `before_error` is the share of steps before the
-    first that is wrong."""
+    first that is wrong, `steps` their number."""
     before = next((place for place, is_wrong in enumerate(wrong) if is_wrong), len(scores))
     return {
         "mean": sum(scores) / len(scores),
         "min": min(scores),
         "last": scores[-1],
         "before_error": before / len(scores),
+        "steps": float(len(scores)),
     }

@@ -13,6 +13,7 @@ import torch
 from engine_helpers import ask, ask_all, gap, ids_of, shake, some_requests
 from vllm_helpers import (
     FAST,
+    check_alternatives,
     check_constraint,
     check_publishing_under_way,
     needs_vllm,
@@ -168,6 +169,10 @@ def test_stop_strings_end_a_completion_and_stay_in_it(policy, published):
 
 def test_a_constraint_is_kept(policy, published):
     check_constraint(policy, published)
+
+
+def test_the_likeliest_first_tokens_are_the_policys(policy, published):
+    check_alternatives(policy, published)
 
 
 def test_new_weights_come_after_a_release(policy, published):

@@ -86,7 +86,7 @@ def answer_of(config, rank, size=2):
     return world.answer
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_ranks_with_gpus_of_their_own_are_taken(machine):
     check_gpus(tree(), World())
     assert [answer_of(tree(), rank)[0].uuid for rank in (0, 1)] == ["GPU-a", "GPU-b"]

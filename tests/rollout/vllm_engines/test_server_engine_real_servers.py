@@ -13,7 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_helpers import ask, ask_all, gap, shake, some_requests
-from vllm_helpers import FAST, check_constraint, check_publishing_under_way, needs_vllm, publish, tiny
+from vllm_helpers import (
+    FAST,
+    check_alternatives,
+    check_constraint,
+    check_publishing_under_way,
+    needs_vllm,
+    publish,
+    tiny,
+)
 
 from process_helpers import alive, children, group_of, until
 from rlvr.distributed import PlainBackend
@@ -82,6 +90,10 @@ def test_weights_published_under_way_are_those_of_the_tokens_after(policy, publi
 
 def test_a_constraint_is_kept(policy, published):
     check_constraint(policy, published)
+
+
+def test_the_likeliest_first_tokens_are_the_policys(policy, published):
+    check_alternatives(policy, published)
 
 
 def test_new_weights_come_after_a_release(policy, published):

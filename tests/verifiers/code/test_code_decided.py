@@ -152,7 +152,7 @@ def test_no_signal_makes_an_outcome_undecided(tier, without_signal_scope, short_
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("scope", ["scope", "no scope"])
+@pytest.mark.parametrize("scope", ["scope", pytest.param("no scope", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tier", ["full", "bubblewrap", "landlock", "none"])
 def test_no_program_makes_its_outcome_undecided(tier, scope, short_grace, request):
     usable_tier(tier)

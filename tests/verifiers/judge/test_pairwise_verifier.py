@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import numpy as np
 import pytest
@@ -83,6 +84,50 @@ def test_an_anchor_and_a_random_member():
         assert scores(stub, texts, against="random") == given
 
 
+STRENGTHS = {"-3": 1.0, "-2": 5 / 6, "-1": 4 / 6, "1": 2 / 6, "2": 1 / 6, "3": 0.0}
+"""How much better the second one is -> the share of the win of the first."""
+
+
+def by_how_much(request):
+    """-3 to 3 in favour of the second text, by the difference in length; of equal ones the first."""
+    first, second = (len(request.fenced[name]) for name in ("first", "second"))
+    return request.verdict(str(max(-3, min(3, second - first)) or -1))
+
+
+def test_a_scale_of_preference_is_the_mean_strength():
+    """The mean of (strength + 3) / 6 over both orders and the others: of 4 letters against 1 and 3 it is
+    ((3 + 3) / 6 + (1 + 3) / 6) / 2."""
+    with StubJudge(by_how_much) as stub:
+        given = verdicts(stub, ["a", "bbb", "cccc"], labels=STRENGTHS)
+    assert [one.score for one in given] == pytest.approx([(1 + 0) / 12, (5 + 2) / 12, (6 + 4) / 12])
+    assert all(one.scores["consistent"] == 1 for one in given)
+    with StubJudge(by_how_much) as stub:
+        given = verdicts(stub, ["aa", "bb", "ccc"], labels=STRENGTHS)
+    # The first of two equal ones is always preferred a little: 1/6 each way, half of the win.
+    assert given[0].score == given[1].score == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert [one.scores["consistent"] for one in given] == [0.5, 0.5, 1.0]
+
+
+def with_probability(request):
+    """A token A with probability 0.9 where the first text is longer, else 0.2, and B with half of the rest."""
+    first, second = (len(request.fenced[name]) for name in ("first", "second"))
+    a = 0.9 if first > second else 0.2
+    tokens = [{"token": name, "logprob": math.log(p)} for name, p in (("A", a), ("B", (1 - a) / 2), ("x", (1 - a) / 2))]
+    message = {"role": "assistant", "content": "A"}
+    return {"message": message, "logprobs": {"content": [{**tokens[0], "top_logprobs": tokens}]}}
+
+
+def test_the_probability_of_a_label_is_read_in_both_orders():
+    """0.9 of 0.95 as the first, and one less 0.2 of 0.6 as the second."""
+    labels = {"A": 1.0, "B": 0.0}
+    with StubJudge(with_probability) as stub:
+        given = verdicts(stub, ["a", "cccc"], labels=labels, read="probability", against="anchor", anchor="old")
+        assert all(request.body["max_tokens"] == 1 for request in stub.requests)
+    beats = (0.9 / 0.95 + 1 - 0.2 / 0.6) / 2
+    assert [one.score for one in given] == pytest.approx([1 - beats, beats])
+    assert all(one.scores["consistent"] == 1 for one in given)
+
+
 def test_one_response_alone_has_nobody_to_beat():
     with StubJudge(longer) as stub:
         verifier = pairs(stub)
@@ -144,6 +189,10 @@ def test_what_is_refused_before_training():
         Verification({**good, "against": "anchor"}, pool).check([Task("1", "?")])
     with pytest.raises(ConfigError, match="against=all"):
         as_verifier({**good, "against": "anchor", "score": "bradley_terry"})
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        as_verifier({**good, "labels": {"A": 1, "B": -1}})
+    with pytest.raises(ConfigError, match="set votes to 1"):
+        as_verifier({**good, "read": "probability", "votes": 3})
     with pytest.raises(ConfigError, match=r"no \{second\}"):
         as_verifier({**good, "template": "{first}"})
 

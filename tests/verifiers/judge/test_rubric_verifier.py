@@ -113,6 +113,11 @@ def test_what_is_refused_before_training():
             task = Task("1", "?", info={} if written is None else {"rubric": written})
             with pytest.raises(DataError, match=message):
                 Verification(good, pool).check([task])
+        # A veto of all tasks is enough beside a task's own criteria, and not alone.
+        vetoes = {**good, "criteria": [{"text": "rude", "weight": -1, "veto": True}]}
+        Verification(vetoes, pool).check([Task("1", "?", info={"rubric": ["brief"]})])
+        with pytest.raises(DataError, match="no criterion has a weight above 0"):
+            Verification(vetoes, pool).check([Task("1", "?")])
     with pytest.raises(ConfigError, match=r"no \{criteria\}"):
         as_verifier({**good, "template": "{response}"})
     with pytest.raises(ConfigError, match="criterion 1 has no `text`"):

@@ -39,7 +39,7 @@ def test_each_step_is_paid_by_its_label():
             ("4 and 1 are 5.", 0.0),
             ("So it is 4.", 1.0),
         ]
-        assert got.scores == {"mean": 0.75, "min": 0.0, "last": 1.0, "before_error": 0.5}
+        assert got.scores == {"mean": 0.75, "min": 0.0, "last": 1.0, "before_error": 0.5, "steps": 4.0}
         assert (got.score, got.status) == (0.5, "partial")
         assert verdict(stub, text, score="mean").score == 0.75
         assert len(verdict(stub, "a\nb\n\nc", split="line").spans) == 3

@@ -203,6 +203,9 @@ def test_the_part_that_is_scored(make_folder, models):
     same([text, "<think>Hm"], ["It is 4.", ""])
     same([text, "It is 4."], ["Hm, 2 + 2.", ""], part="thinking")
     same(["Hm</think>4", "Hm"], ["4", ""], think_opened_by_prompt=True)
+    tagged = ["<a>4</a> or <a>5</a>", "<a>two\nlines</a>", "no tags", "<a>open"]
+    same(tagged, ["4", "two\nlines", "no tags", "<a>open"], part="all", within="<a>(.*?)</a>")
+    same(["<think><a>3</a></think> <a>4</a>"], ["4"], within="<a>(.*?)</a>")
 
 
 def test_a_response_cannot_pretend_a_turn(make_folder, models):
@@ -322,6 +325,8 @@ def test_models_that_do_not_fit_are_refused_in_one_line(make_folder, models, tmp
     [
         ({"template": "{prompt}"}, "no {response}"),
         ({"deadline": 0}, "deadline"),
+        ({"within": "<a>"}, "within has 0 groups"),
+        ({"within": "("}, "within is no regular expression"),
         ({"labels": {}}, "labels"),
         ({"labels": {"y": math.inf}}, "labels"),
         ({"kind": "likelihood", "of": "response", "against": "reference"}, "likelihood of the reference"),

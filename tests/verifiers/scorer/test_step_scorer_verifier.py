@@ -78,6 +78,7 @@ def test_a_head_at_the_token_after_each_step(make_folder, models):
             "product": math.prod(scores),
             "last": scores[2],
             "before_error": next((n for n, score in enumerate(scores) if score < 0.5), 3) / 3,
+            "steps": 3.0,
         }
     )
     assert got[0].score == got[0].scores["min"]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from rlvr.advantages.group import group_advantage, means, same, std
 from rlvr.components import Advantage, Loss
@@ -38,7 +37,7 @@ class Consistency(Advantage):
     with n - 1. What the authors call COPO (`soft-with-zero`) is `zeros` without `forced` and `agreement`, at level 1;
     `forced` alone is their `soft-with-forced`. The two shares of the sum are the columns `advantage/local` and
     `advantage/global` of the batch, for the loss `clip_local_and_global`, which clips each by itself as the authors do;
-    other losses clip by the sum. Modifiers change the sum alone.
+    other losses clip by the sum. Modifiers change the sum alone, and are refused with that loss.
     Answers are those that the verifier extracted, compared as text; a response without one is an answer of its own. A
     large negative level and `forced: false` are local alone.
     """
@@ -57,6 +56,7 @@ class Consistency(Advantage):
     epsilon: float = 1e-6
     """Added to standard deviations."""
     smallest_group: ClassVar = 2
+    makes: ClassVar = (LOCAL, GLOBAL)
 
     def __call__(self, batch: Batch) -> np.ndarray:
         rewards = batch.column("reward")
@@ -118,8 +118,8 @@ class LocalAndGlobalClippedLoss(Loss):
 
     COPO's w L_local + (1 - w) L_global (hijih/copo-code, verl/trainer/ppo/core_algos.py,
     compute_policy_loss_with_global): the weights are in the shares, which a clipped loss is proportional to. Where the
-    two push a token to different sides, the clip of one does not hold back the other. Another advantage has one share,
-    and is clipped as by `clip`.
+    two push a token to different sides, the clip of one does not hold back the other. Another advantage makes no
+    shares, and what changes the advantage afterwards does not change them: both are refused.
     """
 
     clip_low: Scalar = 0.2
@@ -142,10 +142,9 @@ class LocalAndGlobalClippedLoss(Loss):
         log_ratios = log_ratio(tokens)
         cap = None if self.cap is None else float(self.cap)
         bounds = (1 - float(self.clip_low), 1 + float(self.clip_high), cap)
-        # [T] each; NaN where the estimator gives no shares.
-        of_group, of_prompt = (tokens.columns[share] for share in self.reads)
-        local = hard(log_ratios, torch.where(of_group.isnan(), tokens.advantage, of_group), *bounds)
-        over_batch = hard(log_ratios, of_prompt.nan_to_num(0.0), *bounds)
+        # [T] each.
+        local = hard(log_ratios, tokens.columns[LOCAL], *bounds)
+        over_batch = hard(log_ratios, tokens.columns[GLOBAL], *bounds)
         ratio = log_ratios.detach().exp()
         # Clipped for one share or for both.
         low = (local.low | over_batch.low).float()

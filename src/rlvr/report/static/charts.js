@@ -3,13 +3,16 @@
 // Units of the viewBox, which CSS scales to the width of the card. LEFT holds the labels of y, BOTTOM those of x.
 const WIDE = 420, HIGH = 210, LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 26;
 
+// Half of a number below the axis, the word "step", and a space between them.
+const LABEL = 44;
+
 // A wide chart has the same height for more than twice the width.
 const WIDEST = 980;
 
 function frame(title, about, wide = WIDE) {
   const svg = draw("svg", { viewBox: `0 0 ${wide} ${HIGH}`, role: "img", "aria-label": title });
-  const heading = make("h3", { title: about || "" }, title);
-  const caption = about ? make("p", { class: "soft small caption", title: about }, about.split("\n")[0]) : null;
+  const heading = make("h3", { title: (about || "").replaceAll("`", "") }, title);
+  const caption = about ? make("p", { class: "soft small caption", title: about.replaceAll("`", "") }, ...prose(about.split("\n")[0])) : null;
   return { svg, card: make("div", { class: "card chart" }, heading, caption, svg) };
 }
 
@@ -17,14 +20,15 @@ function axes(svg, [x0, x1], [y0, y1], { wide = WIDE, unit = "", log = false, fo
   const px = (x) => LEFT + ((x - x0) / (x1 - x0 || 1)) * (wide - LEFT - RIGHT);
   const scale = log ? Math.log10 : (y) => y;
   const py = (y) => HIGH - BOTTOM - ((scale(y) - scale(y0)) / (scale(y1) - scale(y0) || 1)) * (HIGH - TOP - BOTTOM);
-  for (const y of log ? decades(y0, y1) : ticks(y0, y1)) {
+  for (const y of log ? decades(y0, y1) : ticks(y0, y1, 5)) {
     svg.append(draw("line", { class: "gridline", x1: LEFT, x2: wide - RIGHT, y1: py(y), y2: py(y) }));
     svg.append(draw("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, form(y)));
   }
-  svg.append(draw("text", { class: "label", x: wide - RIGHT, y: HIGH - 22, "text-anchor": "end" }, "step"));
+  // In the row of the numbers, where no curve passes; a number that would touch it is left out.
+  svg.append(draw("text", { class: "label", x: wide - RIGHT, y: HIGH - 9, "text-anchor": "end" }, "step"));
   if (unit) svg.append(draw("text", { class: "label", x: LEFT + 4, y: TOP + 8 }, unit));
   // Steps are integers, so that a short run has no tick at 1.5.
-  const marks = ticks(x0, x1, 6).filter((x) => Number.isInteger(x) && x >= x0 && x <= x1);
+  const marks = ticks(x0, x1, 6).filter((x) => Number.isInteger(x) && x >= x0 && x <= x1 && px(x) < wide - RIGHT - LABEL);
   for (const x of marks) svg.append(draw("text", { x: px(x), y: HIGH - 9, "text-anchor": "middle" }, show(x)));
   svg.append(draw("line", { class: "axis", x1: LEFT, x2: wide - RIGHT, y1: py(y0), y2: py(y0) }));
   return { px, py };
@@ -104,7 +108,7 @@ function lineChart(title, about, series, { stages = [], marks = [], smooth = 0, 
   const pad = log ? 0 : (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   [low, high] = [low === 0 ? 0 : low - pad, share ? Math.min(high + pad, Math.max(1, high)) : high + pad];
   const x0 = steps.reduce((a, b) => Math.min(a, b)), x1 = Math.max(steps.reduce((a, b) => Math.max(a, b)), x0 + 1);
-  const { px, py } = axes(svg, [x0, x1], [low, high], { wide, unit: share ? "" : unit, log, form });
+  const { px, py } = axes(svg, [x0, x1], [low, high], { wide, unit: share ? "" : unit, log, form: share ? shortPercent : show });
   for (const [name, step] of stages) {
     if (step <= x0 || step > x1) continue;
     svg.append(draw("line", { class: "stage", x1: px(step), x2: px(step), y1: TOP, y2: HIGH - BOTTOM }));
@@ -153,7 +157,7 @@ function stackChart(title, about, x, parts, { whole = false } = {}) {
   const sorted = [...sums].sort((a, b) => a - b);
   const top = whole ? 1 : 1.1 * sorted[Math.floor(0.98 * (sorted.length - 1))] || 1;  // a few slow steps are cut off
   const x0 = x[at[0]], x1 = Math.max(x[at[at.length - 1]], x0 + 1);
-  const { px, py } = axes(svg, [x0, x1], [0, top], { form: whole ? percent : show });
+  const { px, py } = axes(svg, [x0, x1], [0, top], { form: whole ? shortPercent : show });
   const base = at.map(() => 0);
   for (const part of parts) {
     const under = base.map((y, k) => `${px(x[at[k]]).toFixed(1)} ${py(Math.min(y, top)).toFixed(1)}`);

@@ -46,6 +46,11 @@ function percent(value) {
   return known(value) && value >= 0 && value <= 1 ? `${(100 * value).toFixed(1)} %` : show(value);
 }
 
+// The same beside an axis, whose values are round: 50 %.
+function shortPercent(value) {
+  return percent(value).replace(".0 %", " %");
+}
+
 // Text with `names` in backticks set as code.
 function prose(text) {
   return String(text).split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));

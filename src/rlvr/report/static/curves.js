@@ -57,6 +57,7 @@ const SCORES = [
   [/^eval\/mean$/, "Mean score of sampled answers to held-out tasks."],
   [/^eval\/pass@/, "Probability that one of so many sampled answers to a held-out task is right."],
   [/^eval\/maj@/, "Probability that the commonest of so many sampled answers is right."],
+  [/^eval\/(truncated|unparsable|undecided)$/, "Share of all answers to held-out tasks."],
 ];
 
 function describe(data, name) {
@@ -86,7 +87,7 @@ function curvesSection(data) {
   const settings = { smooth: 0, log: false, bands: experiments(data.runs).some((group) => group.length > 1) };
   const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.columns)))].sort();
   const scores = ["eval/greedy", "eval/pass@1", "eval/mean"].filter((name) => names.includes(name)).slice(0, 1);
-  const extra = names.filter((name) => name.startsWith("reward/") && !["reward/mean", "reward/std"].includes(name));
+  const extra = names.filter((name) => name.startsWith("reward/") && !["reward/mean", "reward/std", "reward/raised", "reward/undecided"].includes(name));
   const marks = { EVAL: scores, REWARDS: extra.length > 1 ? extra : [] };
   const groups = Object.entries(GROUPS).map(([title, members]) => [title, members.flatMap((name) => marks[name] || [name]).filter((name) => names.includes(name))]);
   const added = [];

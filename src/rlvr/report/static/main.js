@@ -22,7 +22,7 @@ function hero(run, number) {
   const [x, y, low, high] = [0, 1, 2, 3].map((k) => run.points.map((point) => point[k]));
   const about = `held-out score ${(run.score || "").slice(5)}, with 95 % intervals over tasks`;
   const chart = run.points.length > 1
-    ? lineChart("", about, [{ label: (run.score || "").slice(5), color: color(number), x, y, low, high }], { stages: run.stages, share: true, wide: WIDEST })
+    ? lineChart("", about, [{ label: (run.score || "").slice(5), color: color(number), x, y, low, high }], { stages: run.stages, share: true, wide: innerWidth < 700 ? WIDE : WIDEST })
     : null;
   const rows = run.facts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", { class: "text" }, value)));
   const light = run.health.length ? `${run.health.length} finding${run.health.length > 1 ? "s" : ""}, see Health` : "No problems found";

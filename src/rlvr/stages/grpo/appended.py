@@ -34,7 +34,7 @@ def token_after(objective: Objective, policy: Policy) -> int | None:
 def filler(name: str) -> float:
     """The value in the column `name` of tokens and rollouts that nobody sampled: 0 where it is multiplied or summed,
     else NaN, which says that nothing is known of them."""
-    if name in ("advantage", "penalty") or name.startswith("weight/"):
+    if name in ("advantage", "penalty") or name.startswith(("weight/", "advantage/")):
         return 0.0
     return np.nan
 

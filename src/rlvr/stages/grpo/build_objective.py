@@ -6,7 +6,7 @@ Invariant: no component is known by name; its declared members say what it can d
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from rlvr import registry
 from rlvr.components import AdvantageComponent, Correction, Loss, LossComponent, Selector, SequenceLoss
@@ -210,6 +210,54 @@ def check_reads(objective: Objective, config: Config, sources: Collection[str | 
                 raise ConfigError(
                     f"the loss of {component.name!r} reads {name!r}, and {what}{nearest(own, known[kind])}"
                 )
+
+
+def check_shares(objective: Objective, algorithm: AlgorithmConfig) -> None:
+    """ConfigError where a loss reads a part `advantage/NAME` of the advantage that the estimator does not make, or that
+    something changes the advantage after."""
+    estimator = algorithm.advantage
+    for component in objective.components:
+        shares = [name for name in component.reads if name.startswith("advantage/")]
+        if not shares:
+            continue
+        makes: Sequence[str] = registry.build("advantage", estimator).makes
+        kind, name = ("loss", algorithm.loss.name) if component.name == "policy" else ("auxiliary loss", component.name)
+        for share in shares:
+            if share not in makes:
+                raise ConfigError(
+                    f"the {kind} {name!r} reads the column {share!r}, which the advantage {estimator.name!r} does not "
+                    f"make: {_made_by(share)}"
+                )
+        # The estimator makes the parts, and what comes after it is of their sum alone.
+        if later := _after_the_estimator(algorithm):
+            raise ConfigError(
+                f"the {kind} {name!r} reads the column {shares[0]!r} as the advantage {estimator.name!r} makes it, "
+                f"which {later} does not change: leave {later} out, or choose another loss"
+            )
+
+
+def _made_by(column: str) -> str:
+    """Name the estimators that make the column and need no options."""
+    makers = []
+    for name in registry.names("advantage"):
+        try:
+            made = registry.build("advantage", name).makes
+        except ConfigError:  # it needs an option, or its package cannot be imported
+            continue
+        if column in made:
+            makers.append(name)
+    if not makers:
+        return "no advantage does; an estimator lists its columns in `makes`"
+    return f"set algorithm.advantage to {' or '.join(makers)}, or choose another loss"
+
+
+def _after_the_estimator(algorithm: AlgorithmConfig) -> str | None:
+    """The first key that changes advantages after the estimator; None where none does."""
+    if algorithm.modifiers:
+        return "algorithm.modifiers"
+    if (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage":
+        return "algorithm.kl.where: advantage"
+    return None if algorithm.splice is None else "algorithm.splice"
 
 
 def warn_uncorrected(config: Config, objective: Objective) -> None:

@@ -251,6 +251,7 @@ class Advantages:
         self.config = config
         self.name = algorithm.advantage.name
         estimator: Advantage = registry.build("advantage", algorithm.advantage)
+        self.makes = estimator.makes
         self._named: list[tuple[str, AdvantageComponent]] = [(self.name, estimator)]
         self._named += [(spec.name, registry.build("modifier", spec)) for spec in algorithm.modifiers]
         self.components = ComponentList(self._named)
@@ -303,6 +304,10 @@ class Advantages:
         # both.
         (name, estimator), *modifiers = self.components.at(step, steps)
         values = self._checked(estimator(batch), batch, f"algorithm.advantage {name!r}")
+        if absent := [column for column in self.makes if not batch.has(column)]:
+            raise ConfigError(
+                f"algorithm.advantage {name!r} says that it makes {absent[0]!r}, and added no such column"
+            )
         if self._penalised:
             values = less_penalty(values, batch)
         for name, modifier in modifiers:

@@ -24,7 +24,13 @@ from rlvr.rollout import RolloutBuffer, StepRollouts
 from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
 from rlvr.stages.grpo.appended import token_after, with_token
-from rlvr.stages.grpo.build_objective import build_objective, build_penalty, check_reads, warn_uncorrected
+from rlvr.stages.grpo.build_objective import (
+    build_objective,
+    build_penalty,
+    check_reads,
+    check_shares,
+    warn_uncorrected,
+)
 from rlvr.stages.grpo.demonstrations import check_demonstrations, demonstration, with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
 from rlvr.stages.grpo.monitoring import MonitoringSampler
@@ -115,6 +121,7 @@ class GRPOStage(Stage):
     def check_plan(cls, plan: StagePlan) -> None:
         """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
         objective = build_objective(plan, shares_weights=False)
+        check_shares(objective, plan.config.algorithm)
         check_supervised_steps(plan.config, objective)
         check_demonstrations(plan.config.algorithm, objective)
         check_redraw(plan.config)
@@ -263,6 +270,8 @@ class GRPOStage(Stage):
         batch.token_columns["weight/policy"] = token_weights(rollouts, Origin.POLICY, nothing)
         self._trained = batch.with_own_columns()
         batch.columns["reward"] = np.full(len(batch), np.nan)
+        # Nothing was sampled that an advantage is of; a loss that reads its parts finds them all the same.
+        batch.columns |= {name: np.zeros(len(batch)) for name in self.advantages.makes}
         self._add_columns_of_terms(batch)
         return batch
 

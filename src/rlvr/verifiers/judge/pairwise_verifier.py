@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from rlvr.registry import register_verifier
 from rlvr.verifiers.judge.asks_judge import AsksJudge
 from rlvr.verifiers.judge.chat_client import JudgeError
 from rlvr.verifiers.judge.fenced_prompt import JudgeTemplate, plain
-from rlvr.verifiers.judge.readings import JudgeReading, LabelReader
+from rlvr.verifiers.judge.readings import JudgeReading, LabelReader, ProbabilityReader, VerdictReader
 
 TEMPLATE = """Decide which of two responses to the task is better. Neither their order nor their length counts.
 
@@ -35,7 +35,7 @@ Response A:
 
 Response B:
 {second}"""
-_LABELS = {"A": 1.0, "tie": 0.5, "B": 0.0}
+LABELS = {"A": 1.0, "tie": 0.5, "B": 0.0}
 """The verdict on a pair -> the share of the win that its first response has."""
 PRIOR = 0.1
 """Comparisons of each pair that are added as ties. Arbitrary: without any, a member that wins all has no finite
@@ -64,14 +64,32 @@ class PairsVerifier(AsksJudge):
     the others, in the Bradley-Terry model of all comparisons of the group."""
     template: str = TEMPLATE
     """The request, with `{first}`, `{second}`, `{prompt}`, `{answer}` and fields of `info`."""
+    labels: dict[str, float] = field(default_factory=lambda: dict(LABELS))
+    """The verdict on a pair -> the share of the win, 0 to 1, that its first response has. More than three are a scale
+    of preference: `{A++: 1, A+: 0.75, B+: 0.25, B++: 0}`."""
+    read: Literal["label", "probability"] = "label"
+    """The form of the verdict, as of the verifier `judge`: one of `labels`, or the mean share, weighted with the
+    probability of each as the reply's first token."""
+    least_mass: float = 0.5
+    """As of the verifier `judge`."""
     coded: bool = True
     """As of the verifier `judge`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._template = JudgeTemplate(self.template, ("first", "second"), self.longest)
+        self._reader = self._make_reader()
         if self.score == "bradley_terry" and self.against != "all":
             raise ConfigError("pairs: score=bradley_terry needs against=all: with one opponent it is the win rate")
+
+    def _make_reader(self) -> VerdictReader:
+        if not all(0 <= share <= 1 for share in self.labels.values()):
+            raise ConfigError("pairs: the share of the win that a label gives must be from 0 to 1")
+        if self.read == "label":
+            return LabelReader(self.labels, self.coded)
+        if self.votes > 1:
+            raise ConfigError("pairs: the probability of a token is the same for every vote: set votes to 1")
+        return ProbabilityReader(self.labels, self.least_mass)
 
     def check_task(self, task: Task) -> str | None:
         problem = super().check_task(task) or self._template.problem(task)
@@ -104,7 +122,8 @@ class PairsVerifier(AsksJudge):
             else:
                 won[i, j] = sum(result) / 2
                 won[j, i] = 1 - won[i, j]
-                agreed[i, j] = agreed[j, i] = float(result[0] == result[1])
+                # Both orders prefer the same one, or neither, by however much.
+                agreed[i, j] = agreed[j, i] = float(np.sign(result[0] - 0.5) == np.sign(result[1] - 0.5))
         place = np.asarray([texts.index(text) for text in completions])
         members = won[np.ix_(place, place)]
         strengths = bradley_terry(members) if self.score == "bradley_terry" else None
@@ -156,9 +175,7 @@ class PairsVerifier(AsksJudge):
     async def _shares(self, task: Task, first: str, second: str) -> float | JudgeError:
         """The mean share of the win that the votes give to the first of two."""
         given = {"first": first, "second": second}
-        votes = await self.readings(
-            lambda code: self._template.filled(task, given, code), LabelReader(_LABELS, self.coded)
-        )
+        votes = await self.readings(lambda code: self._template.filled(task, given, code), self._reader)
         scores = [vote.score for vote in votes if isinstance(vote, JudgeReading)]
         errors = [vote for vote in votes if isinstance(vote, JudgeError)]
         return sum(scores) / len(scores) if scores else errors[0]

@@ -55,8 +55,9 @@ class Criterion:
         return self.veto and bool(met) == (self.weight < 0)
 
 
-def read_criteria(written: Any) -> list[Criterion] | str:
-    """The criteria of a list of texts or mappings; else in words what is wrong with them."""
+def read_criteria(written: Any, whole: bool = True) -> list[Criterion] | str:
+    """The criteria of a list of texts or mappings; else in words what is wrong with them. `whole`: a score is made of
+    these alone, and not with those of a task, so that one has to be worth something."""
     if not isinstance(written, Sequence) or isinstance(written, str) or not written:
         return "a rubric is a list of criteria, at least one"
     result = []
@@ -73,7 +74,7 @@ def read_criteria(written: Any) -> list[Criterion] | str:
     names = [criterion.name for criterion in result]
     if len(set(names)) < len(names):
         return "two criteria have one name"
-    if not any(criterion.weight > 0 for criterion in result):
+    if whole and not any(criterion.weight > 0 for criterion in result):
         return "no criterion has a weight above 0, so nothing could ever be paid"
     return result
 
@@ -103,7 +104,8 @@ class RubricVerifier(AsksJudge):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._template = JudgeTemplate(self.template, ("response", "criteria"), self.longest)
-        if self.criteria and isinstance(problem := read_criteria(self.criteria), str):
+        # Vetoes of all tasks need no weight of their own: a task's criteria may be what is paid.
+        if self.criteria and isinstance(problem := read_criteria(self.criteria, whole=False), str):
             raise ConfigError(f"rubric: {problem}")
 
     def check_task(self, task: Task) -> str | None:

@@ -39,8 +39,9 @@ class StepsVerifier(AsksJudge):
     """The steps of a response, each with the score of the label that a language model gives it.
 
     `Verdict.spans` has each step's characters and score, which the advantage `spans` turns into credit of its tokens;
-    `Verdict.scores` has `mean`, `min`, `last` and `before_error`, the share of steps before the first of the least
-    score. Several votes are counted for each step by itself. A response without any text scores the least label.
+    `Verdict.scores` has `mean`, `min`, `last`, `before_error`, the share of steps before the first of the least score,
+    and `steps`, their number. Several votes are counted for each step by itself. A response without any text scores the
+    least label.
     """
 
     split: Split = "blank_line"

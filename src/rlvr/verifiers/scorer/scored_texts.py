@@ -23,13 +23,31 @@ _OPENED = re.compile(r"\s*(?:<(?:think|thinking|thought|reasoning)>|\[THINK\])\s
 _CLOSED = re.compile(r"\s*(?:</(?:think|thinking|thought|reasoning)>|\[/THINK\])\s*\Z")
 
 
-def part_of(completion: str, part: Part, think_opened_by_prompt: bool = False) -> str:
-    """The part of a completion that is scored.
+def pattern_within(written: str) -> re.Pattern[str]:
+    """The regular expression of the option `within`. ConfigError for one without one group."""
+    try:
+        pattern = re.compile(written, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"scorer: within is no regular expression: {error}") from error
+    if pattern.groups != 1:
+        raise ConfigError(f"scorer: within has {pattern.groups} groups: one is needed, for what is scored")
+    return pattern
+
+
+def part_of(
+    completion: str, part: Part, think_opened_by_prompt: bool = False, within: re.Pattern[str] | None = None
+) -> str:
+    """The part of a completion that is scored, or what `within` finds in it.
 
     A completion that never ends its thinking has no answer, and one without any has no thinking: that part is then the
     empty text, which the model scores like another.
     """
-    own = own_turn(completion)
+    text = _part(own_turn(completion), part, think_opened_by_prompt)
+    found = within.search(text) if within is not None else None
+    return text if found is None else (found[1] or "")
+
+
+def _part(own: str, part: Part, think_opened_by_prompt: bool) -> str:
     if part == "all":
         return own
     answer = after_reasoning(own, think_opened_by_prompt)

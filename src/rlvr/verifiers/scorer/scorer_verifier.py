@@ -32,7 +32,14 @@ from rlvr.verifiers.scorer.model_scores import (
     ServedScores,
     model_scores,
 )
-from rlvr.verifiers.scorer.scored_texts import Part, check_template, missing_field, part_of, reference_of
+from rlvr.verifiers.scorer.scored_texts import (
+    Part,
+    check_template,
+    missing_field,
+    part_of,
+    pattern_within,
+    reference_of,
+)
 
 # The scorer's own deadline is to strike first: it knows why, and counts it.
 GRACE = 10.0
@@ -58,6 +65,9 @@ class ScorerVerifier(Verifier):
     after a question. likelihood: the mean log-prob of a text's tokens. A server has the first two."""
     part: Part = "answer"
     """The part of the response that is scored: what follows its thinking, the thinking, or all."""
+    within: str = ""
+    """A regular expression whose group is scored in the place of the part, such as `<answer>(.*?)</answer>`: that of
+    its first match, where `.` is any character. A part without a match is scored whole."""
     against: Literal["none", "reference", "demonstration"] = "none"
     """The score is the difference to that of the task's `answer`, or of its `demonstration`, which is computed once.
     With `embedding`, and `likelihood` of the reference, it names the text that is compared with instead, and none
@@ -105,6 +115,7 @@ class ScorerVerifier(Verifier):
             raise ConfigError("scorer: labels are tokens with finite scores, at least one")
         if self.template and (self.kind != "likelihood" or self.of == "reference"):
             check_template("scorer", self.template)
+        self._within = pattern_within(self.within) if self.within else None
         if self.against != "none" and self.kind == "likelihood" and self.of == "response":
             raise ConfigError("scorer: against goes with likelihood of the reference, not of the response")
         self.time_limit = self.deadline + GRACE
@@ -160,7 +171,7 @@ class ScorerVerifier(Verifier):
         if self._scores is None:
             raise ConfigError(f"scorer: models.{self.model} was not loaded: call `attach` with the models of a run")
         start = time.perf_counter()
-        texts = [part_of(one, self.part, self.think_opened_by_prompt) for one in completions]
+        texts = [part_of(one, self.part, self.think_opened_by_prompt, self._within) for one in completions]
         reference: ModelScore | JudgeError | None = None
         if self.against != "none" and not self._compares:
             reference = await self._reference_score(self._scores, task)

@@ -58,9 +58,10 @@ class StepScorerVerifier(Verifier):
     """The steps of a response, each with the score that a process reward model of the section `models` gives it.
 
     `Verdict.spans` has each step's characters and score, which the advantage `spans` and the term `verdict_spans` turn
-    into credit of its tokens; `Verdict.scores` has `min`, `mean`, `product`, `last` and `before_error`, the share of
-    steps before the first that scores less than `threshold`. The responses of a group are scored together, on rank 0.
-    What keeps the model from a score leaves the response undecided; a response without any text scores 0.
+    into credit of its tokens; `Verdict.scores` has `min`, `mean`, `product`, `last`, `before_error`, the share of steps
+    before the first that scores less than `threshold`, and `steps`, their number. The responses of a group are scored
+    together, on rank 0. What keeps the model from a score leaves the response undecided; a response without any text
+    scores 0.
 
     Qwen2.5-Math-PRM: `{model: NAME, head: own, separator: "<extra_0>"}` with `models.NAME.trust_remote_code`.
     Math-Shepherd: `{head: next_token, labels: {"+": 1, "-": 0}, separator: " \u043a\u0438\\n", template: "{prompt}
