@@ -33,7 +33,10 @@ installed=",$(sed -n 2p "$stamp" 2>/dev/null || true),"
 if [ "$(sed -n 1p "$stamp" 2>/dev/null || true)" = "$wanted" ] && [[ -z "$extras" || "$installed" == *",$extras,"* ]]; then
   exit 0
 fi
-echo "installing rlvr${extras:+ with extras $extras} into .venv (torch is the largest part: 0.2 GB for CPUs, 3 GB with CUDA)"
+echo "installing rlvr${extras:+ with extras $extras} into .venv, silently, for some minutes (torch is the largest part: 0.2 GB for CPUs, 3 GB with CUDA)"
+if ! command -v nvidia-smi > /dev/null && [ -z "${PIP_EXTRA_INDEX_URL:-}${PIP_INDEX_URL:-}" ]; then
+  echo "there is no GPU here: docs/installation.md, section CPU, says how the smaller torch is installed"
+fi
 pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c "$constraints")
 "${pip[@]}" torch  # by itself and pinned, or a newer build would be taken with what else it brings
 "${pip[@]}" -e ".${extras:+[$extras]}"

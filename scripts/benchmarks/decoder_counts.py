@@ -83,11 +83,11 @@ def flash(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: fl
     return operator(query, key, value, dropout_p, is_causal, scale=scale)[0]
 
 
-def fake_policy(model: str) -> Policy:
-    """A policy whose weights have shapes only, in bfloat16."""
+def fake_policy(model: str, layers: int | None = None) -> Policy:
+    """A policy whose weights have shapes only, in bfloat16; `layers`: of its layers the first ones, None: all."""
     config = ModelConfig(dtype="bfloat16", device="cpu", gradient_checkpointing=False)
     with torch.device("meta"):
-        described = AutoConfig.for_model(**MODELS[model])
+        described = AutoConfig.for_model(**MODELS[model] | ({} if layers is None else {"num_hidden_layers": layers}))
         causal_lm = AutoModelForCausalLM.from_config(described, dtype=torch.bfloat16)
         policy = make_policy(causal_lm, build_tokenizer(ScratchConfig()), config)
     # make_policy keeps what trains in float32; here weights are what an engine of sharded weights computes with.

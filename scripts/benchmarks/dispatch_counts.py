@@ -74,13 +74,17 @@ class Counting(TorchDispatchMode):
             return made
         self.counts.launches += 1
         self.counts.bytes += moved(name, tensors_in((args, kwargs)), results)
+        self.counts.flops += self.flops_of(packet, args, kwargs, made)
+        return made
+
+    def flops_of(self, packet: Any, args: Any, kwargs: Any, made: Any) -> int:
+        """FLOPs of an operation that gave `made`."""
+        name = packet.__name__
         if packet in flop_registry:
             # A type of the result, which products may have after their tensors, is none of the formula's.
             first = [a for a in args if isinstance(a, torch.Tensor)] if name.endswith("mm") else args
-            self.counts.flops += flop_registry[packet](*first, **kwargs, out_val=made)
-        elif name == "_grouped_mm":
-            self.counts.flops += grouped_flops(*args[:2])
-        return made
+            return int(flop_registry[packet](*first, **kwargs, out_val=made))
+        return grouped_flops(*args[:2]) if name == "_grouped_mm" else 0
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

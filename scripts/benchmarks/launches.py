@@ -120,8 +120,9 @@ class Problem:
         self.hidden = empty(TOKENS, width).requires_grad_()
         self.trained = empty(trained, width).requires_grad_()
         self.weight = empty(vocabulary, width).requires_grad_()
-        self.ids = empty(TOKENS, dtype=torch.int64)
-        self.temperature = empty(TOKENS, dtype=torch.float32)
+        tokens = max(TOKENS, trained)
+        self.ids = empty(tokens, dtype=torch.int64)
+        self.temperature = empty(tokens, dtype=torch.float32)
 
 
 Way = Callable[[Problem, dict[str, Any]], torch.Tensor]

@@ -71,6 +71,7 @@ def test_a_piece_of_a_file(tmp_path):
         ("none.py:Odd", "there is no file"),
         ("mine.py:Od", "has no class or function 'Od'; did you mean 'Odd'?"),
         ("mine.py:CONSTANT", "has no class or function 'CONSTANT'"),
+        ("mine.py", "mine.py:NAME; it has evens, slow, "),
         ("raises.py:Odd", "cannot be imported: ZeroDivisionError"),
         ("syntax.py:Odd", "cannot be imported: SyntaxError"),
         ("twice.py:Odd", "cannot be imported: ConfigError: the reward 'length' is taken"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -146,3 +147,68 @@ def test_one_more_launch_in_a_layer_is_seen(decoding, monkeypatch):
     monkeypatch.setattr(decoder.DecoderBlock, "__call__", lambda self, *given: call(self, *given) + 0)
     one, two = (decoding.step_of(case, decoding.SHAPE | NARROW | {"num_hidden_layers": layers}) for layers in (1, 2))
     assert two["launches"] - one["launches"] == DECODING["bfloat16, weights in bfloat16"] + 1
+
+
+@pytest.fixture
+def packed(root, monkeypatch):
+    """The script that counts long packed rows, imported."""
+    monkeypatch.syspath_prepend(root / "scripts/benchmarks")
+    return __import__("packed_flops")
+
+
+@pytest.fixture
+def packed_committed(root):
+    return json.loads((root / "scripts/benchmarks/packed_flops.json").read_text())
+
+
+def test_the_needed_flops_of_a_long_row_are_those_of_a_hand(packed_committed):
+    """Qwen2.5-0.5B, 65,536 tokens, a prompt of 2,048 and eight responses."""
+    found = packed_committed["models"]["Qwen2.5-0.5B"]["65,536: 8 rollouts, prompt once"]
+    hidden, inner, of_keys, layers, vocabulary = 896, 4864, 128, 24, 151_936
+    prompt, response, responses = 2048, 7936, 8
+    tokens = prompt + responses * response
+    layer = 2 * hidden**2 + 2 * hidden * of_keys + 3 * hidden * inner + hidden + 2 * of_keys + 2 * hidden
+    weights = layers * layer + hidden
+    pairs = prompt * (prompt + 1) // 2 + responses * (response * (response + 1) // 2 + response * prompt)
+    attention = 12 * hidden * pairs * layers
+    head = 6 * vocabulary * hidden * responses * response
+    flops = found["flops a token"]
+    assert found["tokens"] == tokens == 65_536 and found["trained"] == responses * response
+    assert flops["of it attention"] == pytest.approx(attention / tokens, rel=1e-6)
+    assert flops["needed"] == pytest.approx((6 * weights * tokens + attention + head) / tokens, rel=1e-6)
+    # Flash attention has one product more in its backward pass, the head its logits.
+    assert flops["of it scores again"] == pytest.approx(attention / 6 / tokens, rel=1e-6)
+    assert flops["of it logits again"] == pytest.approx(head / 3 / tokens, rel=1e-6)
+
+
+def test_nothing_else_of_a_packed_row_is_executed_beyond_the_needed_flops(packed_committed):
+    for model, rows in packed_committed["models"].items():
+        for name, found in rows.items():
+            over = found["executed over needed"]
+            assert 0.98 < over["without what is computed again"] <= 1.005, (model, name)
+
+
+def test_pairs_of_a_call_are_those_of_a_loop(packed):
+    from rlvr.policy.attention import Spans
+
+    spans = Spans(np.asarray([3, 2, 4]), np.asarray([-1, 0, 0]), torch.device("cpu"))
+    own, prefix = spans.segments(None)
+    assert packed.computed_pairs(own) == sum(q + 1 for run in (3, 2, 4) for q in range(run))
+    assert packed.computed_pairs(prefix) == 3 * (2 + 4)
+
+
+def test_kernels_over_many_tensors_are_filled_by_tensors_or_by_blocks(packed):
+    chunk, blocks = packed.CHUNK, packed.BLOCKS
+    assert packed.multi_tensor_launches([1] * 110, 1) == 1
+    assert packed.multi_tensor_launches([1] * 111, 1) == 2
+    assert packed.multi_tensor_launches([1] * 37, 4) == 2
+    assert packed.multi_tensor_launches([chunk * blocks], 4) == 1
+    assert packed.multi_tensor_launches([chunk * blocks + 1, 1], 4) == 2
+
+
+@pytest.mark.gate
+def test_the_committed_counts_of_a_long_row_are_those_of_the_code(packed, packed_committed):
+    name = "16,384: 2 rollouts, prompt once"
+    found = packed.counted_row("Qwen2.5-0.5B", *packed.ROWS[name])
+    assert found == packed_committed["models"]["Qwen2.5-0.5B"][name]
+    assert packed.optimizer_step("Qwen2.5-0.5B") == packed_committed["optimizer step"]["Qwen2.5-0.5B"]

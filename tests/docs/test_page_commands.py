@@ -59,7 +59,7 @@ ELSEWHERE = {
     ("docs/extending.md", "python"): ("tests/docs/test_extending.py", 15),
     ("docs/from-trl.md", "python"): ("tests/docs/test_links.py", 1),
     ("docs/gallery.md", "bash"): ("tests/docs/test_gallery.py", 12),
-    ("docs/gpu.md", "bash"): ("tests/gpu_kit/test_runner.py", 2),
+    ("docs/gpu.md", "bash"): ("tests/gpu_kit/test_runner.py", 3),
     ("docs/howto/lora.md", "bash"): ("tests/docs/test_howto.py", 1),
     ("docs/howto/own-data.md", "json"): ("tests/docs/test_howto.py", 3),
     ("docs/howto/own-verifier.md", "json"): ("tests/docs/test_howto.py", 1),
@@ -126,6 +126,7 @@ def run_page(root, tmp_path):
         for program, module in named:
             (programs / program).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
             (programs / program).chmod(0o755)
+        (programs / "activate").touch()
         for part in ("configs", "docs", "scripts"):
             (work / part).symlink_to(root / part)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}

@@ -155,7 +155,8 @@ def test_links_out_of_docs_become_pages_of_the_site(tmp_path, script):
     make_site = script("make_site")
     page = ROOT / "docs/howto/lora.md"
     text = (
-        "<!-- not on the site -->\nb\n<!-- end -->\n- a\n  - [c](../../configs/quickstart.yaml) [d](../config.md#x) [e](../notebooks/first_run.ipynb)\n```\n "
+        "<!-- not on the site -->\nb\n<!-- end -->\n"
+        "- a\n  - [c](../../configs/quickstart.yaml) [d](../config.md#x) [e](../notebooks/first_run.ipynb)\n```\n "
         " - [f](x)\n```\n"
     )
     assert make_site.for_the_site(page, text, tmp_path) == (

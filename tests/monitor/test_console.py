@@ -389,6 +389,22 @@ def test_phases_before_the_first_step_are_lines_with_seconds(monkeypatch, capsys
             assert printed == ""
 
 
+def test_inside_another_block_only_the_outer_one_shows(capsys):
+    with StartupLines("plain"):
+        with StartupLines("plain"):
+            startup.info("loading")
+        startup.info("reading")
+    assert [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()] == ["loading", "reading"]
+
+
+@pytest.mark.parametrize(("mode", "shown"), [("plain", True), ("quiet", False)])
+def test_a_trainer_from_python_shows_the_phases_before_its_first_step(make_trainer, capsys, mode, shown):
+    make_trainer({"logging": {"console": mode}})
+    printed = capsys.readouterr().out
+    assert (" s  planning: devices" in printed) == shown
+    assert (" s  loading the model" in printed) == shown
+
+
 def test_clean_keeps_what_is_harmless():
     assert clean("a\tb\r\nc\nd é 漢字 👩\u200d🚀") == "a    b\nc\nd é 漢字 👩\u200d🚀"
     assert clean("\r\x1b\ud800") == "\\r\\x1b\\ud800"

@@ -33,7 +33,7 @@ from rlvr.rollout import Completion, Request, RolloutContext, Sampling, StepRoll
 from rlvr.run.loaded_models import LoadedModels
 from rlvr.stages.grpo.demonstrations import demonstration
 from rlvr.stages.stage_base import Stage, StageContext
-from rlvr.verifiers.base import Verifier, as_verifier, judged
+from rlvr.verifiers.base import Verifier, as_verifier, judged, judged_group
 
 PROMPT = 0
 """The token that stands for every prompt."""
@@ -72,11 +72,11 @@ class RecipeStep:
 
     def score(self, groups: Sequence[Sequence[Response]], step: int = 0) -> Batch:
         """The batch that trains in step number `step`, made of one group of responses for each task."""
-        rollouts = [
-            self._rollout(task, f"g{number}", member, response)
-            for number, (task, responses) in enumerate(zip(self.tasks, groups, strict=True))
-            for member, response in enumerate(responses)
-        ]
+        rollouts = []
+        for number, (task, responses) in enumerate(zip(self.tasks, groups, strict=True)):
+            members = [self._rollout(task, f"g{number}", member, one) for member, one in enumerate(responses)]
+            self._compare(task, members)
+            rollouts += members
         batch, _ = self.stage.score(StepRollouts(rollouts, step=step))
         return batch
 
@@ -210,6 +210,15 @@ class RecipeStep:
         for name in ("verifier", *self.plan.config.verifiers):
             rollout.verdicts[name] = asyncio.run(self._verdict(task, response.text, name))
         return rollout
+
+    def _compare(self, task: Task, members: Sequence[Rollout]) -> None:
+        """The verdicts of the verifiers that want the responses of a group together."""
+        for name in ("verifier", *self.plan.config.verifiers):
+            verifier = self._verifier(name)
+            if verifier.verify_group is not None and verifier.judge_of(task).verify_group is not None:
+                verdicts = asyncio.run(judged_group(verifier, task, [member.text for member in members]))
+                for member, verdict in zip(members, verdicts, strict=True):
+                    member.verdicts[name] = verdict
 
     async def _verdict(self, task: Task, text: str, name: str = "verifier") -> Verdict:
         if (name, task.id, text) not in self._verdicts:

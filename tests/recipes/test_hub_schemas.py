@@ -235,9 +235,14 @@ def check_stage(stage, trainer, model):
             assert stage.context.prompt.reply(task, "Again.", "user", trainer.policy.tokenizer.eos_token_id)
     check_lengths(stage, schema.get("longest", {}), model["context"])
     # A judge or a reward model is not asked: a stand-in would say anything.
-    if stage.verifies and not as_verifier(stage.config.verifier).needs.remote:
+    if stage.verifies and not asks_a_model(as_verifier(stage.config.verifier)):
         right = [response for response in schema["right"] for _ in range(orders)]
         check_golds(tasks, right, stage.config.verifier)
+
+
+def asks_a_model(verifier):
+    """Of a combination: one of its parts does."""
+    return verifier.needs.remote or any(asks_a_model(part) for part in getattr(verifier, "verifiers", {}).values())
 
 
 def check_lengths(stage, longest, context):

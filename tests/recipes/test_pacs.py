@@ -123,6 +123,11 @@ def test_gradient_of_a_step(recipe_step, moved):
     np.testing.assert_allclose(got, gradient_of_two_groups(MOVED, BEFORE if moved else MOVED), rtol=1e-9)
 
 
+def test_longer_prompts_are_left_out():
+    """data.filter_overlong_prompts=True of scripts/pacs/pacs_beta_1.0.sh."""
+    assert find_paper("pacs").config.data.skip_long_prompts
+
+
 def test_no_gradient_is_cut():
     """src/pacs/pacs_actor.py has an optimizer step of its own, which clips no norm. The loss sums log-ratios over up to
     4,096 tokens, and d log pi / d logits of a token has a norm of at most the root of 2."""

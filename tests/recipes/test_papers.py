@@ -80,7 +80,7 @@ def test_recipes_are_in_the_wheel():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build.pop("targets").pop("wheel")
     assert not build and wheel.keys() == {"packages", "shared-data"} and wheel["packages"] == ["src/rlvr"]
-    assert len(SLUGS) == 73
+    assert len(SLUGS) == 83
     assert ROOT / "src/rlvr/recipes" == RECIPES
     files = [
         str(path) for path in [*recipe_files().values(), RECIPES / "out-of-scope.json", RECIPES / "hub_schemas.json"]
@@ -116,7 +116,19 @@ def test_a_recipe_is_not_plain_grpo(slug):
         assert changed > 1e-5  # rounding is below 1e-6; pear's bonus is small at this size
 
 
-PLAIN = ("vmr", "j1-7b", "one-shot-cft", "vb-vs-vf", "sasr", "rlbff")
+PLAIN = (
+    "vmr",
+    "j1-7b",
+    "one-shot-cft",
+    "vb-vs-vf",
+    "sasr",
+    "rlbff",
+    "rubicon",
+    "libra",
+    "spark",
+    "pairwise-rl",
+    "ssr-zero",
+)
 """GRPO's own loss, reward up to a scale, and advantage (or the plain likelihood): the paper is about data, stages,
 judges or, as sasr, about which steps are of imitation: those of reinforcement are GRPO's."""
 

@@ -179,8 +179,9 @@ OPTIMIZERS = {
     },
     # Their script has no constant bonus; the 1 is the weight of the coefficients of each token.
     ("light-if", "grpo", "Qihoo360/Light-IF@01e9003 rl/verl/verl/trainer/config/actor/actor.yaml"): (0.01, 1.0, 1.0),
-    # LLaMA-Factory's trainer is transformers', whose weight decay is 0.
-    ("light-if", "sft", "Qihoo360/Light-IF@01e9003 coldstart/README.md"): (0.0, 0.0, 1.0),
+    # LLaMA-Factory's trainer is transformers', whose weight decay is 0. The bonus is the section's, which imitation
+    # does not read.
+    ("light-if", "sft", "Qihoo360/Light-IF@01e9003 coldstart/README.md"): (0.0, 1.0, 1.0),
     ("co-reward", "grpo", "tmlr-group/Co-rewarding@6c60ea4 verl/trainer/config/ppo_trainer.yaml"): (0.01, 0.0, 1 / 2),
     ("laser-002-343", "grpo", "hkust-nlp/Laser@c9e7c4e verl/trainer/config/lengthy_ppo_trainer.yaml"): (
         *(0.01, 0.001, 1.0),

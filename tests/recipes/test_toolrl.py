@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hand_written_steps import Response, of_the_group, plan_of, policy_gradient
+from hand_written_steps import Response, clipped_gradient, of_the_group, plan_of, policy_gradient
 
 from rlvr import registry
 from rlvr.recipes.papers import find_paper
@@ -201,8 +201,9 @@ def test_a_deep_value_costs_what_an_unreadable_call_costs(verifier):
 
 
 def test_gradient_of_a_two_token_policy(recipe_step):
-    """GRPO of these rewards over tokens, with the deviation of n - 1; the entropy bonus of 0.001 has no gradient where
-    both tokens are as likely."""
+    """GRPO of these rewards over tokens, with the deviation of n - 1, and in a later update the ratio to the trainer's
+    own policy before the first one, whatever the engine's log-probs were (verl's old_log_prob); the entropy bonus of
+    0.001 has no gradient where both tokens are as likely."""
     step = recipe_step("toolrl", [Task("t", "p", written(block(ROME)))])
     texts = [written(block(ROME)), written(block(OSLO)), block(ROME), written("so")]
     ids = [(1,), (0, 1), (0,), (0, 0, 1)]
@@ -210,8 +211,13 @@ def test_gradient_of_a_two_token_policy(recipe_step):
     # At the first step the divergence from the reference is 0; the trainer's own policy would have to compute it.
     step.stage.penalty = None
     batch = step.score([[Response(text, own) for text, own in zip(texts, ids, strict=True)]])
-    expected = policy_gradient(advantages, ids, [0.0, 0.0], "tokens")
-    np.testing.assert_allclose(step.gradient(batch, [0.0, 0.0]), expected, rtol=1e-6)
+    now, engine = [0.0, 0.0], [-0.2, 0.1]
+    expected = policy_gradient(advantages, ids, now, "tokens")
+    np.testing.assert_allclose(step.gradient(batch, now), expected, rtol=1e-9)
+    np.testing.assert_allclose(step.gradient(batch, now, engine=engine), expected, rtol=1e-9)
+    old = [0.3, 0.0]
+    expected = clipped_gradient(advantages, ids, now, old, "tokens")
+    np.testing.assert_allclose(step.gradient(batch, now, old=old, engine=engine), expected, rtol=1e-9)
 
 
 def test_the_divergence_is_taken_from_the_reward():

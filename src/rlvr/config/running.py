@@ -70,7 +70,8 @@ class RunConfig(Section):
         # `run.name=2026-11-23` is a date in YAML, and `run.name=1e3` a number: as text they would be written otherwise.
         if isinstance(name, (bool, int, float, date)):
             raise ValueError(
-                f"YAML reads {name} as {type(name).__name__}, not as text: quote it, run.name='\"{name}\"'"
+                f"YAML reads {name} as a value of type {type(name).__name__}, not as text: quote it, "
+                f"run.name='\"{name}\"'"
             )
         return name
 

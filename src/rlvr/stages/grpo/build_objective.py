@@ -237,7 +237,7 @@ def check_shares(objective: Objective, algorithm: AlgorithmConfig) -> None:
 
 
 def _made_by(column: str) -> str:
-    """Say which estimators that need no options make the column."""
+    """Name the estimators that make the column and need no options."""
     makers = []
     for name in registry.names("advantage"):
         try:
