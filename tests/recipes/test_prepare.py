@@ -46,6 +46,10 @@ SETS = {
     "xinlai/Math-Step-DPO-10K": [
         {"prompt": "2+2=", "initial_reason_steps": "Step 1. ", "full_chosen": "4", "full_rejected": "5"}
     ],
+    "Chenlu123/numia_prompt_ppo": [
+        {"problem": "3+3=", "reward_model": {"ground_truth": "6", "style": "rule"}, "ability": "math"},
+        {"problem": "3+4=", "reward_model": {"ground_truth": "7", "style": "rule"}, "ability": "math"},
+    ],
     "agentica-org/DeepScaleR-Preview-Dataset": [
         {"problem": "1+1=", "answer": "2", "solution": "2"},
         {"problem": "1+2=", "answer": "3", "solution": "3"},
@@ -104,6 +108,11 @@ def test_each_problem_has_each_effort(prepared):
         (answer, effort) for answer in ("2", "3") for effort in (0.25, 0.5, 0.75, 1.0)
     ]
     assert all(f"{row['info']['effort']:g}" in row["prompt"] for row in rows)
+
+
+def test_a_problem_has_its_graded_answer(prepared):
+    code, rows, _, _ = prepared("prof")
+    assert (code, rows) == (0, [{"prompt": "3+3=", "answer": "6"}, {"prompt": "3+4=", "answer": "7"}])
 
 
 def test_every_puzzle_has_a_solution(prepared):
