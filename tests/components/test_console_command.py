@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -128,7 +129,9 @@ def test_doctor_names_what_is_missing_and_how_to_install_it(capsys, monkeypatch)
 
 def test_the_install_command_is_that_of_the_environment(monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(extras.CHECKOUT / ".venv"))
-    assert extras.install_command("wandb") == "bash scripts/environment.sh wandb"
+    shell, script, extra = shlex.split(extras.install_command("wandb"))
+    assert (shell, extra) == ("bash", "wandb")
+    assert Path(script).is_absolute() and Path(script).samefile(extras.CHECKOUT / "scripts/environment.sh")
     monkeypatch.setattr(sys, "prefix", "/elsewhere")
     assert extras.install_command("wandb") == "pip install 'rlvr[wandb]'"
     assert (extras.CHECKOUT / "pyproject.toml").is_file()
