@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -98,6 +99,27 @@ def test_new_writes_a_task_that_runs_and_overwrites_nothing(tmp_path, capsys):
     assert new([str(folder)]) == 2
     assert "exists and is not empty" in capsys.readouterr().err
     assert (folder / "check.py").read_text() == before
+
+
+def test_new_without_a_name_is_one_clear_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert new([""]) == 2
+    assert capsys.readouterr().err == (
+        "error: rlvr new: the name of the folder is empty: give one, or . for the current folder\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_completion_script_whose_reader_stops_is_quiet():
+    command = [sys.executable, "-m", "rlvr", "completion", "bash"]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=240)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

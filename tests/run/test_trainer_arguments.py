@@ -83,12 +83,12 @@ def test_one_function_a_pair_and_a_list_of_one_are_the_same_reward():
 @pytest.mark.parametrize(
     ("rewards", "weights", "problem"),
     [
-        ([(correct, "0.2")], None, r"the weight of reward 0 \(correct\) is '0.2': give a finite number"),
-        ([correct, (brief, None)], None, r"the weight of reward 1 \(brief\) is None"),
+        ([(correct, "0.2")], None, r"the weight of reward 1 \(correct\) is '0.2': give a finite number"),
+        ([correct, (brief, None)], None, r"the weight of reward 2 \(brief\) is None"),
         ([(correct, float("nan"))], None, "is nan"),
         ([(correct, True)], None, "is True"),
-        ([(correct, 1, 2)], None, "reward 0 is 3 values"),
-        ([correct, 3], None, "reward 1 is int"),
+        ([(correct, 1, 2)], None, "reward 1 is 3 values"),
+        ([correct, 3], None, "reward 2 is int"),
         ([], None, "the list of rewards is empty"),
         ([correct, brief], [1.0], "give a list of 2 numbers"),
         ([correct, brief], 0.5, "give a list of 2 numbers"),

@@ -361,7 +361,7 @@ def _entries(given: Sequence[Any], weights: Any) -> list[tuple[Any, float]]:
             )
         given = list(zip(given, weights, strict=True))
     entries = []
-    for number, entry in enumerate(given):
+    for number, entry in enumerate(given, 1):
         if not isinstance(entry, (tuple, list)):
             entry = (entry, 1.0)
         if len(entry) != 2:
