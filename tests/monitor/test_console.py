@@ -291,6 +291,26 @@ def test_a_trend_is_drawn_on_a_scale_that_small_changes_do_not_fill(rewards, end
     assert sparkline(rewards, scale) == bars
 
 
+def test_start_up_lines_are_wrapped_by_words_on_a_terminal_alone(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "loading the tokenizer and the model of a/long-path/without-any-space/in-it and more words"
+    terminal, pipe = Terminal(), io.StringIO()
+    for file in (terminal, pipe):
+        StartupLines("plain", file).say(text)
+    first, *others = terminal.getvalue().splitlines()
+    assert re.fullmatch(r"  0\.\d s  loading the tokenizer and the", first)
+    assert others == [
+        "         model of",
+        "         a/long-path/without-any-space/in-it",
+        "         and more words",
+    ]
+    assert len(pipe.getvalue().splitlines()) == 1
+
+
 def test_elapsed_time_is_of_the_run_and_time_left_of_the_stage(monkeypatch):
     now = 100.0
     monkeypatch.setattr("rlvr.monitor.console.time.monotonic", lambda: now)
