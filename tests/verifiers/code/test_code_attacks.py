@@ -108,9 +108,11 @@ def memory():
             except (OSError, ValueError, OverflowError):
                 pass
 def others(trainer):
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in (os.getpid(), trainer):
+    # The newest first: the rest of a busy machine has more memory than can be read in time.
+    for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc"))), reverse=True):
+        if number in (os.getpid(), trainer):
             continue
+        name = str(number)
         try:
             lines = open(f"/proc/{name}/maps").read().splitlines()
             file = open(f"/proc/{name}/mem", "rb", buffering=0)
