@@ -21,6 +21,7 @@ from rlvr.config import OptimConfig
 from rlvr.core.device_memory import to_device
 from rlvr.errors import ConfigError
 from rlvr.policy.attention import Segments, Spans
+from rlvr.policy.attention.kernels import takes_any_length
 from rlvr.policy.attention.packed_rows import Shared, runs_of, shared_prefixes
 from rlvr.policy.attention_speed import ELSEWHERE, MEASURED, SPEEDS, AttentionSpeed
 from rlvr.policy.model import LayerSizes, Policy
@@ -258,7 +259,11 @@ class Cost:
     @classmethod
     def of(cls, policy: Policy) -> Cost:
         """Of a policy on its device."""
-        return cls.of_layers(policy.layers, speed_of(policy.device), policy.device.type == "cpu")
+        device = policy.device
+        layers = policy.layers
+        # A GPU without flash attention for this model or type has tiles, as any other device.
+        flash = device.type == "cuda" and takes_any_length(device, policy.dtype, layers.width, layers.capped)
+        return cls.of_layers(layers, speed_of(device), not flash)
 
     @classmethod
     def of_layers(cls, layers: LayerSizes, speed: AttentionSpeed, in_blocks: bool) -> Cost:

@@ -259,6 +259,10 @@ class LayerSizes:
     windows, or the scores. inf: none have"""
     one_rope_up_to: float = math.inf
     """Tokens beyond which a row gives all rows rotary angles of its length. inf: none does"""
+    width: int = 0
+    """Channels of the widest head, of queries, keys or values."""
+    capped: bool = False
+    """True: attention scores have a soft-cap."""
 
     @classmethod
     def of(cls, causal_lm: Any, device_type: str) -> LayerSizes:
@@ -274,7 +278,15 @@ class LayerSizes:
         windows = attention_windows(config)
         implementation = (foreign(config, "_attn_implementation") or "sdpa").removeprefix(PREFIX)
         beyond = masked_beyond(implementation, windows, device_type == "cpu" and keys != values)
-        return cls(sum(sizes), heads * (keys + values) // 2, windows, beyond, one_rope_up_to(config))
+        return cls(
+            sum(sizes),
+            heads * (keys + values) // 2,
+            windows,
+            beyond,
+            one_rope_up_to(config),
+            max(keys, values),
+            foreign(config, "attn_logit_softcapping") is not None,
+        )
 
 
 def head_widths(config: Any) -> tuple[int, int]:
