@@ -359,7 +359,7 @@ def test_rollouts_that_fill_a_micro_batch_have_no_mask_by_default(architecture, 
 
 
 def test_padded_rows_of_latent_attention_have_scores_on_a_cpu():
-    config = AutoConfig.for_model("deepseek_v3", **{"num_attention_heads": 4, "v_head_dim": 8, "qk_nope_head_dim": 16})
+    config = AutoConfig.for_model("deepseek_v3", num_attention_heads=4, v_head_dim=8, qk_nope_head_dim=16)
     assert head_widths(config) == (16 + 64, 8)
     policy = policy_of("deepseek_v3", ARCHITECTURES["deepseek_v3"])
     assert policy.layers.channels == 4 * (16 + 8) // 2
