@@ -266,10 +266,7 @@ class LayerSizes:
 
     @classmethod
     def of(cls, causal_lm: Any, device_type: str) -> LayerSizes:
-        """Return those of a model that computes on this type of device.
-
-        Of a weight that ZeRO-3 has partitioned the whole counts.
-        """
+        """Those of a model on this type of device. Of a weight that ZeRO-3 has partitioned the whole counts."""
         config = causal_lm.config.get_text_config()
         # Looked up and not multiplied; the head is counted apart, at trained tokens only.
         embedding = causal_lm.get_input_embeddings()
