@@ -13,6 +13,7 @@ from gpu_kit_paths import KIT
 from rlvr.distributed import PlainBackend
 from rlvr.monitor.metrics import METRICS
 from rlvr.policy.attention import Spans
+from rlvr.policy.attention_speed import SPEEDS
 from rlvr.policy.microbatch import Cost
 
 
@@ -91,6 +92,21 @@ def test_the_constants_of_rows_with_a_shared_prompt_are_those_of_the_cost_that_i
     result = attention.constants(size, times, rate, calls=2)
     assert result["flops_per_pair_and_channel"] == pytest.approx(3, rel=1e-3)
     assert result["speed_call"] == pytest.approx(5e5, rel=1e-2)
+
+
+def test_the_kit_measures_the_quantity_of_the_defaults(attention):
+    """Times of an H100 with the rates from which its defaults are made: the fit gives the defaults."""
+    size = attention.GPU
+    # Per pair and channel: q k^T and the product with v forward, five products backward, of 2 FLOPs each.
+    times = {
+        pairs: 1e3 * (150e-6 + 7 * 2 * size.heads * size.width * pairs / 350e12) for pairs in (10**6, 10**7, 10**9)
+    }
+    forward_flops, executed = 2, 6  # of a product, for each pair of its factors
+    rate = 650e12 / executed * forward_flops / 1e3
+    result = attention.constants(size, times, rate, calls=1)
+    assert result["speed_pair"] == pytest.approx(2.17, abs=0.01)
+    assert result["speed_pair"] == pytest.approx(SPEEDS["H100"].pair, rel=1e-3)
+    assert result["speed_call"] == pytest.approx(SPEEDS["H100"].call, rel=1e-2)
 
 
 def test_flops_and_vocabulary_are_those_of_the_shape(stages):

@@ -72,11 +72,12 @@ def batch_of(prompts, responses):
     return Batch(rollouts)
 
 
-def chosen(model, prompts, responses, budget, device, speed, monkeypatch, masked_beyond=math.inf):
+def chosen(model, prompts, responses, budget, device, speed, monkeypatch, masked_beyond=math.inf, dtype=torch.bfloat16):
     """The layout that the library takes."""
     layers, channels, weights = MODELS[model]
     policy = SimpleNamespace(
         device=torch.device(device),
+        dtype=dtype,
         layers=LayerSizes(int(weights), channels, (math.inf,) * layers, masked_beyond),
         packing=Packing(True, True),
         tokenizer=SimpleNamespace(pad_token_id=0),
@@ -217,6 +218,19 @@ def test_the_layout_that_is_cheapest_is_taken(shape, device, monkeypatch):
     assert layout.shares == (best == "shared")
     if kind == "cuda":
         assert best == ("packed" if shape is SHORT else "shared")
+
+
+@pytest.mark.parametrize(("dtype", "in_blocks"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_float32_on_a_gpu_is_counted_in_tiles(dtype, in_blocks, monkeypatch):
+    """Each block of stretches is then a call: with dear calls packed rows of different lengths cost more."""
+    prompts, responses = sizes_of(150, 300, 8, 16)
+    speed = AttentionSpeed(pair=1.9, call=1e11)
+    layout = chosen("0.5B", prompts, responses, 16384, "cuda", speed, monkeypatch, dtype=dtype)
+    costs = {tiled: Oracle("0.5B", speed, prompts, responses, 16384, tiled).costs() for tiled in (True, False)}
+    best = min(costs[in_blocks], key=costs[in_blocks].get)
+    assert costs[True]["packed"] > costs[False]["packed"]
+    assert 2 * MODELS["0.5B"][2] * layout.cost == pytest.approx(costs[in_blocks][best], rel=1e-6)
+    assert min(costs[True].values()) != pytest.approx(min(costs[False].values()), rel=1e-3)
 
 
 def test_calls_that_cost_much_are_not_made(monkeypatch):

@@ -23,7 +23,7 @@ from rlvr.policy.attention import PREFIX
 from rlvr.policy.attention.packing_trial import unpackable_layers
 from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import dtype_of, override_config
-from rlvr.policy.model import attention_windows, masked_beyond, one_rope_up_to
+from rlvr.policy.model import attention_windows, head_widths, masked_beyond, one_rope_up_to
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -56,6 +56,8 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     head = foreign(text, "head_dim") or text.hidden_size // text.num_attention_heads
     # Grouped-query attention: fewer heads of keys and values than of queries.
     heads = foreign(text, "num_key_value_heads") or text.num_attention_heads
+    # `Shape.masked_beyond` is read for a CPU, whose sdpa computes all scores where values are not as wide as keys.
+    of_keys, of_values = head_widths(text)
     head_weight = bare.get_output_embeddings().weight
     packed: set[Any] = set()
     if config.quantization is not None:
@@ -95,7 +97,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         windowed=len(windows),
         packs=not unpackable_layers(text),
         one_rope_up_to=one_rope_up_to(text),
-        masked_beyond=masked_beyond(attention.removeprefix(PREFIX), every_window),
+        masked_beyond=masked_beyond(attention.removeprefix(PREFIX), every_window, of_keys != of_values),
         capped=foreign(text, "final_logit_softcapping") is not None,
     )
 

@@ -25,26 +25,38 @@ class AttentionSpeed:
     """Speed of attention on a kind of device, relative to that of the layers' matrix products."""
 
     pair: float
-    """Time of a FLOP of attention over that of a FLOP of a matrix product."""
+    """Time of attention forward and backward for a FLOP of its forward pass, over the same of matrix products."""
     call: float
-    """FLOPs of matrix products that take as long as what an attention call costs whatever its size: its start, and
-    the gathers and the merging around it."""
+    """FLOPs forward of matrix products that take as long, forward and backward, as what an attention call costs
+    whatever its size: its start, and the gathers and the merging around it."""
+
+
+def from_rates(attention: float, products: float, call: float) -> AttentionSpeed:
+    """From rates, in FLOP/s, of attention and of matrix products, and the seconds of a call, all forward and backward.
+
+    The unit is the kit's (scripts/gpu/stages/attention.py): time forward and backward for each FLOP forward. A product
+    has two of its size backward, attention five products for its two: a pair is 7/6 of the quotient of the rates.
+    """
+    forward = products / 3
+    return AttentionSpeed(pair=forward * 3.5 / attention, call=forward * call)
 
 
 # Orders of magnitude: a larger `call` favours fewer levels and padded rows, a larger `pair` favours sharing prefixes.
-# Those of GPUs are arithmetic from published rates of training, in TFLOP/s of bfloat16: A100 190 of flash attention 2
-# (Dao 2023, arXiv:2307.08691, figure 5, causal, width 128) against 250 of matrix products (80 % of its peak of 312);
-# H100 and H200 350 (Shah et al. 2024, arXiv:2407.08608, section 1: 35 % of 989) against 650. 50 us for a call and its
-# merging, which is assumed. The CPU's are orders of magnitude without a measurement of their own.
+# Those of GPUs are arithmetic from published rates of training in bfloat16: A100 190e12 of flash attention 2 (Dao 2023,
+# arXiv:2307.08691, figure 5, causal, width 128) against 250e12 of matrix products (80 % of its peak of 312); H100 and
+# H200 350e12 (Shah et al. 2024, arXiv:2407.08608, section 1: 35 % of 989) against 650e12. 150 us for a call and its
+# merging, forward and backward, which are some thirty launches of 5 us. The CPU's are orders of magnitude without a
+# measurement of their own.
+_HOPPER = from_rates(350e12, 650e12, 150e-6)
 SPEEDS = {
     "cpu": AttentionSpeed(pair=1.0, call=5e6),
-    "A100": AttentionSpeed(pair=1.3, call=1.3e10),
-    "H100": AttentionSpeed(pair=1.9, call=3.3e10),
-    "H200": AttentionSpeed(pair=1.9, call=3.3e10),
+    "A100": from_rates(190e12, 250e12, 150e-6),
+    "H100": _HOPPER,
+    "H200": _HOPPER,
 }
 """Defaults by kind of device, for GPUs by a part of the name that CUDA gives."""
-ELSEWHERE = AttentionSpeed(pair=1.5, call=2e10)
-"""Of every other device."""
+ELSEWHERE = AttentionSpeed(pair=1.8, call=2e10)
+"""Of every other device, between those of the GPUs."""
 
 
 def read_speeds(path: Path) -> dict[str, AttentionSpeed]:

@@ -21,6 +21,7 @@ from rlvr.config import OptimConfig
 from rlvr.core.device_memory import to_device
 from rlvr.errors import ConfigError
 from rlvr.policy.attention import Segments, Spans
+from rlvr.policy.attention.kernels import takes_any_length
 from rlvr.policy.attention.packed_rows import Shared, runs_of, shared_prefixes
 from rlvr.policy.attention_speed import ELSEWHERE, MEASURED, SPEEDS, AttentionSpeed
 from rlvr.policy.model import LayerSizes, Policy
@@ -28,8 +29,9 @@ from rlvr.records import Batch
 
 log = logging.getLogger(__name__)
 
-# On a CPU the gathers of packed attention cost 8 to 14 % where there is no padding to save (docs/performance.md, W1),
-# which the estimate does not count. Elsewhere attention takes stretches of any length, and nothing is gathered.
+# On a CPU packed attention gathers stretches into blocks, which the estimate does not count. 8 to 14 % of an update of
+# equal short rollouts (W1) was measured with the attention before this one, and nothing since. Elsewhere attention
+# mostly takes stretches of any length, and nothing is gathered.
 GAIN = {"cpu": 0.85}
 """Packed rows are taken where their estimate is at most this share of the padded rows', by kind of device."""
 TIE = 1 + 1e-6
@@ -257,7 +259,11 @@ class Cost:
     @classmethod
     def of(cls, policy: Policy) -> Cost:
         """Of a policy on its device."""
-        return cls.of_layers(policy.layers, speed_of(policy.device), policy.device.type == "cpu")
+        device = policy.device
+        layers = policy.layers
+        # A GPU without flash attention for this model or type has tiles, as any other device.
+        flash = device.type == "cuda" and takes_any_length(device, policy.dtype, layers.width, layers.capped)
+        return cls.of_layers(layers, speed_of(device), not flash)
 
     @classmethod
     def of_layers(cls, layers: LayerSizes, speed: AttentionSpeed, in_blocks: bool) -> Cost:

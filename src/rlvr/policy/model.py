@@ -66,9 +66,9 @@ class Policy:
         self.context = int(foreign(self.causal_lm.config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
         """Longest sequence in tokens, prompt and response together."""
         self.logit_scaling = LogitScaling.of(self.causal_lm)
-        self.layers = LayerSizes.of(self.causal_lm)
         self.home = home or self.device
         """The device that is computed on; weights that are going to be shared out wait elsewhere."""
+        self.layers = LayerSizes.of(self.causal_lm, self.home.type)
         vocabulary = self.causal_lm.get_input_embeddings().weight.shape[0]
         if len(tokenizer) > vocabulary:
             raise ConfigError(
@@ -251,7 +251,7 @@ class LayerSizes:
     weights: int
     """Weights, without embedding and head."""
     channels: int
-    """Channels of all heads of a layer."""
+    """Channels of all heads of a layer; where values are narrower than keys, the mean of both."""
     windows: tuple[float, ...]
     """For each attention layer, the tokens that a query sees at most; inf: all"""
     masked_beyond: float = math.inf
@@ -259,10 +259,14 @@ class LayerSizes:
     windows, or the scores. inf: none have"""
     one_rope_up_to: float = math.inf
     """Tokens beyond which a row gives all rows rotary angles of its length. inf: none does"""
+    width: int = 0
+    """Channels of the widest head, of queries, keys or values."""
+    capped: bool = False
+    """True: attention scores have a soft-cap."""
 
     @classmethod
-    def of(cls, causal_lm: Any) -> LayerSizes:
-        """Return those of a model. Of a weight that ZeRO-3 has partitioned the whole counts."""
+    def of(cls, causal_lm: Any, device_type: str) -> LayerSizes:
+        """Those of a model on this type of device. Of a weight that ZeRO-3 has partitioned the whole counts."""
         config = causal_lm.config.get_text_config()
         # Looked up and not multiplied; the head is counted apart, at trained tokens only.
         embedding = causal_lm.get_input_embeddings()
@@ -270,17 +274,42 @@ class LayerSizes:
         skipped = {id(module.weight) for module in (embedding, head) if module is not None}
         sizes = (foreign(p, "ds_numel", p.numel()) for p in causal_lm.parameters() if id(p) not in skipped)
         heads = foreign(config, "num_attention_heads", 1)
-        channels = heads * (foreign(config, "head_dim") or config.hidden_size // heads)
+        keys, values = head_widths(config)
         windows = attention_windows(config)
         implementation = (foreign(config, "_attn_implementation") or "sdpa").removeprefix(PREFIX)
-        return cls(sum(sizes), channels, windows, masked_beyond(implementation, windows), one_rope_up_to(config))
+        beyond = masked_beyond(implementation, windows, device_type == "cpu" and keys != values)
+        return cls(
+            sum(sizes),
+            heads * (keys + values) // 2,
+            windows,
+            beyond,
+            one_rope_up_to(config),
+            max(keys, values),
+            foreign(config, "attn_logit_softcapping") is not None,
+        )
 
 
-def masked_beyond(implementation: str, windows: tuple[float, ...]) -> float:
+def head_widths(config: Any) -> tuple[int, int]:
+    """Channels of a head of queries and keys, and of one of values, by a text configuration.
+
+    They differ in latent attention (DeepSeek V2 and V3), whose `head_dim` is the rotated part of a key.
+    """
+    heads = foreign(config, "num_attention_heads", 1)
+    plain = int(foreign(config, "head_dim") or config.hidden_size // heads)
+    parts = (foreign(config, "qk_nope_head_dim"), foreign(config, "qk_rope_head_dim"))
+    keys = plain if None in parts else int(sum(parts))
+    return keys, int(foreign(config, "v_head_dim") or plain)
+
+
+def masked_beyond(implementation: str, windows: tuple[float, ...], scores: bool) -> float:
     """The length beyond which padded rows have masks or scores (`LayerSizes.masked_beyond`), by transformers' name of
-    the attention."""
+    the attention.
+
+    `scores`: sdpa computes all scores as one tensor, as on a CPU where values are not as wide as keys: its flash
+    attention is for one width (torch, aten/native/transformers/sdp_utils_cpp.cpp).
+    """
     # Soft-caps and sinks are computed by eager attention (or flash attention), all of whose scores are one tensor.
-    if implementation == "eager":
+    if implementation == "eager" or (implementation == "sdpa" and scores):
         return 0.0
     # transformers makes masks for sdpa where rows are not shorter than a window.
     return min(windows, default=math.inf) if implementation == "sdpa" else math.inf

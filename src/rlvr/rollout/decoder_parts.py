@@ -85,7 +85,10 @@ def model_parts(policy: Policy) -> ModelParts:
     if (kind := (config._attn_implementation or "sdpa").removeprefix(PREFIX)) not in ("sdpa", "eager"):
         raise UnfitError(f"its attention is {kind}")
     rotary = getattr(model, "rotary_emb", None)
-    if getattr(rotary, "rope_type", None) not in _FIXED_ROTARY:
+    kind_of_rotary = getattr(rotary, "rope_type", None)
+    if isinstance(kind_of_rotary, dict):
+        raise UnfitError("its rotary embedding differs by kind of layer")
+    if kind_of_rotary not in _FIXED_ROTARY:
         raise UnfitError("it has no rotary embedding, or one that changes with the length")
     if not all(hasattr(model, name) for name in ("layers", "norm")):
         raise UnfitError("it has no list of layers with a norm after them")
@@ -109,15 +112,20 @@ def _windows(config: Any) -> list[int | None]:
 
 def block_parts(layer: Any) -> BlockParts:
     """The parts of one decoder layer."""
+    for name in ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm"):
+        if not hasattr(layer, name):
+            raise UnfitError(f"{type(layer).__name__} has no {name}")
     attention = layer.self_attn
     mlp = layer.mlp
     for module, supported in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
         names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
         if not names <= supported:
             raise UnfitError(
-                f"{type(module).__name__} has parts that are not supported here: {', '.join(names - supported)}"
+                f"{type(module).__name__} has parts that are not supported here: {', '.join(sorted(names - supported))}"
             )
     queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))]
+    if not any(hasattr(mlp, name) for name in ("gate_proj", "gate_up_proj")):
+        raise UnfitError(f"{type(mlp).__name__} has no gate")
     gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
     head_norms = [norm_part(m) for name in ("q_norm", "k_norm") if (m := getattr(attention, name, None))]
     if len(head_norms) == 1:

@@ -53,7 +53,7 @@ def proven(policy: Policy) -> Steps:
     except UnfitError:
         raise
     except Exception as error:  # a module that only looks like those that are known
-        raise UnfitError(f"its modules could not be used: {type(error).__name__}: {error}") from error
+        raise UnfitError(f"its layers compute other values ({type(error).__name__}: {error})") from error
 
 
 @contextlib.contextmanager

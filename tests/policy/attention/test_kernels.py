@@ -197,6 +197,29 @@ def test_the_choice_of_a_kernel(monkeypatch):
     assert isinstance(chosen(own, softcap=1.0, device="cuda"), FlashAttn)
 
 
+@pytest.mark.parametrize(("capability", "flash"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+@pytest.mark.parametrize("softcap", [None, 1.0])
+def test_gpus_before_ampere_have_tiles(capability, flash, softcap, monkeypatch):
+    (part,) = some_spans(None, lengths=[5], contexts=[-1]).segments(None)
+    with FakeTensorMode():
+        query = torch.empty(5, 4, 64, device="cuda", dtype=torch.float16)
+    memory = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    monkeypatch.setattr(kernels, "_has_flash_attn", lambda: True)
+    caches = (kernels._is_ampere, tiles.gpu_scores, tiles.sums_wide)
+    for cached in caches:
+        cached.cache_clear()
+    try:
+        chosen = kernel_for(query, query, part, ScoreRule(1.0, softcap))
+    finally:
+        for cached in caches:
+            cached.cache_clear()
+    assert isinstance(chosen, (TorchFlash, FlashAttn)) == flash
+    assert flash or isinstance(chosen.dense, Tiles)
+
+
 @pytest.mark.parametrize("kind", ["namespace", "binary", "whole"])
 def test_flash_attn_is_taken_if_it_can_be_imported(kind, tmp_path, monkeypatch, caplog):
     """flash-attn 4 alone is a namespace package; a wheel for another torch raises as its functions are imported."""

@@ -25,6 +25,7 @@ from rlvr.policy.attention.tiles import Tiles
 from rlvr.policy.attention_speed import SPEEDS, AttentionSpeed
 from rlvr.policy.loading import make_policy
 from rlvr.policy.microbatch import Cost, packed_row
+from rlvr.policy.model import LayerSizes, head_widths
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
@@ -327,11 +328,15 @@ def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, d
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("architecture", ["mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize(
+    "architecture", ["mistral", "gemma2", "gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.gate)]
+)
 def test_rollouts_that_fill_a_micro_batch_have_no_mask_by_default(architecture, device, monkeypatch):
     """Two rollouts of 65,536 tokens, each in a micro-batch of its own, by the layout that `auto` takes on either
     device, on fake tensors."""
-    more = {**ARCHITECTURES[architecture], "sliding_window": 4096, "max_position_embeddings": 1 << 17}
+    more = {**ARCHITECTURES[architecture], "max_position_embeddings": 1 << 17}
+    if "sliding_window" in more:
+        more["sliding_window"] = 4096
     policy = policy_of(architecture, more)
     assert policy.packing.packs and policy.head_is_enough is not None
     policy.model.to(torch.bfloat16)
@@ -351,6 +356,16 @@ def test_rollouts_that_fill_a_micro_batch_have_no_mask_by_default(architecture, 
             forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT].sum().backward()
     assert len(made) == 2 and all(rows.spans is not None for rows in made)
     assert not sizes.wrong
+
+
+def test_padded_rows_of_latent_attention_have_scores_on_a_cpu():
+    config = AutoConfig.for_model("deepseek_v3", num_attention_heads=4, v_head_dim=8, qk_nope_head_dim=16)
+    assert head_widths(config) == (16 + 64, 8)
+    policy = policy_of("deepseek_v3", ARCHITECTURES["deepseek_v3"])
+    assert policy.layers.channels == 4 * (16 + 8) // 2
+    assert LayerSizes.of(policy.causal_lm, "cpu").masked_beyond == 0
+    assert LayerSizes.of(policy.causal_lm, "cuda").masked_beyond == math.inf
+    assert LayerSizes.of(policy_of("llama", {}).causal_lm, "cpu").masked_beyond == math.inf
 
 
 @pytest.mark.parametrize(

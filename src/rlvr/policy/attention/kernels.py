@@ -81,18 +81,34 @@ def kernel_for(query: torch.Tensor, value: torch.Tensor, segments: Segments, sco
     """The fastest kernel that computes the call on the tensors' device and in their dtype."""
     device_type, tiles = _computing.get()
     device_type = device_type or query.device.type
-    if device_type == "cuda" and query.dtype in (torch.float16, torch.bfloat16):
-        width = max(query.shape[-1], value.shape[-1])
-        if width <= WIDEST:
-            if scoring.softcap is None:
-                return TorchFlash()
-            if _has_flash_attn():
-                return FlashAttn()
+    width = max(query.shape[-1], value.shape[-1])
+    if device_type == "cuda" and takes_any_length(query.device, query.dtype, width, scoring.softcap is not None):
+        return TorchFlash() if scoring.softcap is None else FlashAttn()
     square = not segments.causal or bool((segments.key_length == segments.query_length).all())
     plain = scoring.softcap is None and segments.window is None and query.shape[-1] == value.shape[-1]
     if device_type == "cpu" and plain and square:
         return Padded(CpuFlash())
     return Padded(tiles or tiles_of(query.device, device_type))
+
+
+def takes_any_length(device: torch.device, dtype: torch.dtype, width: int, capped: bool) -> bool:
+    """True if a GPU has flash attention for stretches of any length, of heads of this width, with a soft-cap or without
+    one; False: its attention is padded tiles."""
+    return has_flash(device, dtype) and width <= WIDEST and (not capped or _has_flash_attn())
+
+
+def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """True if a GPU computes flash attention in this type: 16 bits, and from compute capability 8 on, below which
+    neither torch (aten/native/transformers/cuda/flash_attn/flash_api.cpp) nor flash-attn 2 has it."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return False
+    # Tensors elsewhere, or without contents, stand for those of a GPU that has it (`kernels_of`).
+    return device.type != "cuda" or not torch.cuda.is_available() or _is_ampere(device)
+
+
+@cache
+def _is_ampere(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache
@@ -133,8 +149,9 @@ def _common_width(*tensors: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class TorchFlash:
-    """Flash attention for stretches of any length, of torch's own (`torch.nn.attention.varlen` calls the same two
-    operators); flash attention 3 or 4 where `torch.nn.attention.activate_flash_attention_impl` was called."""
+    """Flash attention 2 for stretches of any length, of torch's own (`torch.nn.attention.varlen` calls the same two
+    operators). Flash attention 3 and 4, which torch can put in their place
+    (`torch.nn.attention.activate_flash_attention_impl`), are not used."""
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule
