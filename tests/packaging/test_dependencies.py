@@ -4,10 +4,12 @@ be installed together."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -52,9 +54,15 @@ def imported(source: str) -> set[str]:
     return {name.partition(".")[0] for name in found} - sys.stdlib_module_names - {"rlvr"}
 
 
+@functools.cache
+def installed() -> Mapping[str, list[str]]:
+    """Module -> the packages that installed it; seconds, since the lists of all files are read."""
+    return metadata.packages_distributions()
+
+
 def packages_of(module: str) -> set[str]:
     """The packages that install a module; where it is not installed, the package of the same name."""
-    return {canonicalize_name(name) for name in metadata.packages_distributions().get(module, [module])}
+    return {canonicalize_name(name) for name in installed().get(module, [module])}
 
 
 def named(lists: list[list[str]]) -> set[str]:
