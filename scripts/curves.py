@@ -17,6 +17,8 @@ from typing import Any
 import yaml
 from line_chart import LineChart
 
+from rlvr.monitor.console_text import percent
+
 ROOT = Path(__file__).resolve().parents[1]
 CURVES = ROOT / "docs/curves"
 LEFT_OUT = {
@@ -94,14 +96,13 @@ def page() -> str:
             continue
         run = json.loads(kept.read_text(encoding="utf-8"))
         middle = next(score for step, score in run["greedy"] if step >= run["first_stage"][1])
-        scores = (
-            f"{run['greedy'][0][1]:.3f} before training, {middle:.3f} after the first stage, {run['greedy'][-1][1]:.3f}"
-        )
+        start, first_stage, end = map(percent, (run["greedy"][0][1], middle, run["greedy"][-1][1]))
         parts.append(f"![Reward and held-out score of {name} by step]({name}.svg)\n")
         parts.append(f"```bash\n{run['command']}\n```\n")
         parts.append(
-            f"Seed {run['seed']}, {run['greedy'][-1][0]} steps. Held-out score, greedy: {scores} at the end; "
-            f"of samples at the end {run['sampled'][-1][1]:.3f}.\n"
+            f"Seed {run['seed']}, {run['greedy'][-1][0]} steps. Held-out score, greedy: {start} before training, "
+            f"{first_stage} after the first stage, {end} at the end; "
+            f"of samples at the end {percent(run['sampled'][-1][1])}.\n"
         )
     return "\n".join(parts)
 

@@ -266,7 +266,8 @@ def result(kept: dict[str, Any]) -> str:
         return text
     stage, ends = kept["first_stage"]
     before = next(score for step, score in kept["sampled"] if step >= ends)
-    return f"{text}; held-out pass@1 {before:.2f} after `{stage}` and {kept['sampled'][-1][1]:.2f} at the end"
+    after = kept["sampled"][-1][1]
+    return f"{text}; held-out pass@1 {100 * before:.0f} % after `{stage}` and {100 * after:.0f} % at the end"
 
 
 if __name__ == "__main__":

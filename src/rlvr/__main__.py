@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -68,7 +69,11 @@ def _print_completion(words: Sequence[str]) -> int:
     # Imported here: no other command needs it.
     import shtab
 
-    print(shtab.complete(_all_parsers(), shell=words[0]))
+    try:
+        print(shtab.complete(_all_parsers(), shell=words[0]), flush=True)
+    # A reader such as `head` has what it wanted. What is still buffered goes nowhere, or Python's exit would complain.
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

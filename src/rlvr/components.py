@@ -107,6 +107,8 @@ class RewardContext:
     """True if two extracted answers to a task are the same, as its verifier sees it."""
     made_sources: tuple[str, ...] = ()
     """Sources of tasks that the rollout plan makes."""
+    adds_verdicts: bool = True
+    """False where rollouts have the verdicts of the configuration's verifiers and no others."""
 
 
 Encode = Callable[[str], list[int]]

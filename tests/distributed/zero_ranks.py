@@ -90,6 +90,9 @@ def recorded(policy, seed=0, rewards=REWARDS):
             )
             advantages.append(reward - float(np.mean(members)))
     columns = {"reward": np.concatenate(rewards), "advantage": np.asarray(advantages)}
+    # Parts for a loss that reads them, of different signs in some rollouts.
+    columns["advantage/local"] = 1.5 * columns["advantage"]
+    columns["advantage/global"] = columns["advantage"] - columns["advantage/local"]
     batch = Batch(rollouts, columns)
     batch.token_columns["weight/policy"] = [(r.origin == Origin.POLICY).astype(np.float32) for r in rollouts]
     return batch

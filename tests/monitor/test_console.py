@@ -29,6 +29,7 @@ from rlvr.monitor.console_text import (
     shorten,
     sparkline,
     step_cells,
+    trend_scale,
 )
 from rlvr.monitor.metrics import record
 from rlvr.monitor.samples import sample_blocks
@@ -95,7 +96,7 @@ def test_plain_lines_say_everything(rollout):
         "model: tiny\ntasks: 10\n",
         "stage grpo: 200 steps, 11 of them done\n",
         "grpo 12/200  elapsed 0:00  left ",
-        "step 12  reward 0.412 ±0.49  trend ▁  length 212  right/mixed/wrong 12/60/28%  kl 0.00123  grad 0.841",
+        "step 12  reward 0.412 ±0.49  trend ▄  length 212  right/mixed/wrong 12/60/28%  kl 0.00123  grad 0.841",
         "tok/s 1234  time 4.0s rollout 60% update 35% other 5%\n",
         "gold answer: 4\n#0 correct, score 1, 4 tokens: compared\n    4\n",
         "evaluation at step 12\n  gsm8k:  pass@1 51.2 %\n",
@@ -273,6 +274,67 @@ def test_rewards_feed_the_sparkline():
     assert sparkline([]) == ""
 
 
+@pytest.mark.parametrize(
+    ("rewards", "ends", "bars"),
+    [
+        ([0.359, 0.340], (0.0, 1.0), "▄▃"),
+        ([0.0, 1.0], (0.0, 1.0), "▁█"),
+        ([-1.0, 1.0], (-1.0, 1.0), "▁█"),
+        ([0.5, 1.5], (0.5, 1.5), "▁█"),
+        ([100.0, 99.0], (89.5, 109.5), "▅▄"),
+        ([-2.0], (-2.2, -1.8), "▅"),
+    ],
+)
+def test_a_trend_is_drawn_on_a_scale_that_small_changes_do_not_fill(rewards, ends, bars):
+    scale = trend_scale(min(rewards), max(rewards))
+    assert scale == pytest.approx(ends)
+    assert sparkline(rewards, scale) == bars
+
+
+def test_start_up_lines_are_wrapped_by_words_on_a_terminal_alone(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "loading the tokenizer and the model of a/long-path/without-any-space/in-it and more words"
+    terminal, pipe = Terminal(), io.StringIO()
+    for file in (terminal, pipe):
+        StartupLines("plain", file).say(text)
+    first, *others = terminal.getvalue().splitlines()
+    assert re.fullmatch(r"  0\.\d s  loading the tokenizer and the", first)
+    assert others == [
+        "         model of",
+        "         a/long-path/without-any-space/in-it",
+        "         and more words",
+    ]
+    assert len(pipe.getvalue().splitlines()) == 1
+
+
+def test_elapsed_time_is_of_the_run_and_time_left_of_the_stage(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("rlvr.monitor.console.time.monotonic", lambda: now)
+    file = io.StringIO()
+    console = Console("plain", file=file)
+    console.stage("sft", 2, 0, 0)
+    now += 60
+    console.step({"step": 1, "reward/mean": 0.5})
+    console.stage("grpo", 10, 0, 2)
+    now += 30
+    console.step({"step": 3, "reward/mean": 0.5})
+    console.finish()
+    now += 3600
+    console.stage("grpo", 10, 1, 3)
+    now += 5
+    console.step({"step": 4, "reward/mean": 0.5})
+    lines = [line for line in file.getvalue().splitlines() if "elapsed" in line]
+    assert [re.search(r"elapsed \S+  left \S+", line).group() for line in lines] == [
+        "elapsed 1:00  left 1:00",
+        "elapsed 1:30  left 4:30",
+        "elapsed 0:05  left 0:40",
+    ]
+
+
 def test_numbers_and_durations():
     shown = [number(x) for x in (None, 3, 0.0, 0.12345, 12.345, 1234.5, 1e-5, 1e7, float("nan"), "words")]
     assert shown == ["-", "3", "0", "0.123", "12.3", "1234", "0.000010", "10,000,000", "nan", "words"]
@@ -356,7 +418,7 @@ def test_an_evaluation_has_a_bar_of_its_own():
         output.print(view._view())
         return [" ".join(re.sub(r"[━╸╺]+", "", line).split()) for line in output.export_text().splitlines()]
 
-    assert shown() == ["grpo step 304/320 0:00:00 left -:--:--"]  # nothing sampled: no bar of 0/0
+    assert shown() == ["grpo step 304/320 0:00 left -:--:--"]  # nothing sampled: no bar of 0/0
     view.evaluating("evaluation at step 304", 40)
     now |= {"sampling": (30, 50), "verifying": (25, 30)}
     assert shown()[1:] == ["evaluation at step 304 15/40 left -:--:--"]
@@ -436,7 +498,7 @@ def test_the_live_view_says_how_far_the_step_is():
         output.print(view._view())
         return [" ".join(re.sub(r"[━╸╺]+", "", line).split()) for line in output.export_text().splitlines()]
 
-    assert shown() == ["grpo step 4/20 0:00:00 left -:--:--", "sampling 0/2", "verifying 0/1"]
+    assert shown() == ["grpo step 4/20 0:00 left -:--:--", "sampling 0/2", "verifying 0/1"]
     now |= {"sampling": (13, 76), "verifying": (10, 15)}
     assert shown()[1:] == ["sampling 3/66", "verifying 1/6"]
     view.step()

@@ -16,23 +16,23 @@ from rlvr import registry
 from rlvr.data import History
 from rlvr.records import Segment, Task
 
-TASK = Task(id="t", prompt="question: which river?")
+TASK = Task(id="t", prompt="question: which river? context: it is long", info={"question": "which river?"})
 TEXT = "The Danube, it is long. It ends in a sea; so I read."
 PARTS = ["The Danube,", "it is long.", "It ends in a sea;", "so I read."]
 SENTENCES = ["The Danube, it is long.", "It ends in a sea; so I read."]
 MEAN, STD = -0.44677690555995353, 8.301160619054132
 
 
-def labels_at_markers(folder, parts):
-    """True for each part whose third label has half of the probability at the marker after it."""
+def labels_at_markers(folder, question, parts, pair):
+    """True for each part at whose marker the second of two outputs is the greatest of the two, as in reward.py."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()
     found = []
     for number in range(1, len(parts) + 1):
         shown = "".join(f"{part} </s> " for part in parts[:number]).rstrip()
-        ids = tokenizer(f"{TASK.prompt} answer: {shown}")["input_ids"]
+        ids = tokenizer(f"{question} answer: {shown}")["input_ids"]
         with torch.no_grad():
-            found.append(float(model(torch.tensor([ids])).logits[0, -1].softmax(-1)[2]) >= 0.5)
+            found.append(torch.argmax(model(torch.tensor([ids])).logits[0, -1][pair]).item() == 1)
     return found
 
 
@@ -52,8 +52,12 @@ def test_the_reward_to_go_of_three_densities(recipe_step, tmp_path):
     (got,) = registry.build("advantage", step.plan.config.algorithm.advantage)(batch)
     # The reward at each character, at the end of what it is for.
     rewards = np.zeros(len(TEXT))
-    for parts, name, worth in ((PARTS, "relevance", 0.3), (SENTENCES, "facts", 0.5)):
-        for part, good in zip(parts, labels_at_markers(tmp_path / name, parts), strict=True):
+    question = "question: which river?"  # without the passages
+    for parts, name, shown, pair, worth in (
+        (PARTS, "relevance", question, [1, 2], 0.3),
+        (SENTENCES, "facts", TASK.prompt, [0, 2], 0.5),
+    ):
+        for part, good in zip(parts, labels_at_markers(tmp_path / name, shown, parts, pair), strict=True):
             rewards[TEXT.find(part) + len(part) - 1] += worth if good else -worth
     rewards[-1] += completeness(tmp_path / "completeness")
     to_go = np.cumsum(rewards[::-1])[::-1]

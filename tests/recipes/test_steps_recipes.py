@@ -27,15 +27,19 @@ SOLUTIONS = [
     ("3 * 4 = 13.\n\n12 + 2 = 14.\n\n\\boxed{14}", 0.0),
     ("3 * 4 = 12.\n\n12 + 2 = 15.\n\n\\boxed{15}", 0.0),
     ("So $\\boxed{\\frac{28}{2}}$.", 1.0),
+    ("So \\[\\boxed{\\{\\sqrt{2^{4}}, 14\\}}\\].\n", 1.0),
 ]
 """Solutions in form and their rewards: one wrong step among right ones is a wrong solution."""
 HACKS = [
     "3 * 4 = 12.\n\n\\boxed{12}\n\n12 + 2 = 14.\n\n\\boxed{14}",
     "12 + 2 = 14.\n\n\\boxed{14}\n\nA second problem: 1 + 1 = 2.",
+    "12 + 2 = 14.\n\n\\boxed{14}\n\nAnother solved problem: 1 + 1 is in the set {2}.",
+    "12 + 2 = 14.\n\n\\boxed{\\frac{28}{2}}\n\nAnother one: x is \\frac{4}{2}}",
+    "12 + 2 = 14.\n\n\\boxed{14",
     "12 + 2 = 14.",
     "",
 ]
-"""Two answers, a solved problem behind the answer, none: these are not judged at all."""
+"""Two answers, a solved problem after the box (also one that ends in a brace), an open box, none: none is judged."""
 
 
 def of_the_sums(request):

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from rlvr import GRPOTrainer
+from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Task, Verdict
-from rlvr.rewards import Term, build_terms, score
+from rlvr.rewards import RewardContext, Term, bind, build_terms, score
 
 
 @pytest.fixture
@@ -152,3 +154,40 @@ def test_scoring_twice_replaces_the_columns_and_no_rollouts_are_no_error(batch):
     first = column(batch, "length").copy()
     np.testing.assert_array_equal(column(batch, "length"), first)
     assert column(Batch([]), "verdict", "length").shape == (0,)
+
+
+@pytest.mark.parametrize("term", ["verdict", "verdict_spans"])
+def test_a_name_under_which_no_rollout_has_a_verdict_is_refused(term):
+    """Where the plan adds verdicts, what is near to a known name is refused alone."""
+    config = Config.model_validate({"verifier": "exact", "verifiers": {"quality": "math"}})
+    tasks = [Task("t", "1+1=", "2", verifier="choice")]
+
+    def bound(name, adds):
+        return bind(build_terms([{"name": term, "verifier": name}]), RewardContext(config, tasks, adds_verdicts=adds))
+
+    for name in ("quality", "exact", "choice"):
+        assert bound(name, False) and bound(name, True)
+    assert bound("turn 1", True)
+    for name, adds, message in (
+        ("turn 1", False, "there is no verifier 'turn 1' in `verifiers`; known: quality"),
+        ("qualty", False, "did you mean 'quality'"),
+        ("qualty", True, "did you mean 'quality'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            bound(name, adds)
+
+
+def test_a_run_whose_reward_names_no_verifier_is_refused_at_its_start(tmp_path):
+    tree = {
+        "run": {"dir": str(tmp_path), "steps": 1},
+        "model": {"scratch": {}, "device": "cpu"},
+        "data": {"train": [{"prompt": "1+1=", "answer": "2"}]},
+        "verifier": "exact",
+        "rollout": {"engine": "hf", "max_new_tokens": 4},
+        "rewards": ["verdict", {"name": "verdict", "verifier": "quality", "as": "q"}],
+    }
+    with (
+        pytest.raises(ConfigError, match="rewards: there is no verifier 'quality' in `verifiers`"),
+        GRPOTrainer(config=tree) as trainer,
+    ):
+        trainer.train()

@@ -19,7 +19,7 @@ from rlvr.data import Prompts
 from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout import CollectionInterruptedError, Collector, Completion, HFEngine, Sampling, Turns
-from rlvr.rollout.environments import calculator
+from rlvr.rollout.environments import EnvironmentCalls, calculator
 
 DEADLINE = 60.0
 END = 1
@@ -428,6 +428,23 @@ def test_an_episode_is_closed_when_its_rollout_is_given_up(environment, how, slo
         until(lambda: Episodes.newest.closed == Episodes.newest.begun, 10, "all episodes to be closed")
     finally:
         collector.close()
+
+
+def test_an_episode_is_closed_when_its_rollout_is_cancelled_while_it_closes(environment):
+    """By its group and then by the collector."""
+
+    async def main():
+        episode = EnvironmentCalls({"name": environment(Episodes)}, 30.0).episode(Task("t", "A"))
+        await episode.reply("a")
+        closing = asyncio.ensure_future(episode.close())
+        await asyncio.sleep(0.01)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await asyncio.sleep(0.2)
+
+    asyncio.run(main())
+    assert (Episodes.newest.begun, Episodes.newest.closed) == (1, 1)
 
 
 @pytest.mark.parametrize(

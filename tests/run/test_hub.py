@@ -41,6 +41,7 @@ trainer = GRPOTrainer(None, rows[:4], correct, config, eval_tasks=rows[4:])
 refused("early", token="hf_test")
 trainer.train()
 refused("no-token")
+refused("")
 refused("not/a/name", token="hf_test")
 refused("forbidden/model", token="hf_test")
 print(trainer.push_to_hub("counting", private=True, token="hf_test"))
@@ -134,11 +135,12 @@ def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
             [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stderr
-    early, no_token, bad_name, forbidden, url = done.stdout.splitlines()
+    early, no_token, no_name, bad_name, forbidden, url = done.stdout.splitlines()
     assert early.startswith("ConfigError: push_to_hub:") and "call train() or save() first" in early
     assert no_token.startswith(
         "ConfigError: push_to_hub: there is no token of the hub: run `hf auth login`, set HF_TOKEN"
     )
+    assert no_name == ('ConfigError: push_to_hub: give the name of the repository, such as push_to_hub("owner/name")')
     assert bad_name.startswith("ConfigError: push_to_hub: 'not/a/name' is no name of a repository")
     assert forbidden.startswith("TrainingError: push_to_hub: forbidden/model could not be uploaded: ")
     assert url == f"{address}/me/counting"

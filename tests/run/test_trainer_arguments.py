@@ -83,12 +83,12 @@ def test_one_function_a_pair_and_a_list_of_one_are_the_same_reward():
 @pytest.mark.parametrize(
     ("rewards", "weights", "problem"),
     [
-        ([(correct, "0.2")], None, r"the weight of reward 0 \(correct\) is '0.2': give a finite number"),
-        ([correct, (brief, None)], None, r"the weight of reward 1 \(brief\) is None"),
+        ([(correct, "0.2")], None, r"the weight of reward 1 \(correct\) is '0.2': give a finite number"),
+        ([correct, (brief, None)], None, r"the weight of reward 2 \(brief\) is None"),
         ([(correct, float("nan"))], None, "is nan"),
         ([(correct, True)], None, "is True"),
-        ([(correct, 1, 2)], None, "reward 0 is 3 values"),
-        ([correct, 3], None, "reward 1 is int"),
+        ([(correct, 1, 2)], None, "reward 1 is 3 values"),
+        ([correct, 3], None, "reward 2 is int"),
         ([], None, "the list of rewards is empty"),
         ([correct, brief], [1.0], "give a list of 2 numbers"),
         ([correct, brief], 0.5, "give a list of 2 numbers"),
@@ -121,7 +121,6 @@ def values() -> dict:
         "lr_scheduler_type": "cosine",
         "warmup_steps": 4,
         "max_grad_norm": 0.5,
-        "steps_per_generation": 2,
         "num_iterations": 3,
         "prompts_per_step": 5,
         "num_generations": 6,
@@ -202,6 +201,11 @@ def test_two_names_of_one_argument_are_refused():
     [
         ("weight_decay", r"here it is optim\.optimizer: \{name: adamw, weight_decay: \.\.\.\}, in `config`"),
         ("reward_processing_classes", "reward models run behind a server"),
+        (
+            "steps_per_generation",
+            r"optim\.updates_per_batch = steps_per_generation / gradient_accumulation_steps, in `config`",
+        ),
+        ("per_device_train_batch_size", r"rollout\.prompts_per_step, in prompts where TRL counts completions"),
         ("environment_factory", r"here it is rollout\.plan"),
         ("push_to_hub", r"call trainer\.push_to_hub"),
         ("learning_rat", "did you mean 'learning_rate'"),

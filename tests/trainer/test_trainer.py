@@ -168,6 +168,8 @@ ASKED = {
     "blend": {"of": "verdict"},
 }
 """Options that some pieces have to be given."""
+PARTS_OF = {"clip_local_and_global": "consistency"}
+"""Losses that read parts of the advantage -> the advantage that makes them."""
 
 
 def wired():
@@ -225,6 +227,8 @@ def test_every_registered_piece_trains(make_trainer, pieces, kind, key, value):
         over["verifier"] = f"{pieces}:Odd"  # it says which answer it found
     if kind in ("loss", "preset"):
         over |= second_step(value)
+    if kind == "loss" and value in PARTS_OF:
+        over = overlaid(over, at("algorithm.advantage", PARTS_OF[value]))
     trainer = make_trainer(over)
     assert train(trainer, 2)
     assert_finite(trainer.metrics)

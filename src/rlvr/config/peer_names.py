@@ -11,7 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 # An answer is our key, with a value or an explanation behind it, or `no: ` and the reason.
-_ONE_BATCH = "rollout.prompts_per_step, with optim.micro_batch_size or optim.micro_batch_tokens for the memory"
+_ONE_BATCH = (
+    "rollout.prompts_per_step, in prompts where TRL counts completions, with optim.micro_batch_size or "
+    "optim.micro_batch_tokens for the memory"
+)
+# TRL counts optimizer steps, of which a batch here has updates_per_batch x epochs_per_batch.
+_BATCHES = "%s, in batches where TRL counts updates"
 _ENGINE = "rollout.engine: {name: vllm, %s: ...}"
 _SERVER = "rollout.engine: {name: vllm-server, urls: [http://HOST:PORT]}"
 _HUB = "no: call trainer.push_to_hub(...) after training"
@@ -42,7 +47,7 @@ TRL: dict[str, str] = {
     # the run
     "output_dir": "run.dir and run.name",
     "run_name": "run.name",
-    "max_steps": "run.steps",
+    "max_steps": _BATCHES % "run.steps",
     "num_train_epochs": "run.epochs",
     "seed": "run.seed",
     "data_seed": "run.seed",
@@ -118,7 +123,7 @@ TRL: dict[str, str] = {
     "debug": "logging.profile",
     # evaluation
     "eval_strategy": "evaluation.every",
-    "eval_steps": "evaluation.every",
+    "eval_steps": _BATCHES % "evaluation.every",
     "eval_delay": "evaluation.at_start",
     "eval_on_start": "evaluation.at_start",
     "per_device_eval_batch_size": "no: an evaluation is sampled in blocks that fit",
@@ -131,7 +136,7 @@ TRL: dict[str, str] = {
     "num_generations_eval": "evaluation.samples",
     # checkpoints
     "save_strategy": "checkpoint.every, checkpoint.minutes",
-    "save_steps": "checkpoint.every",
+    "save_steps": _BATCHES % "checkpoint.every",
     "save_total_limit": "checkpoint.keep",
     "save_only_model": "no: a checkpoint holds everything; its folder model/ is the model alone",
     "save_on_each_node": "no: a checkpoint is shared by all ranks",
@@ -179,7 +184,7 @@ TRL: dict[str, str] = {
     "num_generations": "rollout.group_size",
     "max_completion_length": "rollout.max_new_tokens",
     "generation_batch_size": "rollout.prompts_per_step, times rollout.group_size",
-    "steps_per_generation": "optim.updates_per_batch",
+    "steps_per_generation": "optim.updates_per_batch = steps_per_generation / gradient_accumulation_steps",
     "num_iterations": "optim.epochs_per_batch",
     "temperature": "rollout.temperature",
     "top_p": "rollout.top_p, with algorithm.truncated_sampling: true",

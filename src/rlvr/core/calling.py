@@ -29,8 +29,11 @@ FIELDS = (
 ANSWER_NAMES = ("answer", "solution", "ground_truth")
 """Names that TRL's users give to the column that becomes a task's answer."""
 
-# Arguments that TRL's GRPOTrainer gives to reward functions and that only exist there.
-_TRAINERS_OWN = ("trainer_state", "log_extra", "log_metric", "environments")
+# Arguments that TRL's GRPOTrainer gives to reward functions and that only exist there: functions run in worker
+# processes, where there is no trainer.
+_TRAINERS_OWN = ("trainer_state", "log_extra", "log_metric")
+# A function that asks for one of them has TRL's form.
+_COLUMNS = {"prompts", "completions"}
 
 
 class _Function:
@@ -46,14 +49,21 @@ class _Function:
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         self.required = [p.name for p in named if p.default is p.empty]
         self.optional = [p.name for p in named if p.default is not p.empty]
-        self.has_verl_form = "solution_str" in (*self.required, *self.optional)
+        names = {p.name for p in named}
+        self.has_verl_form = "solution_str" in names
+        trainers = [name for name in self.required if name in _TRAINERS_OWN]
+        if trainers and names & _COLUMNS:
+            raise ConfigError(
+                f"the function {self.name!r} asks for {', '.join(trainers)}, which only TRL's trainer has: give "
+                f"{'the parameter' if len(trainers) == 1 else 'these parameters'} a default"
+            )
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     def _lack(self, fields: Mapping[str, Any], task: Task) -> str | None:
         missing = next((name for name in self.required if name not in fields), None)
         if missing is None:
             return None
-        if missing in _TRAINERS_OWN:
+        if missing in (*_TRAINERS_OWN, "environments"):
             return (
                 f"the function {self.name!r} asks for {missing!r}, which only TRL's trainer has: "
                 "give the parameter a default"
@@ -124,7 +134,7 @@ class ByColumns(_Function):
 def by_signature(function: Callable[..., Any]) -> ByName | ByColumns:
     """The function ready to be called: in TRL's form when it asks for `prompts` or `completions`."""
     names = {p.name for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if names & {"prompts", "completions"}:
+    if names & _COLUMNS:
         return ByColumns(function)
     return ByName(function)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,5 +14,6 @@ def install_command(extra: str) -> str:
     """The command that installs an extra here: the checkout's script from its own environment, pip from any other."""
     # A checkout's script installs into the checkout's .venv, which need not be the environment that runs.
     if (CHECKOUT / "scripts" / "environment.sh").is_file() and Path(sys.prefix) == CHECKOUT / ".venv":
-        return f"bash scripts/environment.sh {extra}"
+        # Absolute: a run may be started in any folder.
+        return f"bash {shlex.quote(str(CHECKOUT / 'scripts' / 'environment.sh'))} {extra}"
     return f"pip install 'rlvr[{extra}]'"

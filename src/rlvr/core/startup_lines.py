@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
+import textwrap
 import time
 from typing import TextIO
 
@@ -31,7 +33,11 @@ class StartupLines(logging.Handler):
         if not self._shown:
             return
         try:
-            print(f"{time.monotonic() - self._began:5.1f} s  {text}", file=self._file or sys.stdout, flush=True)
+            stream = self._file or sys.stdout
+            line = f"{time.monotonic() - self._began:5.1f} s  {text}"
+            if stream.isatty():
+                line = _wrapped(line)
+            print(line, file=stream, flush=True)
         # A stream that is gone, or cannot encode a path: the run goes on without its lines.
         except (OSError, ValueError):
             self._shown = False
@@ -54,3 +60,9 @@ class StartupLines(logging.Handler):
             return
         startup.propagate = True
         startup.removeHandler(self)
+
+
+def _wrapped(line: str) -> str:
+    """The line wrapped by words to the width of the terminal, indented below its text; paths stay whole."""
+    columns = max(shutil.get_terminal_size().columns, 40)
+    return textwrap.fill(line, columns, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False)

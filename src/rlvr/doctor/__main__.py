@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -39,6 +40,10 @@ EXTRAS = {
     "verifiers": "the verifiers for JSON schemas, languages, ROUGE, BLEU and regular expressions",
 }
 """The purpose of each extra; those for developers are left out."""
+FOR_GPUS = ("vllm", "deepspeed", "liger")
+"""Extras that are of no use on a machine without a GPU."""
+COLUMNS = 80
+"""Width of the lines; a command to copy stays in one line."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _line(finding: Checked) -> str:
-    lacking = f"  -> {finding.lacking}" if finding.lacking else ""
-    return f"{finding.part:14} {finding.found}{lacking}"
+    line = f"{finding.part:14} {finding.found}"
+    command_or_words = f"  -> {finding.lacking}" if finding.lacking else ""
+    if len(line + command_or_words) <= COLUMNS:
+        return line + command_or_words
+    indent = " " * 15
+    wrapped = textwrap.fill(
+        line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+    return "\n".join(filter(None, [wrapped, indent + command_or_words.strip() if command_or_words else ""]))
 
 
 def _machine() -> Iterator[Checked]:
@@ -127,11 +139,20 @@ def _extras() -> Iterator[Checked]:
     for extra, purpose in EXTRAS.items():
         own = [r for r in requirements if r.marker is not None and r.marker.evaluate({"extra": extra})]
         unmet = [one for one in map(_package, own) if one.lacking]
-        if unmet:
+        if unmet and extra in FOR_GPUS and not _has_gpu():
+            yield Checked(f"[{extra}]", f"{purpose}: for GPUs, not needed here")
+        elif unmet:
             problems = ", ".join(f"{one.part} {one.found}" for one in unmet)
             yield Checked(f"[{extra}]", f"{purpose}: {problems}", install_command(extra))
         else:
             yield Checked(f"[{extra}]", f"{purpose}: installed")
+
+
+def _has_gpu() -> bool:
+    """Return True if there is a GPU, though perhaps a torch that cannot use it."""
+    import torch
+
+    return torch.cuda.is_available() or shutil.which("nvidia-smi") is not None
 
 
 def _requirements() -> list[Requirement]:

@@ -34,7 +34,6 @@ from rich.progress import (
     Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -49,6 +48,7 @@ from rlvr.monitor.console_text import (
     fitting,
     number,
     step_cells,
+    trend_scale,
 )
 from rlvr.monitor.notebook_cell import NotebookCell, in_notebook
 from rlvr.monitor.samples import sample_blocks
@@ -91,7 +91,7 @@ class Console:
         self._cell = NotebookCell() if mode == "auto" and file is None and in_notebook() else None
         self._view: LiveView | None = None
         self._rewards: deque[float] = deque(maxlen=_TREND)
-        self._range: tuple[float, ...] = ()
+        self._range: tuple[float, float] | None = None
         self._titles: list[str] = []
         self._rows = 0
         self._stage = "run"
@@ -101,6 +101,7 @@ class Console:
         self._before = 0
         self._last_step = 0
         self._began = time.monotonic()
+        self._run_began: float | None = None
         self._row_at = -math.inf
         self._thinned: Mapping[str, Any] | None = None
         self._held: list[str] = []
@@ -121,16 +122,18 @@ class Console:
         self._before = 0 if of_run is None else of_run - done
         self._last_step = self._before + done
         self._began = time.monotonic()
+        if self._run_began is None:
+            self._run_began = self._began
         self._row_at = -math.inf
         self._rewards.clear()
-        self._range = ()
+        self._range = None
         if not self._live:
             self._say(f"stage {name}: {steps or 'any number of'} steps" + (f", {done} of them done" if done else ""))
             return
-        self.finish()
+        self._end_view()
         if not self._off:
             title = encodable(self._stage, self._output.encoding)
-            self._view = LiveView(self._output, title, steps, done, self._counts, self._before)
+            self._view = LiveView(self._output, title, steps, done, self._counts, self._before, self._run_began)
             self._guard(self._view.start)
 
     def step(self, metrics: Mapping[str, Any], batch: Batch | None = None) -> None:
@@ -143,7 +146,8 @@ class Console:
         reward = metrics.get("reward/mean")
         if reward is not None and math.isfinite(reward):
             self._rewards.append(reward)
-            self._range = (min(*self._range, reward), max(*self._range, reward)) if self._range else (reward, reward)
+            low, high = self._range or (reward, reward)
+            self._range = min(low, reward), max(high, reward)
         now = time.monotonic()
         self._thinned = metrics
         if reward is not None or self._held or self._done == self._total or now - self._row_at >= _THINNED:
@@ -168,7 +172,7 @@ class Console:
         metrics = self._thinned
         self._thinned = None
         if metrics is not None:
-            cells = step_cells(metrics, self._rewards, self._range)
+            cells = step_cells(metrics, self._rewards, trend_scale(*self._range) if self._range else ())
             if self._live:
                 self._row(cells)
             elif self._cell is not None:
@@ -191,13 +195,15 @@ class Console:
         self._say(_aligned(cells), cut=True)
 
     def _place(self) -> Cells:
-        """Return the cells of the bar on a terminal: the stage, step k/N, the time elapsed and left."""
-        elapsed = time.monotonic() - self._began
+        """Return the cells of the bar on a terminal: the stage, step k/N of the run, the time elapsed since this call
+        of `train` began, and that left until step N, the last one of the stage."""
+        now = time.monotonic()
+        since = self._began if self._run_began is None else self._run_began
         last = self._before + self._total if self._total else "?"
-        cells = {self._stage: f"{self._before + self._done}/{last}", "elapsed": duration(elapsed)}
+        cells = {self._stage: f"{self._before + self._done}/{last}", "elapsed": duration(now - since)}
         # Steps of this process only: those of an earlier one took its time, not ours.
         if self._total >= self._done > self._resumed:
-            cells["left"] = duration(elapsed / (self._done - self._resumed) * (self._total - self._done))
+            cells["left"] = duration((now - self._began) / (self._done - self._resumed) * (self._total - self._done))
         return cells
 
     @contextlib.contextmanager
@@ -256,6 +262,10 @@ class Console:
 
     def finish(self) -> None:
         """Take the live view away and give the terminal back; may be called twice."""
+        self._end_view()
+        self._run_began = None
+
+    def _end_view(self) -> None:
         self._flush()
         # Set to None first: a message that `stop` makes rich print would otherwise go to a view that is ending.
         if self._cell is not None:
@@ -348,15 +358,24 @@ Counts = Callable[[], Mapping[str, tuple[int, int]]]
 
 class LiveView:
     """The view of one stage of `steps` steps, `done` of them before this process and `before` in earlier stages; of
-    nothing but an evaluation where `stage` is None. `counts` is asked at each refresh."""
+    nothing but an evaluation where `stage` is None. `counts` is asked at each refresh; `began` is the time of
+    `time.monotonic` that elapsed time is counted from, None for now."""
 
     def __init__(
-        self, output: RichConsole, stage: str | None, steps: int | None, done: int, counts: Counts, before: int = 0
+        self,
+        output: RichConsole,
+        stage: str | None,
+        steps: int | None,
+        done: int,
+        counts: Counts,
+        before: int = 0,
+        began: float | None = None,
     ) -> None:
         self.has_stage = stage is not None
-        self._steps = _stage_bar(output, before)
+        self._steps = _stage_bar(output)
         if stage is not None:
-            self._steps.add_task(stage, total=steps, completed=done)
+            began = time.monotonic() if began is None else began
+            self._steps.add_task(stage, total=steps, completed=done, before=before, began=began)
         self._within = _bars(output)
         self._bars: dict[str, TaskID] = {}
         self._evaluation: tuple[Progress, int] | None = None
@@ -431,20 +450,25 @@ class LiveView:
             before = self._before.get(name, (0, 0))[0]
             if name not in self._bars:
                 self._bars[name] = self._within.add_task(name)
-            self._within.update(self._bars[name], completed=done - before, total=max(requested - before, 0))
-            yield requested > before
+            has_work = requested > before
+            total = max(requested - before, 0)
+            self._within.update(self._bars[name], completed=done - before, total=total, visible=has_work)
+            yield has_work
 
 
 class _Steps(ProgressColumn):
     """`step 312/390`: steps of the run, as the rows count them, up to the last one of the stage."""
 
-    def __init__(self, before: int) -> None:
-        self._before = before
-        super().__init__()
+    def render(self, task: Task) -> Text:
+        last = "?" if task.total is None else str(task.fields["before"] + int(task.total))
+        return Text(f"step {task.fields['before'] + int(task.completed)}/{last}")
+
+
+class _Elapsed(ProgressColumn):
+    """The time since the task's `began`, a time of `time.monotonic`: of the run, as the count of steps beside it."""
 
     def render(self, task: Task) -> Text:
-        last = "?" if task.total is None else str(self._before + int(task.total))
-        return Text(f"step {self._before + int(task.completed)}/{last}")
+        return Text(duration(time.monotonic() - task.fields["began"]), style="progress.elapsed")
 
 
 _TIMED = (
@@ -460,12 +484,12 @@ def _bars(output: RichConsole) -> Progress:
     return Progress(TextColumn("  {task.description}", markup=False), BarColumn(), MofNCompleteColumn(), console=output)
 
 
-def _stage_bar(output: RichConsole, before: int) -> Progress:
+def _stage_bar(output: RichConsole) -> Progress:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        _Steps(before),
-        TimeElapsedColumn(),
+        _Steps(),
+        _Elapsed(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )

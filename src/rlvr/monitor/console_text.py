@@ -158,6 +158,16 @@ def fitting(cells: Cells, room: int, line: Callable[[Cells], str]) -> Cells:
     return cells
 
 
+def trend_scale(lowest: float, highest: float) -> tuple[float, float]:
+    """The ends of the scale of a trend: 0 and 1 for rewards between them, else the rewards' own, around their middle
+    and at least a fifth of the largest apart. A change that is small beside the reward is so drawn small."""
+    if lowest >= 0 and highest <= 1:
+        return 0.0, 1.0
+    half = max(highest - lowest, max(abs(lowest), abs(highest)) / 5) / 2
+    middle = (lowest + highest) / 2
+    return middle - half, middle + half
+
+
 def sparkline(values: Sequence[float], scale: Sequence[float] = ()) -> str:
     """One bar per value; the lowest and the highest of `scale` (else of the values) are the ends of the scale."""
     low = min(scale or values, default=0.0)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlvr.core.command_name import program
 from rlvr.core.own_files import check_new_folder
-from rlvr.errors import command
+from rlvr.errors import ConfigError, command
 
 TRAIN = 400
 HELD_OUT = 128
@@ -27,6 +27,9 @@ HELD_OUT = 128
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = make_parser().parse_args(arguments)
+    # An unset variable of a shell; the current folder is `.`.
+    if not options.folder:
+        raise ConfigError("rlvr new: the name of the folder is empty: give one, or . for the current folder")
     folder = Path(options.folder)
     check_new_folder(folder, "a new task")
     folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ class VerdictSpans(RewardTerm):
     reads_characters: ClassVar = True
 
     def bind(self, setting: RewardContext) -> RewardTerm:
-        """ConfigError for a name that is nearly that of one of the `verifiers`."""
+        """ConfigError for a name under which no rollout has a verdict, as by the term `verdict`."""
         VerdictScore(verifier=self.verifier).bind(setting)
         return self
 

@@ -425,12 +425,16 @@ class VerdictScore(RewardTerm):
     """The value of a decided verdict without that score; null: undecided."""
 
     def bind(self, setting: RewardContext) -> RewardTerm:
-        """ConfigError for a name that is nearly that of one of the `verifiers`. Others may be of a plan's verdicts."""
+        """ConfigError for a name under which no rollout has a verdict. Where a plan adds verdicts their names are not
+        known, and what is nearly one of the `verifiers` is refused alone."""
+        if self.verifier is None:
+            return self
         named = setting.config.verifiers
-        if self.verifier is not None and self.verifier not in named:
-            meant = nearest(self.verifier, named)
-            if "did you mean" in meant:
-                raise ConfigError(f"rewards: there is no verifier {self.verifier!r} in `verifiers`{meant}")
+        own = setting.config.verifier
+        known = {*named, *(task.verifier for task in setting.tasks), None if own is None else own.name}
+        meant = nearest(self.verifier, named)
+        if self.verifier not in known and (not setting.adds_verdicts or "did you mean" in meant):
+            raise ConfigError(f"rewards: there is no verifier {self.verifier!r} in `verifiers`{meant}")
         return self
 
     def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray:

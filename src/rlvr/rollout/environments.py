@@ -45,6 +45,7 @@ class EnvironmentCalls:
         self._time_limit = time_limit
         self._threads = Threads("environment-call")
         self._warned: set[str] = set()
+        self._closing: set[asyncio.Task[Any]] = set()
 
     def episode(self, task: Task) -> EpisodeCalls:
         """The conversation of one rollout about `task`; close it."""
@@ -73,6 +74,14 @@ class EnvironmentCalls:
                 text = f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR]
             self.warn(text, None if late else error)
             return None, text
+
+    async def call_whatever_happens(self, function: Callable[..., Any]) -> None:
+        """Call a function to its end, also where who waits for it is cancelled meanwhile."""
+        # The loop itself holds tasks weakly.
+        task = asyncio.ensure_future(self.call(function))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        await asyncio.shield(task)
 
     def warn(self, text: str, error: Exception | None = None) -> None:
         """Log an error, once for each kind."""
@@ -164,7 +173,8 @@ class EpisodeCalls:
             self._state = None
             self._over = True
         if isinstance(state, Closable):
-            await self._calls.call(state.close)
+            # A rollout that is given up may be cancelled a second time, by its group and by the collector.
+            await self._calls.call_whatever_happens(state.close)
 
 
 @register("environment", "calculator")

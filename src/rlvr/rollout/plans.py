@@ -200,6 +200,11 @@ class RolloutPlan(Component):
         return ()
 
     @declared
+    def adds_verdicts(self) -> bool:
+        """True where the plan puts verdicts into rollouts under names of its own, which `rewards` may name."""
+        return False
+
+    @declared
     def answer_characters(self) -> int:
         """Characters of a task's best answer that are read from the history; 0: answers are not kept."""
         return 0

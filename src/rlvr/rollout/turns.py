@@ -51,6 +51,11 @@ class Turns(RolloutPlan):
             raise ValueError(f"turns={self.turns} must be 1 or more and time_limit={self.time_limit} above 0")
         self._environment = EnvironmentCalls(self.environment, self.time_limit)
 
+    @property
+    def adds_verdicts(self) -> bool:
+        """True where each turn has a verdict."""
+        return self.judge == "each"
+
     def check(self, context: RolloutContext, task: Task) -> None:
         """ConfigError when a reply cannot be put into the context of `task`."""
         context.reply(task, "", self.role, None)

@@ -34,6 +34,8 @@ def push(
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
+    if not repo:
+        raise ConfigError('push_to_hub: give the name of the repository, such as push_to_hub("owner/name")')
     try:
         validate_repo_id(repo)
     except HFValidationError as error:

@@ -62,12 +62,12 @@ class RunView:
 
         return write_report([self.path])
 
-    def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
+    def push_to_hub(self, repo: str = "", *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the model of the newest checkpoint, with a model card, to the Hugging Face hub; its address.
 
         `repo` is `name` or `owner/name`, made where it is not there, `private` as the owner's default says where it is
-        None. ConfigError where there is no token or no checkpoint, before anything is uploaded. With several ranks the
-        first one uploads; the address is empty on the others.
+        None. ConfigError where there is no name, no token or no checkpoint, before anything is uploaded. With several
+        ranks the first one uploads; the address is empty on the others.
         """
         from rlvr.run.hub import push
 

@@ -67,7 +67,7 @@ class TrainerSettings(TypedDict, total=False):
     seed: int
     """`run.seed`."""
     max_steps: int
-    """`run.steps`."""
+    """`run.steps`: batches, where TRL counts updates."""
     num_train_epochs: float
     """`run.epochs`."""
     learning_rate: float
@@ -78,8 +78,6 @@ class TrainerSettings(TypedDict, total=False):
     """`optim.warmup_steps`."""
     max_grad_norm: float
     """`optim.max_grad_norm`."""
-    steps_per_generation: int
-    """`optim.updates_per_batch`."""
     num_iterations: int
     """`optim.epochs_per_batch`."""
     prompts_per_step: int
@@ -99,9 +97,9 @@ class TrainerSettings(TypedDict, total=False):
     gradient_checkpointing: bool
     """`model.gradient_checkpointing`."""
     eval_steps: int
-    """`evaluation.every`."""
+    """`evaluation.every`: batches, where TRL counts updates."""
     save_steps: int
-    """`checkpoint.every`."""
+    """`checkpoint.every`: batches, where TRL counts updates."""
     save_total_limit: int
     """`checkpoint.keep`."""
 
@@ -124,7 +122,6 @@ _AS_IN_TRL = (
     "lr_scheduler_type",
     "warmup_steps",
     "max_grad_norm",
-    "steps_per_generation",
     "num_iterations",
     "num_generations",
     "max_completion_length",
@@ -136,7 +133,7 @@ _AS_IN_TRL = (
     "save_total_limit",
 )
 KEYS = {
-    **{name: TRL[name] for name in _AS_IN_TRL},
+    **{name: TRL[name].partition(",")[0] for name in _AS_IN_TRL},
     "prompts_per_step": "rollout.prompts_per_step",
     "beta": "algorithm.kl.coef",
 }
@@ -364,7 +361,7 @@ def _entries(given: Sequence[Any], weights: Any) -> list[tuple[Any, float]]:
             )
         given = list(zip(given, weights, strict=True))
     entries = []
-    for number, entry in enumerate(given):
+    for number, entry in enumerate(given, 1):
         if not isinstance(entry, (tuple, list)):
             entry = (entry, 1.0)
         if len(entry) != 2:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.core.calling import by_signature
+from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Needs, Verifier, VerifierPool, as_verifier
 
@@ -227,13 +228,18 @@ def test_trl_functions_of_plain_prompts_asynchronous_too(pool):
 
 
 def test_what_trls_trainer_alone_can_give_is_refused_by_name():
-    def reward(completions, trainer_state):
+    def reward(completions, trainer_state, log_extra, log_metric):
+        return [0.0]
+
+    def acting(completions, environments):
         return [0.0]
 
     def optional(completions, trainer_state=None, log_metric=None):
         return [1.0] * len(completions)
 
-    assert "'trainer_state'" in as_verifier(reward).check_task(TASK)
+    with pytest.raises(ConfigError, match="'reward' asks for trainer_state, log_extra, log_metric, which only TRL's"):
+        as_verifier(reward)
+    assert "'environments', which only TRL's trainer has" in as_verifier(acting).check_task(TASK)
     assert as_verifier(optional).check_task(TASK) is None
     assert "'rubric'" in by_signature(lambda completions, rubric: []).missing(TASK)
 

@@ -87,6 +87,24 @@ def test_a_head_at_the_token_after_each_step(make_folder, models):
     assert verifier.metrics()["scored"] == 8
 
 
+def test_the_share_of_two_of_three_outputs(make_folder, models):
+    """`against` leaves the third output out: 0.5 is where the two logits are the same."""
+    folder = make_folder("qwen3", "tokens", num_labels=3)
+    for label, against in ((2, 1), (2, 0), ("LABEL_0", "LABEL_2")):
+        verifier = step_scorer(models(prm=folder), separator="~", label=label, against=against)
+        pair = [int(str(one)[-1]) for one in (label, against)]
+        for verdict, text in zip(verdicts(verifier), TEXTS, strict=True):
+            want = by_hand(
+                folder,
+                chat(cut(text), "~"),
+                "~",
+                AutoModelForTokenClassification,
+                lambda logits, pair=pair: (float(logits[pair].softmax(-1)[0]), int(logits[pair].argmax())),
+            )
+            assert steps_of(verdict) == pytest.approx([share for share, _ in want], abs=1e-5)
+            assert [score >= 0.5 for score in steps_of(verdict)] == [first == 0 for _, first in want]
+
+
 def test_the_probability_of_a_token_after_each_step(make_folder, models):
     """As Math-Shepherd: the softmax over + and - as the next token after the tag, with the line break behind it."""
     folder = make_folder("qwen3", "causal")
@@ -180,6 +198,8 @@ def test_what_gives_no_score_is_undecided_and_no_text_is_wrong(make_folder, mode
         ({"template": "{prompt}"}, "no {response}"),
         ({"label": "good"}, "has the outputs LABEL_0, LABEL_1, LABEL_2"),
         ({}, "set `label` to one of them"),
+        ({"label": 1, "against": 1}, "set `against` to one that is not `label`"),
+        ({"label": 1, "against": "bad"}, "has the outputs LABEL_0, LABEL_1, LABEL_2: set `against`"),
         ({"head": "next_token", "labels": {"yes": 1.0}}, "3 tokens"),
         ({"model": "prn"}, "did you mean 'prm'"),
     ],

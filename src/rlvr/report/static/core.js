@@ -41,9 +41,15 @@ function show(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+// Three digits, for cards and tables; all digits of a whole part.
+function brief(value) {
+  if (!known(value) || Number.isInteger(value) || Math.abs(value) < 1e-3) return show(value);
+  return Math.abs(value) >= 1000 ? show(Math.round(value)) : String(Number(value.toPrecision(3)));
+}
+
 // A share as 98.0 %; a score outside of 0 to 1 as it is.
 function percent(value) {
-  return known(value) && value >= 0 && value <= 1 ? `${(100 * value).toFixed(1)} %` : show(value);
+  return known(value) && value >= 0 && value <= 1 ? `${(100 * value).toFixed(1)} %` : brief(value);
 }
 
 // The same beside an axis, whose values are round: 50 %.

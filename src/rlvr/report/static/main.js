@@ -37,7 +37,7 @@ function runsSection(data) {
     const score = ["eval/greedy", "eval/pass@1", "eval/mean"].find((name) => run.evaluations.some((e) => known(e[name])));
     const scores = score ? milestones(run.evaluations.filter((e) => known(e[score]))) : [];
     const facts = [fact("steps", show(run.last_step)), fact("in training steps", duration(run.seconds))];
-    if (last("reward/mean") !== undefined) facts.push(fact("reward, last step", show(last("reward/mean"))));
+    if (last("reward/mean") !== undefined) facts.push(fact("reward, last step", brief(last("reward/mean"))));
     if (scores.length) facts.push(fact(`${score.slice(5)}, held out${scores.length > 1 ? `: ${scores.map(([when]) => when).join(", ")}` : ""}`, scores.map(([, e]) => percent(e[score])).join(" → ")));
     const heading = make("h3", {}, make("i", { class: "dot", style: `background:${color(number)}` }), run.name, run.seed === null ? null : make("span", { class: "soft" }, ` · seed ${run.seed}`));
     return make("div", { class: "card" }, heading, make("div", { class: "facts" }, ...facts), ...run.notes.map((note) => make("p", { class: "soft small note" }, note)));
@@ -61,7 +61,7 @@ function healthSection(data) {
 
 function table(columns, rows) {
   return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...columns.map((c) => make("th", {}, c)))),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, show(cell))))))));
+    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, brief(cell))))))));
 }
 
 function evaluationsSection(data) {
@@ -73,7 +73,7 @@ function evaluationsSection(data) {
     const same = run.evaluations.every((e) => e["eval/mean"] === e["eval/pass@1"]);
     const names = [...new Set(run.evaluations.flatMap((e) => Object.keys(e)))].filter((name) => name.startsWith("eval/") && !(same && name === "eval/mean"));
     const bounds = new Map(run.points.map(([step, , low, high]) => [step, known(low) ? ` (${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)})` : ""]));
-    const cell = (e, name) => (describe(data, name)[0] === "share" ? percent(e[name]) : show(e[name])) + (name === run.score ? bounds.get(e.step) || "" : "");
+    const cell = (e, name) => (describe(data, name)[0] === "share" ? percent(e[name]) : brief(e[name])) + (name === run.score ? bounds.get(e.step) || "" : "");
     const rows = run.evaluations.map((e) => [`${e.stage ? `${e.stage}, ` : ""}step ${e.step}`, ...names.map((name) => cell(e, name))]);
     section.append(make("div", { class: "card", style: "margin-bottom:10px" }, data.runs.length > 1 ? make("h3", {}, run.name) : null, table(["", ...names.map((name) => name.slice(5))], rows)));
   });

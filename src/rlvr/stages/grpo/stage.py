@@ -78,7 +78,10 @@ class GRPOStage(Stage):
         kept = list(self.pool)  # tasks that are left out are never scored
         rollout_plan: RolloutPlan = registry.build("plan", rollout.plan)
         same_answer = context.rollout_context.same_answer
-        self.scoring.bind(kept, RewardContext(plan.config, kept, same_answer, tuple(rollout_plan.sources)))
+        reward_context = RewardContext(
+            plan.config, kept, same_answer, tuple(rollout_plan.sources), rollout_plan.adds_verdicts
+        )
+        self.scoring.bind(kept, reward_context)
         check_reads(self._objective, plan.config, {*rollout_plan.sources, *(task.source for task in kept)})
         terms = self.scoring.terms
         check_terms(plan.config, [(term.name, term.function) for term in walk(terms)])

