@@ -136,6 +136,51 @@ def test_the_head_says_what_was_learned_with_intervals_and_what_it_ran_on(make_r
     assert (facts["command"], facts["versions"]) == ("rlvr train --config a.yaml", "torch 2.13.0")
 
 
+@pytest.mark.parametrize(
+    ("scores", "words", "binary"),
+    [
+        ([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)], "greedy, share right", True),
+        # A single partial score, in whichever evaluation.
+        ([(0.0, 0.0), (1.0, 0.5), (1.0, 1.0)], "greedy, mean score", False),
+        ([(0.0, 0.0), (1.0, 0.0), (1.0, 0.25)], "greedy, mean score", False),
+        # An undecided answer has no score, and says nothing.
+        ([(0.0, 0.0), (1.0, None), (1.0, 1.0)], "greedy, share right", True),
+        # An evaluation whose results by task are gone might have had partial scores.
+        ([(0.0, 0.0), None, (1.0, 1.0)], "greedy", None),
+        ([(0.5, 0.0), None, (1.0, 1.0)], "greedy, mean score", False),
+    ],
+)
+def test_a_mean_is_called_a_share_right_only_where_every_score_is_0_or_1(make_run, scores, words, binary):
+    folder = make_run(steps=6)
+    (folder / "evaluations").mkdir()
+    for step, of_tasks in zip((0, 3, 6), scores, strict=True):
+        if of_tasks is not None:
+            results = [TaskResult(f"t{n}", None, greedy=score) for n, score in enumerate(of_tasks)]
+            write_task_results(folder / "evaluations" / f"step-{step:06d}.json", results)
+    (run,) = unpacked(write_report([folder]))["runs"]
+    assert run["headline"].startswith(f"Held-out tasks ({words}): 0.0 % → 60.0 %")
+    assert run["binary"] is binary
+
+
+def test_the_head_names_the_end_of_each_stage(make_run):
+    folder = make_run(steps=6)
+
+    def headline(*rows):
+        lines = [json.dumps({"step": step, "stage": stage, "eval/greedy": value}) for step, stage, value in rows]
+        (folder / "evaluations.jsonl").write_text("\n".join(lines))
+        return unpacked(write_report([folder]))["runs"][0]["headline"]
+
+    start, imitated = (0, "sft", 0.0), (2, "sft", 0.4)
+    learned = [(4, "grpo", 0.5), (6, "grpo", 0.875)]
+    text = "0.0 % before, 40.0 % after SFT, 87.5 % after GRPO"
+    assert headline(start, (1, "sft", 0.2), imitated, *learned) == f"Held-out tasks (greedy): {text} in 6 steps"
+    # One stage, no evaluation before it, or more stages than a sentence holds: the two ends.
+    assert headline((0, "grpo", 0.0), *learned) == "Held-out tasks (greedy): 0.0 % → 87.5 % in 6 steps"
+    assert headline(imitated, *learned) == "Held-out tasks (greedy): 40.0 % → 87.5 % in 6 steps"
+    many = [(step, f"stage-{step}", step / 10) for step in range(1, 7)]
+    assert headline(start, *many) == "Held-out tasks (greedy): 0.0 % → 60.0 % in 6 steps"
+
+
 def test_a_run_without_evaluations_has_a_headline_too(make_run):
     folder = make_run(steps=4)
     (folder / "evaluations.jsonl").unlink()

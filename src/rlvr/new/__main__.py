@@ -1,4 +1,4 @@
-"""rlvr new FOLDER: write a run.yaml, a check.py and tasks that train on a CPU within a minute, to change into yours.
+"""rlvr new FOLDER: write a run.yaml, a check.py and tasks that train on a CPU in about a minute, to change into yours.
 
 Exit codes: 0 done, 2 bad input, such as a folder that is not empty.
 """

@@ -21,7 +21,7 @@ from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.monitor.rollout_log import json_line
 from rlvr.monitor.whole_file import write_whole
 from rlvr.report.folder import RunData, read_run, reads
-from rlvr.report.headline import facts, points_of, score_of, sentence
+from rlvr.report.headline import curve_of, facts, score_of, sentence
 from rlvr.report.sampled_rollouts import BYTES, histogram, read_rollouts
 
 # With LARGEST and BYTES: a page of some megabytes that a browser opens in a second or two; --rollouts sets it.
@@ -114,13 +114,14 @@ def _run(run: RunData) -> dict[str, Any]:
     names = dict.fromkeys(name for row in rows for name in row if name not in ("step", "run/stage", "stage"))
     columns = {name: [_short(row.get(name)) for row in rows] for name in names}
     score = score_of(run)
-    points = points_of(run, score) if score else []
+    curve = curve_of(run, score) if score else None
     notes = [*run.notes, *([f"curves: each point is the mean of {every} steps"] if every > 1 else [])]
     return {
         "name": run.name,
-        "headline": sentence(run, score, points),
+        "headline": sentence(run, score, curve),
         "score": score,
-        "points": [[step, *map(_short, values)] for step, *values in points],
+        "points": [[step, *map(_short, values)] for step, *values in curve.points] if curve else [],
+        "binary": curve.every_verdict_binary if curve else None,
         "facts": facts(run),
         "seed": (run.config.get("run") or {}).get("seed") if isinstance(run.config.get("run"), dict) else None,
         "experiment": experiment_of(run.config) if run.config else run.name,

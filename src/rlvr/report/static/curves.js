@@ -53,14 +53,18 @@ function seriesOf(runs, name, bands) {
 
 // What the held-out scores are, which the metrics page explains as one family.
 const SCORES = [
-  [/^eval\/greedy$/, "Share of held-out tasks answered right, the likeliest token taken each time."],
+  [/^eval\/greedy$/, "Mean score of answers to held-out tasks, the likeliest token taken each time."],
   [/^eval\/mean$/, "Mean score of sampled answers to held-out tasks."],
   [/^eval\/pass@/, "Probability that one of so many sampled answers to a held-out task is right."],
   [/^eval\/maj@/, "Probability that the commonest of so many sampled answers is right."],
   [/^eval\/(truncated|unparsable|undecided)$/, "Share of all answers to held-out tasks."],
 ];
 
+const ALL_OR_NOTHING = "Share of held-out tasks answered right, the likeliest token taken each time.";
+
 function describe(data, name) {
+  // A mean of scores that are all 0 or 1 is a share. With partial scores, or where that is not known, it is a mean.
+  if (name === "eval/greedy" && data.runs.every((run) => run.binary)) return ["share", ALL_OR_NOTHING, ""];
   const score = SCORES.find(([pattern]) => pattern.test(name));
   if (score) return ["share", score[1], ""];
   const family = Object.keys(data.metrics).find((key) => key.endsWith("/") && name.startsWith(key));
