@@ -44,8 +44,6 @@ def rows_of(page, beginning):
 BY_WORDS = (
     "device, type | kernel",
     "setting | what it saves | what it costs",
-    # Medians of runs beside each other whose results were not kept.
-    "workload | padded, one micro-batch",
 )
 COMPARED = (
     "workload | ours s/step",
