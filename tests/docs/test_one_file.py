@@ -56,9 +56,10 @@ def plans(root):
 @pytest.fixture(scope="module")
 def band(root):
     """The lowest and the highest accuracy of the library's own runs, from the table of README.md."""
-    rows = re.findall(r"^\| \d \| [\d.]+ \| ([\d.]+) \| \d+:\d+ \|$", (root / "README.md").read_text(), re.MULTILINE)
-    assert len(rows) == 3
-    return min(map(float, rows)), max(map(float, rows))
+    row = r"^\| \d \| [\d.]+ % \| ([\d.]+) % \| \d+:\d+ \|$"
+    shares = [float(percent) / 100 for percent in re.findall(row, (root / "README.md").read_text(), re.MULTILINE)]
+    assert len(shares) == 3
+    return min(shares), max(shares)
 
 
 @pytest.fixture
