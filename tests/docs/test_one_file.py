@@ -57,7 +57,9 @@ def plans(root):
 def band(root):
     """The lowest and the highest accuracy of the library's own runs, from the table of README.md."""
     row = r"^\| \d \| [\d.]+ % \| ([\d.]+) % \| \d+:\d+ \|$"
-    shares = [float(percent) / 100 for percent in re.findall(row, (root / "README.md").read_text(), re.MULTILINE)]
+    shares = [
+        round(float(percent) / 100, 3) for percent in re.findall(row, (root / "README.md").read_text(), re.MULTILINE)
+    ]
     assert len(shares) == 3
     return min(shares), max(shares)
 
