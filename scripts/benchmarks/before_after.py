@@ -60,16 +60,17 @@ def measure(name: str, checkouts: dict[str, Path], core: int) -> dict[str, Any]:
             for one, (side, checkout) in enumerate(checkouts.items())
         }
         os.write(pipes[0][1], b"x")
+        # Only the runs hold them now, so that one does not wait for the turn of one that has failed.
+        for end in (*pipes[0], *pipes[1]):
+            os.close(end)
         try:
             outputs = {side: process.communicate(timeout=DEADLINE)[1] for side, process in runs.items()}
         finally:
             for process in runs.values():
                 process.kill()
-            for end in (*pipes[0], *pipes[1]):
-                os.close(end)
-        for side, process in runs.items():
-            if process.returncode:
-                raise RuntimeError(f"{name} failed with {checkouts[side]}:\n{outputs[side].decode()[-3000:]}")
+        failed = [f"{checkouts[side]}:\n{outputs[side].decode()[-3000:]}" for side, p in runs.items() if p.returncode]
+        if failed:
+            raise RuntimeError(f"{name} failed with " + "\nand with ".join(failed))
         seconds = {side: json.loads((Path(folder) / side).read_text())[DROPPED:] for side in runs}
     ratios = [after / before for before, after in zip(seconds["before"], seconds["after"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)

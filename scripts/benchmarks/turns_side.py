@@ -8,6 +8,7 @@ it starts what the others need.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -41,7 +42,8 @@ class InTurns(GRPOTrainer):
             # What the step left to other threads is done before the other library's turn.
             time.sleep(0.005)
             os.write(self.write, b"x")
-        os.read(self.read, 1)
+        if not os.read(self.read, 1):
+            raise RuntimeError("the other run has ended before its last step")
         self.began = time.perf_counter()
         return result
 
@@ -56,7 +58,8 @@ def main(model: str, result: str, read: str, write: str) -> None:
             trainer.read, trainer.write, trainer.seconds = int(read), int(write), []
             trainer.train()
             seconds = trainer.seconds
-    os.write(int(write), b"x")  # the other one may have a step left
+    with contextlib.suppress(BrokenPipeError):  # the other one may have a step left, or have ended
+        os.write(int(write), b"x")
     Path(result).write_text(json.dumps(seconds))
 
 
