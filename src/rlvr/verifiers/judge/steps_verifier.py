@@ -57,6 +57,8 @@ class StepsVerifier(AsksJudge):
     coded: bool = True
     """As of the verifier `judge`."""
 
+    gives_spans = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._template = JudgeTemplate(self.template, ("step",), self.longest)
