@@ -3,9 +3,10 @@ JSON.
 
 Which failures are worth another attempt, the backoff (half a second, doubled up to 8 s, less up to a quarter of jitter)
 and the bound on `Retry-After` (two minutes) are those of OpenAI's own client (openai/openai-python,
-src/openai/_base_client.py at 000f030a, `_should_retry` and `_calculate_retry_timeout`), but that a single failure is
-tried again at once. A request that takes longer than nearly all others is sent again, and the first reply counts: the
-hedged requests of Dean and Barroso, "The Tail at Scale" (CACM 2013), who send them past the 95th percentile.
+src/openai/_base_client.py at 000f030a, `_should_retry` and `_calculate_retry_timeout`), but that a failure among
+requests that succeed is tried again at once. A request that takes longer than nearly all others is sent again, and the
+first reply counts: the hedged requests of Dean and Barroso, "The Tail at Scale" (CACM 2013), who send them past the
+95th percentile.
 
 Invariants: connections are open only while requests are, on the event loop that makes them, so that nothing has to be
 closed; the key is read from the environment for each request, and is in no configuration, file or message.
@@ -16,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -44,6 +46,9 @@ LONGEST_RETRY_AFTER = 120.0
 """Seconds, see above."""
 RETRIED = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which a request is made again; 425 (too early) is added to OpenAI's."""
+FEW_FAILURES = 2
+"""Failures in a row, of one request and of its url, that may be chance: of an endpoint that fails at a twentieth of its
+requests a third one is at 1 in 8,000."""
 LARGEST_REPLY = 16 * 2**20
 """Bytes. Arbitrary: a verdict has kilobytes, with the log-probs of a thousand tokens a megabyte."""
 # Arbitrary: a judge's load changes within minutes, and fewer than eight replies say little of the slow ones.
@@ -53,7 +58,7 @@ FEWEST_LATENCIES = 8
 
 # Arbitrary. Of three requests all hang where a fiftieth does in one of 125,000 cases.
 MOST_HEDGES = 2
-"""Most further requests beside one that is late."""
+"""Most further requests that wait beside one that is late."""
 SOONEST_HEDGE = 0.05
 """Seconds before which no request is late: where replies take milliseconds, a busy machine delays many."""
 
@@ -134,7 +139,7 @@ class EndpointClient(ABC, Generic[Reply]):
     retries: int = 4
     timeout: float = 60.0
     """Seconds for one request."""
-    hedge: float | None = 1.5
+    hedge: float | None = 1.0
     """A request that takes this many times as long as 95 % of the others is sent again; None: never."""
     who: str = "judge"
     """The verifier in messages."""
@@ -215,8 +220,8 @@ class EndpointClient(ABC, Generic[Reply]):
             endpoint = self._choose(failed)
             wait = endpoint.resting_until - time.monotonic()
             # A url that has not failed is asked at once, and one that has after the backoff.
-            # One failure among replies is no reason to wait either; a limit of requests is.
-            single = attempt == 1 and endpoint.failures <= 1 and not throttled
+            # Few failures among replies are no reason to wait either; a limit of requests is.
+            single = attempt <= FEW_FAILURES and endpoint.failures <= FEW_FAILURES and not throttled
             if failed is not None and (endpoint is failed or endpoint.failures) and not single:
                 backoff = min(FIRST_BACKOFF * 2.0 ** max(0, attempt - 2), LONGEST_BACKOFF)
                 wait = max(wait, backoff * (1 - 0.25 * random.random()))
@@ -247,7 +252,9 @@ class EndpointClient(ABC, Generic[Reply]):
         sent = time.monotonic()
         try:
             while waiting:
-                late = self._late() if len(requests) <= MOST_HEDGES else None
+                # Of those that failed there may be as many as of attempts; the others wait, perhaps for ever.
+                allowed = len(waiting) <= MOST_HEDGES and len(requests) <= MOST_HEDGES + self.retries
+                late = self._late() if allowed else None
                 if late is not None and time.monotonic() - sent >= late:
                     self.usage.hedged += 1
                     requests.append(self._send(session, self._choose(endpoint), message))
@@ -257,13 +264,18 @@ class EndpointClient(ABC, Generic[Reply]):
                 # Asked again after a while where it is not known yet what is late: the first requests of a run go out
                 # together, and one of them may hang.
                 patience = SOONEST_HEDGE if late is None else late - (time.monotonic() - sent)
-                unknown = late is None and (self.hedge is None or len(requests) > MOST_HEDGES)
+                unknown = late is None and (self.hedge is None or not allowed)
                 done, waiting = await asyncio.wait(
                     waiting, timeout=None if unknown else patience, return_when=asyncio.FIRST_COMPLETED
                 )
                 for request in done:
                     if request.exception() is None:
                         return request.result()
+                # One of several has failed, and those that are left were late before: the next one goes out at once,
+                # unless the url fails on others, too.
+                by_chance = self._choose(endpoint).failures <= FEW_FAILURES and not _throttled(done)
+                if done and waiting and late is not None and by_chance:
+                    sent = -math.inf
             return requests[0].result()  # raises
         finally:
             for request in requests:
@@ -392,6 +404,12 @@ class ChatClient(EndpointClient[ChatReply]):
         if refusal or choice.get("finish_reason") == "content_filter":
             raise JudgeError("refused", f"the judge refused: {refusal or 'content filter'}")
         return reply, tokens
+
+
+def _throttled(requests: Iterable[asyncio.Task[Any]]) -> bool:
+    """Return True if one of these failed requests met a limit of requests."""
+    errors = (request.exception() for request in requests)
+    return any(isinstance(error, JudgeError) and error.throttled for error in errors)
 
 
 def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:

@@ -98,8 +98,6 @@ class RubricVerifier(AsksJudge):
     """The score where a veto strikes, whatever else is met."""
     template: str = TEMPLATE
     """The request, with `{response}`, `{criteria}`, `{prompt}`, `{answer}` and fields of `info`."""
-    coded: bool = True
-    """As of the verifier `judge`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

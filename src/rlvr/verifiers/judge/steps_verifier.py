@@ -54,8 +54,6 @@ class StepsVerifier(AsksJudge):
     template: str = TEMPLATE
     """The request, with `{step}` (all steps, each in a fence of its own), `{prompt}`, `{answer}` and fields of
     `info`."""
-    coded: bool = True
-    """As of the verifier `judge`."""
 
     gives_spans = True
 
