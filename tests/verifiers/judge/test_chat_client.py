@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import time
 from email.utils import formatdate
@@ -126,6 +127,31 @@ def test_a_request_that_hangs_is_sent_again(warm):
         assert time.monotonic() - start < 10
         assert made.usage.hedged >= stub.hung > 0
         assert made.usage.failed == 0
+
+
+class HangsOnce(StubJudge):
+    """Hangs on the fourth request."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.numbers = itertools.count()
+
+    def reply(self, body, key):
+        if next(self.numbers) == 3:
+            self.hung += 1
+            self._over.wait()
+            return 0, {}
+        return super().reply(body, key)
+
+
+def test_a_request_that_nearly_all_others_have_overtaken_is_sent_again():
+    """Before it is late by the time that requests take."""
+    with HangsOnce(delay=0.02) as stub:
+        made = client(stub.url, hedge=1000.0, timeout=120.0)
+        start = time.monotonic()
+        assert all(reply.text == "yes" for reply in asked(made, times=40))
+        assert time.monotonic() - start < 60  # half of the time that the request which hangs is given
+        assert made.usage.hedged >= stub.hung == 1 and made.usage.failed == 0
 
 
 class HangsThenFails(Flaky):

@@ -61,9 +61,9 @@ class AsksJudge(Verifier):
     deadline: float = 180.0
     """Seconds for one verdict (or the verdicts on one group), with its attempts and the wait for a free slot; past them
     it is undecided. `verification.time_limit` must not be lower."""
-    hedge: float | None = 1.0
-    """A request that takes this many times as long as 95 % of the others is sent again, at most twice, and the first
-    reply counts; null: never."""
+    hedge: float | None = 1.5
+    """A request that takes this many times as long as 95 % of the others is sent again, and so is one of the last 5 %
+    of those that were sent together; two more wait beside it at most, and the first reply counts. null: never."""
     cache: str | None = None
     """A folder that keeps replies, by the whole request and the number of the vote. null: none. With one, equal answers
     to a task get equal verdicts."""

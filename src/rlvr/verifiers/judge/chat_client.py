@@ -59,6 +59,8 @@ FEWEST_LATENCIES = 8
 # Arbitrary. Of three requests all hang where a fiftieth does in one of 125,000 cases.
 MOST_HEDGES = 2
 """Most further requests that wait beside one that is late."""
+OVERTAKEN = 0.95
+"""Share of the requests sent with a request, or after it, that have replies when it is late."""
 SOONEST_HEDGE = 0.05
 """Seconds before which no request is late: where replies take milliseconds, a busy machine delays many."""
 
@@ -139,8 +141,9 @@ class EndpointClient(ABC, Generic[Reply]):
     retries: int = 4
     timeout: float = 60.0
     """Seconds for one request."""
-    hedge: float | None = 1.0
-    """A request that takes this many times as long as 95 % of the others is sent again; None: never."""
+    hedge: float | None = 1.5
+    """A request that takes this many times as long as 95 % of the others is sent again, and so is one of the last 5 %
+    of those that were sent together; None: never."""
     who: str = "judge"
     """The verifier in messages."""
     reply_name: ClassVar[str] = "reply"
@@ -157,6 +160,10 @@ class EndpointClient(ABC, Generic[Reply]):
         self.usage = ChatUsage()
         self._endpoints = [_Endpoint(url.rstrip("/")) for url in self.urls]
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
+        self._replied: deque[float] = deque(maxlen=LATENCIES)
+        """When the requests with the newest replies were sent, by time.monotonic."""
+        self._under_way: list[float] = []
+        """When the requests without a reply were sent."""
         self._loops: dict[asyncio.AbstractEventLoop, _Connections] = {}
 
     @abstractmethod
@@ -255,7 +262,8 @@ class EndpointClient(ABC, Generic[Reply]):
                 # Of those that failed there may be as many as of attempts; the others wait, perhaps for ever.
                 allowed = len(waiting) <= MOST_HEDGES and len(requests) <= MOST_HEDGES + self.retries
                 late = self._late() if allowed else None
-                if late is not None and time.monotonic() - sent >= late:
+                waited = time.monotonic() - sent
+                if late is not None and (waited >= late or (waited >= SOONEST_HEDGE and self._overtaken(sent))):
                     self.usage.hedged += 1
                     requests.append(self._send(session, self._choose(endpoint), message))
                     waiting.add(requests[-1])
@@ -263,7 +271,8 @@ class EndpointClient(ABC, Generic[Reply]):
                     continue
                 # Asked again after a while where it is not known yet what is late: the first requests of a run go out
                 # together, and one of them may hang.
-                patience = SOONEST_HEDGE if late is None else late - (time.monotonic() - sent)
+                # And now and then, since others may overtake it.
+                patience = SOONEST_HEDGE if late is None else min(late - waited, max(SOONEST_HEDGE, 0.1 * late))
                 unknown = late is None and (self.hedge is None or not allowed)
                 done, waiting = await asyncio.wait(
                     waiting, timeout=None if unknown else patience, return_when=asyncio.FIRST_COMPLETED
@@ -290,13 +299,24 @@ class EndpointClient(ABC, Generic[Reply]):
         ordered = sorted(self._latencies)
         return max(SOONEST_HEDGE, self.hedge * ordered[int(0.95 * (len(ordered) - 1))])
 
+    def _overtaken(self, sent: float) -> bool:
+        """Return True if nearly all requests that were sent with a request, or after it, have their replies: what is
+        left of a step's requests would otherwise hold it up for as long as it takes to be sure that they are late."""
+        since = sent - SOONEST_HEDGE
+        replied = sum(at >= since for at in self._replied)
+        left = sum(at >= since for at in self._under_way)
+        return replied >= FEWEST_LATENCIES and replied >= OVERTAKEN * (replied + left)
+
     def _send(self, session: aiohttp.ClientSession, endpoint: _Endpoint, message: _Message) -> asyncio.Task[Reply]:
         # Counted here and not in the task, which begins later: the next request is to see it.
         endpoint.open += 1
+        sent = time.monotonic()
+        self._under_way.append(sent)
         request = asyncio.ensure_future(self._post(session, endpoint, message))
 
         def ended(_: asyncio.Task[Reply]) -> None:
             endpoint.open -= 1
+            self._under_way.remove(sent)
 
         request.add_done_callback(ended)
         return request
@@ -333,6 +353,7 @@ class EndpointClient(ABC, Generic[Reply]):
         endpoint.down_until = 0.0
         seconds = time.monotonic() - start
         self._latencies.append(seconds)
+        self._replied.append(start)
         self.usage.replies += 1
         self.usage.seconds += seconds
         self.usage.prompt_tokens += tokens[0]

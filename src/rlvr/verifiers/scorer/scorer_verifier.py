@@ -103,7 +103,7 @@ class ScorerVerifier(Verifier):
     """Further attempts at a request, as of the verifier `judge`."""
     timeout: float = 60.0
     """Seconds for one attempt."""
-    hedge: float | None = 1.0
+    hedge: float | None = 1.5
     """As of the verifier `judge`."""
 
     needs = Needs(remote=True)
