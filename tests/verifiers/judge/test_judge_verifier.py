@@ -309,3 +309,35 @@ def test_a_judge_trains_with_its_counts_among_the_metrics(make_trainer):
     assert trainer.batch.columns["reward"].tolist() == odd
     assert [row["verifier/judge/requests"] for row in rows] == [8, 8]
     assert all(row["verifier/judge/seconds"] > 0 and row["verifier/judge/cost"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("tag", ["think", "reasoning"])
+def test_a_verdict_that_is_tried_while_thinking_is_none(tag):
+    def label(request):
+        return f"<{tag}>Perhaps\n{request.verdict('no')}\nor not.</{tag}>\n{request.verdict('yes')}"
+
+    def number(request):
+        return f'<{tag}>{{"score": 2, "code": "{request.code}"}}</{tag}> {{"score": 5, "code": "{request.code}"}}'
+
+    with StubJudge(label) as stub:
+        assert verdict(stub).score == 1
+        stub.answer = number
+        assert verdict(stub, read="json").score == 0.5
+        # One that thinks alone has decided nothing.
+        stub.answer = lambda request: f"<{tag}>{request.verdict('yes')}</{tag}>"
+        assert verdict(stub).score is None
+
+
+def test_a_reply_in_parts_is_their_text():
+    def parts(request):
+        thought = {"type": "thinking", "thinking": [{"type": "text", "text": request.verdict("no")}]}
+        return {"message": {"content": [thought, {"type": "text", "text": request.verdict("yes")}]}}
+
+    with StubJudge(parts) as stub:
+        assert verdict(stub).score == 1
+
+
+def test_a_score_that_is_not_a_number_is_out_of_range():
+    with StubJudge(lambda request: f'{{"score": NaN, "code": "{request.code}"}}') as stub:
+        got = verdict(stub, read="json")
+        assert got.score is None and got.reason.startswith("out_of_range: the judge gives nan")

@@ -421,6 +421,9 @@ class ChatClient(EndpointClient[ChatReply]):
         usage = row.get("usage") or {}
         tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
         text = message.get("content") or ""
+        # Some endpoints give a list of parts, of which those of thinking have no `text`.
+        if isinstance(text, list):
+            text = "".join(str(part.get("text") or "") for part in text)
         reply = ChatReply(str(text), _first_token(choice), choice.get("finish_reason") == "length")
         if refusal or choice.get("finish_reason") == "content_filter":
             raise JudgeError("refused", f"the judge refused: {refusal or 'content filter'}")

@@ -93,7 +93,7 @@ class LabelReader(VerdictReader):
             named = {label for label in self.labels if label.casefold() == said.casefold()}
             label = named.pop() if named else None
         else:
-            label = last_label(_after_reasoning(reply.text), {label: (label,) for label in self.labels})
+            label = last_label(after_reasoning(reply.text), {label: (label,) for label in self.labels})
         if label is None:
             raise unparsable(reply, "names no label, or several")
         return JudgeReading(float(self.labels[label]), label)
@@ -120,7 +120,7 @@ class NumberReader(VerdictReader):
         if self.coded:
             line = _coded(reply)
         else:
-            lines = [line for line in _after_reasoning(reply.text).splitlines() if any(c.isdigit() for c in line)]
+            lines = [line for line in after_reasoning(reply.text).splitlines() if any(c.isdigit() for c in line)]
             line = lines[-1] if lines else ""
         number = _LAST_NUMBER.fullmatch(line)
         if number is None:
@@ -163,10 +163,11 @@ class JsonReader(VerdictReader):
         return {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}}
 
     def read(self, reply: ChatReply) -> JudgeReading:
-        found = [row for row in json_objects(_after_reasoning(reply.text)) if self.name in row]
+        found = [row for row in json_objects(after_reasoning(reply.text)) if self.name in row]
         if self.coded:
             found = [row for row in found if row.get("code") == reply.code]
-            if any(row[self.name] != found[0][self.name] for row in found):
+            # As JSON, in which NaN equals itself.
+            if len({json.dumps(row[self.name], sort_keys=True) for row in found}) > 1:
                 raise unparsable(reply, "has two different verdicts")
         if not found:
             raise unparsable(reply, f"has no JSON object with {self.name!r}{' and the code' if self.coded else ''}")
@@ -299,13 +300,15 @@ def _line(code: str, coded: bool, what: str) -> str:
 def _coded(reply: ChatReply) -> str:
     """The text behind `Verdict CODE:`. JudgeError where that stands nowhere, or twice and differs."""
     pattern = re.compile(rf"^\W*verdict\W+{re.escape(reply.code)}\W*[:\uff1a](.*)$", re.IGNORECASE | re.MULTILINE)
-    said = {line.strip(" \t*_`'\".\u3002") for line in pattern.findall(reply.text)}
+    # A judge that thinks aloud may try a verdict before it decides.
+    said = {line.strip(" \t*_`'\".\u3002") for line in pattern.findall(after_reasoning(reply.text))}
     if len(said) != 1:
         raise unparsable(reply, "has two different verdicts" if said else "has no line with the verdict and its code")
     return said.pop()
 
 
-def _after_reasoning(text: str) -> str:
+def after_reasoning(text: str) -> str:
+    """The reply of a judge that thinks within tags without its thinking."""
     return _REASONING.sub("", text, count=1)
 
 

@@ -24,7 +24,7 @@ from rlvr.verifiers.judge.chat_client import JudgeError
 from rlvr.verifiers.judge.fenced_prompt import JudgeTemplate
 from rlvr.verifiers.judge.judge_verifier import voted
 from rlvr.verifiers.judge.numbered_reader import NumberedReader, of_number
-from rlvr.verifiers.judge.readings import JudgeReading, VerdictReader, json_objects, unparsable
+from rlvr.verifiers.judge.readings import JudgeReading, VerdictReader, after_reasoning, json_objects, unparsable
 from rlvr.verifiers.judge.reply_cache import ChatReply
 
 TEMPLATE = """Decide for each criterion whether the response meets it. A criterion of several parts is met where all \
@@ -212,7 +212,7 @@ class CriteriaReader(VerdictReader):
     def read(self, reply: ChatReply) -> JudgeReading:
         found = [
             row["criteria"]
-            for row in json_objects(reply.text)
+            for row in json_objects(after_reasoning(reply.text))
             if "criteria" in row and (not self.coded or row.get("code") == reply.code)
         ]
         if not found or any(one != found[0] for one in found):
