@@ -114,7 +114,7 @@ def test_the_policy_judges_itself(blocks, make_trainer):
 
 def test_the_program_runs(blocks, tmp_path):
     (tmp_path / "stub.py").write_text(blocks["stub.py"])
-    done = subprocess.run([sys.executable, "stub.py"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "stub.py"], capture_output=True, text=True, timeout=600, check=False)
     assert (done.stdout.split(), done.stderr) == (["1.0", "1"], "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hand_written_steps import PROMPT, Response, of_the_group, policy_gradient
+from hand_written_steps import PROMPT, Response, k3_gradient, of_the_group, policy_gradient
 
 from rlvr.recipes.shop_r1.shop_action import ShopActionVerifier
 from rlvr.records import Task
@@ -72,7 +72,7 @@ def step(recipe_step, monkeypatch):
         return np.asarray([-1, *ends_of(rollout.text, rollout.token_ids[1:])])
 
     monkeypatch.setattr(scoring, "char_ends", char_ends)
-    return recipe_step("shop-r1", [TASK])
+    return recipe_step("shop-r1", [TASK], stage="reinforcement")
 
 
 def rewards(policy):
@@ -115,7 +115,9 @@ def test_an_answer_that_is_no_action_is_refused():
 
 
 def test_gradient(step, lent_policy):
-    got = step.gradient(step.score([[Response(text, ids) for text, ids, _ in TEN]]), LOGITS)
-    advantages = of_the_group(rewards(lent_policy))
-    expected = policy_gradient(advantages, [ids for _, ids, _ in TEN], LOGITS, "tokens")
+    reference = [0.1, 0.4, -0.3, 0.2, 0.5, -0.1, 0.0, 0.3]
+    got = step.gradient(step.score([[Response(text, ids) for text, ids, _ in TEN]]), LOGITS, reference=reference)
+    responses = [ids for _, ids, _ in TEN]
+    expected = policy_gradient(of_the_group(rewards(lent_policy)), responses, LOGITS, "tokens")
+    expected += 0.001 * k3_gradient(responses, LOGITS, reference, "tokens")
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
