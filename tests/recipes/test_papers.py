@@ -159,7 +159,9 @@ def test_show_says_which_correction_the_engine_switches_on(capsys, monkeypatch, 
 
     def told(slug):
         assert main(["show", slug]) == 0
-        return [" ".join(line.split()) for line in re.findall(r"^correction:.*(?:\n  .*)*", capsys.readouterr().out, re.M)]
+        return [
+            " ".join(line.split()) for line in re.findall(r"^correction:.*(?:\n  .*)*", capsys.readouterr().out, re.M)
+        ]
 
     (line,) = told("libra")
     # Of two stages the second is reinforcement.
