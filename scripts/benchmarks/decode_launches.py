@@ -218,7 +218,7 @@ def run(policy: Any, tokens: int) -> Counter:
 
     # Modules in which the library has, or had, what is replaced.
     decoding = [decoder]
-    for name in ("decoder_parts",):
+    for name in ("decoder_parts", "decoder_products"):
         with contextlib.suppress(ModuleNotFoundError):
             decoding.append(importlib.import_module(f"rlvr.rollout.{name}"))
 
@@ -244,6 +244,7 @@ def run(policy: Any, tokens: int) -> Counter:
         for module in decoding:
             for name in ("rms_epsilon", "_rms_epsilon"):
                 stack.enter_context(replaced(module, name, lambda norm: norm.variance_epsilon))
+            stack.enter_context(replaced(module, "_rms_form", lambda norm: (norm.variance_epsilon, 0.0)))
             stack.enter_context(replaced(module, "by_parts", lambda device, dtype: False))
         for change in (
             replaced(caller, "proven", lambda policy: decoder.Steps(policy)),

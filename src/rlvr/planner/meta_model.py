@@ -22,8 +22,8 @@ from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.attention import PREFIX
 from rlvr.policy.attention.packing_trial import unpackable_layers
 from rlvr.policy.foreign import foreign
+from rlvr.policy.layer_sizes import attention_windows, head_widths, masked_beyond, one_rope_up_to
 from rlvr.policy.loading import dtype_of, override_config
-from rlvr.policy.model import attention_windows, head_widths, masked_beyond, one_rope_up_to
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
