@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 
 from rlvr.policy.adapters import LowRank
 from rlvr.policy.foreign import foreign
+from rlvr.policy.model import PLAIN
 from rlvr.rollout.decoder_parts import FeedForwardParts, NormPart
 from rlvr.rollout.joined_weights import NarrowProducts, by_group, in_place, lora_parts, narrow_products
 
@@ -295,7 +296,7 @@ def feed_forward(parts: FeedForwardParts, dtype: torch.dtype, autocast: Autocast
 
 def _castable(module: Any) -> bool:
     """True for a module of plain weights, without adapters and hooks."""
-    plain = all(type(weight) is nn.Parameter for weight in module.parameters())
+    plain = all(type(weight) in PLAIN for weight in module.parameters())
     return plain and not any(hooked(m) or foreign(m, "base_layer") is not None for m in module.modules())
 
 
