@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -108,6 +109,40 @@ def test_new_without_a_name_is_one_clear_line(tmp_path, capsys, monkeypatch):
         "error: rlvr new: the name of the folder is empty: give one, or . for the current folder\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EROFS, "Read-only file system"), (errno.EACCES, "Permission denied")]
+)
+def test_new_in_a_place_that_cannot_be_written_is_one_clear_line(tmp_path, capsys, monkeypatch, number, words):
+    folder = tmp_path / "there" / "task"
+
+    def refused(path, **options):
+        raise OSError(number, words, str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)  # who runs the tests as root may write everywhere
+    assert new([str(folder)]) == 2
+    assert capsys.readouterr().err == f"error: {folder} cannot be used: {words}. Choose another folder\n"
+
+
+def test_new_below_a_file_is_one_clear_line(tmp_path, capsys):
+    (tmp_path / "notes").write_text("mine", encoding="utf-8")
+    assert new([str(tmp_path / "notes" / "task")]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/notes/task cannot be used: Not a directory. Choose another folder\n"
+    )
+
+
+def test_a_new_task_on_a_full_disk_says_so(tmp_path, capsys, monkeypatch):
+    def full(path, *arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert new([str(tmp_path / "task")]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/task/run.yaml: No space left on device. The disk is full: free some space there and "
+        "start again\n"
+    )
 
 
 @pytest.mark.slow
