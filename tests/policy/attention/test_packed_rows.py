@@ -221,7 +221,7 @@ than keys."""
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=() if name in KINDS else pytest.mark.gate) for name in ARCHITECTURES]
+    "architecture", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in ARCHITECTURES]
 )
 def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, device, monkeypatch):
     """Forward, LM head and backward of 65,536 tokens, a prompt of 16,384 and six responses of 8,192, on fake tensors,
@@ -253,7 +253,13 @@ def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, d
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    "architecture", ["mistral", "gemma2", "gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.gate)]
+    "architecture",
+    [
+        "mistral",
+        "gpt_oss",
+        pytest.param("deepseek_v3", marks=pytest.mark.gate),
+        pytest.param("gemma2", marks=pytest.mark.slow),
+    ],
 )
 def test_rollouts_that_fill_a_micro_batch_have_no_mask_by_default(architecture, device, monkeypatch):
     """Two rollouts of 65,536 tokens, each in a micro-batch of its own, by the layout that `auto` takes on either
