@@ -139,3 +139,13 @@ def test_the_figures_are_those_of_the_files(root, page):
         for runs in result["runs"].values():
             assert runs["faulty"]["steps"] == runs["clean"]["steps"] and runs["faulty"]["undecided"] == 0
             assert runs["faulty"]["hung"] > 0 and runs["faulty"]["failed"] > 0
+
+
+def test_the_bound_without_sampling_ahead_is_that_of_the_file(root, page):
+    result = json.loads((root / "scripts/benchmarks/judge_client.json").read_text())
+    pattern = r"has ([\d.]+) such attempts.*?add\s([\d.]+) times.*?longer than (\d+) times"
+    least, added, step = map(float, re.search(pattern, page, re.DOTALL).groups())
+    # The mean of the greatest of 64 counts of attempts in vain, each of which is made with probability 0.07.
+    assert least == pytest.approx(sum(1 - (1 - 0.07**k) ** 64 for k in range(1, 30)), abs=0.01)
+    assert (least, added) == (pytest.approx(result["least"], abs=0.01), pytest.approx(result["added"], abs=0.01))
+    assert step == round(added / 0.05) and added > least

@@ -69,10 +69,9 @@ class StubRequest:
     def probabilities(self, of: Mapping[str, float]) -> dict[str, Any]:
         """A reply whose first token is each of these labels with this probability, the likeliest being said."""
         letters = self.letters
-        tokens: list[dict[str, Any]] = [
-            {"token": letters.get(label, label), "logprob": math.log(p)} for label, p in of.items() if p
-        ]
-        said = max(tokens, key=lambda token: token["logprob"])
+        tokens = [{"token": letters.get(label, label), "logprob": math.log(p)} for label, p in of.items() if p]
+        likeliest = max(of, key=of.__getitem__)
+        said = {"token": letters.get(likeliest, likeliest), "logprob": math.log(of[likeliest])}
         message = {"role": "assistant", "content": said["token"]}
         return {"message": message, "logprobs": {"content": [{**said, "top_logprobs": tokens}]}}
 
