@@ -151,11 +151,6 @@ GALLERY = {
         "browser ([Extending](extending.md#an-environment)).",
     ),
 }
-LEFT_OUT = {
-    "vllm_server": "beside the many programs of the machine that made the other curves, its server did not start in "
-    "time.",
-}
-"""Examples without a curve, and the reason."""
 HEAD = """# Gallery
 
 This page shows twelve small examples, each in one or two files of together less than 80 lines. They train models with
@@ -165,10 +160,9 @@ model and data that would take the place of the small ones. Run the commands in 
 """
 TAIL = """
 The seconds are those of one core of a CPU (two shared cores, November 2026). The reward of a response is at most 1,
-which is 100 %. Blue in the pictures: the mean reward of
-each step. Brown: the score on held-out tasks, greedy (dots) and sampled (dashes), where the example evaluates. A grey
-line marks the end of the stage `sft`. `python scripts/gallery.py NAME` runs an example and draws its curve;
-`tests/docs/test_gallery.py` runs all of them.
+which is 100 %. Blue in the pictures: the mean reward of each step. Brown: the score on held-out tasks, greedy (dots)
+and sampled (dashes), where the example evaluates. A grey line marks the end of the stage `sft`. `python
+scripts/gallery.py NAME` runs an example and draws its curve; `tests/docs/test_gallery.py` runs all of them.
 
 Larger examples with their curves: [Expected curves](curves/README.md).
 """
@@ -249,7 +243,7 @@ def section(name: str, example: Example, kept: dict[str, Any] | None) -> str:
         f"```bash\n{example.command}\n```\n",
     ]
     if kept is None:
-        lines.append(f"No curve: {LEFT_OUT.get(name, 'it has not been drawn yet.')}")
+        lines.append("No curve: it has not been drawn yet.")
     else:
         lines.append(f"![Reward of the example {name} by step](curves/gallery/{name}.svg)\n")
         lines.append(f"{kept['seconds']} CPU seconds; seed {kept['seed']}; {result(kept)}.")

@@ -136,7 +136,7 @@ def chosen_place(name: str, instead: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL_DISK:
             raise
-        file = "" if error.filename in (None, name) else f" ({error.filename})"
+        file = "" if error.filename is None or str(error.filename) in name else f" ({error.filename})"
         raise ConfigError(f"{name} cannot be used: {error.strerror or error}{file}. Choose {instead}") from error
 
 
@@ -210,12 +210,14 @@ def tell_launcher(message: str) -> None:
             json.dump({"message": {"message": message, "extraInfo": more}}, file)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`, or the list of what is known when nothing is
-    near."""
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`. When nothing is near, `otherwise`, or where that is
+    None the list of what is known."""
     known = sorted(known)
     # 0.6 is difflib's own default: `clp` finds `clip`, and a name that resembles none gives the whole list.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
+    if otherwise is not None:
+        return otherwise
     return f"; known: {', '.join(known)}" if known else ""

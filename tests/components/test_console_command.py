@@ -128,6 +128,13 @@ def test_new_in_a_place_that_cannot_be_written_is_one_clear_line(tmp_path, capsy
     assert capsys.readouterr().err == f"error: {folder} cannot be used: {words}. Choose another folder\n"
 
 
+def test_the_next_command_of_new_can_be_pasted_into_a_shell(tmp_path, capsys):
+    folder = tmp_path / "my task; it's new"
+    assert new([str(folder)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
+    assert shlex.split(line.removeprefix("next: ").partition(" && ")[0]) == ["cd", str(folder)]
+
+
 def test_new_below_a_file_is_one_clear_line(tmp_path, capsys):
     (tmp_path / "notes").write_text("mine", encoding="utf-8")
     assert new([str(tmp_path / "notes" / "task")]) == 2

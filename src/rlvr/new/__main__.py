@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import random
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_task(folder)
     print(f"{folder}: run.yaml, check.py, tasks.jsonl, held_out.jsonl")
     # The paths in run.yaml are relative to the folder that a run is started in.
-    print(f"next: cd {folder} && {program('train')} --config run.yaml")
+    print(f"next: cd {shlex.quote(str(folder))} && {program('train')} --config run.yaml")
     return 0
 
 
