@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,9 +96,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             return main(arguments)
         # Everything else keeps its traceback: it is a defect of the library.
         except (RlvrError, OSError) as error:
-            text = str(error)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                text += ". The disk is full: free some space there and start again"
+            text = _in_words(error) if isinstance(error, OSError) else str(error)
             print(f"error: {text}", file=sys.stderr)
             tell_launcher(text)
             # 1 where the same command may work at another time; 2 where the input has to change.
@@ -111,6 +109,35 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             return 130
 
     return guarded
+
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors that free space would end."""
+
+
+def _in_words(error: OSError) -> str:
+    """The file and the problem, without the number of the error."""
+    text = error.strerror or str(error)
+    if error.filename is not None:
+        text = f"{error.filename}: {text}"
+    if error.errno in FULL_DISK:
+        text += ". The disk is full: free some space there and start again"
+    return text
+
+
+@contextlib.contextmanager
+def chosen_place(name: str, instead: str) -> Iterator[None]:
+    """ConfigError where the place `name` cannot be written to; `instead` says what to choose.
+
+    A full disk is no fault of the choice: its OSError passes, and `command` says what to do about it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            raise
+        file = "" if error.filename is None or str(error.filename) in name else f" ({error.filename})"
+        raise ConfigError(f"{name} cannot be used: {error.strerror or error}{file}. Choose {instead}") from error
 
 
 UserClass = TypeVar("UserClass", bound=type)
@@ -183,12 +210,14 @@ def tell_launcher(message: str) -> None:
             json.dump({"message": {"message": message, "extraInfo": more}}, file)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`, or the list of what is known when nothing is
-    near."""
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`. When nothing is near, `otherwise`, or where that is
+    None the list of what is known."""
     known = sorted(known)
     # 0.6 is difflib's own default: `clp` finds `clip`, and a name that resembles none gives the whole list.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
+    if otherwise is not None:
+        return otherwise
     return f"; known: {', '.join(known)}" if known else ""

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from rlvr.config import Config, RewardSpec, Section
-from rlvr.config.config_loading import load_config, make_config, recipe_files
+from rlvr.config.config_loading import config_file, load_config, make_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.tree import merge, read_yaml
 from rlvr.errors import ConfigError
@@ -402,3 +402,21 @@ def test_words_that_begin_like_a_truth_value_or_a_number_are_words():
 
 def test_what_a_published_recipe_says_of_itself_is_no_setting():
     assert load_config({"recipe": {"title": "x"}, "run": {"steps": 2}}).run.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("configs/mine.yaml", r"there is no config file configs/mine\.yaml \(looked in [^)]*\)$"),
+        ("mine.yaml", r"there is no config file mine\.yaml \(looked in [^)]*\)$"),
+        ("folder", "^folder is a folder: give a YAML file"),
+        ("psrr", "no published recipe of this name; did you mean 'psr'"),
+        ("something-else-entirely", r"no published recipe of this name; `\S.*recipes` lists them$"),
+    ],
+)
+def test_a_configuration_that_is_not_there_is_answered_in_one_short_line(tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=said) as raised:
+        config_file(name)
+    assert len(str(raised.value)) < 250 + len(str(tmp_path))

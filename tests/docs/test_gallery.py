@@ -30,8 +30,6 @@ NAMES = (
     "custom_loss",
     "custom_environment",
 )
-WITHOUT_CURVE = {"vllm_server"}
-"""Examples that were not measured, for a reason that the page gives."""
 LONGEST = 80
 """Lines of an example, all of its files together."""
 
@@ -87,9 +85,8 @@ def test_the_page_and_its_pictures_are_made_from_the_kept_numbers(root, gallery)
     assert tuple(gallery.GALLERY) == NAMES
     assert (root / "docs/gallery.md").read_text(encoding="utf-8") == gallery.page()
     curves = root / "docs/curves/gallery"
-    assert {path.stem for path in curves.glob("*.*")} == set(NAMES) - WITHOUT_CURVE
-    assert set(gallery.LEFT_OUT) == WITHOUT_CURVE
-    for name in set(NAMES) - WITHOUT_CURVE:
+    assert {path.stem for path in curves.glob("*.*")} == set(NAMES)
+    for name in NAMES:
         drawn = (curves / f"{name}.svg").read_text(encoding="utf-8")
         assert drawn == gallery.picture(kept(root, name))
         assert len(drawn) < 60_000
@@ -107,7 +104,7 @@ def test_every_example_is_short_and_on_the_page(root, gallery):
         assert "real model" in texts[0]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_CURVE])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_curve_is_of_the_example_as_it_is_and_rises(root, gallery, name):
     numbers = kept(root, name)
     steps = steps_of(root, gallery.GALLERY[name].files[0])

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.peer_names import peer_answer, unknown_leaves
+from rlvr.core.command_name import program
 from rlvr.core.specs import ComponentSpec, WrittenSpec
 from rlvr.core.tree import as_tree, merge, read_mapping
 from rlvr.errors import ConfigError, nearest
@@ -72,12 +73,16 @@ def config_file(name: str | Path) -> Path:
         if candidate.is_file():
             return candidate
     recipes = recipe_files()
-    if str(name) not in recipes:
-        raise ConfigError(
-            f"there is no config file {path} (looked in {Path.cwd()}), and no published recipe of this name"
-            f"{nearest(str(name), recipes)}"
-        )
-    return recipes[str(name)]
+    if str(name) in recipes:
+        return recipes[str(name)]
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: give a YAML file, or the name of a published recipe")
+    missing = f"there is no config file {path} (looked in {Path.cwd()})"
+    # `configs/mine.yaml` is meant as a file.
+    if path.suffix or len(path.parts) > 1:
+        raise ConfigError(missing)
+    suggestion = nearest(str(name), recipes, f"; `{program('recipes')}` lists them")
+    raise ConfigError(f"{missing}, and no published recipe of this name{suggestion}")
 
 
 def with_tasks_of(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
