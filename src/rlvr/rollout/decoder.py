@@ -300,7 +300,7 @@ class Rotation:
 
     form: RotaryForm
     layer_type: str | None
-    """Where angles differ by type of layer, that type."""
+    """The type of the layer where angles differ by it; else None."""
 
     def table(self, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """[n, 2, W] from the rotary module's cosines and sines [n, w]: cosines, and sines with the sign of their
