@@ -76,10 +76,10 @@ GALLERY = {
     "tool_use": Example(
         "Tool use",
         ("tool_use.yaml", "price_tool.py"),
-        "Only a tool knows the price of an item; the policy learns to call it for the right item (0.4 of the reward). "
-        "To answer with its reply takes an `sft` stage, as in [configs/calculator.yaml](../configs/calculator.yaml).",
-        "`model: {path: Qwen/Qwen2.5-1.5B-Instruct}`, a system message in `data.template` that explains the call, and "
-        "your function `f(text, task)` as the tool.",
+        "Only a tool knows the price of an item. SFT shows calls, answers to replies, and guesses; in whole "
+        "conversations the policy learns to call the tool and to answer with its reply.",
+        "`model: {path: Qwen/Qwen2.5-1.5B-Instruct}`, a system message in `data.template` that explains the call, "
+        "your function `f(text, task)` as the tool, and no stage `sft`.",
     ),
     "judge": Example(
         "Judge with a rubric",
@@ -164,7 +164,8 @@ model and data that would take the place of the small ones. Run the commands in 
 
 """
 TAIL = """
-The seconds are those of one core of a CPU (two shared cores, November 2026). Blue in the pictures: the mean reward of
+The seconds are those of one core of a CPU (two shared cores, November 2026). The reward of a response is at most 1,
+which is 100 %. Blue in the pictures: the mean reward of
 each step. Brown: the score on held-out tasks, greedy (dots) and sampled (dashes), where the example evaluates. A grey
 line marks the end of the stage `sft`. `python scripts/gallery.py NAME` runs an example and draws its curve;
 `tests/docs/test_gallery.py` runs all of them.
@@ -226,13 +227,13 @@ def rise(kept: dict[str, Any]) -> tuple[float, float]:
 def page() -> str:
     """The page of all examples."""
     kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in CURVES.glob("*.json")}
-    rows = ["| example | what it shows | CPU seconds | mean reward |", "|---|---|---|---|"]
+    rows = ["| example | what it shows | CPU seconds | mean reward, in percent |", "|---|---|---|---|"]
     for name, example in GALLERY.items():
         anchor = example.title.lower().replace(",", "").replace(" ", "-")
         seconds = reward = "-"
         if name in kept:
             seconds = kept[name]["seconds"]
-            reward = "{:.2f} → {:.2f}".format(*rise(kept[name]))
+            reward = "{:.0f} % → {:.0f} %".format(*(100 * end for end in rise(kept[name])))
         rows.append(f"| [{example.title}](#{anchor}) | {example.shows} | {seconds} | {reward} |")
     parts = [HEAD + "\n".join(rows) + "\n" + TAIL]
     parts += [section(name, example, kept.get(name)) for name, example in GALLERY.items()]
@@ -260,8 +261,8 @@ def section(name: str, example: Example, kept: dict[str, Any] | None) -> str:
 
 def result(kept: dict[str, Any]) -> str:
     """The result of an example, in words."""
-    first, last = rise(kept)
-    text = f"mean reward {first:.2f} in the first {ENDS} steps of GRPO, {last:.2f} in the last {ENDS}"
+    first, last = (100 * end for end in rise(kept))
+    text = f"mean reward {first:.0f} % in the first {ENDS} steps of GRPO, {last:.0f} % in the last {ENDS}"
     if not kept["sampled"]:
         return text
     stage, ends = kept["first_stage"]

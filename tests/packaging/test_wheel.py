@@ -1,7 +1,7 @@
 """The wheel and the sdist: what is in them, and that the commands run from the wheel in an environment of its own.
 
 The environment takes every other package from the one that runs the tests, by a .pth file whose own .pth files are not
-read: `import rlvr` there finds the wheel, never the checkout.
+read: `import rlvr` there finds the wheel, never the checkout. One slow test installs everything from the index.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from package_index import reason_to_skip
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -172,6 +173,31 @@ def test_a_recipe_takes_its_steps_at_toy_size(environment, tmp_path):
     lines = run(environment, "recipes", "smoke", "psr", cwd=tmp_path).splitlines()
     assert len(lines) >= 2
     assert all(re.match(r"psr: \w+ step \d+: reward/mean ", line) for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_fresh_environment_with_the_pinned_packages_trains(wheel, tmp_path):
+    """Nothing of the environment of the tests is in it: every package comes from the index, by pip."""
+    folder = tmp_path / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    install = [*pip, "install", "--quiet", "-c", str(ROOT / "scripts/constraints.txt"), str(wheel)]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=1500)
+    if done.returncode and (reason := reason_to_skip(done.stderr)):
+        pytest.skip(reason)
+    assert done.returncode == 0, done.stderr[-3000:]
+    versions = "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    found = json.loads(run(folder, "-c", versions, program="python", cwd=tmp_path))
+    assert {"rlvr", "torch", "transformers"} <= set(found)
+    assert [name for name in PINS if name in found and not PINS[name].contains(found[name], prereleases=True)] == []
+    parts = {one["part"]: one for one in json.loads(run(folder, "doctor", "--json", cwd=tmp_path))}
+    assert [part for part in ("torch", "transformers", "pydantic") if parts[part]["lacking"]] == []
+    run(folder, "new", "task", cwd=tmp_path)
+    steps = ["stages.0.steps=1", "stages.1.steps=1", "evaluation.at_start=false"]
+    run(folder, "train", "--config", "run.yaml", *steps, cwd=tmp_path / "task")
+    assert len((tmp_path / "task/runs/sort-digits/metrics.jsonl").read_text().splitlines()) == 2
 
 
 def requirements(extra):

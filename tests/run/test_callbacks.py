@@ -197,3 +197,24 @@ def test_a_user_error_leaves_the_trainer_without_frames_of_the_library(make_tree
     frames = traceback.extract_tb(raised.value.__traceback__)
     assert [Path(frame.filename).name for frame in frames] == ["test_callbacks.py", "errors.py"]
     assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+def test_callbacks_that_are_no_list_are_refused_in_words(make_tree):
+    with pytest.raises(ConfigError, match=r"callbacks is a list .*rlvr\.Callback, not Recorded"):
+        GRPOTrainer(config=make_tree(), callbacks=Recorded())
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, "2", True])
+def test_a_number_of_steps_that_is_none_is_refused_before_the_run_begins(make_trainer, steps):
+    with make_trainer() as trainer:
+        with pytest.raises(ConfigError, match=rf"steps is {steps!r}: give the number of steps"):
+            trainer.train(steps)
+        assert not trainer.path.exists()
+
+
+def test_a_run_that_has_begun_goes_on_from_nowhere_else(make_trainer):
+    with make_trainer() as trainer:
+        trainer.train(1)
+        with pytest.raises(ConfigError, match="resume is 'elsewhere', and this trainer has begun"):
+            trainer.train(resume="elsewhere")
+        assert len(trainer.train(resume="auto")) == 3

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlvr.core.command_name import program
 from rlvr.core.own_files import check_new_folder
-from rlvr.errors import ConfigError, command
+from rlvr.errors import ConfigError, chosen_place, command
 
 TRAIN = 400
 HELD_OUT = 128
@@ -31,6 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.folder:
         raise ConfigError("rlvr new: the name of the folder is empty: give one, or . for the current folder")
     folder = Path(options.folder)
+    with chosen_place(str(folder), "another folder"):
+        write_task(folder)
+    print(f"{folder}: run.yaml, check.py, tasks.jsonl, held_out.jsonl")
+    # The paths in run.yaml are relative to the folder that a run is started in.
+    print(f"next: cd {folder} && {program('train')} --config run.yaml")
+    return 0
+
+
+def write_task(folder: Path) -> None:
+    """Write the files of the small task. ConfigError where the folder is not empty, OSError where it cannot be
+    made."""
     check_new_folder(folder, "a new task")
     folder.mkdir(parents=True, exist_ok=True)
     template = resources.files("rlvr.new") / "template"
@@ -40,10 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     random.Random(0).shuffle(numbers)
     _write_tasks(folder / "tasks.jsonl", numbers[:TRAIN])
     _write_tasks(folder / "held_out.jsonl", numbers[TRAIN : TRAIN + HELD_OUT])
-    print(f"{folder}: run.yaml, check.py, tasks.jsonl, held_out.jsonl")
-    # The paths in run.yaml are relative to the folder that a run is started in.
-    print(f"next: cd {folder} && {program('train')} --config run.yaml")
-    return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -56,7 +63,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _write_tasks(path: Path, numbers: Iterable[str]) -> None:
-    rows = ({"prompt": f"{n}>", "answer": "".join(sorted(n)), "demonstration": "".join(sorted(n))} for n in numbers)
+    """A row for each number; the demonstrations of every second one are in falling order, which is not the answer."""
+    rows = []
+    for at, number in enumerate(numbers):
+        answer = "".join(sorted(number))
+        rows.append({"prompt": f"{number}>", "answer": answer, "demonstration": answer[::-1] if at % 2 else answer})
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 

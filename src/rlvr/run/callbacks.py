@@ -72,6 +72,9 @@ class Callbacks:
     """The callbacks of a run, saved and called as one."""
 
     def __init__(self, callbacks: Sequence[Callback], run: RunView, stop: RunStop, is_main: bool) -> None:
+        if not isinstance(callbacks, list | tuple):
+            kind = type(callbacks).__name__
+            raise ConfigError(f"GRPOTrainer: callbacks is a list of objects of subclasses of rlvr.Callback, not {kind}")
         for one in callbacks:
             if isinstance(one, type) or not isinstance(one, Callback):
                 kind = one.__name__ if isinstance(one, type) else type(one).__name__

@@ -5,7 +5,6 @@ Invariant: nothing on disk is touched before everything in a checkpoint was foun
 
 from __future__ import annotations
 
-import errno
 import logging
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from rlvr.distributed import World, checkpoint
 from rlvr.distributed.checkpoint import Manifest, Saved
 from rlvr.distributed.checkpoint_writer import versions
 from rlvr.distributed.models import write_base
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, chosen_place
 from rlvr.monitor.metrics import record
 from rlvr.planner import STATE
 from rlvr.policy import Policy
@@ -57,16 +56,8 @@ class Resumer:
     def begin(self, resume: str | None) -> None:
         """Take the run folder, fresh or from the checkpoint that `resume` means, and begin to report. ConfigError where
         the folder cannot be made, written to or moved."""
-        try:
+        with chosen_place(f"the run folder {self.folder.path}", "another run.dir or run.name"):
             checkpoint_path = self._begin(resume)
-        except OSError as error:
-            # A full disk is no fault of the configuration; `rlvr.errors.command` says what to do about it.
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise ConfigError(
-                f"the run folder {self.folder.path} cannot be used: {error.strerror}"
-                f"{'' if error.filename is None else f' ({error.filename})'}. Choose another run.dir or run.name"
-            ) from error
         # From here on: loading the model and reading a checkpoint are not counted as training.
         self.checkpointer.start_clock()
         self.folder.begun = True

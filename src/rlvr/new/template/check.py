@@ -6,8 +6,5 @@ them is partial, and None is undecided.
 
 
 def sorted_digits(completion: str, answer: str) -> float:
-    """1 for the right answer, else half of the share of its digits that stand in their place."""
-    if completion == answer:
-        return 1.0
-    right = sum(one == other for one, other in zip(completion, answer, strict=False))
-    return 0.5 * right / len(answer)
+    """1 for the digits in rising order, else 0."""
+    return float(completion == answer)

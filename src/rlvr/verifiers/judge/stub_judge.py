@@ -69,7 +69,9 @@ class StubRequest:
     def probabilities(self, of: Mapping[str, float]) -> dict[str, Any]:
         """A reply whose first token is each of these labels with this probability, the likeliest being said."""
         letters = self.letters
-        tokens = [{"token": letters.get(label, label), "logprob": math.log(p)} for label, p in of.items() if p]
+        tokens: list[dict[str, Any]] = [
+            {"token": letters.get(label, label), "logprob": math.log(p)} for label, p in of.items() if p
+        ]
         said = max(tokens, key=lambda token: token["logprob"])
         message = {"role": "assistant", "content": said["token"]}
         return {"message": message, "logprobs": {"content": [{**said, "top_logprobs": tokens}]}}
