@@ -105,7 +105,7 @@ class RolloutRuntime:
             verification.attach(self.models)
 
     def warn_of_unused_models(self, message: Callable[..., None]) -> None:
-        """Say which frozen models no verifier has asked for, once the verifiers of all tasks are known."""
+        """Report which frozen models no verifier has asked for, once the verifiers of all tasks are known."""
         if self.models.unused:
             message(
                 f"models: no verifier uses {', '.join(self.models.unused)}, so that it is not loaded: name it in a "

@@ -85,7 +85,7 @@ class ShopActionVerifier(Verifier):
         return Verdict.from_score(same, reason=reason, answer=str(action)[:200], scores=scores)
 
     def _read(self, completion: str) -> tuple[str | None, dict[str, Any]]:
-        """What is wrong with the form of a response, or None, and its action."""
+        """The fault of a response's form, or None, and its action."""
         try:
             document = read_json(completion.strip(), self.max_length)
         except DocumentError as error:
