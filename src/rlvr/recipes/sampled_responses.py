@@ -48,8 +48,14 @@ def responded(config: Config, tasks: Sequence[Task]) -> Iterator[Placed]:
 def _sampled(config: Config, tasks: Sequence[Task], samples: int) -> Iterator[tuple[Task, list[Rollout]]]:
     """Yield each task with its responses in the order of their members."""
     rollout = config.rollout
-    truncation = {"top_p": rollout.top_p, "top_k": rollout.top_k, "min_p": rollout.min_p}
-    sampling = Sampling(rollout.max_new_tokens, rollout.temperature, stop=tuple(rollout.stop), **truncation)
+    sampling = Sampling(
+        rollout.max_new_tokens,
+        rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop=tuple(rollout.stop),
+    )
     world = World.from_environment(config.distributed.heartbeat_timeout)
     try:
         with open_sampling(config, tasks, world) as opened, opened.stop:

@@ -256,6 +256,8 @@ class Advantages:
         self._named += [(spec.name, registry.build("modifier", spec)) for spec in algorithm.modifiers]
         self.components = ComponentList(self._named)
         self._reads = Reads(component for _, component in self._named)
+        self._read_spans = [name for name, component in self._named if component.reads_verdict_spans]
+        """Names of those that read spans of verdicts."""
         otherwise = ", or choose an advantage that needs no group (group with baseline and scale none, say)"
         check_group_size(config.rollout.group_size, estimator, f"the advantage {self.name!r}", otherwise)
         self._penalised = (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage"
@@ -267,9 +269,8 @@ class Advantages:
 
     def check_spans(self, context: RewardContext) -> None:
         """ConfigError where a component reads spans of verdicts, and no verifier of the tasks gives any."""
-        for name, component in self._named:
-            if component.reads_verdict_spans:
-                context.check_spans(f"algorithm: {name!r}")
+        for name in self._read_spans:
+            context.check_spans(f"algorithm: {name!r}")
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -305,7 +306,7 @@ class Advantages:
         """
         decided = np.isfinite(batch.column("reward"))
         with_spans = [r.verdict is not None and bool(r.verdict.spans) for r in batch.rollouts]
-        if any(component.reads_verdict_spans for _, component in self._named):
+        if self._read_spans:
             batch.columns["no_spans"] = np.where(decided, 1.0 - np.asarray(with_spans, dtype=np.float64), np.nan)
         scored = [rollout for rollout, has_spans in zip(batch.rollouts, with_spans, strict=True) if has_spans]
         self._reads.add(batch, policy, decided, scored, self.config.optim)
