@@ -32,6 +32,9 @@ TREE = {
 LOG_RATIO_LOSSES = ("dro", "kl_cov", "pacs", "rover")
 """Losses, and presets of the same names, that need two optimizer steps per batch: in the first their log-ratio is 0."""
 
+PARTS_OF = {"clip_local_and_global": "consistency"}
+"""Losses that read parts of the advantage -> the advantage that makes them."""
+
 
 def task_rows(count: int = 6) -> list[dict]:
     return [{"id": f"t{n}", "prompt": f"{n}=?", "answer": str(n), "demonstration": f"{n}{n}"} for n in range(count)]
@@ -45,9 +48,12 @@ def overlaid(base, over):
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def second_step(name) -> dict:
+def beside(name) -> dict:
     """The settings that a loss or preset of this name needs beside the small run's to be accepted."""
-    return {"optim": {"updates_per_batch": 2}} if name in LOG_RATIO_LOSSES else {}
+    needed = {"optim": {"updates_per_batch": 2}} if name in LOG_RATIO_LOSSES else {}
+    if str(name) in PARTS_OF:
+        needed["algorithm"] = {"advantage": PARTS_OF[name]}
+    return needed
 
 
 def weights(trainer) -> dict:

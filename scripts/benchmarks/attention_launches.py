@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from dispatch_counts import Counting, Counts
-from result_file import result_file
+from result_file import result_file, result_head
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlvr.policy.attention import Spans
@@ -102,9 +101,7 @@ def main() -> int:
     parser.add_argument("--output", type=result_file("command", "prompt", "layers"), help="also write JSON here")
     arguments = parser.parse_args()
     results = {
-        "command": "python scripts/benchmarks/attention_launches.py "
-        "--output scripts/benchmarks/attention_launches.json",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **result_head("attention_launches.py --output scripts/benchmarks/attention_launches.json"),
         "prompt": PROMPT,
         "rows": {str(tokens): list(responses) for tokens, responses in ROWS.items()},
         "layers": table(),

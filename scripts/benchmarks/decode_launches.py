@@ -59,6 +59,42 @@ SHAPE = {
     "tie_word_embeddings": True,
     "rope_theta": 1e6,
 }
+# config.json of google/gemma-2-9b and Qwen/Qwen3-30B-A3B: norms on both sides and soft-caps, and a mixture of experts.
+FAMILIES = {
+    "Gemma-2-9B": {
+        "model_type": "gemma2",
+        "attention": "eager",
+        "vocab_size": 256_000,
+        "hidden_size": 3584,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "max_position_embeddings": 8192,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+    },
+    "Qwen3-30B-A3B": {
+        "model_type": "qwen3_moe",
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+    },
+}
+# transformers' grouped products of experts are not cast by autocast, and torch's take bfloat16 alone without values.
+FAMILY_CASES = {"Gemma-2-9B": "bfloat16, weights in float32", "Qwen3-30B-A3B": "bfloat16, weights in bfloat16"}
 ROWS = 64
 PROMPTS = (96, 160)
 """Shortest and longest prompt, in tokens; the lengths of the rows are spread between them."""
@@ -161,21 +197,24 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def fake_policy(case: Case, shape: dict[str, Any]) -> Any:
     """A policy of a shape, without values."""
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     from rlvr.config import LoraConfig
     from rlvr.policy import Policy
     from rlvr.policy.adapters import add_adapter
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_tokenizer(), eos_token="<eos>", pad_token="<eos>")
-    config = Qwen2Config(**shape, eos_token_id=1)
-    config._attn_implementation = "sdpa"
+    sizes = {"model_type": "qwen2", "attention": "sdpa", **shape}
+    attention = sizes.pop("attention")
+    config = AutoConfig.for_model(**sizes, eos_token_id=1)
+    config._attn_implementation = attention
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=case.kept).eval().requires_grad_(not case.frozen)
         if case.rank:
             model = add_adapter(model, LoraConfig(r=case.rank), 0).eval()
     put_on_cpu(model)
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tied == config.tie_word_embeddings
     policy = Policy(model, tokenizer, case.dtype)
     # Both are found by trials that read values, of which fake tensors have none.
     policy.__dict__["head_is_enough"] = True
@@ -218,7 +257,7 @@ def run(policy: Any, tokens: int) -> Counter:
 
     # Modules in which the library has, or had, what is replaced.
     decoding = [decoder]
-    for name in ("decoder_parts",):
+    for name in ("decoder_parts", "decoder_products"):
         with contextlib.suppress(ModuleNotFoundError):
             decoding.append(importlib.import_module(f"rlvr.rollout.{name}"))
 
@@ -243,7 +282,8 @@ def run(policy: Any, tokens: int) -> Counter:
     with contextlib.ExitStack() as stack:
         for module in decoding:
             for name in ("rms_epsilon", "_rms_epsilon"):
-                stack.enter_context(replaced(module, name, lambda norm: norm.variance_epsilon))
+                stack.enter_context(replaced(module, name, lambda norm: 1e-6))
+            stack.enter_context(replaced(module, "_rms_form", lambda norm: (1e-6, 0.0)))
             stack.enter_context(replaced(module, "by_parts", lambda device, dtype: False))
         for change in (
             replaced(caller, "proven", lambda policy: decoder.Steps(policy)),
@@ -292,14 +332,18 @@ def of_layers(one: dict[str, Any], two: dict[str, Any], layers: int) -> dict[str
 
 
 def measure(all_layers: bool = False) -> dict[str, Any]:
-    """Figures of a step, by case."""
-    layers = SHAPE["num_hidden_layers"]
+    """Figures of a step of Qwen2.5-0.5B by case, and of the other families."""
     if all_layers:
         return {name: step_of(case, SHAPE) for name, case in CASES.items()}
-    return {
-        name: of_layers(*(step_of(case, SHAPE | {"num_hidden_layers": n}) for n in (1, 2)), layers)
-        for name, case in CASES.items()
-    }
+    found = {name: by_layers(case, SHAPE) for name, case in CASES.items()}
+    for name, shape in FAMILIES.items():
+        found[name] = by_layers(CASES[FAMILY_CASES[name]], shape)
+    return found
+
+
+def by_layers(case: Case, shape: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a step, from models of one and of two layers."""
+    return of_layers(*(step_of(case, shape | {"num_hidden_layers": n}) for n in (1, 2)), shape["num_hidden_layers"])
 
 
 def measured_in(checkout: Path, all_layers: bool) -> dict[str, Any]:
@@ -333,6 +377,7 @@ def main() -> None:
         "format": FORMAT,
         "command": "python scripts/benchmarks/decode_launches.py --before CHECKOUT",
         "shape": SHAPE | {"rows": ROWS, "prompts": PROMPTS},
+        "families": FAMILIES,
         "step": step,
     }
     if given.output is not None:

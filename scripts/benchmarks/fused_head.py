@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from result_file import result_file
+from result_file import result_file, result_head
 from torch.utils.checkpoint import checkpoint
 
 from rlvr.policy.fused_head import fused_statistics
@@ -150,8 +149,7 @@ def main() -> int:
     times = {name: seconds(shape, arguments.repeats) for name, shape in SHAPES.items()}
     asked = [("fused", shape) for shape in MEMORY] + [(way, MEMORY[0]) for way in ("checkpointed", "whole")]
     results = {
-        "command": "python scripts/benchmarks/fused_head.py --output scripts/benchmarks/fused_head.json",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **result_head("fused_head.py --output scripts/benchmarks/fused_head.json"),
         "repeats": arguments.repeats,
         "shapes": {name: dict(zip("TVH", shape, strict=True)) for name, shape in SHAPES.items()},
         "cpu seconds": times,

@@ -4,22 +4,24 @@
     python scripts/benchmarks/judge.py --latency 0.2 --update 6 --steps 8 \\
         --output scripts/benchmarks/judge_short_steps.json
 
-The judge is `rlvr.testing.StubJudge`, a server that replies after `--latency` seconds; a request that hangs gets no
-reply at all. Sampling is real, and an update takes `--update` seconds, most of which the trainer waits. The runs are
-made in turns, with and without sampling ahead of training (rollout.staleness 1, 0). The added waiting is the difference
-of `time/verify`, the seconds in which only verdicts were missing, as a share of the step without faults; medians could
-hide a step that waits, so means over all steps are compared.
+The judge is `rlvr.testing.StubJudge`, a server in a process of its own that replies, or fails, after `--latency`
+seconds; a request that hangs gets no reply at all. Sampling is real, and an update takes `--update` seconds, most of
+which the trainer waits. The runs are made in turns, with and without sampling ahead of training (rollout.staleness 1,
+0). The added waiting is the difference of `time/verify`, the seconds in which only verdicts were missing, as a share of
+the step without faults; medians could hide a step that waits, so means over all steps are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
 import tempfile
 import time
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 
 import torch
 from result_file import result_file
@@ -42,13 +44,25 @@ def answer(request: StubRequest) -> str:
     return request.verdict("yes" if sum(c.isdigit() for c in request.fenced["response"]) % 2 == 0 else "no")
 
 
+def serve(pipe: Connection, latency: float, shares: dict[str, float]) -> None:
+    """Serve a judge until the other end of the pipe asks for what came."""
+    with StubJudge(answer, delay=latency, **shares) as stub:
+        pipe.send(stub.url)
+        pipe.recv()
+        pipe.send({"requests": len(stub.requests), "failed": stub.failed, "hung": stub.hung})
+
+
 def run(faulty: bool, staleness: int, options: argparse.Namespace) -> dict:
     """The figures of one run."""
     shares = {"fail": FAIL, "hang": HANG} if faulty else {}
-    with tempfile.TemporaryDirectory() as folder, StubJudge(answer, delay=options.latency, **shares) as stub:
+    processes = multiprocessing.get_context("spawn")
+    pipe, other = processes.Pipe()
+    judge = processes.Process(target=serve, args=(other, options.latency, shares), daemon=True)
+    judge.start()
+    with tempfile.TemporaryDirectory() as folder:
         tree = {**TREE, "run": {"dir": folder, "steps": options.steps}}
         tree["rollout"] = {**TREE["rollout"], "staleness": staleness}
-        tree["verifier"] = {"name": "judge", "urls": stub.url, "model": "stub"}
+        tree["verifier"] = {"name": "judge", "urls": pipe.recv(), "model": "stub"}
         with GRPOTrainer(config=tree) as trainer:
             update = trainer.training.learner.update
 
@@ -60,12 +74,11 @@ def run(faulty: bool, staleness: int, options: argparse.Namespace) -> dict:
 
             trainer.training.learner.update = slow
             rows = trainer.train()
+        pipe.send("end")
         return {
             "steps": sum(row["tokens/trained"] > 0 for row in rows),
             "undecided": sum(row["verifier/JudgeVerifier/undecided"] for row in rows),
-            "requests": len(stub.requests),
-            "failed": stub.failed,
-            "hung": stub.hung,
+            **pipe.recv(),
             "seconds_a_step": statistics.mean(row["time/step"] for row in rows),
             "waiting_a_step": statistics.mean(row["time/verify"] for row in rows),
         }

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,10 +26,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-import transformers
 from decoder_counts import MODELS, decoder_counts, packed_counts
 from dispatch_counts import Counting, Counts
-from result_file import result_file
+from result_file import result_file, result_head
 
 from rlvr.policy import fused_head, head_devices, head_kernels, head_tiles
 from rlvr.policy.fused_head import fused_statistics
@@ -304,12 +302,7 @@ def main() -> int:
     parser.add_argument("--output", type=result_file("command", "micro-batch", "peers"), help="also write JSON here")
     arguments = parser.parse_args()
     results = {
-        "command": "python scripts/benchmarks/launches.py --sources FOLDER --output scripts/benchmarks/launches.json",
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        **result_head("launches.py --sources FOLDER --output scripts/benchmarks/launches.json", "transformers"),
         "micro-batch": {"rollouts": ROLLOUTS, "prompt": PROMPT, "response": RESPONSE, "tokens": TOKENS},
         "peers": {name: asdict(peer) for name, peer in PEERS.items()},
         "models": result(arguments.sources, arguments.models),

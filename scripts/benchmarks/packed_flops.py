@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +26,10 @@ from unittest import mock
 
 import numpy as np
 import torch
-import transformers
 from decoder_counts import MODELS, fake_policy
 from dispatch_counts import Counting, Counts
 from launches import HEADS, Problem, counted, ours, row
-from result_file import result_file
+from result_file import result_file, result_head
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
@@ -237,12 +235,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     results = {
-        "command": "python scripts/benchmarks/packed_flops.py --output scripts/benchmarks/packed_flops.json",
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        **result_head("packed_flops.py --output scripts/benchmarks/packed_flops.json", "transformers"),
         "prompt": PROMPT,
         "rows": {name: list(sizes) for name, sizes in ROWS.items()},
         "models": {model: counted_rows(model) for model in arguments.models},

@@ -1,12 +1,15 @@
 """The option of a benchmark that names the file of its results: an earlier result of the same script, and no other
-file, is replaced. Asked before anything is measured."""
+file, is replaced, asked before anything is measured; and the head of such a file."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rlvr.core.own_files import check_output
 from rlvr.errors import ConfigError
@@ -30,6 +33,16 @@ def result_file(*keys: str, page: bool = False) -> Callable[[str], Path]:
         return path
 
     return checked
+
+
+def result_head(command: str, *packages: str) -> dict[str, Any]:
+    """The head of a result: the command that writes it, in scripts/benchmarks, and the versions of Python, torch and
+    `packages`."""
+    versions = {name: version(name) for name in ("torch", *packages)}
+    return {
+        "command": f"python scripts/benchmarks/{command}",
+        "versions": {"python": platform.python_version(), **versions},
+    }
 
 
 def _keys(text: str) -> set[str]:

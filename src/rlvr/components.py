@@ -60,6 +60,11 @@ class AdvantageComponent(AdaptiveComponent):
         return False
 
     @declared
+    def reads_verdict_spans(self) -> bool:
+        """True where `Verdict.spans` of the task's own verdict is read, so that its verifier has to give spans."""
+        return False
+
+    @declared
     def reads_behaviour_logprobs(self) -> bool:
         """True where `Rollout.behaviour_logprobs` is read, which `algorithm.truncated_sampling` then refuses."""
         return False
@@ -109,6 +114,19 @@ class RewardContext:
     """Sources of tasks that the rollout plan makes."""
     adds_verdicts: bool = True
     """False where rollouts have the verdicts of the configuration's verifiers and no others."""
+    gives_spans: Callable[[Task, str | None], bool | None] = lambda task, name: None
+    """True if the verdicts on a task have spans, those of the verifier of this name, or of the task's own (None); None
+    where that is not known."""
+
+    def check_spans(self, who: str, verifier: str | None = None) -> None:
+        """ConfigError where no task has a verifier of this name (None: its own) that gives the spans which `who`
+        reads."""
+        if self.tasks and all(self.gives_spans(task, verifier) is False for task in self.tasks):
+            named = "the verifier of the tasks" if verifier is None else f"verifiers.{verifier}"
+            raise ConfigError(
+                f"{who} reads scores of spans (Verdict.spans), and {named} gives none: choose a verifier that does, "
+                "such as `steps` or `step_scorer`; one of your own says so by `gives_spans = True`"
+            )
 
 
 Encode = Callable[[str], list[int]]

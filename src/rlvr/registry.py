@@ -127,6 +127,7 @@ RECIPES: dict[str, dict[str, str]] = {
     },
     "verifier": {
         "last_number": "sar.last_number",
+        "shop_action": "shop_r1.shop_action",
         "toolrl": "toolrl.reference_calls",
     },
 }

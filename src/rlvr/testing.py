@@ -307,7 +307,8 @@ def _check_gradient(
 
 def check_verifier(component: ComponentLike, task: Task, *, right: Sequence[str], wrong: Sequence[str]) -> None:
     """A verifier: it accepts the task, every completion of `right` scores 1 and every one of `wrong` less; no text, of
-    `STRANGE_TEXTS` either, leaves it undecided; the same text gets the same score again.
+    `STRANGE_TEXTS` either, leaves it undecided; the same text gets the same score again; one whose verdicts have spans
+    says so by `gives_spans`.
 
     It runs in a pool as in a run: in a worker process where it needs one, and within its time limit.
     """
@@ -321,6 +322,9 @@ def check_verifier(component: ComponentLike, task: Task, *, right: Sequence[str]
     for number, ((_, text), verdict, second) in enumerate(zip(pairs, verdicts, again, strict=True)):
         shown = ascii(text[:60])
         assert verdict.score is not None, f"the verdict on {shown} is undecided: {verdict.reason}"
+        assert not verdict.spans or verifier.gives_spans is not False, (
+            f"the verdict on {shown} has spans, and `gives_spans` is False: nothing would ask for them"
+        )
         assert second.score == verdict.score, f"{shown} scores {verdict.score}, and {second.score} the second time"
         if number < len(right):
             assert verdict.score == 1, f"the right answer {shown} scores {verdict.score}: {verdict.reason}"

@@ -249,7 +249,7 @@ def test_the_policys_own_verdicts_and_those_of_a_frozen_model(run, write, make_p
     policy.tokenizer.save_pretrained(tmp_path / "model")
     rows = [{"prompt": "?", "completion": str(n), "expected": bool(n % 2)} for n in range(4)]
     judge = (
-        '{name: judge, backend: %s, read: probability, labels: {"yes": 1, "no": 0}, least_mass: 1.0e-9, '
+        '{name: judge, backend: %s, read: probability, coded: false, labels: {"yes": 1, "no": 0}, least_mass: 1.0e-9, '
         "template: 'Q {prompt} {response}'}"
     )
     write("answers.jsonl", rows)

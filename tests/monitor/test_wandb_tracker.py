@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from types import ModuleType, SimpleNamespace
@@ -85,6 +86,34 @@ def test_real_wandb_offline(tmp_path, rollout, caplog):
     assert len(tables) == 4
     assert tables[0]["columns"][:2] == ["task", "member"]
     assert "odd \\ud800 \\x1b 😀" in tables[0]["data"][0]
+
+
+def test_a_service_process_that_was_killed_is_started_again(tmp_path):
+    """As after a notebook's machine ran out of memory: the next run of the process is logged all the same."""
+    pytest.importorskip("wandb")
+    script = f"""
+        import os, signal, sys
+        from pathlib import Path
+        from rlvr.monitor.wandb_tracker import WandbTracker
+        def one(folder):
+            tracker = WandbTracker(mode="offline")
+            tracker.start({{}}, folder)
+            tracker.log(1, {{"lr": 0.1}})
+            tracker.finish()
+        one({str(tmp_path / "first")!r})
+        tasks = Path(f"/proc/{{os.getpid()}}/task").iterdir()
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        services = [c for c in children if b"wandb-core" in Path(f"/proc/{{c}}/cmdline").read_bytes()]
+        assert len(services) == 1
+        os.kill(services[0], signal.SIGKILL)
+        os.waitpid(services[0], 0)
+        one({str(tmp_path / "second")!r})
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # one of its own
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=300, env=environment)
+    for name in ("first", "second"):
+        (written,) = (tmp_path / name / "wandb").glob("offline-run-*/*.wandb")
+        assert written.stat().st_size > 0
 
 
 @pytest.mark.gate

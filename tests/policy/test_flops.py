@@ -10,7 +10,7 @@ import pytest
 from rlvr.config import LoraConfig, ModelConfig, OptimConfig, ScratchConfig
 from rlvr.policy import load_policy, micro_batches
 from rlvr.policy.flops import ModelFlops, _active_share, peak_flops
-from rlvr.policy.model import attention_windows
+from rlvr.policy.layer_sizes import attention_windows
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
 

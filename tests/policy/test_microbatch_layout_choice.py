@@ -20,8 +20,8 @@ from rlvr.config import OptimConfig
 from rlvr.policy import microbatch
 from rlvr.policy.attention import Packing, Spans
 from rlvr.policy.attention_speed import SPEEDS, AttentionSpeed
+from rlvr.policy.layer_sizes import LayerSizes
 from rlvr.policy.microbatch import Cost
-from rlvr.policy.model import LayerSizes
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
 MODELS = {"0.5B": (24, 14 * 64, 0.358e9), "7B": (28, 28 * 128, 6.53e9)}

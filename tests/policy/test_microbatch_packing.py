@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from number_oracles import double, gap, gradient_of, objective, token_statistics
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
@@ -19,8 +20,10 @@ from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, microbatch
 from rlvr.policy.attention import Spans, attending
 from rlvr.policy.attention.packed_rows import shared_prefixes
+from rlvr.policy.attention.packing_trial import unpackable_layers
 from rlvr.policy.statistics import DeferredColumns
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from rlvr.rollout.rows import check_cacheable
 
 BOTH = [Need("logprobs", grad=True), Need("entropy", grad=True)]
 WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3")
@@ -300,6 +303,15 @@ def test_models_that_cannot_are_padded_and_say_so_once(architecture, why, caplog
     for key in ("packing", "share_prefix"):
         with pytest.raises(ConfigError, match=f"optim.{key} is true.*{why}"):
             check_packing(policy, OptimConfig(**{key: True}))
+
+
+@pytest.mark.parametrize("architecture", ["zamba", "zamba2"])
+def test_hybrids_with_a_state_are_known_by_their_configuration(architecture):
+    """Such a model is too large to build here: nothing of it but its configuration is asked."""
+    config = AutoConfig.for_model(architecture)
+    assert unpackable_layers(config)
+    with pytest.raises(ConfigError, match="decodes attention layers only"):
+        check_cacheable(config)
 
 
 def test_a_budget_smaller_than_a_rollout_is_said_once(small, caplog, monkeypatch):

@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError
 from rlvr.losses.reference_test import compares_with_reference
 from rlvr.policy import adamw, load_policy
 from rlvr.policy.optimizers import adamw_8bit
-from small_run import second_step
+from small_run import beside, overlaid
 
 SCRATCH = {"hidden_size": 64, "layers": 3, "intermediate_size": 128, "context": 256}
 
@@ -137,7 +137,8 @@ def test_a_reference_is_counted_where_the_stage_keeps_one(make_trainer):
     ]
     kept = {}
     for number, algorithm in enumerate(written):
-        trainer = make_trainer({"algorithm": algorithm} | second_step(algorithm.get("loss")), f"run-{number}")
+        tree = overlaid({"algorithm": algorithm}, beside(algorithm.get("loss")))
+        trainer = make_trainer(tree, f"run-{number}")
         counted = compares_with_reference(trainer.config.algorithm)
         assert counted == trainer.stages[0].keeps_reference == (trainer.stages[0].reference is not None), algorithm
         kept[str(algorithm)] = counted

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
+from architectures import ARCHITECTURES as SIZES
+from architectures import policy_of
 from number_oracles import double, gap, gradient_of, token_statistics
 from rlvr.core.needs import CURRENT, REFERENCE, Need
-from rlvr.policy import fused_head, head_tiles, statistics
+from rlvr.policy import Policy, fused_head, head_tiles, statistics
 from rlvr.policy.microbatch import cut, rows_of
 from rlvr.policy.model import LogitScaling, head_of
 from rlvr.policy.statistics import DeferredColumns, forward
@@ -238,6 +242,19 @@ def test_every_statistic_of_every_head(make_policy, make_batch, kind, monkeypatc
         gradient_of(m, sum(t)) for m, t in zip((policy.model, model), zip(*totals, strict=True), strict=True)
     )
     assert gap(ours.double(), right) < 1e-5
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere"])
+def test_heads_with_scales_and_caps_are_enough_in_bfloat16_too(kind, kept):
+    """The model's own scales and caps are rounded there; a factor of 1.05 is not taken for rounding."""
+    exact = policy_of(kind, SIZES[kind])
+    policy = Policy(exact.model.to(kept), exact.tokenizer, torch.bfloat16)
+    assert policy.head_is_enough
+    other = Policy(exact.model, exact.tokenizer, torch.bfloat16)
+    factor = other.logit_scaling.factor or 1.0
+    other.logit_scaling = dataclasses.replace(other.logit_scaling, factor=1.05 * factor)
+    assert not other.head_is_enough
 
 
 def test_lora_dropout_on_the_head_is_that_of_one_forward_pass(make_policy, make_batch):

@@ -331,7 +331,9 @@ def open_step(policy: Any, plan: StagePlan, tasks: Sequence[Task]) -> RecipeStep
     nothing: Any = None
     prompts: Any = _Prompts()
     verification: Any = SimpleNamespace(
-        same_answer=lambda task, first, second: first == second, by_group=lambda task: False
+        same_answer=lambda task, first, second: first == second,
+        by_group=lambda task: False,
+        gives_spans=lambda task, name: None,
     )
     rollout_context = RolloutContext(
         engine=nothing,

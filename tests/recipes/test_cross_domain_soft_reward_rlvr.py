@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from rlvr.records import Task
@@ -15,9 +13,7 @@ PROBABILITIES = {"It is insulin.": (0.9, 0.05), "A hormone of the pancreas.": (0
 
 def soft(request):
     yes, no = PROBABILITIES[request.fenced["response"]]
-    tokens = [{"token": word, "logprob": math.log(p)} for word, p in (("YES", yes), ("NO", no)) if p]
-    message = {"role": "assistant", "content": "YES" if yes > no else "NO"}
-    return {"message": message, "logprobs": {"content": [{**tokens[0], "top_logprobs": tokens}]}}
+    return request.probabilities({"YES": yes, "NO": no})
 
 
 def test_the_reward_is_soft(recipe_step):

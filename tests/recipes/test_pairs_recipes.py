@@ -149,9 +149,7 @@ def preferring(longer, first):
         one, other = (len(request.fenced[name]) for name in ("first", "second"))
         log_odds = longer * np.sign(one - other) + first
         a = 1 / (1 + math.exp(-log_odds))
-        tokens = [{"token": name, "logprob": math.log(p)} for name, p in (("A", a), ("B", 1 - a))]
-        message = {"role": "assistant", "content": "A"}
-        return {"message": message, "logprobs": {"content": [{**tokens[0], "top_logprobs": tokens}]}}
+        return request.probabilities({"A": a, "B": 1 - a})
 
     return judge
 

@@ -152,6 +152,28 @@ def test_the_list_the_search_and_the_difference(capsys, monkeypatch, tmp_path):
     assert "+    positive: 0.1" in diff and "-    baseline: mean" in diff and "Qwen" not in diff
 
 
+def test_show_says_which_correction_the_engine_switches_on(capsys, monkeypatch, tmp_path):
+    """`auto` weighs tokens where the engine has weights of its own; not with those of the trainer, and not beside a
+    loss that weighs by the behaviour policy itself."""
+    monkeypatch.chdir(tmp_path)
+
+    def told(slug):
+        assert main(["show", slug]) == 0
+        return [
+            " ".join(line.split()) for line in re.findall(r"^correction:.*(?:\n  .*)*", capsys.readouterr().out, re.M)
+        ]
+
+    (line,) = told("libra")
+    # Of two stages the second is reinforcement.
+    assert "the engine vllm," in line and "(grpo: Truncate(cap=2.0, level='token'))" in line
+    assert not told("prof") and not told("topr") and not told("openchat")
+    text = recipe_files()["capo"].read_text()
+    Path("own.yaml").write_text(text.replace("engine: vllm", "engine: hf"))
+    assert not told("own.yaml")
+    Path("stale.yaml").write_text(text.replace("engine: vllm", "engine: hf, staleness: 1"))
+    assert len(told("stale.yaml")) == 1
+
+
 @pytest.mark.gate
 def test_a_smoke_run_by_the_command(capsys):
     assert main(["smoke", "copg", "--against", "grpo"]) == 0

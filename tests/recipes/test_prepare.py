@@ -254,19 +254,49 @@ def test_each_response_of_a_conversation_has_the_turns_before_it(prepared):
     assert rows[2]["prompt"] == "Be kind.<|end_of_turn|>GPT3 User: Hi<|end_of_turn|>GPT3 Assistant:"
 
 
+TINY = (
+    "model={path: null, scratch: {hidden_size: 16, layers: 1, intermediate_size: 16, context: 512}, device: cpu}",
+    "rollout={engine: hf, max_new_tokens: 4}",
+    'data.template="{prompt}"',
+)
+
+
 def test_the_model_samples_its_own_demonstrations(prepared, tmp_path):
     """A verifier that takes the answer 2 for right whatever is written gives only its tasks a demonstration."""
     Path("two.py").write_text("def two(completion, answer):\n    return float(answer == '2')\n")
-    settings = [
-        "model={path: null, scratch: {hidden_size: 16, layers: 1, intermediate_size: 16, context: 64}, device: cpu}",
-        "rollout={engine: hf, max_new_tokens: 4}",
-        f"verifier={tmp_path / 'two.py'}:two",
-        'data.template="{prompt}"',
-    ]
-    code, rows, _, err = prepared("self", *settings)
+    code, rows, _, err = prepared("self", *TINY, f"verifier={tmp_path / 'two.py'}:two")
     assert (code, "2/2 tasks sampled" in err) == (0, True)
     assert [row["answer"] for row in rows] == ["2", "3"]
     assert ["demonstration" in row for row in rows] == [True, False]
+
+
+def test_the_model_answers_each_prompt_before_it_is_trained(prepared):
+    """One response under the recipe's sampling, of the likeliest token alone whatever the temperature; the reward model
+    is not opened."""
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    prepared.sets["HuggingFaceH4/ultrafeedback_binarized"] = [
+        {"prompt": prompt, "chosen": turns, "rejected": turns} for prompt in ("Name 2.", "Name 3.", "Name 4.")
+    ]
+    answers = []
+    for top_k, temperature in ((1, 0.9), (1, 5.0), (50, 5.0)):
+        settings = (*TINY, f"rollout.top_k={top_k}", f"rollout.temperature={temperature}")
+        code, rows, _, err = prepared("par", *settings)
+        assert code == 0, err
+        assert [row["prompt"] for row in rows] == ["Name 2.", "Name 3.", "Name 4."]
+        assert all(set(row) == {"prompt", "answer"} and row["answer"] for row in rows)
+        answers.append([row["answer"] for row in rows])
+        Path("data/par.jsonl").unlink()
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_a_judgement_that_comes_to_the_verdict_is_the_demonstration(prepared, tmp_path):
+    """A verifier that takes every judgement of a right solution for right leaves the other solutions out."""
+    Path("right.py").write_text("def right(completion, answer):\n    return float(answer == 'correct')\n")
+    code, rows, _, _ = prepared("libra", *TINY, "stages=[]", "run.steps=1", f"verifier={tmp_path / 'right.py'}:right")
+    assert (code, [row["answer"] for row in rows]) == (0, ["correct", "correct"])
+    for row, solution in zip(rows, ("It is 7.", "3 + 4 = 7."), strict=True):
+        assert "What is 3 + 4?" in row["prompt"] and solution in row["prompt"]
+        assert row["prompt"].endswith("correct or incorrect.") and row["demonstration"]
 
 
 def test_every_row_is_a_task_of_the_recipe(prepared):

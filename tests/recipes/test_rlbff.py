@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from rlvr.records import Task
@@ -18,9 +16,7 @@ SURE["gives context", LONG] = (0.95, 0.01)
 
 def judge(request):
     yes, no = SURE[request.fenced["principle"], request.fenced["response"]]
-    tokens = [{"token": word, "logprob": math.log(p)} for word, p in (("Yes", yes), ("No", no))]
-    message = {"role": "assistant", "content": "Yes"}
-    return {"message": message, "logprobs": {"content": [{**tokens[0], "top_logprobs": tokens}]}}
+    return request.probabilities({"yes": yes, "no": no})
 
 
 @pytest.mark.parametrize("principle", ["brief", "gives context"])

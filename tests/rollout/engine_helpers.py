@@ -17,7 +17,8 @@ from rlvr.policy import Policy, forward, load_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import Request, RolloutContext, Sampling, make_rollout
 from rlvr.rollout.decoder_parts import UnfitError
-from rlvr.rollout.rows import uniforms
+from rlvr.rollout.hf import Decoder
+from rlvr.rollout.rows import CachePlan, uniforms
 
 PATIENCE = 60  # seconds: generous, since the machine is shared
 LETTERS = "abcdefghijkl 01\n"
@@ -79,6 +80,32 @@ async def ask_all(engine, requests, late=0, ticks=12):
 
 def ask(engine, requests, **how):
     return asyncio.run(ask_all(engine, requests, **how))
+
+
+def compared(policy, steps=20, seed=0, model=None):
+    """(the decoder, the largest difference of its logits from a pass of `model` over the whole sequences, without cache
+    or padding); the policy's own model unless another is given."""
+    model = model or policy.model
+    random = np.random.default_rng(seed)
+    lengths = np.asarray([1, 4, 9])
+    tokens = torch.from_numpy(random.integers(3, len(policy.tokenizer), size=(3, 9 + steps)))
+    decoder, worst = Decoder(policy), 0.0
+
+    def check(result, count):
+        nonlocal worst
+        for row, length in enumerate(lengths):
+            whole = model(input_ids=tokens[row : row + 1, : length + count]).logits[0, -1]
+            worst = max(worst, float((result[row] - whole).abs().max() / whole.abs().max().clamp_min(1.0)))
+
+    with torch.inference_mode():
+        prompts = [tuple(tokens[row, :length].tolist()) for row, length in enumerate(lengths)]
+        logits, cache = decoder.read(prompts, np.arange(3), CachePlan(3, 9 + steps), joins=False)
+        check(logits, 0)
+        for count in range(steps):
+            places = lengths + count
+            ids = tokens[torch.arange(3), torch.from_numpy(places)]
+            check(decoder.next_logits(ids, torch.from_numpy(places), places, cache), count + 1)
+    return decoder, worst
 
 
 def trainer_logprobs(policy, requests, completions):

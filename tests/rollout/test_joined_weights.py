@@ -10,8 +10,9 @@ from torch import nn
 from rlvr.config import LoraConfig
 from rlvr.policy import Policy
 from rlvr.policy.adapters import add_adapter, lora_terms
-from rlvr.rollout import HFEngine, decoder
-from rlvr.rollout.decoder import MatrixProduct, Steps
+from rlvr.rollout import HFEngine, decoder, decoder_products
+from rlvr.rollout.decoder import Steps
+from rlvr.rollout.decoder_products import MatrixProduct
 
 BOUND = 0.2
 """Largest difference of a log-prob sampled in bfloat16 from the float32 model's (test_decoder_bfloat16.py)."""
@@ -114,7 +115,8 @@ def test_other_adapters_are_decoded_as_they_compute(kind):
 @pytest.fixture
 def launches_count(monkeypatch):
     """As on a GPU: weights of the right type are joined."""
-    monkeypatch.setattr(decoder, "by_parts", lambda device, dtype: False)
+    for module in (decoder_products, decoder):
+        monkeypatch.setattr(module, "by_parts", lambda device, dtype: False)
 
 
 def frozen(dtype=torch.bfloat16):

@@ -92,7 +92,7 @@ def fake_steps(kind, monkeypatch, dtype):
     to_cpu(policy.model)
     policy.dtype = dtype
     policy.head_is_enough = True  # tried on values, of which there are none
-    monkeypatch.setattr(decoder_parts, "_rms_epsilon", lambda module: module.variance_epsilon)
+    monkeypatch.setattr(decoder_parts, "_rms_form", lambda module: (module.variance_epsilon, 0.0))
     steps = Steps(policy)
     with torch.inference_mode():
         steps.refresh()

@@ -129,6 +129,8 @@ def test_a_memory_is_saved_and_taken_back(make_trainer):
 class Digits(Verifier):
     """Each character is a span; even digits score 1."""
 
+    gives_spans = True
+
     def verify(self, task: Task, completion: str) -> Verdict:
         spans = tuple((i, i + 1, float(c in "02468")) for i, c in enumerate(completion))
         return Verdict(Verdict.from_score(0.5).status, 0.5, spans=spans)
@@ -145,6 +147,76 @@ def test_scores_of_spans_reach_their_tokens(make_trainer):
         for place, text in zip(written, texts, strict=True):
             if text:  # delta: the return from a step on is that step's score
                 assert values[place] == float(text in "02468")
+
+
+class Plain(Digits):
+    gives_spans = False
+
+
+STEPS = {"name": "verdict_spans", "as": "steps"}
+JUDGE = {"name": "judge", "urls": "http://127.0.0.1:9/v1", "model": "none"}
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"algorithm": {"advantage": "spans"}},
+        {"rewards": ["verdict", STEPS]},
+        {"rewards": ["verdict", {"name": "gate", "as": "gated", "term": STEPS, "by": "verdict"}]},
+        {"rewards": ["verdict", {**STEPS, "verifier": "plain"}], "verifiers": {"plain": JUDGE}},
+        {"algorithm": {"advantage": "spans"}, "verifier": {"name": "combine", "parts": ["math", JUDGE]}},
+    ],
+    ids=["advantage", "term", "inner term", "named", "combination"],
+)
+def test_spans_of_a_verifier_that_gives_none_are_refused(make_trainer, over):
+    verifier = {} if "verifier" in over else {"verifier": Plain()}
+    says = r"reads scores of spans.*(plain|of the tasks) gives none.*gives_spans = True"
+    with pytest.raises(ConfigError, match=says):
+        make_trainer(over, tasks=task_rows(3), **verifier)
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"algorithm": {"advantage": "spans"}},
+        {
+            "rewards": ["verdict", {**STEPS, "verifier": "turn 1"}],
+            "rollout": {"plan": {"name": "turns", "judge": "each", "environment": "calculator"}},
+        },
+        {"rewards": ["verdict", {**STEPS, "verifier": "s"}], "verifiers": {"s": {**JUDGE, "name": "steps"}}},
+        {
+            "algorithm": {"advantage": "spans"},
+            "verifier": {"name": "combine", "parts": ["math", {**JUDGE, "name": "steps"}]},
+        },
+    ],
+    ids=["function", "verdict of a plan", "steps", "part of a combination"],
+)
+def test_spans_that_there_may_be_are_not_refused(make_trainer, over):
+    def even(completion):
+        return completion.endswith(tuple("02468"))
+
+    verifier = {} if "verifier" in over else {"verifier": even}
+    make_trainer(over, tasks=task_rows(3), **verifier)
+
+
+def test_responses_without_spans_are_counted(make_trainer):
+    """Of a function, which may give spans: here of every answer that is even."""
+
+    def even(completion):
+        score = float(completion.endswith(tuple("02468")))
+        return Verdict(Verdict.from_score(score).status, score, spans=[(0, len(completion), 1.0)] if score else [])
+
+    for over in (
+        {"algorithm": {"advantage": "spans"}},
+        {"rewards": ["verdict", STEPS], "algorithm": {"advantage": {"name": "spans", "terms": {"steps": 1.0}}}},
+        {"rewards": ["verdict", STEPS]},
+    ):
+        trainer = make_trainer(over, f"run-{len(str(over))}", tasks=task_rows(3), verifier=even)
+        (row,) = trainer.train(1)
+        want = np.mean([not r.verdict.spans for r in trainer.batch.rollouts])
+        assert 0 < row["span/missing"] == pytest.approx(want)
+    trainer = make_trainer({}, "other", tasks=task_rows(3), verifier=even)
+    assert trainer.train(1)[0]["span/missing"] is None
 
 
 def test_characters_of_several_tokens():

@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Snapshot
 from rlvr.records import Origin
 from rlvr.run import policy_training
-from small_run import changed, overlaid, second_step, task_rows, timeless, weights
+from small_run import beside, changed, overlaid, task_rows, timeless, weights
 
 
 def algorithm(**options):
@@ -303,7 +303,7 @@ def test_entropy_select_is_a_factor_of_the_entropy_bonus_alone(make_trainer):
     ids=str,
 )
 def test_contradictions_are_refused_at_start(make_trainer, over, problem):
-    tree = algorithm(**over) | second_step(over.get("loss"))
+    tree = overlaid(algorithm(**over), beside(over.get("loss")))
     if problem is None:
         make_trainer(tree)
         return

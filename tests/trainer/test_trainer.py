@@ -14,7 +14,7 @@ from rlvr import GRPOTrainer, Task, Verdict, Verifier, registry
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.records import VerdictStatus
 from rlvr.verifiers.audit.examples import EXAMPLES
-from small_run import changed, lines, overlaid, second_step, task_rows, timeless, weights
+from small_run import beside, changed, lines, overlaid, task_rows, timeless, weights
 
 
 def train(trainer, steps=None):
@@ -168,8 +168,6 @@ ASKED = {
     "blend": {"of": "verdict"},
 }
 """Options that some pieces have to be given."""
-PARTS_OF = {"clip_local_and_global": "consistency"}
-"""Losses that read parts of the advantage -> the advantage that makes them."""
 
 
 def wired():
@@ -226,9 +224,7 @@ def test_every_registered_piece_trains(make_trainer, pieces, kind, key, value):
     if kind == "reward" and value[0]["name"] == "majority_vote":
         over["verifier"] = f"{pieces}:Odd"  # it says which answer it found
     if kind in ("loss", "preset"):
-        over |= second_step(value)
-    if kind == "loss" and value in PARTS_OF:
-        over = overlaid(over, at("algorithm.advantage", PARTS_OF[value]))
+        over = overlaid(over, beside(value))
     trainer = make_trainer(over)
     assert train(trainer, 2)
     assert_finite(trainer.metrics)
@@ -549,7 +545,7 @@ def test_it_learns_to_write_even_digits(make_trainer, preset):
         "checkpoint": {"every": 0},
         "logging": {"rollouts": 0},
     }
-    trainer = make_trainer(over | second_step(preset))
+    trainer = make_trainer(overlaid(over, beside(preset)))
     trainer.train()
     first, last = trainer.metrics[0]["reward/mean"], np.mean([row["reward/mean"] for row in trainer.metrics[-5:]])
     assert first < 0.6

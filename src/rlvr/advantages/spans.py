@@ -132,6 +132,11 @@ class SpanAdvantage(Advantage):
         return self.terms is None
 
     @property
+    def reads_verdict_spans(self) -> bool:
+        """True where no `terms` give the spans."""
+        return self.terms is None
+
+    @property
     def smallest_group(self) -> int:
         """The smallest group in which the estimator gives an advantage other than 0."""
         used = [stream.normalise for stream in self._streams.values()]

@@ -74,9 +74,15 @@ def _metrics_of(batch: Batch) -> dict[str, float | None]:
 
 
 def _spans(batch: Batch) -> dict[str, float | None]:
-    """The mean score of the spans of each term that scores parts, and the share of undecided ones."""
+    """The mean score of the spans of each term that scores parts, and the share of undecided ones; the share of decided
+    responses without a span, of the term that leaves most of them without."""
     metrics: dict[str, float | None] = {}
+    decided = np.isfinite(batch.columns.get("reward", np.empty(0)))
     for name in dict.fromkeys(name for rollout in batch.rollouts for name in rollout.spans):
+        if decided.any():
+            without = [name not in r.spans or not len(r.spans[name]) for r in batch.rollouts]
+            share = float(np.asarray(without)[decided].mean())
+            metrics["span/missing"] = max(metrics.get("span/missing") or 0.0, share)
         scores = np.concatenate([rollout.spans[name].score for rollout in batch.rollouts if name in rollout.spans])
         metrics[f"span/{name}"] = _mean(scores)
         metrics[f"span/{name}/undecided"] = _share(int(np.isnan(scores).sum()), len(scores))
@@ -89,7 +95,10 @@ def _advantages(batch: Batch) -> dict[str, float | None]:
     if "advantage" in batch.token_columns:
         pairs = zip(batch.rollouts, batch.token_columns["advantage"], strict=True)
         advantage = np.concatenate([values[rollout.sampled] for rollout, values in pairs] or [np.empty(0)])
-    return {"advantage/mean": _mean(advantage), "advantage/std": _std(advantage)}
+    metrics = {"advantage/mean": _mean(advantage), "advantage/std": _std(advantage)}
+    if "no_spans" in batch.columns:  # of the verdicts, where an advantage reads them
+        metrics["span/missing"] = _mean(batch.columns["no_spans"])
+    return metrics
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -63,6 +63,8 @@ verdict/unparsable | share | Share of rollouts in which no answer was found; the
 verdict/timeout | share | Share of rollouts whose check ran out of time; they score 0 where the answer spent it, and are
     undecided otherwise. | -
 verdict/error | share | Share of rollouts whose check failed; undecided, unless the answer made it fail. | -
+span/missing | share | Share of the decided responses without a scored span, of the term (or of the verdict, where the
+    advantage reads its spans) that leaves most of them without; null where nothing reads any. | below 1
 verdict/raised | verdicts | Verdicts that are missing because the verifier raised an exception. | 0
 # Groups
 group/count | groups | Groups in the batch. | rollout.prompts_per_step

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import netrc
@@ -130,19 +131,32 @@ def _open(wandb: Any, options: dict[str, Any], timeout: float) -> Any:
     """Open the wandb run. If an online run fails to open, warn and open an offline one, which `wandb sync` can upload
     later."""
     settings = _settings(wandb, timeout)
-    # Before `init`: if wandb is not silent by then, `init` asks for an API key on the terminal.
-    wandb.setup(settings)
     try:
-        return wandb.init(settings=settings, **options)
+        return _init(wandb, settings, options)
     # Errors of wandb, of its service process and of the network have no common base class.
     except Exception as error:
         if options["mode"] != "online":
             raise
         logger.warning("wandb cannot go online and logs to the run folder: %s: %s", type(error).__name__, error)
         # With another id: wandb's service process still holds the run that failed.
-        return wandb.init(
-            settings=settings, **{**options, "mode": "offline", "id": secrets.token_hex(4), "resume": None}
-        )
+        offline = {**options, "mode": "offline", "id": secrets.token_hex(4), "resume": None}
+        return _init(wandb, settings, offline)
+
+
+def _init(wandb: Any, settings: Any, options: dict[str, Any]) -> Any:
+    """`wandb.init`, with another service process where the one of an earlier run of this process has been killed."""
+    # Before `init`: if wandb is not silent by then, `init` asks for an API key on the terminal.
+    wandb.setup(settings)
+    try:
+        return wandb.init(settings=settings, **options)
+    except Exception as error:
+        # Of wandb.sdk.mailbox: the connection to the service is closed, so no run of this process uses it any more.
+        if type(error).__name__ != "MailboxClosedError":
+            raise
+        with contextlib.suppress(ConnectionError):  # `teardown` says goodbye to the dead service
+            wandb.teardown()
+        wandb.setup(settings)
+        return wandb.init(settings=settings, **options)
 
 
 def _settings(wandb: Any, timeout: float) -> Any:

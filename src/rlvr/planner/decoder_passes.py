@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import weakref
 from collections import Counter
@@ -233,10 +234,14 @@ class DecoderSettings:
         """True if the scores of attention have a soft-cap."""
         return foreign(self.described.get_text_config(), "attn_logit_softcapping") is not None
 
+    @functools.cached_property
+    def _measured_as(self) -> tuple[str, str, str]:
+        """The key of `_measured` without the way. Computed once: a plan asks for it many times."""
+        return self.model.__qualname__, self.described.to_json_string(), f"{self.config.adapter} {self.given}"
+
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
         """The bytes of all layers, or, where layers are alike, as if there were only `layers` layers; measured once."""
-        adapter = f"{self.config.adapter} {self.given}"
-        key = (self.model.__qualname__, self.described.to_json_string(), adapter, way)
+        key = (*self._measured_as, way)
         if key not in _measured:
             depths = DEPTHS if self.alike else (self.layers,)
             _measured[key] = [np.asarray([self._at(way, depth, tokens) for tokens in TOKENS]) for depth in depths]

@@ -16,14 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlvr.config import ModelConfig
 from rlvr.core.hub_retries import without_retry_lines
 from rlvr.planner.decoder_passes import DecoderSettings
-from rlvr.planner.micro_batch import kept_scores
+from rlvr.planner.micro_batch import kept_scores, one_score
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.attention import PREFIX
 from rlvr.policy.attention.packing_trial import unpackable_layers
 from rlvr.policy.foreign import foreign
+from rlvr.policy.layer_sizes import attention_windows, head_widths, masked_beyond, one_rope_up_to
 from rlvr.policy.loading import dtype_of, override_config
-from rlvr.policy.model import attention_windows, head_widths, masked_beyond, one_rope_up_to
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
@@ -63,7 +63,8 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     if config.quantization is not None:
         # Linear layers are packed in 4 bits; transformers leaves the LM head as it is.
         packed = {m.weight for m in bare.modules() if isinstance(m, torch.nn.Linear)} - {head_weight}
-    eager = model is not None and bare.config._attn_implementation == "eager"
+    # Of a model on the meta device it is what transformers chooses for its class: eager where it has nothing else.
+    eager = bare.config._attn_implementation == "eager" and (model is not None or config.attention is None)
     outside = {id(bare.get_input_embeddings().weight), id(head_weight)}
     # Tokens that each layer with a window sees.
     every_window = attention_windows(text)
@@ -98,6 +99,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         packs=not unpackable_layers(text),
         one_rope_up_to=one_rope_up_to(text),
         masked_beyond=masked_beyond(attention.removeprefix(PREFIX), every_window, of_keys != of_values),
+        cpu_scores=one_score(text) if attention.removeprefix(PREFIX) == "sdpa" and of_keys != of_values else 0.0,
         capped=foreign(text, "final_logit_softcapping") is not None,
     )
 

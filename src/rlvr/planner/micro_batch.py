@@ -54,7 +54,7 @@ def micro_batch_bytes(
     # One layer's activations are on the device, those of the others in host memory.
     layers = 1 if model.activation_offload else shape.layers
     passes = shape.decoder.passes(way, layers)
-    beside = _beside(shape, way, tokens, length) if padded else 0.0
+    beside = _beside(shape, way, tokens, length, gpu_memory is None) if padded else 0.0
     work = _Work(shape, way, passes, tokens, trained, beside, gpu_memory)
     # autocast's copies of the weights of all layers live until the forward pass ends
     copies = shape.decoder.passes(way).forward.fixed
@@ -78,11 +78,12 @@ def way_of(model: ModelConfig, deepspeed: bool = False, on_gpu: bool = False) ->
     )
 
 
-def _beside(shape: Shape, way: Way, tokens: float, length: int) -> float:
+def _beside(shape: Shape, way: Way, tokens: float, length: int, on_cpu: bool) -> float:
     """Bytes that attention of padded rows of `length` tokens keeps of pairs of tokens, and of keys and values where
     there is a mask, beside what is linear in tokens."""
     # shape.scores: bytes for each pair of a token and a position, over all layers.
-    every = tokens * length * shape.scores / shape.layers
+    scores = shape.scores + (shape.cpu_scores if on_cpu else 0.0)
+    every = tokens * length * scores / shape.layers
     windowed = mask = 0.0
     if shape.windowed and length > shape.window:
         # One bool [length, length], which all rows and layers share. In each layer with a window sdpa makes of it what
@@ -228,5 +229,9 @@ def kept_scores(config: ModelConfig, text: Any) -> float:
     cap = getattr(text, "attn_logit_softcapping", None)
     if config.attention != "eager" and (config.attention is not None or cap is None):
         return 0.0
-    # 4 bytes of a float32.
-    return 4.0 * (1 if cap is None else 2) * int(text.num_attention_heads) * int(text.num_hidden_layers)
+    return (1 if cap is None else 2) * one_score(text)
+
+
+def one_score(text: Any) -> float:
+    """Bytes of a float32 for each head of all layers."""
+    return 4.0 * int(text.num_attention_heads) * int(text.num_hidden_layers)

@@ -54,12 +54,14 @@ class Shape:
     packs: bool = True
     """False if its kinds of layers rule out packed rows."""
     one_rope_up_to: float = math.inf
-    """Tokens of the longest row that is packed (`rlvr.policy.model.LayerSizes`)."""
+    """Tokens of the longest row that is packed (`rlvr.policy.layer_sizes.LayerSizes`)."""
     masked_beyond: float = math.inf
     """Padded rows of more tokens have a tensor with queries along one dimension and keys along another; inf: none
     have."""
     capped: bool = False
     """True if the logits have a soft-cap."""
+    cpu_scores: float = 0.0
+    """The same as `scores` on a CPU alone, by sdpa of values that are not as wide as keys (latent attention)."""
 
     @property
     def weights(self) -> int:

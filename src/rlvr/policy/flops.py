@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from rlvr.policy.foreign import foreign
+from rlvr.policy.layer_sizes import attention_windows
 from rlvr.policy.microbatch import ComputedPass
-from rlvr.policy.model import Policy, attention_windows
+from rlvr.policy.model import Policy
 from rlvr.policy.quantization import dense_shape
 
 # The first row with a name whose words are all in the device's name counts, so variants stand before the plain name.

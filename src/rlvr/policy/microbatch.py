@@ -24,7 +24,8 @@ from rlvr.policy.attention import Segments, Spans
 from rlvr.policy.attention.kernels import takes_any_length
 from rlvr.policy.attention.packed_rows import Shared, runs_of, shared_prefixes
 from rlvr.policy.attention_speed import ELSEWHERE, MEASURED, SPEEDS, AttentionSpeed
-from rlvr.policy.model import LayerSizes, Policy
+from rlvr.policy.layer_sizes import LayerSizes
+from rlvr.policy.model import Policy
 from rlvr.records import Batch
 
 log = logging.getLogger(__name__)

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import yaml
 
+from rlvr import registry
 from rlvr.config.config_loading import config_file, make_config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.command_name import program
@@ -113,9 +114,34 @@ def _shown(paper: Paper) -> str:
     }
     lines = [paper.recipe.title, f"status: {paper.recipe.status}"]
     lines += [textwrap.fill(f"{name}: {text}", 110, subsequent_indent="  ") for name, text in words.items() if text]
+    lines += [textwrap.fill(line, 110, subsequent_indent="  ") for line in _correction_lines(paper)]
     # Not wrapped: a command or a row is to be copied as it is.
     lines += schema_lines(paper)
     return "\n".join([*lines, "", _yaml(paper.tree)])
+
+
+def _correction_lines(paper: Paper) -> list[str]:
+    """The line of `show` about a correction that no one wrote down: `algorithm.correction` is auto, and the engine
+    samples with weights of its own."""
+    from rlvr.planner.engine_memory import shares_weights
+    from rlvr.stages.grpo.build_objective import build_objective
+
+    corrected = []
+    for plan in stage_plans(paper.config):
+        spec = plan.config.algorithm.correction
+        if plan.kind != "grpo" or spec is None or spec.name != "auto":
+            continue
+        engine = registry.build("engine", plan.config.rollout.engine)
+        objective = build_objective(plan, shares_weights(engine, plan.config))
+        if objective.correction is not None:
+            corrected.append(f"{plan.name}: {objective.correction}")
+    if not corrected:
+        return []
+    return [
+        f"correction: algorithm.correction is auto, so that the engine {paper.config.rollout.engine.name}, which "
+        "samples with weights of its own, switches on a correction of the log-probs that the paper may not have "
+        f"({'; '.join(corrected)}); `algorithm.correction=null` leaves it out"
+    ]
 
 
 def _diff(paper: Paper) -> str:

@@ -23,8 +23,9 @@ python -m rlvr.train --config psr data.train=my.jsonl   # hub: train with a reci
 cp "$(python -m rlvr.recipes path psr)" my.yaml         # a copy to edit
 ```
 
-`python -m rlvr.recipes show SLUG` prints what is taken from the paper, what differs and what could be confirmed
-(`--diff grpo` prints only the differences from plain GRPO). `smoke SLUG` runs a few steps of the real trainer at toy
+`python -m rlvr.recipes show SLUG` prints what is taken from the paper, what differs and what could be confirmed, and
+the off-policy correction that the engine switches on by itself where the recipe says none (`--diff grpo` prints only
+the differences from plain GRPO). `smoke SLUG` runs a few steps of the real trainer at toy
 size (`--against grpo` prints how far its gradient is from plain GRPO's on the same rollouts).
 
 Five of the papers measure training: [analysis.md](analysis.md) has the runs and the command that makes their tables.

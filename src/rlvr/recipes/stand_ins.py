@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,11 +153,7 @@ def scripted_reply(request: StubRequest, rules: Mapping[str, str]) -> str | dict
     else:
         said = _verdict(request.fenced.get("response", request.outside), rules)
     if request.body.get("logprobs"):
-        token = {"token": said, "logprob": math.log(0.9)}
-        return {
-            "message": {"role": "assistant", "content": said},
-            "logprobs": {"content": [{**token, "top_logprobs": [token]}]},
-        }
+        return request.probabilities({said: 0.9})
     return request.verdict(said)
 
 
@@ -181,7 +176,7 @@ def _preferred(request: StubRequest, rules: Mapping[str, str]) -> str:
     """The first of the labels that the end of the request lists where the first text has the greater number, the last
     one where the second has it, else the one in the middle."""
     first, second = (float(_verdict(request.fenced[name], rules)) for name in ("first", "second"))
-    labels = re.split(", | or ", request.text.rstrip(" .\n").rpartition(": ")[2])
+    labels = list(request.letters) or re.split(", | or ", request.text.rstrip(" .\n").rpartition(": ")[2])
     if first == second:
         return labels[len(labels) // 2]
     return labels[0] if first > second else labels[-1]

@@ -32,8 +32,10 @@ class VerdictSpans(RewardTerm):
     reads_characters: ClassVar = True
 
     def bind(self, setting: RewardContext) -> RewardTerm:
-        """ConfigError for a name under which no rollout has a verdict, as by the term `verdict`."""
+        """ConfigError for a name under which no rollout has a verdict, as by the term `verdict`, and for a verifier
+        that gives no spans."""
         VerdictScore(verifier=self.verifier).bind(setting)
+        setting.check_spans("rewards: the term 'verdict_spans'", self.verifier)
         return self
 
     def __call__(self, batch: Batch, *_: Any, **given: Any) -> SpanRewards:

@@ -1,4 +1,4 @@
-"""The parts of a model of the Llama family, found among its modules. UnfitError where one is not of the known form."""
+"""The parts of a model of a known form, found among its modules. UnfitError where one is not of the known form."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from transformers.activations import SiLUActivation
 
 from rlvr.policy import Policy
 from rlvr.policy.attention import PREFIX
+from rlvr.policy.attention.calls import ScoreRule
+from rlvr.policy.attention.packed_rows import EXACT
+from rlvr.policy.foreign import foreign
 
 # `rope_type` of transformers (modeling_rope_utils.py). "dynamic" and "longrope" change their angles with the length,
 # for which one table would be wrong.
 _FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings whose angles depend on the position only."""
-# Names of submodules in transformers' models of the Llama family (Phi-3 has qkv_proj and gate_up_proj). A block with
-# any other part, such as a second norm or a router, is not this arithmetic.
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "qkv_proj"}
-_MLP = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
+# Names of submodules in transformers' models of the Llama family (Phi-3 has qkv_proj and gate_up_proj, Phi dense,
+# Hunyuan norms after the rotation). Attention with any other part is not this arithmetic.
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "dense"}
+_NORMS_BEFORE = ("q_norm", "k_norm")
+_NORMS_AFTER = ("query_layernorm", "key_layernorm")
+_FEED_FORWARD = ("mlp", "block_sparse_moe")
+_GATED = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
 
 
 class UnfitError(Exception):
@@ -30,10 +35,60 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True)
 class NormPart:
-    """A norm; `epsilon` where it is a plain RMS norm, None where it is something else."""
+    """A norm; `epsilon` where it is an RMS norm, None where it is something else."""
 
     module: Any
     epsilon: float | None
+    offset: float = 0.0
+    """Added to the weight (Gemma: 1)."""
+
+
+@dataclass(frozen=True)
+class BlockNorms:
+    """The norms of a block, each None where there is none."""
+
+    before_attention: Any
+    after_attention: Any
+    """Of what attention gives, before it is added."""
+    before_feed_forward: Any
+    after_feed_forward: Any
+
+    @property
+    def parallel(self) -> bool:
+        """True if the feed-forward part takes what attention takes, normed once (Cohere, Phi)."""
+        return self.before_feed_forward is None and self.after_feed_forward is None
+
+
+# Names of the norms of a layer in transformers' models: the parts of a block in the order of `BlockNorms`.
+_BLOCK_NORMS = (
+    # Llama, Qwen, Mistral, mixtures, Granite, gpt-oss
+    BlockNorms("input_layernorm", None, "post_attention_layernorm", None),
+    # Gemma 2 and 3
+    BlockNorms(
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    ),
+    # GLM-4
+    BlockNorms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    # OLMo 2 and 3, EXAONE 4
+    BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    # VaultGemma
+    BlockNorms("input_layernorm", None, "pre_feedforward_layernorm", None),
+    # Apertus
+    BlockNorms("attention_layernorm", None, "feedforward_layernorm", None),
+    # Cohere, Phi
+    BlockNorms("input_layernorm", None, None, None),
+)
+
+
+@dataclass(frozen=True)
+class FeedForwardParts:
+    """A feed-forward part: W_down (act(W_gate x) * W_up x), or a module of any form."""
+
+    module: Any
+    gates: list[Any]
+    """Gate and up projection, as one module or two; empty where the module is of another form."""
+    down: Any = None
+    activation: Any = None
 
 
 @dataclass(frozen=True)
@@ -42,23 +97,26 @@ class BlockParts:
 
     queries: list[Any]
     """Linear modules whose outputs, side by side, are queries, keys and values."""
-    gates: list[Any]
-    """Those of gate and up projection."""
     out: Any
-    down: Any
-    first_norm: NormPart
-    second_norm: NormPart
+    feed_forward: FeedForwardParts
+    norms: BlockNorms
+    """Each of its members a `NormPart`, or None"""
     head_norms: list[NormPart]
     """Of queries and keys; empty where there are none."""
-    activation: Any
+    norms_after_rotation: bool
+    norms_of_all_heads: bool
+    """True: of the channels of all heads together (OLMo 2)"""
     size: int
     """D, the size of a head."""
     heads: int
     """Heads of queries."""
     shared: int
     """Heads of keys, and of values."""
-    scale: float
-    """Factor of the scores."""
+    scoring: ScoreRule
+    sinks: Any
+    """The parameter with a score for each head that has no value (gpt-oss), None without one."""
+    multiplier: float
+    """Factor of what a block adds to its input (Granite)."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +124,18 @@ class ModelParts:
     """The modules of a model."""
 
     embed: Any
+    multiplier: float
+    """Factor of the embedding, which its module leaves out (Granite)."""
     rotary: Any
     blocks: list[BlockParts]
     windows: list[int | None]
     """The sliding window of each block."""
+    layer_types: list[str | None]
+    """Of each block, the type by which its rotary angles are chosen; None where all have the same."""
     norm: NormPart
     head: Any
+    exact: bool
+    """True if the model's attention function computes soft-caps and sinks."""
 
 
 def model_parts(policy: Policy) -> ModelParts:
@@ -82,86 +146,129 @@ def model_parts(policy: Policy) -> ModelParts:
         raise UnfitError("its weights are not in float32, which it computes in")
     if not policy.head_is_enough:
         raise UnfitError("its logits are more than its LM head's")
-    if (kind := (config._attn_implementation or "sdpa").removeprefix(PREFIX)) not in ("sdpa", "eager"):
+    kind = (config._attn_implementation or "sdpa").removeprefix(PREFIX)
+    if kind not in ("sdpa", "eager"):
         raise UnfitError(f"its attention is {kind}")
-    rotary = getattr(model, "rotary_emb", None)
-    kind_of_rotary = getattr(rotary, "rope_type", None)
-    if isinstance(kind_of_rotary, dict):
-        raise UnfitError("its rotary embedding differs by kind of layer")
-    if kind_of_rotary not in _FIXED_ROTARY:
+    rotary = foreign(model, "rotary_emb")
+    kinds_of_rotary = foreign(rotary, "rope_type")
+    by_type = isinstance(kinds_of_rotary, dict)
+    if not set(kinds_of_rotary.values() if by_type else [kinds_of_rotary]) <= _FIXED_ROTARY:
         raise UnfitError("it has no rotary embedding, or one that changes with the length")
-    if not all(hasattr(model, name) for name in ("layers", "norm")):
+    norm = foreign(model, "norm", foreign(model, "final_layernorm"))
+    if norm is None or not hasattr(model, "layers"):
         raise UnfitError("it has no list of layers with a norm after them")
+    count = config.num_hidden_layers
     return ModelParts(
         policy.causal_lm.get_input_embeddings(),
+        float(foreign(model, "embedding_multiplier", 1.0)),
         rotary,
-        [block_parts(layer) for layer in model.layers[: config.num_hidden_layers]],
+        [block_parts(layer, kind in EXACT) for layer in model.layers[:count]],
         _windows(config),
-        norm_part(model.norm),
+        list(config.layer_types[:count]) if by_type else [None] * count,
+        norm_part(norm),
         policy.causal_lm.get_output_embeddings(),
+        kind in EXACT,
     )
 
 
 def _windows(config: Any) -> list[int | None]:
     """The sliding window of each layer by the model's configuration, None for a layer without one."""
-    window = getattr(config, "sliding_window", None)
+    window = foreign(config, "sliding_window")
     # Without types all layers are alike: Mistral and Phi-3 have a window in all of them.
-    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    types = foreign(config, "layer_types") or ["sliding_attention"] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else None for kind in types[: config.num_hidden_layers]]
 
 
-def block_parts(layer: Any) -> BlockParts:
-    """The parts of one decoder layer."""
-    for name in ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm"):
-        if not hasattr(layer, name):
-            raise UnfitError(f"{type(layer).__name__} has no {name}")
-    attention = layer.self_attn
-    mlp = layer.mlp
-    for module, supported in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
-        names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
-        if not names <= supported:
-            raise UnfitError(
-                f"{type(module).__name__} has parts that are not supported here: {', '.join(sorted(names - supported))}"
-            )
-    queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))]
-    if not any(hasattr(mlp, name) for name in ("gate_proj", "gate_up_proj")):
-        raise UnfitError(f"{type(mlp).__name__} has no gate")
-    gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
-    head_norms = [norm_part(m) for name in ("q_norm", "k_norm") if (m := getattr(attention, name, None))]
-    if len(head_norms) == 1:
+def block_parts(layer: Any, exact: bool) -> BlockParts:
+    """The parts of one decoder layer. `exact`: its attention function computes soft-caps and sinks."""
+    mlp = feed_forward_of(layer)
+    attention = foreign(layer, "self_attn")
+    if attention is None or mlp is None:
+        raise UnfitError(f"{type(layer).__name__} has no self_attn, or no {' or '.join(_FEED_FORWARD)}")
+    norms = (*_NORMS_BEFORE, *_NORMS_AFTER)
+    if others := _children(attention) - {*_ATTENTION, *norms}:
+        raise UnfitError(f"{type(attention).__name__} has parts that are not supported here: {_listed(others)}")
+    queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := foreign(attention, name))]
+    head_norms = [norm_part(m) for name in norms if (m := foreign(attention, name))]
+    if len(head_norms) not in (0, 2):
         raise UnfitError("it has a norm for the queries only, or for the keys only")
-    activation = getattr(mlp, "act_fn", None) or mlp.activation_fn
-    if type(activation) in (nn.SiLU, SiLUActivation):
-        activation = nn.functional.silu
     size = int(attention.head_dim)
     # Query heads from the output projection, the rest of the joined projection is keys and values in equal parts; so it
     # holds for separate and for fused (qkv_proj) layers, and for grouped queries.
-    heads = attention.o_proj.in_features // size
+    out = foreign(attention, "o_proj", foreign(attention, "dense"))
+    if out is None or not queries:
+        raise UnfitError(f"{type(attention).__name__} has no projections that are known")
+    heads = out.in_features // size
     return BlockParts(
         queries,
-        gates,
-        attention.o_proj,
-        mlp.down_proj,
-        norm_part(layer.input_layernorm),
-        norm_part(layer.post_attention_layernorm),
+        out,
+        _feed_forward_parts(mlp),
+        _block_norms(layer),
         head_norms,
-        activation,
-        size,
-        heads,
+        norms_after_rotation=foreign(attention, _NORMS_AFTER[0]) is not None,
+        norms_of_all_heads=any(_channels(norm.module) > size for norm in head_norms),
+        size=size,
+        heads=heads,
         shared=(sum(m.out_features for m in queries) // size - heads) // 2,
-        scale=float(attention.scaling),
+        scoring=ScoreRule(float(attention.scaling), foreign(attention, "attn_logit_softcapping") if exact else None),
+        sinks=foreign(attention, "sinks") if exact else None,
+        multiplier=float(foreign(layer, "residual_multiplier", 1.0)),
     )
 
 
+def feed_forward_of(layer: Any) -> Any:
+    """The feed-forward module of a layer, None without one of a known name."""
+    return next((m for name in _FEED_FORWARD if (m := foreign(layer, name)) is not None), None)
+
+
+def _channels(norm: Any) -> int:
+    """Channels that a norm has weights for; 0 where it has none."""
+    weight = foreign(norm, "weight")
+    return 0 if weight is None else int(weight.shape[-1])
+
+
+def _children(module: Any) -> set[str]:
+    return {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _block_norms(layer: Any) -> BlockNorms:
+    """The norms of a layer, by their names."""
+    there = _children(layer) - {"self_attn", *_FEED_FORWARD}
+    for names in _BLOCK_NORMS:
+        if there == {name for name in vars(names).values() if name is not None}:
+            parts = {part: name and norm_part(layer.get_submodule(name)) for part, name in vars(names).items()}
+            return BlockNorms(**parts)
+    raise UnfitError(f"{type(layer).__name__} has parts that are not supported here: {_listed(there)}")
+
+
+def _feed_forward_parts(mlp: Any) -> FeedForwardParts:
+    """The parts of a gated feed-forward module; of another one, the module."""
+    gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := foreign(mlp, name))]
+    gated = len(gates) == (1 if hasattr(mlp, "gate_up_proj") else 2)
+    if not gated or not _children(mlp) <= _GATED or not all(isinstance(m, nn.Module) for m in gates):
+        return FeedForwardParts(mlp, [])
+    activation = foreign(mlp, "act_fn") or mlp.activation_fn
+    if type(activation) in (nn.SiLU, SiLUActivation):
+        activation = nn.functional.silu
+    return FeedForwardParts(mlp, gates, mlp.down_proj, activation)
+
+
 def norm_part(module: Any) -> NormPart:
-    """A norm, with its epsilon if a trial shows that it is a plain RMS norm."""
-    return NormPart(module, _rms_epsilon(module))
+    """A norm, with its epsilon if a trial shows that it is an RMS norm."""
+    return NormPart(module, *(_rms_form(module) or (None,)))
 
 
-def _rms_epsilon(module: Any) -> float | None:
-    """The epsilon of a module that is x / sqrt(mean(x^2) + epsilon) x weight; None where it is something else."""
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+def _rms_form(module: Any) -> tuple[float, float] | None:
+    """(epsilon, offset) of a module that is x / sqrt(mean(x^2) + epsilon) x (offset + weight), offset 0 or 1; None
+    where it is something else."""
+    epsilon = foreign(module, "variance_epsilon", foreign(module, "eps"))
     if not isinstance(epsilon, float) or [name for name, _ in module.named_parameters()] != ["weight"]:
+        return None
+    if module.weight.ndim != 1:
         return None
     trial = copy.deepcopy(module).float()
     weight = trial.weight
@@ -172,11 +279,12 @@ def _rms_epsilon(module: Any) -> float | None:
 
     with torch.no_grad():
         trial.weight.copy_(normal(*weight.shape))
-        # A module that adds 1 to its weight (Gemma) or subtracts the mean (LayerNorm has a bias too) fails this trial
-        # and is called as it is.
+        # A module that subtracts the mean (LayerNorm has a bias too) fails this trial and is called as it is.
         sizes = weight.new_tensor([1e-3, 0.1, 1.0, 10.0])[:, None]  # epsilon shows in small ones
         x = sizes * normal(4, *weight.shape)
-        ours = x / (x.pow(2).mean(-1, keepdim=True) + epsilon).sqrt() * trial.weight
-        if torch.allclose(trial(x), ours, rtol=1e-5, atol=1e-6):
-            return epsilon
+        theirs = trial(x)
+        normed = x / (x.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
+        for offset in (0.0, 1.0):
+            if torch.allclose(theirs, normed * (offset + trial.weight), rtol=1e-5, atol=1e-6):
+                return epsilon, offset
         return None

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from rlvr.policy import Policy
+from rlvr.policy.attention.packing_trial import narrowed
 from rlvr.rollout.aligned_cache import RowCache
-from rlvr.rollout.decoder import DecoderBlock, NextAttention, Steps
-from rlvr.rollout.decoder_parts import UnfitError, block_parts
+from rlvr.rollout.decoder import DecoderBlock, NextAttention, RotaryForm, RotaryTables, Rotation, Steps
+from rlvr.rollout.decoder_parts import UnfitError, block_parts, feed_forward_of
 from rlvr.rollout.rows import CachePlan, LayerShape, SlotCache
 
 # In float32 (epsilon 1.2e-7) sums in another order differ by some epsilon for each layer; a wrong constant or a missing
@@ -40,45 +40,53 @@ def proven(policy: Policy) -> Steps:
             if all(weight.dtype == torch.float32 for weight in policy.causal_lm.parameters()):
                 exact.dtype = torch.float32
                 tolerance = TOLERANCE
-            with _narrow(policy.causal_lm.config.get_text_config()):
-                steps = Steps(exact)
-                tried: set[Any] = set()
-                for layer in policy.causal_lm.base_model.layers:
-                    # Layers of one kind differ in their weights and number only: one trial stands for all of them.
-                    if (kind := _kind(layer)) not in tried:
-                        tried.add(kind)
-                        _try_block(exact, layer, steps)
-                _try_whole(exact, steps, tolerance)
-            return Steps(policy)
+            with narrowed(policy.causal_lm.config.get_text_config(), WINDOW):
+                forms = _forms(exact)
+                _try_whole(exact, Steps(exact, forms), tolerance)
+            return Steps(policy, forms)
     except UnfitError:
         raise
     except Exception as error:  # a module that only looks like those that are known
         raise UnfitError(f"its layers compute other values ({type(error).__name__}: {error})") from error
 
 
-@contextlib.contextmanager
-def _narrow(config: Any) -> Iterator[None]:
-    """Inside, a model that has a sliding window has one that cuts in the trial."""
-    window = getattr(config, "sliding_window", None)
-    if window is None:
-        yield
-        return
-    config.sliding_window = min(window, WINDOW)  # masks are made by the configuration, at each pass
-    try:
-        yield
-    finally:
-        config.sliding_window = window
+def _forms(policy: Policy) -> list[RotaryForm]:
+    """The rotary form of each layer with which a block of ours gives what the layer does. UnfitError without one."""
+    steps = Steps(policy)
+    tried: dict[Any, RotaryForm] = {}
+    forms: list[RotaryForm] = []
+    for layer, block in zip(policy.causal_lm.base_model.layers, steps.blocks, strict=False):
+        # Layers of one kind differ in their weights and number only: one trial stands for all of them.
+        kind = _kind(layer)
+        if kind not in tried:
+            tried[kind] = _tried_form(policy, layer, steps, block.rotation.layer_type)
+        forms.append(tried[kind])
+    return forms
+
+
+def _tried_form(policy: Policy, layer: Any, steps: Steps, layer_type: str | None) -> RotaryForm:
+    """The first form with which the trial of a layer succeeds."""
+    reasons: list[UnfitError] = []
+    for form in RotaryForm:
+        try:
+            _try_block(policy, layer, steps, Rotation(form, layer_type))
+        # A form of other widths than the layer's fails in the rotation.
+        except (UnfitError, RuntimeError, IndexError) as error:
+            reasons.append(error if isinstance(error, UnfitError) else UnfitError(str(error)))
+        else:
+            return form
+    raise reasons[0]
 
 
 def _kind(layer: Any) -> Any:
     """Return the properties in which a layer may differ from others, except its weights and its number."""
-    parts = (layer, layer.self_attn, layer.mlp)
+    parts = (layer, layer.self_attn, feed_forward_of(layer))
     plain = [{k: v for k, v in vars(m).items() if isinstance(v, (bool, int, float, str))} for m in parts]
     shapes = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
     return *map(type, parts), *(tuple((k, v) for k, v in of.items() if k != "layer_idx") for of in plain), shapes
 
 
-def _try_block(policy: Policy, layer: Any, steps: Steps) -> None:
+def _try_block(policy: Policy, layer: Any, steps: Steps, rotation: Rotation) -> None:
     """UnfitError where a copy of `layer` with random weights gives something else than our block does."""
     slots = 7
     width = policy.causal_lm.get_input_embeddings().weight.shape[1]
@@ -97,13 +105,14 @@ def _try_block(policy: Policy, layer: Any, steps: Steps) -> None:
         else:
             spread = 0.5
         parameter.copy_(spread * normal(*parameter.shape))
-    block = DecoderBlock(block_parts(layer), 0, None, torch.float32, contextlib.nullcontext)
+    parts = block_parts(layer, steps.exact)
+    block = DecoderBlock(parts, 0, None, rotation, torch.float32, contextlib.nullcontext)
     block.refresh(steps.copies, torch.float32)
     x = normal(3, width)
     # Rows that have 7, 5 and 2 tokens before the new one.
     positions = torch.tensor([slots, slots - 2, slots - 5], device=device)
     pairs = normal(3, 2, block.shared, slots, block.size)
-    expected = _by_module(layer, x, pairs, positions, steps)
+    expected = _by_module(layer, x, pairs, positions, steps.tables, rotation)
     cache = SlotCache([LayerShape(block.shared, block.size)], CachePlan(3, slots + 1), torch.float32, device, slots + 1)
     cache.placed(3, 0)
     cache.clear(slots + 1)
@@ -111,12 +120,19 @@ def _try_block(policy: Policy, layer: Any, steps: Steps) -> None:
         cache.layers[0][:, row, :, :count] = pairs[row, :, :, slots - count :]
     hidden = torch.arange(slots + 1, device=device) > positions[:, None]
     mask = torch.zeros(3, 1, 1, slots + 1, device=device).masked_fill(hidden[:, None, None], -torch.inf)
-    cos, sin = steps.angles(positions, slots + 1).split(1, 1)
-    output = block(x, cos, sin, NextAttention(cache, positions, slots + 1, None, {None: mask}))
+    angles = {rotation: steps.tables.angles(rotation, positions, slots + 1)}
+    output = block(x, angles, NextAttention(cache, positions, slots + 1, None, {None: mask}))
     _compare(output, expected, f"a block {type(layer).__name__} with random weights", TOLERANCE)
 
 
-def _by_module(layer: Any, x: torch.Tensor, pairs: torch.Tensor, positions: torch.Tensor, steps: Steps) -> torch.Tensor:
+def _by_module(
+    layer: Any,
+    x: torch.Tensor,
+    pairs: torch.Tensor,
+    positions: torch.Tensor,
+    tables: RotaryTables,
+    rotation: Rotation,
+) -> torch.Tensor:
     """The layer's own output [R, H] for inputs [R, H] at `positions` [R] after keys and values [R, 2, heads, slots,
     D]."""
     slots = pairs.shape[3]
@@ -131,7 +147,7 @@ def _by_module(layer: Any, x: torch.Tensor, pairs: torch.Tensor, positions: torc
         position_ids=positions[:, None],
         past_key_values=cache,
         use_cache=True,
-        position_embeddings=steps.rotary(x[:, None], positions[:, None]),
+        position_embeddings=tables.of_module(x[:, None], positions[:, None], rotation.layer_type),
     )
     states: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return states[:, 0]

@@ -46,12 +46,19 @@ class LoadedModels:
         self._submit = submit
         self._loaded: dict[tuple[str, Head], FrozenModel] = {}
         self._samplers: dict[str, EngineSampler] = {}
+        self._asked: set[str] = set()
+
+    @property
+    def unused(self) -> list[str]:
+        """Frozen models that nothing has asked for."""
+        return [name for name in self.models if name not in self._asked]
 
     def described(self, name: str) -> FrozenModelConfig:
         """The section of a frozen model. ConfigError for a name that is not there."""
         if name not in self.models:
             known = ", ".join(self.models) or "none"
             raise ConfigError(f"models: there is no {name!r} (there is {known}){nearest(name, self.models)}")
+        self._asked.add(name)
         return self.models[name]
 
     def loaded(self, name: str, head: Head) -> FrozenModel:

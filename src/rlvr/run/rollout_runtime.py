@@ -104,6 +104,15 @@ class RolloutRuntime:
         for verification in self.verifications:
             verification.attach(self.models)
 
+    def warn_of_unused_models(self, message: Callable[..., None]) -> None:
+        """Say which frozen models no verifier has asked for, once the verifiers of all tasks are known."""
+        if self.models.unused:
+            message(
+                f"models: no verifier uses {', '.join(self.models.unused)}, so that it is not loaded: name it in a "
+                "verifier (`model: NAME` of scorer and step_scorer, `backend: NAME` of a judge), or leave it out",
+                "warning",
+            )
+
     def model_records(self) -> dict[str, dict[str, Any]]:
         """Frozen model -> where it is from, on rank 0, for the manifest of a checkpoint."""
         return self.models.records()

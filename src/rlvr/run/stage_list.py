@@ -81,6 +81,8 @@ def open_stage(
     chooser(config, training.policy, held_out, training.partitions)  # refuses tasks that it cannot score
     if is_main:
         verification.check(held_out)
+    if number + 1 == len(resolved.plans):
+        rollouts.warn_of_unused_models(reporting.console.message)
     return stage
 
 

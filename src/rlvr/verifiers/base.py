@@ -82,6 +82,12 @@ class Verifier(Component):
         """The verifier in messages and columns."""
         return type(self).__name__
 
+    @declared
+    def gives_spans(self) -> bool | None:
+        """True where verdicts have `Verdict.spans`; None where that is not known before they are given. The advantage
+        `spans` and the term `verdict_spans` refuse a verifier that says False."""
+        return False
+
     @abstractmethod
     def verify(self, task: Task, completion: str) -> Verdict | Awaitable[Verdict]:
         """The verdict on `completion`, the decoded text that the policy wrote, as an answer to `task`."""
@@ -151,6 +157,8 @@ class FunctionVerifier(Verifier):
     """
 
     name: str
+    # It may return a Verdict with spans.
+    gives_spans = None  # type: ignore[assignment]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.call = by_signature(function)

@@ -91,6 +91,12 @@ class CombineVerifier(Verifier):
         return verdict
 
     @property
+    def gives_spans(self) -> bool | None:
+        """True where a part gives spans; None where no part says so and one does not know."""
+        said = {part.gives_spans for part in self.verifiers.values()}
+        return True if True in said else None if None in said else False
+
+    @property
     def verify_group(self) -> Callable[..., Any] | None:  # type: ignore[override]
         """The verdicts on a group without a pool, where a part compares the answers of a group; else None."""
         return self._verify_group if self._compares else None

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
+from transformers import AutoConfig, masking_utils
 
+from architectures import ARCHITECTURES, policy_of
 from number_oracles import gap, gradient_of
-from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
+from rlvr.config import OptimConfig
 from rlvr.core.needs import CURRENT, Need
 from rlvr.errors import ConfigError
 from rlvr.policy import check_packing, forward, micro_batches, microbatch
@@ -23,72 +24,10 @@ from rlvr.policy.attention.merged import attend
 from rlvr.policy.attention.packed_rows import Shared
 from rlvr.policy.attention.tiles import Tiles
 from rlvr.policy.attention_speed import SPEEDS, AttentionSpeed
-from rlvr.policy.loading import make_policy
+from rlvr.policy.layer_sizes import LayerSizes, head_widths
 from rlvr.policy.microbatch import Cost, packed_row
-from rlvr.policy.model import LayerSizes, head_widths
-from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
-WINDOW = {"sliding_window": 8}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-ARCHITECTURES = {
-    "mistral": WINDOW,
-    "gemma2": {**WINDOW, "query_pre_attn_scalar": 8},
-    "gemma3_text": {**WINDOW, "query_pre_attn_scalar": 8},
-    "qwen2": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
-    "qwen3": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
-    "phi3": WINDOW,
-    "phi": {},
-    "gpt_neox": {},
-    "gpt2": {},
-    "starcoder2": WINDOW,
-    "olmo2": {},
-    "olmo3": WINDOW,
-    "cohere": {},
-    "cohere2": WINDOW,
-    "granite": {
-        "logits_scaling": 3.0,
-        "attention_multiplier": 0.3,
-        "residual_multiplier": 0.7,
-        "embedding_multiplier": 2.0,
-    },
-    "smollm3": {},
-    "exaone4": WINDOW,
-    "llama": {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        }
-    },
-    "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 1},
-    "mixtral": {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "gpt_oss": {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "glm4": {},
-    "gemma": {},
-    "stablelm": {},
-    "hunyuan_v1_dense": {},
-    "ministral": WINDOW,
-    "seed_oss": {},
-    "arcee": {},
-    "deepseek_v3": {
-        "num_key_value_heads": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "kv_lora_rank": 8,
-        "q_lora_rank": 8,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-    },
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
-}
 PADDED = {
     "bloom": {},  # ALiBi
     "gptj": {"rotary_dim": 4},  # attention of its own, which transformers cannot replace
@@ -100,21 +39,6 @@ WAYS = {
     "shared": {"share_prefix": True},
     "tree": {"share_prefix": True},
 }
-
-
-def policy_of(kind, more):
-    """A tiny policy of three layers, whose windows are shorter than the rows."""
-    tokenizer = build_tokenizer(ScratchConfig())
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 96, "initializer_range": 0.25}
-    sizes |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), **{**sizes, **more})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return make_policy(model, tokenizer, ModelConfig(device="cpu"), 0)
 
 
 def branching():
@@ -297,7 +221,7 @@ than keys."""
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=() if name in KINDS else pytest.mark.gate) for name in ARCHITECTURES]
+    "architecture", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in ARCHITECTURES]
 )
 def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, device, monkeypatch):
     """Forward, LM head and backward of 65,536 tokens, a prompt of 16,384 and six responses of 8,192, on fake tensors,
@@ -329,7 +253,13 @@ def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, d
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    "architecture", ["mistral", "gemma2", "gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.gate)]
+    "architecture",
+    [
+        "mistral",
+        "gpt_oss",
+        pytest.param("deepseek_v3", marks=pytest.mark.gate),
+        pytest.param("gemma2", marks=pytest.mark.slow),
+    ],
 )
 def test_rollouts_that_fill_a_micro_batch_have_no_mask_by_default(architecture, device, monkeypatch):
     """Two rollouts of 65,536 tokens, each in a micro-batch of its own, by the layout that `auto` takes on either

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import time
 from email.utils import formatdate
@@ -71,8 +72,8 @@ def test_each_wait_is_about_twice_the_one_before(monkeypatch):
     monkeypatch.setattr(chat_client.asyncio, "sleep", lambda seconds: waits.append(seconds) or _nothing())
     with StubJudge(fail=1.0) as stub:
         asked(client(stub.url, retries=12))
-    bounds = [min(0.02 * 2**n, chat_client.LONGEST_BACKOFF) for n in range(11)]
-    assert len(waits) == 11  # the first attempt after a failure is made at once
+    bounds = [min(0.02 * 2**n, chat_client.LONGEST_BACKOFF) for n in range(1, 11)]
+    assert len(waits) == 10  # the first two attempts after a failure are made at once
     assert all(0.75 * most <= wait <= most for wait, most in zip(waits, bounds, strict=True)), waits
 
 
@@ -126,6 +127,55 @@ def test_a_request_that_hangs_is_sent_again(warm):
         assert time.monotonic() - start < 10
         assert made.usage.hedged >= stub.hung > 0
         assert made.usage.failed == 0
+
+
+class HangsOnce(StubJudge):
+    """Hangs on the fourth request."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.numbers = itertools.count()
+
+    def reply(self, body, key):
+        if next(self.numbers) == 3:
+            self.hung += 1
+            self._over.wait()
+            return 0, {}
+        return super().reply(body, key)
+
+
+def test_a_request_that_nearly_all_others_have_overtaken_is_sent_again():
+    """Before it is late by the time that requests take."""
+    with HangsOnce(delay=0.02) as stub:
+        made = client(stub.url, hedge=1000.0, timeout=120.0)
+        start = time.monotonic()
+        assert all(reply.text == "yes" for reply in asked(made, times=40))
+        assert time.monotonic() - start < 60  # half of the time that the request which hangs is given
+        assert made.usage.hedged >= stub.hung == 1 and made.usage.failed == 0
+
+
+class HangsThenFails(Flaky):
+    """Hangs on the first request after the warm ones, fails on the second and third, and replies to the fourth."""
+
+    def reply(self, body, key):
+        number = len(self.requests)
+        if number == 8:
+            self.hang = 1.0
+        elif number > 8:
+            self.hang = 0.0
+        return super().reply(body, key)
+
+
+def test_a_second_request_that_fails_beside_one_that_hangs_is_made_again():
+    """At once, and not when the first one has timed out, however many of those beside it fail by chance."""
+    with HangsThenFails(delay=0.02) as stub:
+        made = client(stub.url, hedge=1.0, timeout=120.0)
+        asked(made, times=8)
+        stub.statuses = (0,) * 9 + (500, 503)
+        start = time.monotonic()
+        assert asked(made)[0].text == "yes"
+        assert len(stub.requests) == 12 and made.usage.failed == 2 and made.usage.hedged == 3
+        assert time.monotonic() - start < 60  # half of the time that the request which hangs is given
 
 
 def test_a_limit_of_requests_is_waited_for_and_a_single_failure_is_not(monkeypatch):

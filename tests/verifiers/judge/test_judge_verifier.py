@@ -120,15 +120,38 @@ def test_the_probability_of_a_token():
         top = [{"token": token, "logprob": math.log(p)} for token, p in probabilities.items()]
         return {"message": {"content": "x"}, "logprobs": {"content": [{"token": "x", "top_logprobs": top}]}}
 
+    words = {"read": "probability", "coded": False}
     with StubJudge(tokens(yes=0.5, Yes=0.1, no=0.2, maybe=0.1)) as stub:
         # By hand: (0.5 + 0.1) / (0.5 + 0.1 + 0.2).
-        assert verdict(stub, read="probability").score == pytest.approx(0.75)
+        assert verdict(stub, **words).score == pytest.approx(0.75)
         assert stub.requests[0].body["max_tokens"] == 1 and stub.requests[0].body["logprobs"] is True
         stub.answer = tokens(yes=0.2, no=0.2, maybe=0.6)
-        assert verdict(stub, read="probability").score is None
-        assert verdict(stub, read="probability", least_mass=0.3).score == pytest.approx(0.5)
+        assert verdict(stub, **words).score is None
+        assert verdict(stub, **words, least_mass=0.3).score == pytest.approx(0.5)
         stub.answer = "yes"
-        assert "no log-probs" in verdict(stub, read="probability").reason
+        assert "no log-probs" in verdict(stub, **words).reason
+
+
+def test_the_probability_of_a_letter_that_stands_for_a_label(tmp_path):
+    """By default the labels are letters, others in each request, and the words themselves are no verdict."""
+    drawn = set()
+
+    def answer(request):
+        letters = request.letters
+        drawn.add((letters["yes"], letters["no"]))
+        assert not {"A", "I", "Y", "N"} & set(letters.values())
+        return request.probabilities({"yes": 0.6, "no": 0.2, "other": 0.1})
+
+    with StubJudge(answer) as stub:
+        scores = [verdict(stub, read="probability").score for _ in range(20)]
+        assert scores == pytest.approx([0.75] * 20) and len(drawn) > 10
+        kept = {"read": "probability", "cache": str(tmp_path)}
+        assert [verdict(stub, **kept).score for _ in range(2)] == pytest.approx([0.75, 0.75])
+        assert len(stub.requests) == 21  # the second one is from the cache, whose letters are those of its request
+        stub.answer = lambda request: request.probabilities({"Yes": 0.9, "No": 0.05})
+        assert "labels have 0.000" in verdict(stub, read="probability").reason
+        with pytest.raises(ConfigError, match=r"13 labels are too many.*coded to false"):
+            judge(stub, read="probability", labels={str(n): n for n in range(13)})
 
 
 @pytest.mark.parametrize(
@@ -286,3 +309,35 @@ def test_a_judge_trains_with_its_counts_among_the_metrics(make_trainer):
     assert trainer.batch.columns["reward"].tolist() == odd
     assert [row["verifier/judge/requests"] for row in rows] == [8, 8]
     assert all(row["verifier/judge/seconds"] > 0 and row["verifier/judge/cost"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("tag", ["think", "reasoning"])
+def test_a_verdict_that_is_tried_while_thinking_is_none(tag):
+    def label(request):
+        return f"<{tag}>Perhaps\n{request.verdict('no')}\nor not.</{tag}>\n{request.verdict('yes')}"
+
+    def number(request):
+        return f'<{tag}>{{"score": 2, "code": "{request.code}"}}</{tag}> {{"score": 5, "code": "{request.code}"}}'
+
+    with StubJudge(label) as stub:
+        assert verdict(stub).score == 1
+        stub.answer = number
+        assert verdict(stub, read="json").score == 0.5
+        # One that thinks alone has decided nothing.
+        stub.answer = lambda request: f"<{tag}>{request.verdict('yes')}</{tag}>"
+        assert verdict(stub).score is None
+
+
+def test_a_reply_in_parts_is_their_text():
+    def parts(request):
+        thought = {"type": "thinking", "thinking": [{"type": "text", "text": request.verdict("no")}]}
+        return {"message": {"content": [thought, {"type": "text", "text": request.verdict("yes")}]}}
+
+    with StubJudge(parts) as stub:
+        assert verdict(stub).score == 1
+
+
+def test_a_score_that_is_not_a_number_is_out_of_range():
+    with StubJudge(lambda request: f'{{"score": NaN, "code": "{request.code}"}}') as stub:
+        got = verdict(stub, read="json")
+        assert got.score is None and got.reason.startswith("out_of_range: the judge gives nan")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -112,9 +111,7 @@ def with_probability(request):
     """A token A with probability 0.9 where the first text is longer, else 0.2, and B with half of the rest."""
     first, second = (len(request.fenced[name]) for name in ("first", "second"))
     a = 0.9 if first > second else 0.2
-    tokens = [{"token": name, "logprob": math.log(p)} for name, p in (("A", a), ("B", (1 - a) / 2), ("x", (1 - a) / 2))]
-    message = {"role": "assistant", "content": "A"}
-    return {"message": message, "logprobs": {"content": [{**tokens[0], "top_logprobs": tokens}]}}
+    return request.probabilities({"A": a, "B": (1 - a) / 2, "neither": (1 - a) / 2})
 
 
 def test_the_probability_of_a_label_is_read_in_both_orders():
@@ -147,6 +144,7 @@ def test_a_pair_without_both_orders_is_left_out():
     assert given[0].reason.startswith("unparsable")
 
 
+@settings(deadline=None)
 @given(st.integers(2, 6), st.integers(0, 10**6))
 def test_strengths_are_the_most_likely_ones(size, seed):
     """Against a general optimizer of the log-likelihood with the added ties, on incomplete tables, too."""

@@ -137,3 +137,71 @@ def test_a_part_of_the_verdict_is_a_reward(make_trainer):
         trainer.train(1)
     expected = [float(len(rollout.text) % 2 == 0) for rollout in trainer.batch.rollouts]
     assert trainer.batch.columns["reward"].tolist() == expected
+
+
+def writing(request, criteria=None):
+    """Writes two criteria where there is no response to judge; else the first one alone is met."""
+    if "response" not in request.fenced:
+        written = criteria or [
+            {"text": "It is right.", "weight": 3},
+            {"text": "It is rude.", "weight": -1, "veto": True},
+        ]
+        return json.dumps({"code": request.code, "criteria": written})
+    count = len(request.fenced["criteria"].splitlines())
+    return json.dumps({"code": request.code, "met": {str(n): n == count - 1 for n in range(1, count + 1)}})
+
+
+def test_the_judge_writes_the_criteria_once_for_a_task():
+    tasks = [
+        Task("1", "What is 2 + 2?"),
+        Task("2", "And 3?", info={"rubric": [{"text": "three", "weight": 2}, "kind"]}),
+    ]
+    with StubJudge(writing, delay=0.02) as stub:
+        written = {
+            "name": "rubric",
+            "urls": stub.url,
+            "model": "m",
+            "write_criteria": True,
+            "criteria": ["It is short."],
+        }
+        verifier = as_verifier(written)
+        assert all(verifier.check_task(task) is None for task in tasks)
+
+        async def gather():
+            return await asyncio.gather(*(verifier.verify(task, text) for task in tasks for text in "abc"))
+
+        verdicts = asyncio.run(gather())
+        asyncio.run(verifier.verify(tasks[0], "d"))
+        requests = [request for request in stub.requests if "response" not in request.fenced]
+        assert len(requests) == 1 and requests[0].fenced == {"prompt": "What is 2 + 2?"}
+        shown = {request.fenced["criteria"] for request in stub.requests if "response" in request.fenced}
+    assert shown == {"1. It is short.\n2. It is right.\n3. It is rude.", "1. It is short.\n2. three\n3. kind"}
+    # Of the points 1 + 3 the judge's own 3 are met; of 1 + 2 + 1 the 2. That a veto is written counts for nothing.
+    assert [one.score for one in verdicts] == [0.75] * 3 + [0.5] * 3
+    assert "has no rubric" not in verdicts[0].reason
+
+
+@pytest.mark.parametrize(
+    ("criteria", "said"),
+    [
+        ([{"text": "It is rude.", "weight": -1}], "no criterion has a weight above 0"),
+        ([{"weight": 1}], "criterion 1 has no `text`"),
+        (["It is right."], "no objects"),
+        ("right", "no objects"),
+        ([{"text": "a", "weight": "much"}], "not a finite number"),
+    ],
+)
+def test_criteria_that_are_no_rubric_leave_the_verdict_undecided(criteria, said):
+    with StubJudge(lambda request: writing(request, criteria)) as stub:
+        verifier = as_verifier({"name": "rubric", "urls": stub.url, "model": "m", "write_criteria": True})
+        verdict = asyncio.run(verifier.verify(Task("1", "?"), "a"))
+        assert verdict.score is None and said in verdict.reason
+        assert verifier.metrics()["undecided/unparsable"] == 1
+        stub.answer = writing
+        assert asyncio.run(verifier.verify(Task("1", "?"), "a")).score == 1.0  # asked anew
+
+
+def test_a_template_for_criteria_that_names_a_missing_field_is_refused():
+    written = {"name": "rubric", "urls": "http://127.0.0.1:9/v1", "model": "m", "write_criteria": True}
+    verifier = as_verifier({**written, "criteria_template": "{prompt} {topic}"})
+    assert "the task's info has no 'topic'" in verifier.check_task(Task("1", "?"))

@@ -114,11 +114,22 @@ def test_what_is_missing_is_one_error_before_training(make_folder, make_trainer,
         make_trainer({**with_model(folder), "models": filled})
 
 
+def test_a_model_that_nothing_uses_gets_a_word(make_folder, make_trainer, capsys):
+    over = with_model(make_folder("qwen3"), logging={"console": "plain"})
+    make_trainer(over)
+    assert "no verifier uses" not in capsys.readouterr().out
+    over["models"] |= {"spare": {"path": str(make_folder("bert")), "device": "cpu"}}
+    trainer = make_trainer(over, "spare")
+    assert "warning: models: no verifier uses spare, so that it is not loaded" in capsys.readouterr().out
+    assert list(trainer.rollouts.models.records()) == ["rm", "spare"]
+
+
 # judges by the models of the run
 
 JUDGE = {
     "name": "judge",
     "read": "probability",
+    "coded": False,
     "labels": {"1": 1.0, "0": 0.0},
     "least_mass": 1e-6,
     "template": "{prompt}\n{response}",

@@ -93,6 +93,16 @@ _ALL: tuple[Monitor, ...] = (
         "the verifier a laxer extraction; compare with the examples below",
         examples="unparsable",
     ),
+    Sustained(
+        name="no_spans",
+        reads=("span/missing",),
+        # Where a single completion has one, the source of the scores works, and how many it scores is its own affair.
+        bad=lambda share: share >= 1,
+        message="an advantage or a term reads scores of spans, and no completion has any: credit is given to whole "
+        "completions, or not at all",
+        advice="a verifier that gives spans (steps, step_scorer), or another advantage; of a verifier of your own, "
+        "that its Verdict has `spans`",
+    ),
     # What is written
     Sustained(
         name="truncated",

@@ -33,6 +33,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from rlvr.policy.attention.calls import ScoreRule, Segments
+from rlvr.policy.attention.kernels import WIDEST
 from rlvr.policy.attention.merged import attend
 from rlvr.records import Batch
 
@@ -386,6 +387,8 @@ def _attend(
 ) -> tuple[torch.Tensor, Any]:
     """The attention function of a hooked model; shapes [1, heads, N, D] -> [1, N, heads, E] under spans."""
     if not isinstance(attention_mask, _RowMask):
+        if base == "sdpa" and attention_mask is None:
+            key, value = _for_sdpa(query, key, value)
         given = {"dropout": dropout, "scaling": scaling, "softcap": softcap, "s_aux": s_aux}
         # Those that the layer did not pass stay away: not every attention function takes them.
         given = {name: argument for name, argument in given.items() if argument is not None}
@@ -401,6 +404,26 @@ def _attend(
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     sinks = s_aux if base in EXACT else None
     return attend(query, key, value, segments, scoring, sinks)[None], None
+
+
+def _for_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [R, heads, L, D] that torch's sdpa computes without all scores as one tensor.
+
+    On a GPU in float32 there is its memory-efficient kernel alone, which takes no grouped queries: with them torch
+    takes its math kernel (aten/native/transformers/cuda/sdp_utils.cpp, `check_batch_size_and_num_heads_dense`). Where
+    there is a mask transformers repeats keys and values itself.
+    """
+    groups = query.shape[1] // key.shape[1]
+    # transformers' condition for grouped queries (integrations/sdpa_attention.py, `use_gqa_in_sdpa`); else it repeats.
+    grouped = groups > 1 and key.shape[-1] == value.shape[-1] <= WIDEST
+    half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
+    if not grouped or half or not _on_gpu(query):
+        return key, value
+    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+
+
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cuda"
 
 
 def _function(base: str, module: Any) -> Callable[..., tuple[torch.Tensor, Any]]:

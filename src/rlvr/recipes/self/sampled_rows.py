@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from rlvr.config import Config
 from rlvr.data import load_tasks
 from rlvr.data.files import Placed
-from rlvr.recipes.sampled_demonstrations import demonstrated
+from rlvr.recipes.sampled_responses import demonstrated
 
 DATA = "agentica-org/DeepScaleR-Preview-Dataset"
 SAMPLES = 4

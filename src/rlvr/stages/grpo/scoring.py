@@ -265,6 +265,12 @@ class Advantages:
         for _, component in self._named:
             component.check(config, tasks)
 
+    def check_spans(self, context: RewardContext) -> None:
+        """ConfigError where a component reads spans of verdicts, and no verifier of the tasks gives any."""
+        for name, component in self._named:
+            if component.reads_verdict_spans:
+                context.check_spans(f"algorithm: {name!r}")
+
     @property
     def needs(self) -> frozenset[Need]:
         """Statistics of the policy before the update that the estimator and the modifiers read."""
@@ -298,8 +304,11 @@ class Advantages:
         ConfigError names a component whose result has another shape, or no number for a decided rollout.
         """
         decided = np.isfinite(batch.column("reward"))
-        with_spans = (r for r in batch.rollouts if r.verdict is not None and r.verdict.spans)
-        self._reads.add(batch, policy, decided, with_spans, self.config.optim)
+        with_spans = [r.verdict is not None and bool(r.verdict.spans) for r in batch.rollouts]
+        if any(component.reads_verdict_spans for _, component in self._named):
+            batch.columns["no_spans"] = np.where(decided, 1.0 - np.asarray(with_spans, dtype=np.float64), np.nan)
+        scored = [rollout for rollout, has_spans in zip(batch.rollouts, with_spans, strict=True) if has_spans]
+        self._reads.add(batch, policy, decided, scored, self.config.optim)
         # The penalty comes after the estimator, whose baseline is of rewards, and before modifiers, which may normalise
         # both.
         (name, estimator), *modifiers = self.components.at(step, steps)

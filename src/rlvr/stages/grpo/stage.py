@@ -79,9 +79,15 @@ class GRPOStage(Stage):
         rollout_plan: RolloutPlan = registry.build("plan", rollout.plan)
         same_answer = context.rollout_context.same_answer
         reward_context = RewardContext(
-            plan.config, kept, same_answer, tuple(rollout_plan.sources), rollout_plan.adds_verdicts
+            plan.config,
+            kept,
+            same_answer,
+            tuple(rollout_plan.sources),
+            rollout_plan.adds_verdicts,
+            context.rollout_context.verification.gives_spans,
         )
         self.scoring.bind(kept, reward_context)
+        self.advantages.check_spans(reward_context)
         check_reads(self._objective, plan.config, {*rollout_plan.sources, *(task.source for task in kept)})
         terms = self.scoring.terms
         check_terms(plan.config, [(term.name, term.function) for term in walk(terms)])

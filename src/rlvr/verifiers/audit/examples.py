@@ -39,6 +39,14 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "regex": (_example("Which year is in Orwell's title?", r"(?:19|20)84", gold="1984"),),
     "numeric": (_SUM, _example("What is 1 divided by 8?", "0.125")),
     "last_number": (_SUM, _FRACTION),
+    "shop_action": (
+        _example(
+            "You want red shoes. What do you do next?",
+            {"type": "type_and_submit", "name": "search_input", "text": "red running shoes"},
+            gold='{"rationale": "I look for shoes.", "action": {"type": "type_and_submit", "name": "search_input", '
+            '"text": "red running shoes"}}',
+        ),
+    ),
     "token_f1": (_CITY, _SENTENCE),
     "rouge": (_CITY, _SENTENCE),
     "bleu": (_SENTENCE,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from rlvr.verifiers.judge.reply_cache import ReplyCache
 from rlvr.verifiers.judge.undecided_counts import UndecidedCounts
 from rlvr.verifiers.run_models import POLICY, RunModels
 
+log = logging.getLogger(__name__)
 # The judge's own deadline is to strike first: it knows why, and counts it.
 GRACE = 10.0
 """Seconds that the time limit is above the deadline."""
@@ -52,16 +54,16 @@ class AsksJudge(Verifier):
     concurrency: int = 64
     """Requests under way at a time; `verification.concurrent` bounds the verdicts."""
     retries: int = 4
-    """Further attempts at a request whose failure may pass: the first at once, unless others fail too, then after half
-    a second, a second, two ... or what the endpoint asks for."""
+    """Further attempts at a request whose failure may pass: the first two at once, unless others fail too, then after
+    a second, two ... or what the endpoint asks for."""
     timeout: float = 60.0
     """Seconds for one attempt."""
     deadline: float = 180.0
     """Seconds for one verdict (or the verdicts on one group), with its attempts and the wait for a free slot; past them
     it is undecided. `verification.time_limit` must not be lower."""
     hedge: float | None = 1.5
-    """A request that takes this many times as long as 95 % of the others is sent again, at most twice, and the first
-    reply counts; null: never."""
+    """A request that takes this many times as long as 95 % of the others is sent again, and so is one of the last 5 %
+    of those that were sent together; two more wait beside it at most, and the first reply counts. null: never."""
     cache: str | None = None
     """A folder that keeps replies, by the whole request and the number of the vote. null: none. With one, equal answers
     to a task get equal verdicts."""
@@ -69,6 +71,10 @@ class AsksJudge(Verifier):
     """The prices of a million tokens, of prompts and of replies, for the metric `cost`."""
     longest: int = 50_000
     """Characters of each text in the request; more are cut out of its middle."""
+    coded: bool = True
+    """The verdict carries a code of its request, so that one in the response counts for nothing; with `read:
+    probability` the labels are letters that the code draws. false, for a judge that was trained to another form: a
+    response that has the judge say the best verdict is paid."""
 
     needs = Needs(remote=True)
 
@@ -89,6 +95,12 @@ class AsksJudge(Verifier):
 
     def attach(self, models: RunModels) -> None:
         """Take the model that `backend` names. ConfigError where it is not there."""
+        if not self.coded:
+            log.warning(
+                "%s: with coded=false the verdict has no code, so that a response which has the judge say the best one "
+                "is paid: measure the judge by `python -m rlvr.audit` (docs/judges.md)",
+                self.name,
+            )
         if self.backend is None:
             return
         if self.backend != POLICY and (described := models.described(self.backend)).urls:

@@ -3,9 +3,10 @@ JSON.
 
 Which failures are worth another attempt, the backoff (half a second, doubled up to 8 s, less up to a quarter of jitter)
 and the bound on `Retry-After` (two minutes) are those of OpenAI's own client (openai/openai-python,
-src/openai/_base_client.py at 000f030a, `_should_retry` and `_calculate_retry_timeout`), but that a single failure is
-tried again at once. A request that takes longer than nearly all others is sent again, and the first reply counts: the
-hedged requests of Dean and Barroso, "The Tail at Scale" (CACM 2013), who send them past the 95th percentile.
+src/openai/_base_client.py at 000f030a, `_should_retry` and `_calculate_retry_timeout`), but that a failure among
+requests that succeed is tried again at once. A request that takes longer than nearly all others is sent again, and the
+first reply counts: the hedged requests of Dean and Barroso, "The Tail at Scale" (CACM 2013), who send them past the
+95th percentile.
 
 Invariants: connections are open only while requests are, on the event loop that makes them, so that nothing has to be
 closed; the key is read from the environment for each request, and is in no configuration, file or message.
@@ -16,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -44,6 +46,9 @@ LONGEST_RETRY_AFTER = 120.0
 """Seconds, see above."""
 RETRIED = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which a request is made again; 425 (too early) is added to OpenAI's."""
+FEW_FAILURES = 2
+"""Failures in a row, of one request and of its url, that may be chance: of an endpoint that fails at a twentieth of its
+requests a third one is at 1 in 8,000."""
 LARGEST_REPLY = 16 * 2**20
 """Bytes. Arbitrary: a verdict has kilobytes, with the log-probs of a thousand tokens a megabyte."""
 # Arbitrary: a judge's load changes within minutes, and fewer than eight replies say little of the slow ones.
@@ -53,7 +58,9 @@ FEWEST_LATENCIES = 8
 
 # Arbitrary. Of three requests all hang where a fiftieth does in one of 125,000 cases.
 MOST_HEDGES = 2
-"""Most further requests beside one that is late."""
+"""Most further requests that wait beside one that is late."""
+OVERTAKEN = 0.95
+"""Share of the requests sent with a request, or after it, that have replies when it is late."""
 SOONEST_HEDGE = 0.05
 """Seconds before which no request is late: where replies take milliseconds, a busy machine delays many."""
 
@@ -135,7 +142,8 @@ class EndpointClient(ABC, Generic[Reply]):
     timeout: float = 60.0
     """Seconds for one request."""
     hedge: float | None = 1.5
-    """A request that takes this many times as long as 95 % of the others is sent again; None: never."""
+    """A request that takes this many times as long as 95 % of the others is sent again, and so is one of the last 5 %
+    of those that were sent together; None: never."""
     who: str = "judge"
     """The verifier in messages."""
     reply_name: ClassVar[str] = "reply"
@@ -152,6 +160,10 @@ class EndpointClient(ABC, Generic[Reply]):
         self.usage = ChatUsage()
         self._endpoints = [_Endpoint(url.rstrip("/")) for url in self.urls]
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
+        self._replied: deque[float] = deque(maxlen=LATENCIES)
+        """When the requests with the newest replies were sent, by time.monotonic."""
+        self._under_way: list[float] = []
+        """When the requests without a reply were sent."""
         self._loops: dict[asyncio.AbstractEventLoop, _Connections] = {}
 
     @abstractmethod
@@ -215,8 +227,8 @@ class EndpointClient(ABC, Generic[Reply]):
             endpoint = self._choose(failed)
             wait = endpoint.resting_until - time.monotonic()
             # A url that has not failed is asked at once, and one that has after the backoff.
-            # One failure among replies is no reason to wait either; a limit of requests is.
-            single = attempt == 1 and endpoint.failures <= 1 and not throttled
+            # Few failures among replies are no reason to wait either; a limit of requests is.
+            single = attempt <= FEW_FAILURES and endpoint.failures <= FEW_FAILURES and not throttled
             if failed is not None and (endpoint is failed or endpoint.failures) and not single:
                 backoff = min(FIRST_BACKOFF * 2.0 ** max(0, attempt - 2), LONGEST_BACKOFF)
                 wait = max(wait, backoff * (1 - 0.25 * random.random()))
@@ -247,8 +259,11 @@ class EndpointClient(ABC, Generic[Reply]):
         sent = time.monotonic()
         try:
             while waiting:
-                late = self._late() if len(requests) <= MOST_HEDGES else None
-                if late is not None and time.monotonic() - sent >= late:
+                # Of those that failed there may be as many as of attempts; the others wait, perhaps for ever.
+                allowed = len(waiting) <= MOST_HEDGES and len(requests) <= MOST_HEDGES + self.retries
+                late = self._late() if allowed else None
+                waited = time.monotonic() - sent
+                if late is not None and (waited >= late or (waited >= SOONEST_HEDGE and self._overtaken(sent))):
                     self.usage.hedged += 1
                     requests.append(self._send(session, self._choose(endpoint), message))
                     waiting.add(requests[-1])
@@ -256,14 +271,20 @@ class EndpointClient(ABC, Generic[Reply]):
                     continue
                 # Asked again after a while where it is not known yet what is late: the first requests of a run go out
                 # together, and one of them may hang.
-                patience = SOONEST_HEDGE if late is None else late - (time.monotonic() - sent)
-                unknown = late is None and (self.hedge is None or len(requests) > MOST_HEDGES)
+                # And now and then, since others may overtake it.
+                patience = SOONEST_HEDGE if late is None else min(late - waited, max(SOONEST_HEDGE, 0.1 * late))
+                unknown = late is None and (self.hedge is None or not allowed)
                 done, waiting = await asyncio.wait(
                     waiting, timeout=None if unknown else patience, return_when=asyncio.FIRST_COMPLETED
                 )
                 for request in done:
                     if request.exception() is None:
                         return request.result()
+                # One of several has failed, and those that are left were late before: the next one goes out at once,
+                # unless the url fails on others, too.
+                by_chance = self._choose(endpoint).failures <= FEW_FAILURES and not _throttled(done)
+                if done and waiting and late is not None and by_chance:
+                    sent = -math.inf
             return requests[0].result()  # raises
         finally:
             for request in requests:
@@ -278,13 +299,24 @@ class EndpointClient(ABC, Generic[Reply]):
         ordered = sorted(self._latencies)
         return max(SOONEST_HEDGE, self.hedge * ordered[int(0.95 * (len(ordered) - 1))])
 
+    def _overtaken(self, sent: float) -> bool:
+        """Return True if nearly all requests that were sent with a request, or after it, have their replies: what is
+        left of a step's requests would otherwise hold it up for as long as it takes to be sure that they are late."""
+        since = sent - SOONEST_HEDGE
+        replied = sum(at >= since for at in self._replied)
+        left = sum(at >= since for at in self._under_way)
+        return replied >= FEWEST_LATENCIES and replied >= OVERTAKEN * (replied + left)
+
     def _send(self, session: aiohttp.ClientSession, endpoint: _Endpoint, message: _Message) -> asyncio.Task[Reply]:
         # Counted here and not in the task, which begins later: the next request is to see it.
         endpoint.open += 1
+        sent = time.monotonic()
+        self._under_way.append(sent)
         request = asyncio.ensure_future(self._post(session, endpoint, message))
 
         def ended(_: asyncio.Task[Reply]) -> None:
             endpoint.open -= 1
+            self._under_way.remove(sent)
 
         request.add_done_callback(ended)
         return request
@@ -321,6 +353,7 @@ class EndpointClient(ABC, Generic[Reply]):
         endpoint.down_until = 0.0
         seconds = time.monotonic() - start
         self._latencies.append(seconds)
+        self._replied.append(start)
         self.usage.replies += 1
         self.usage.seconds += seconds
         self.usage.prompt_tokens += tokens[0]
@@ -388,10 +421,19 @@ class ChatClient(EndpointClient[ChatReply]):
         usage = row.get("usage") or {}
         tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
         text = message.get("content") or ""
+        # Some endpoints give a list of parts, of which those of thinking have no `text`.
+        if isinstance(text, list):
+            text = "".join(str(part.get("text") or "") for part in text)
         reply = ChatReply(str(text), _first_token(choice), choice.get("finish_reason") == "length")
         if refusal or choice.get("finish_reason") == "content_filter":
             raise JudgeError("refused", f"the judge refused: {refusal or 'content filter'}")
         return reply, tokens
+
+
+def _throttled(requests: Iterable[asyncio.Task[Any]]) -> bool:
+    """Return True if one of these failed requests met a limit of requests."""
+    errors = (request.exception() for request in requests)
+    return any(isinstance(error, JudgeError) and error.throttled for error in errors)
 
 
 def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:

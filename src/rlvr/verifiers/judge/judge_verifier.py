@@ -69,9 +69,6 @@ class JudgeVerifier(AsksJudge):
     """A JSON schema for `read: json`, which the endpoint is asked to keep to and the object must fit."""
     least_mass: float = 0.5
     """With `read: probability` the least probability of all labels together."""
-    coded: bool = True
-    """The verdict carries the request's code, so that one in the response counts for nothing. false for a judge that
-    was trained to another form; `probability` has none."""
     rule: Rule = "majority"
     """One score of several votes. majority: the most frequent, the lower one of two; any: the best; all: the worst;
     mean: their mean, of at least half of them. Votes that are missing leave it undecided where they could decide."""
@@ -108,7 +105,7 @@ class JudgeVerifier(AsksJudge):
             case "json":
                 return JsonReader(self.json_field, self.low, self.high, self.labels, self.schema, self.coded)
             case "probability":
-                return ProbabilityReader(self.labels, self.least_mass)
+                return ProbabilityReader(self.labels, self.least_mass, self.coded)
 
 
 def voted(votes: Sequence[JudgeReading | JudgeError], rule: Rule, reader: VerdictReader) -> float | JudgeError:

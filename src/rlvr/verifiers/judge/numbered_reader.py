@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.verifiers.judge.readings import JudgeReading, VerdictReader, json_objects, unparsable
+from rlvr.verifiers.judge.readings import JudgeReading, VerdictReader, after_reasoning, json_objects, unparsable
 from rlvr.verifiers.judge.reply_cache import ChatReply
 
 
@@ -45,7 +45,9 @@ class NumberedReader(VerdictReader):
         )
 
     def read(self, reply: ChatReply) -> JudgeReading:
-        found = [row[self.name] for row in json_objects(reply.text) if self._is_verdict(row, reply.code)]
+        found = [
+            row[self.name] for row in json_objects(after_reasoning(reply.text)) if self._is_verdict(row, reply.code)
+        ]
         if not found or any(one != found[0] for one in found):
             what = "has two different verdicts" if found else f"has no JSON object with {self.name!r}"
             raise unparsable(reply, what)

@@ -72,8 +72,6 @@ class PairsVerifier(AsksJudge):
     probability of each as the reply's first token."""
     least_mass: float = 0.5
     """As of the verifier `judge`."""
-    coded: bool = True
-    """As of the verifier `judge`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +87,7 @@ class PairsVerifier(AsksJudge):
             return LabelReader(self.labels, self.coded)
         if self.votes > 1:
             raise ConfigError("pairs: the probability of a token is the same for every vote: set votes to 1")
-        return ProbabilityReader(self.labels, self.least_mass)
+        return ProbabilityReader(self.labels, self.least_mass, self.coded)
 
     def check_task(self, task: Task) -> str | None:
         problem = super().check_task(task) or self._template.problem(task)

@@ -1,14 +1,16 @@
 """Readings of a judge's reply: a label, a number in a range, a field of a JSON object, or the probability of a token.
 
 Invariants: a reply that says two different things, or nothing that was asked for, has no reading, and no reading is
-never a score of 0; with `coded` only a verdict with the code of its own request is read.
+never a score of 0; with `coded` only a verdict with the code of its own request, or the letter that it draws, is read.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import re
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -91,7 +93,7 @@ class LabelReader(VerdictReader):
             named = {label for label in self.labels if label.casefold() == said.casefold()}
             label = named.pop() if named else None
         else:
-            label = last_label(_after_reasoning(reply.text), {label: (label,) for label in self.labels})
+            label = last_label(after_reasoning(reply.text), {label: (label,) for label in self.labels})
         if label is None:
             raise unparsable(reply, "names no label, or several")
         return JudgeReading(float(self.labels[label]), label)
@@ -118,7 +120,7 @@ class NumberReader(VerdictReader):
         if self.coded:
             line = _coded(reply)
         else:
-            lines = [line for line in _after_reasoning(reply.text).splitlines() if any(c.isdigit() for c in line)]
+            lines = [line for line in after_reasoning(reply.text).splitlines() if any(c.isdigit() for c in line)]
             line = lines[-1] if lines else ""
         number = _LAST_NUMBER.fullmatch(line)
         if number is None:
@@ -161,10 +163,11 @@ class JsonReader(VerdictReader):
         return {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}}
 
     def read(self, reply: ChatReply) -> JudgeReading:
-        found = [row for row in json_objects(_after_reasoning(reply.text)) if self.name in row]
+        found = [row for row in json_objects(after_reasoning(reply.text)) if self.name in row]
         if self.coded:
             found = [row for row in found if row.get("code") == reply.code]
-            if any(row[self.name] != found[0][self.name] for row in found):
+            # As JSON, in which NaN equals itself.
+            if len({json.dumps(row[self.name], sort_keys=True) for row in found}) > 1:
                 raise unparsable(reply, "has two different verdicts")
         if not found:
             raise unparsable(reply, f"has no JSON object with {self.name!r}{' and the code' if self.coded else ''}")
@@ -190,14 +193,21 @@ class ProbabilityReader(VerdictReader):
     """The mean score of the labels, weighted with the probability of each as the reply's first token.
 
     G-Eval (Liu et al. 2023, arXiv 2303.16634), equation 1, over the labels among the 20 likeliest tokens and divided by
-    their sum. Fewer than `least` of the probability on labels is no reading. The reply is one token, so it has no code.
+    their sum. Fewer than `least` of the probability on labels is no reading. The reply is one token, so it has no room
+    for a code: with `coded` each label is asked for by a letter that the code draws, which a response cannot know.
     """
 
     labels: Mapping[str, float]
     least: float = 0.5
+    coded: bool = True
 
     def __post_init__(self) -> None:
         LabelReader(self.labels)
+        if self.coded and 2 * len(self.labels) > len(self._letters):
+            raise ConfigError(
+                f"judge: read=probability has a letter for each label, and {len(self.labels)} labels are too many for "
+                "that: set coded to false, which reads the labels themselves"
+            )
         if not 0 < self.least <= 1:
             raise ConfigError(f"judge: least_mass={self.least} must be above 0 and at most 1")
 
@@ -209,18 +219,35 @@ class ProbabilityReader(VerdictReader):
     def best(self) -> float:  # type: ignore[override]
         return max(self.labels.values())
 
+    @property
+    def _letters(self) -> list[str]:
+        """The letters that may stand for a label: none that is a word, or with which a label begins."""
+        taken = {"A", "I", *(label[:1].upper() for label in self.labels)}
+        return [letter for letter in string.ascii_uppercase if letter not in taken]
+
+    def tokens(self, code: str) -> dict[str, str]:
+        """Label -> the token that is asked for in its place in the request with this code."""
+        if not self.coded:
+            return {label: label for label in self.labels}
+        drawn = random.Random(f"letters {code}").sample(self._letters, len(self.labels))
+        return dict(zip(self.labels, drawn, strict=True))
+
     def instruction(self, code: str) -> str:
-        return f"Reply with one word only, without any other text: {' or '.join(self.labels)}."
+        if not self.coded:
+            return f"Reply with one word only, without any other text: {' or '.join(self.labels)}."
+        meant = ", ".join(f"{letter} for {label}" for label, letter in self.tokens(code).items())
+        return f"Reply with one letter only, without any other text: {meant}."
 
     def request(self, code: str) -> dict[str, Any]:
         return {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
 
     def read(self, reply: ChatReply) -> JudgeReading:
         mass = dict.fromkeys(self.labels, 0.0)
+        tokens = self.tokens(reply.code)
         for token, logprob in reply.first_token.items():
             for label in self.labels:
                 # ` Yes`, `yes` and `YES` are one label.
-                if token.strip().casefold() == label.casefold():
+                if token.strip().casefold() == tokens[label].casefold():
                     mass[label] += math.exp(min(logprob, 0.0))
         total = sum(mass.values())
         if not reply.first_token:
@@ -273,13 +300,15 @@ def _line(code: str, coded: bool, what: str) -> str:
 def _coded(reply: ChatReply) -> str:
     """The text behind `Verdict CODE:`. JudgeError where that stands nowhere, or twice and differs."""
     pattern = re.compile(rf"^\W*verdict\W+{re.escape(reply.code)}\W*[:\uff1a](.*)$", re.IGNORECASE | re.MULTILINE)
-    said = {line.strip(" \t*_`'\".\u3002") for line in pattern.findall(reply.text)}
+    # A judge that thinks aloud may try a verdict before it decides.
+    said = {line.strip(" \t*_`'\".\u3002") for line in pattern.findall(after_reasoning(reply.text))}
     if len(said) != 1:
         raise unparsable(reply, "has two different verdicts" if said else "has no line with the verdict and its code")
     return said.pop()
 
 
-def _after_reasoning(text: str) -> str:
+def after_reasoning(text: str) -> str:
+    """The reply of a judge that thinks within tags without its thinking."""
     return _REASONING.sub("", text, count=1)
 
 

@@ -54,8 +54,8 @@ class StepsVerifier(AsksJudge):
     template: str = TEMPLATE
     """The request, with `{step}` (all steps, each in a fence of its own), `{prompt}`, `{answer}` and fields of
     `info`."""
-    coded: bool = True
-    """As of the verifier `judge`."""
+
+    gives_spans = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,6 +7,7 @@ with StubJudge(lambda request: request.verdict("yes" if "4" in request.fenced["r
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import threading
@@ -55,6 +56,24 @@ class StubRequest:
     def verdict(self, what: str) -> str:
         """A reply whose verdict is `what`, with the code."""
         return f"I have read it.\nVerdict {self.code}: {what}"
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """Label -> the letter that the request asks for in its place, with `read: probability`; else nothing."""
+        line = self.text.rpartition("\n")[2]
+        if not line.startswith("Reply with one letter only"):
+            return {}
+        meant = line.removesuffix(".").partition(": ")[2]
+        return {label: letter for letter, label in (one.split(" for ", 1) for one in meant.split(", "))}
+
+    def probabilities(self, of: Mapping[str, float]) -> dict[str, Any]:
+        """A reply whose first token is each of these labels with this probability, the likeliest being said."""
+        letters = self.letters
+        tokens = [{"token": letters.get(label, label), "logprob": math.log(p)} for label, p in of.items() if p]
+        likeliest = max(of, key=of.__getitem__)
+        said = {"token": letters.get(likeliest, likeliest), "logprob": math.log(of[likeliest])}
+        message = {"role": "assistant", "content": said["token"]}
+        return {"message": message, "logprobs": {"content": [{**said, "top_logprobs": tokens}]}}
 
 
 Answer = str | Mapping[str, Any]

@@ -424,6 +424,14 @@ class Verification:
             for verifier, _ in self._verifiers_of(task)
         )
 
+    def gives_spans(self, task: Task, name: str | None = None) -> bool | None:
+        """Return True if the verdicts on a task have spans, of its own verifier or of that which judges under `name`;
+        None where that is not known."""
+        verifiers = self._verifiers_of(task)
+        judging = [verifier for verifier, its_name in verifiers if name in (None, its_name)]
+        # A name that is no verifier's is of a verdict that the rollout plan adds.
+        return judging[0].judge_of(task).gives_spans if judging else None
+
     def same_answer(self, task: Task, first: str, second: str) -> bool:
         """Return True if two extracted answers to a task are the same by the rule of its verifier."""
         return self.of(task).judge_of(task).same_answer(first, second)

@@ -103,6 +103,7 @@ class StepScorerVerifier(Verifier):
     """Seconds for the responses of a group, with the wait for others before it."""
 
     needs = Needs(remote=True)
+    gives_spans = True
 
     def __post_init__(self) -> None:
         self._splitter = splitter_of_text("step_scorer", self.split, MOST_STEPS)
