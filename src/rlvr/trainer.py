@@ -45,13 +45,7 @@ from rlvr.run.stage_list import StageList, open_stage
 from rlvr.run.step_recorder import StepRecorder
 from rlvr.run.stopping import RunStop, failing_together, stop_when_hopeless
 from rlvr.run.train_state import TrainState
-from rlvr.run.trainer_arguments import (
-    Rewards,
-    TrainerSettings,
-    WrittenConfig,
-    check_call_of_train,
-    trainer_arguments,
-)
+from rlvr.run.trainer_arguments import Rewards, TrainerSettings, WrittenConfig, check_steps, trainer_arguments
 from rlvr.stages import Stage
 
 
@@ -137,9 +131,9 @@ class GRPOTrainer(RunView):
         `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C
         stops after a checkpoint; calling `train` again goes on. ConfigError where they cannot be.
         """
-        check_call_of_train(steps, resume, self.folder.begun)
+        check_steps(steps)
         with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
-            self._begin(self.resolved.resume if resume is None else resume)
+            self._begin(resume)
             self.callbacks.on_start()
             last = self.resolved.steps
             until = last if steps is None else min(last, self.state.step + steps)
@@ -284,10 +278,9 @@ class GRPOTrainer(RunView):
 
     def _begin(self, resume: str | None) -> None:
         """Make or take over the run folder, once."""
-        if self.folder.begun:
-            return
+        begun = self.folder.begun
         self.resumer.begin(resume)
-        if self.meters.notice is not None:
+        if not begun and self.meters.notice is not None:
             self.reporting.console.message(self.meters.notice)
 
     def _leave(self, failed: bool = False) -> None:

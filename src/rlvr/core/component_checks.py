@@ -124,6 +124,9 @@ def _problem(component: Any, member: str, static: Any) -> str | None:
         default = static.function(component)
     except ConfigError:  # it is required
         return None
+    # Annotations are text here: `bool | None`.
+    if value is None and "None" in str(static.function.__annotations__.get("return")):
+        return None
     # `type`, not `isinstance`: a bool is an int, and `smallest_group = True` is a slip. A default of None says no type.
     if isinstance(default, bool | int | str) and type(value) is not type(default):
         return f"is {value!r}, not a value of type {type(default).__name__}"

@@ -54,8 +54,16 @@ class Resumer:
     """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
 
     def begin(self, resume: str | None) -> None:
-        """Take the run folder, fresh or from the checkpoint that `resume` means, and begin to report. ConfigError where
-        the folder cannot be made, written to or moved."""
+        """Take the run folder, fresh or from the checkpoint that `resume` means (None: as the trainer was made), and
+        begin to report; once. ConfigError where the folder cannot be made, written to or moved, and for a run that has
+        begun and is to go on from another place."""
+        if self.folder.begun:
+            if resume not in (None, "auto"):
+                raise ConfigError(
+                    f"GRPOTrainer.train: resume is {resume!r}, and this trainer has begun its run: make a new trainer"
+                )
+            return
+        resume = self.resolved.resume if resume is None else resume
         with chosen_place(f"the run folder {self.folder.path}", "another run.dir or run.name"):
             checkpoint_path = self._begin(resume)
         # From here on: loading the model and reading a checkpoint are not counted as training.

@@ -191,14 +191,10 @@ def trainer_arguments(
     return TrainerArguments(made, model, given["tasks"], given["eval_tasks"], given["tokenizer"], verifier, verifiers)
 
 
-def check_call_of_train(steps: Any, resume: str | None, begun: bool) -> None:
-    """ConfigError where `steps` is no number of steps, or a run that has `begun` is to go on from another place."""
+def check_steps(steps: Any) -> None:
+    """ConfigError where the `steps` of `GRPOTrainer.train` are no number of steps."""
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 0):
         raise ConfigError(f"GRPOTrainer.train: steps is {steps!r}: give the number of steps to run")
-    if begun and resume not in (None, "auto"):
-        raise ConfigError(
-            f"GRPOTrainer.train: resume is {resume!r}, and this trainer has begun its run: make a new trainer"
-        )
 
 
 def refuse_foreign_config(config: Any) -> None:
