@@ -117,8 +117,9 @@ class Pip:
 
 
 def base(pip: Pip, folder: Path) -> None:
-    """What the library needs beside torch, transformers, accelerate and peft."""
+    """What the library needs beside torch, transformers, accelerate and peft, and Liger's kernels."""
     pip.download(folder, ["pydantic>=2.12", "orjson>=3.11"], needs=True)
+    pip.download(folder, ["liger-kernel>=0.8"], needs=False)
 
 
 def deepspeed(pip: Pip, folder: Path) -> None:

@@ -38,6 +38,7 @@ def index(tmp_path):
     noise = np.random.default_rng(0).bytes(250_000)
     made_up_wheel(folder, "pydantic", "2.99.0", {"pydantic/__init__.py": "NUMBER = 1\n"})
     made_up_wheel(folder, "orjson", "3.99.0", {"orjson/orjson.so": noise, "orjson-3.99.0.data/scripts/x": "no"}, TAG)
+    made_up_wheel(folder, "liger_kernel", "0.99.0", {"liger_kernel/__init__.py": ""})
     own = (
         "_C_stable_libtorch.abi3.so",
         "_moe_C_stable_libtorch.abi3.so",
@@ -77,7 +78,7 @@ def test_pieces_are_made_once_and_unpacked_where_they_were_carried(pieces, index
     assert list(manifest) == ["base", "vllm-1", "vllm-2", "vllm-3", "vllm-4"]
     assert [file["file"] for file in manifest["base"]["files"]] == [f"base.tar.xz.{n}-of-3" for n in (1, 2, 3)]
     assert all(file["bytes"] <= 0.1 * 2**20 for piece in manifest.values() for file in piece["files"])
-    assert manifest["base"]["packages"] == ["orjson-3.99.0", "pydantic-2.99.0"]
+    assert manifest["base"]["packages"] == ["liger_kernel-0.99.0", "orjson-3.99.0", "pydantic-2.99.0"]
     assert {piece["for"] for piece in manifest.values()} == {"3.12-x86_64"}
     assert not list(out.glob("*.unfinished"))
     made_up_wheel(out / "wheels/3.12-x86_64/vllm", "msgspec", "0.1", {})

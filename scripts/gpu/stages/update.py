@@ -3,6 +3,7 @@ profile."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy.flops import UpdateFlops, peak_flops
 from rlvr.records import Batch
-from stages.context import Context, free_memory
+from stages.context import Context, SkipError, free_memory
 from stages.measuring import matrix_rate, milliseconds, peak_memory
 from stages.models import load, made_up, model_section, parameters
 from stages.planned import planned_parts
@@ -37,11 +38,21 @@ class Case:
     group: int = 1
     """Rollouts that share a prompt, which is computed once for them."""
     profiled: bool = False
+    fused_layers: bool = False
+    """By Liger's kernels for norms, rotary embedding and SwiGLU."""
+    compiled: bool = False
+    """By torch.compile of each layer."""
 
     @property
     def name(self) -> str:
         """How results call it."""
-        marks = {"LoRA": self.adapter, "checkpointed": self.checkpointing, f"groups of {self.group}": self.group > 1}
+        marks = {
+            "LoRA": self.adapter,
+            "checkpointed": self.checkpointing,
+            f"groups of {self.group}": self.group > 1,
+            "Liger": self.fused_layers,
+            "compiled": self.compiled,
+        }
         return " ".join([self.model, *(mark for mark, on in marks.items() if on)])
 
 
@@ -51,6 +62,8 @@ CASES = (
     Case("1.5B", (16384, 4096, 32768), checkpointing=True),
     Case("7B", (16384, 4096, 32768), checkpointing=True, adapter=True),
     Case("0.5B", (16384,), checkpointing=True, group=8),
+    Case("0.5B", (16384,), checkpointing=False, fused_layers=True),
+    Case("0.5B", (16384,), checkpointing=False, compiled=True),
 )
 
 
@@ -65,7 +78,16 @@ def run(context: Context) -> None:
 def measure_case(context: Context, case: Case, rate: float) -> dict[str, Any]:
     """Every size of a case, with one loading of its model, each a result of its own; returns what was loaded."""
     adapter = {"adapter": {"r": 4 if context.toy else 16}} if case.adapter else {}
-    section = model_section(context, case.model, gradient_checkpointing=case.checkpointing, **adapter)
+    if case.fused_layers and context.toy:
+        raise SkipError("Liger's kernels need a GPU")
+    if case.fused_layers and importlib.util.find_spec("liger_kernel") is None:
+        raise SkipError("liger-kernel is not installed")
+    layers = {
+        "gradient_checkpointing": case.checkpointing,
+        "fused_layers": case.fused_layers,
+        "compile": case.compiled,
+    }
+    section = model_section(context, case.model, **layers, **adapter)
     policy = load(section)
     backend = PlainBackend(policy)
     prompt, response = (TOY_PROMPT, TOY_RESPONSE) if context.toy else (PROMPT, RESPONSE)
