@@ -81,7 +81,7 @@ EXPERTS = SMALL | {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_experts_take_on_fake_tensors_what_they_take_on_real_ones(dtype):
-    """Under autocast, as the plain backend computes: float32 weights of experts stay what they are."""
+    """Under autocast, with experts as transformers has them: float32 weights stay what they are."""
 
     def peaks():
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**EXPERTS), dtype=dtype)

@@ -32,6 +32,7 @@ from rlvr.policy.attention import Spans, attending, hook
 from rlvr.policy.attention.kernels import kernels_of
 from rlvr.policy.attention.tiles import WatchedTiles
 from rlvr.policy.foreign import foreign
+from rlvr.policy.grouped_experts import autocast_experts
 from rlvr.policy.model import training_modules
 
 # Any length would do, since packed rows keep nothing that depends on it; 512 is a usual prompt and divides TOKENS.
@@ -344,7 +345,9 @@ class DecoderSettings:
         to_cpu(model)
         if way.checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        hook(model.base_model.model if is_adapter(model) else model)
+        causal_lm = model.base_model.model if is_adapter(model) else model
+        autocast_experts(causal_lm)
+        hook(causal_lm)
         return model.eval()
 
 
@@ -398,9 +401,8 @@ def _grouped_product(
 ) -> torch.Tensor:
     """The product of tokens and their experts' weights as far as its bytes go: a result and nothing else.
 
-    torch's own function for tensors without contents takes bfloat16 alone (torch/_meta_registrations.py), but autocast
-    leaves the float32 weights of experts as they are, and the kernels multiply those too, one expert after the other
-    into the result.
+    torch's own function for tensors without contents takes bfloat16 alone (torch/_meta_registrations.py); the kernels
+    multiply float32 too, one expert after the other into the result.
     """
     if not isinstance(one, FakeTensor):
         return torch.ops.aten._grouped_mm.default(one, other, offsets, bias, out_dtype)

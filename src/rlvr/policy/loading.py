@@ -31,6 +31,7 @@ from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.compiled_layers import compile_layers
 from rlvr.policy.foreign import foreign
 from rlvr.policy.fused_layers import fuse_layers
+from rlvr.policy.grouped_experts import autocast_experts
 from rlvr.policy.model import Policy, training_modules
 from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
@@ -151,6 +152,7 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
     adapter_dropout = config.adapter is not None and config.adapter.dropout > 0
     policy = Policy(model.eval(), tokenizer, dtype_of(config), adapter_dropout, device_of(config))
     _keep_soft_cap(policy.causal_lm, config.attention)
+    autocast_experts(policy.causal_lm)
     fuse_layers(policy, config.fused_layers)
     if config.compile:
         compile_layers(policy.causal_lm)
