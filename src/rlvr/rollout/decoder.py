@@ -39,8 +39,8 @@ Attention = Callable[[torch.Tensor, "DecoderBlock"], torch.Tensor]
 """Values [N, heads x D] from queries, keys and values [N, heads + 2 shared, D] of a block; keys and values are kept."""
 Masks = Mapping[int | None, torch.Tensor | None]
 """Numbers added to the scores by sliding window (None: none); None: all is seen."""
-Angles = Mapping["Rotation", torch.Tensor]
-"""Rows [N, 2, W] of the rotary tables, by rotation."""
+Angles = Mapping["Rotation", tuple[torch.Tensor, torch.Tensor]]
+"""Cosines and sines [N, 1, W] of the rotary tables, by rotation."""
 
 
 class Steps:
@@ -254,10 +254,10 @@ class DecoderBlock:
             return torch.cat([norm(heads.flatten(1)).view(heads.shape) for norm, heads in flat], 1)
         return torch.cat([norm(heads) for norm, heads in zip(self._head_norms, parts, strict=True)], 1)
 
-    def _rotate(self, turned: torch.Tensor, both: torch.Tensor, angles: torch.Tensor) -> None:
+    def _rotate(self, turned: torch.Tensor, both: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Write `turned`, rotated, to `both`, each [N, heads + shared, D]; they may be one tensor."""
         # cos, sin: [N, 1, W], broadcast over the heads. Channels from W on are not rotated.
-        cos, sin = angles.split(1, 1)
+        cos, sin = angles
         width = cos.shape[-1]
         target = both
         if width < self.size:
@@ -335,8 +335,8 @@ class RotaryTables:
         self.rotary = rotary
         self._tables: dict[Rotation, torch.Tensor] = {}
 
-    def angles(self, rotation: Rotation, positions: torch.Tensor, least: int) -> torch.Tensor:
-        """The table's rows [N, 2, W] at these positions: cosines, and sines with the sign of their channel.
+    def angles(self, rotation: Rotation, positions: torch.Tensor, least: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines, and sines with the sign of their channel, [N, 1, W] at these positions.
 
         `least` is a bound of the positions; where it is beyond the table, a larger one is made.
         """
@@ -347,7 +347,8 @@ class RotaryTables:
             # In float32 whatever is computed in, as in the model under autocast.
             cos, sin = self.of_module(torch.zeros(1, 1, 1, device=positions.device), every, rotation.layer_type)
             table = self._tables[rotation] = rotation.table(cos[0], sin[0])
-        return table.index_select(0, positions)
+        cos, sin = table.index_select(0, positions).split(1, 1)
+        return cos, sin
 
     def of_module(
         self, x: torch.Tensor, positions: torch.Tensor, layer_type: str | None
