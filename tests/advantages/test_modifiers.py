@@ -86,7 +86,9 @@ def test_sound_in_any_order_and_in_both_forms(modifier, case, data):
     order = data.draw(st.permutations(range(len(case))))
 
     def whole(b):
-        return modifier(b, GroupAdvantage("mean", "none")(b))
+        advantage = GroupAdvantage("mean", "none")(b)
+        # What is 0 but for the rounding of a mean may have either sign, by which some modifiers choose.
+        return modifier(b, np.where(np.abs(advantage) < 1e-12, 0.0, advantage))
 
     assert_sound(batch, whole(batch))
     assert_ordered(whole, batch, order)

@@ -44,6 +44,7 @@ def rows_of(page, beginning):
 BY_WORDS = (
     "device, type | kernel",
     "setting | what it saves | what it costs",
+    "parts | families",
 )
 COMPARED = (
     "workload | ours s/step",

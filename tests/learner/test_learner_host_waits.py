@@ -295,6 +295,7 @@ ALLOWED = {
     ("recipes/for_/trajectory_balance.py", "sequence_losses"): WHOLE_STEP,
     ("recipes/laser/last_token_loss.py", "sequence_losses"): WHOLE_STEP,
     ("recipes/pacs/pacs.py", "sequence_losses"): WHOLE_STEP,
+    ("policy/attention/packing_trial.py", "_near"): "once, when the model is loaded",
     ("policy/statistics.py", "write"): "the one fetch of values for token columns",
     ("policy/frozen_model.py", "class_logits"): "scores of a verifier are numbers on the host",
     ("policy/frozen_model.py", "embeddings"): "scores of a verifier are numbers on the host",

@@ -76,7 +76,7 @@ def test_an_output_that_fills_the_disk_is_named(run, tmp_path, capsys, write, mo
     )  # of the inputs, beside the output
     assert write(run, Path("/dev/full")) == 1
     error = capsys.readouterr().err
-    assert "'/dev/full'. The disk is full: free some space there and start again" in error
+    assert "/dev/full: No space left on device. The disk is full: free some space there and start again" in error
     assert "--resume" not in error
 
 
