@@ -57,6 +57,7 @@ COMPARED = (
     "packed row | ",
     "optimizer step",
     "computed in, weights in",
+    "model | launches before | after",
     "metrics | monitors of health",
     "estimator | ms",
 )
@@ -214,15 +215,21 @@ def test_a_decoding_step(page, committed):
         "float32, float32, trained": "float32",
         "float32, float32, frozen": "float32, frozen",
     }
-    want = []
-    for shown, case in cases.items():
-        sides = (before[case], after[case])
-        share = after[case]["launches"] / before[case]["launches"]
-        row = [shown, *(f"{one['launches']:,.0f}" for one in sides), f"{share:.2f}"]
-        for key in ("launches_a_layer", "copies_to_host", "mib_cast_from_float32"):
-            row += [f"{one[key]:,.0f}" for one in sides]
-        want.append(row)
-    assert rows_of(page, "computed in, weights in") == want
+    assert rows_of(page, "computed in, weights in") == [
+        [shown, *figures_of_a_step(before[case], after[case])] for shown, case in cases.items()
+    ]
+    families = {"Gemma-2-9B, 42 layers": "Gemma-2-9B", "Qwen3-30B-A3B, 48 layers": "Qwen3-30B-A3B"}
+    assert rows_of(page, "model | launches before") == [
+        [shown, *figures_of_a_step(before[case], after[case])] for shown, case in families.items()
+    ]
+
+
+def figures_of_a_step(before, after):
+    """Cells of a decoding step's row, of two results."""
+    row = [*(f"{one['launches']:,.0f}" for one in (before, after)), f"{after['launches'] / before['launches']:.2f}"]
+    for key in ("launches_a_layer", "copies_to_host", "mib_cast_from_float32"):
+        row += [f"{one[key]:,.0f}" for one in (before, after)]
+    return row
 
 
 def test_monitors(page, committed):

@@ -35,6 +35,7 @@ from rlvr.losses.objective import Averages, StepMetrics
 from rlvr.policy import Snapshot
 from rlvr.policy import make_policy as policy_of
 from rlvr.policy.attention import Spans
+from rlvr.policy.grouped_experts import NAME
 from rlvr.policy.loading import set_checkpointing
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.stages.grpo.build_objective import build_objective
@@ -187,7 +188,7 @@ def test_waits_of_experts_that_are_computed_one_by_one_are_counted(make_batch, f
     transformers takes grouped_mm by itself."""
     with pytest.raises(AssertionError, match="nonzero"):
         waits_of(mixture_of_experts(False, "eager"), {"preset": "grpo"}, CUTS[:1], make_batch, forwards, counts)
-    assert mixture_of_experts(False, None).causal_lm.config._experts_implementation == "grouped_mm"
+    assert mixture_of_experts(False, None).causal_lm.config._experts_implementation == NAME
 
 
 CUTS = ((1, False, False), (3, False, False), (2, True, False), (4, True, True))
