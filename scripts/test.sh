@@ -30,6 +30,8 @@ case "$which" in
   *) together="not gate and not slow"; alone="" ;;
 esac
 export OMP_NUM_THREADS=1 MYPY_NUM_WORKERS=2
+# Where an image switches them off, each of hundreds of processes would compile the library and the tests anew.
+unset PYTHONDONTWRITEBYTECODE
 status=0
 echo "style and types"
 .venv/bin/ruff check . || status=1

@@ -113,7 +113,7 @@ def test_strings_in_a_list_are_prompts_unless_they_read_as_paths():
     prompts = ["What is 2+2?", "你好", "Say hi.", "k=0:", "2+2=", "[[1,2]", "x/y=1"]
     assert [t.prompt for t in load_tasks(prompts)] == prompts
     refused(["dta/train.jsonl"], "dta/train.jsonl", "no such file")
-    refused(["arithmetc"], "'arithmetc'", "no such file")
+    refused(["arithmetc"], "'arithmetc'", "no such file", "each is a mapping: {'prompt': 'arithmetc'}")
 
 
 def test_registered_sources_by_name_with_options_and_in_lists():

@@ -126,6 +126,7 @@ one.close()
 """
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_machine_are_counted_where_the_launcher_does_not(monkeypatch):
     """As deepspeed's, which sets LOCAL_SIZE. Else a server would get a GPU that another rank trains on."""
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
@@ -505,7 +506,7 @@ world.close()
 """
 
 
-@pytest.mark.parametrize("what", ["computes", "comes late"])
+@pytest.mark.parametrize("what", ["computes", pytest.param("comes late", marks=pytest.mark.slow)])
 def test_a_rank_that_takes_longer_than_the_permitted_silence_is_not_lost(what):
     finished = ended(start(2, "-c", INSIDE, what))
     assert [(status, output.strip()) for status, output in finished] == [(0, "exchanged")] * 2

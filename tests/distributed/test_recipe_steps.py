@@ -64,7 +64,7 @@ def same_run(run, other):
         pytest.param(RELIFT, id="relift", marks=pytest.mark.slow),
         pytest.param(RLPR, id="rlpr", marks=pytest.mark.slow),
         pytest.param(SELF, id="self", marks=pytest.mark.slow),
-        pytest.param(SPANS, id="spans"),
+        pytest.param(SPANS, id="spans", marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_are_the_same_run_as_one(tmp_path, sections):

@@ -41,9 +41,14 @@ needs_vllm = pytest.mark.skipif(
 NEEDS = {"code": [needs_bubblewrap], "vllm_server": [needs_vllm, pytest.mark.alone, pytest.mark.timeout(600)]}
 
 
-def runs(*marks):
-    """The examples as parameters, each with what it needs."""
-    return [pytest.param(name, marks=[*marks, *NEEDS.get(name, [])]) for name in NAMES]
+GATED = ("tool_use", "judge", "lora", "custom_loss", "custom_environment")
+"""Examples that the gate runs for a few steps: each has a part of its own, which the others lack."""
+
+
+def runs(every=True):
+    """The examples as parameters, each with what it needs; slow ones beside those of the gate, unless `every` is."""
+    extra = {name: [] if every or name in GATED else [pytest.mark.slow] for name in NAMES}
+    return [pytest.param(name, marks=[*extra[name], *NEEDS.get(name, [])]) for name in NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +130,7 @@ def check_learned(gallery, numbers):
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("name", runs())
+@pytest.mark.parametrize("name", runs(every=False))
 def test_an_example_runs(root, gallery, checkout, name):
     """Two steps of each stage, in this process."""
     path = root / "docs/examples" / gallery.GALLERY[name].files[0]

@@ -112,6 +112,7 @@ def test_the_policy_judges_itself(blocks, make_trainer):
     assert all(score is not None and 0 <= score <= 1 for score in scores)
 
 
+@pytest.mark.slow
 def test_the_program_runs(blocks, tmp_path):
     (tmp_path / "stub.py").write_text(blocks["stub.py"])
     done = subprocess.run([sys.executable, "stub.py"], capture_output=True, text=True, timeout=600, check=False)

@@ -128,7 +128,9 @@ def planned_and_measured(folder, described, sizes, dtype, share=False, **options
 
 @pytest.mark.gate
 @pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sizes", [(1, 1, 1024, 7168), (2, 2, 1024, 3072), (8, 4, 100, 412)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [pytest.param((1, 1, 1024, 7168), marks=pytest.mark.slow), (2, 2, 1024, 3072), (8, 4, 100, 412)], ids=str
+)
 def test_the_plan_counts_the_tiles_of_a_gpu_in_float32(sizes, checkpointing, tmp_path):
     planned, measured = planned_and_measured(tmp_path, SMOL, sizes, "float32", gradient_checkpointing=checkpointing)
     assert sum(planned.values()) == pytest.approx(measured, rel=0.07)
@@ -167,7 +169,7 @@ def test_a_gpu_with_flash_attention_has_no_tiles(tmp_path):
     assert passes.backward.per_token > 0
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_plan_of_a_pass_without_gradients_counts_tiles(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMOL))
     config = ModelConfig(path=str(tmp_path), dtype="float32", device="cpu")

@@ -157,7 +157,7 @@ def test_fixes_for_gpus_that_are_too_few():
     assert plan_for(config_of(**adapted), Devices(1, 80e9)).problem is None
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_what_a_refusal_names_makes_the_run_fit():
     """vLLM's share of a small GPU holds no 7B: what does not touch the share is not named."""
     model = {"path": "Qwen/Qwen2.5-7B", "adapter": {"r": 16}, "quantization": "nf4"}

@@ -102,7 +102,11 @@ def fake_steps(kind, monkeypatch, dtype):
 @pytest.mark.parametrize(
     ("device", "dtype"), [("cuda", torch.bfloat16), ("cpu", torch.bfloat16), ("cpu", torch.float32)]
 )
-@pytest.mark.parametrize("kind", list(MODELS))
+@pytest.mark.parametrize(
+    "kind",
+    # A window on a CPU is computed in tiles: 15 s a case.
+    [pytest.param(kind, marks=pytest.mark.slow if kind == "phi3" else ()) for kind in MODELS],
+)
 def test_no_tensor_of_a_prefill_has_two_dimensions_of_tokens(kind, device, dtype, monkeypatch):
     # Larger than they are, for fewer of them.
     monkeypatch.setattr(tiles, "QUERIES", 2048)

@@ -303,7 +303,7 @@ def test_a_reply_that_is_no_text_is_an_error(collector, environment, result):
 
 
 def hangs(text, task):
-    time.sleep(3)
+    time.sleep(30)
     return "late"
 
 
@@ -328,7 +328,7 @@ def test_a_tool_that_hangs_costs_a_reply(collector, environment, tool, reply):
     context = context_with(engine.generate, budget=90, context=900)
     [rollout] = talk(collector, context, environment(tool), turns=3, time_limit=0.1)
     assert said(rollout, "tool") == [f"<u1>{reply}"] * 2
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 20  # a tool that hangs does so for half a minute
 
 
 async def finishes_while_the_loop_is_held_up(text, task):

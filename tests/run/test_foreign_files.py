@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from resume_helpers import Run, make_tree, merged
@@ -16,6 +17,7 @@ from rlvr.replay.__main__ import main as replay
 from rlvr.report.folder import read_run
 from rlvr.rollout import HFEngine
 from rlvr.rollout.vllm.gate import check_released
+from rlvr.run import policy_training
 from rlvr.run.run_lock import holder_of
 from rlvr.train import main as train
 from small_run import task_rows
@@ -367,3 +369,14 @@ def test_a_run_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path, over,
     with pytest.raises(ConfigError, match=rf"the run folder .* cannot be used: {why}.*Choose another run\.dir"):
         trained(tree)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_folder_that_may_not_be_written_to_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    above = tmp_path / "shared"
+    above.mkdir()
+    # Whoever runs the tests may be root, who may write anywhere.
+    monkeypatch.setattr(os, "access", lambda place, how: Path(place) != above)
+    monkeypatch.setattr(policy_training.PolicyTraining, "__init__", lambda *_: pytest.fail("a model is loaded"))
+    with pytest.raises(ConfigError, match=r"the run folder .*a/b.* cannot be used: Permission denied\."):
+        GRPOTrainer(config=config(tmp_path, run={"dir": str(above / "a/b")}))
+    assert not list(above.iterdir())

@@ -89,7 +89,7 @@ def run_script(*arguments):
     return done
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_run_of_a_script_is_reproduced_evaluated_and_replayed_from_its_folder(script, capsys):
     run_script()
     first = script / "runs" / "first"

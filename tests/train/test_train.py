@@ -414,17 +414,10 @@ def test_the_command_writes_its_stacks_when_it_is_asked_and_when_it_crashes(tmp_
         process.stdout.close()
 
 
-def test_importing_the_library_is_quick_and_takes_no_torch():
-    program = (
-        "import time; t = time.perf_counter(); import rlvr; t = time.perf_counter() - t; import sys; print(t, "
-        "'torch' in sys.modules)"
-    )
-    runs = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(3)
-    ]
-    assert {torch for _, torch in runs} == {"False"}
-    assert min(float(seconds) for seconds, _ in runs) < 0.3
+def test_importing_the_library_takes_nothing_that_is_slow():
+    program = "import sys; import rlvr; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "pydantic", "numpy"} & set(done.stdout.split())
 
 
 @pytest.mark.gate

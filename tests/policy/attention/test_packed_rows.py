@@ -257,7 +257,7 @@ def test_no_tensor_of_a_long_update_has_two_dimensions_of_tokens(architecture, d
     [
         "mistral",
         "gpt_oss",
-        pytest.param("deepseek_v3", marks=pytest.mark.gate),
+        pytest.param("deepseek_v3", marks=pytest.mark.slow),
         pytest.param("gemma2", marks=pytest.mark.slow),
     ],
 )

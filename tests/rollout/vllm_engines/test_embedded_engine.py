@@ -316,6 +316,7 @@ def test_an_adapter_is_sent_by_itself():
         engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_cache_that_is_far_too_small_costs_time_only(monkeypatch):
     """vLLM takes memory away from requests under way, and computes them anew: 40 of 16 blocks each, in 60 blocks."""

@@ -139,8 +139,9 @@ print(sorted(row["mismatch/max"] is not None for row in rows)[-1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("name", ["vllm", pytest.param("vllm-server", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["vllm", "vllm-server"])
 def test_cells_of_a_notebook(tmp_path, monkeypatch, name):
     """In a real kernel, whose event loop runs; sampling goes on between the cells. The kernel's end ends the engine."""
     from jupyter_client.kernelspec import KernelSpecManager  # here: these imports take four seconds

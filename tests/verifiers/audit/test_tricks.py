@@ -356,7 +356,6 @@ def test_no_registered_verifier_pays_a_trick_or_is_left_undecided_by_one(name):
     trial = asyncio.run(trial_on_pool(name))
     assert [(a.trick.name, a.completion, a.verdict.reason) for a in trial.failures] == []
     assert all(control is not None for _, control in trial.controls)
-    assert max(trial.seconds.values()) < 5  # seconds of wall clock on a busy machine; the time limits are 1 to 10
 
 
 @pytest.mark.parametrize("name", AS_PUBLISHED)

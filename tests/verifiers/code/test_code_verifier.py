@@ -252,7 +252,7 @@ def test_a_bad_task_stops_a_run_and_leaves_a_verdict_undecided():
 
 
 def test_many_completions_on_a_pool():
-    verifier = CodeVerifier()
+    verifier = CodeVerifier(case_time=60.0)  # of wall clock, which is no part of this test
     with VerifierPool(workers=2) as pool:
         pairs = [(DOUBLE, f"def f(x): return {'x + x' if n % 2 else 'x'}  # {n}") for n in range(64)]
         assert [output.score for output in pool.verify_many(verifier, pairs)] == [n % 2 for n in range(64)]

@@ -195,7 +195,7 @@ def test_any_text_has_one_program_or_none(seed):
 
 
 @pytest.mark.parametrize("piece", ["```\n", "``` ", "`", "~~~ x\n", " ", "```python\nx\n", "\t```  \t"])
-def test_a_megabyte_is_read_in_linear_time(piece):
+def test_time_is_linear_in_the_text(piece):
     def seconds(size):
         gc.disable()  # its passes over all objects are no work of the function
         start = time.process_time()
@@ -207,8 +207,8 @@ def test_a_megabyte_is_read_in_linear_time(piece):
             gc.enable()
 
     # Four times the text: quadratic work would take sixteen times as long.
-    quarter = min(seconds(250_000) for _ in range(3))
-    assert min(seconds(1_000_000) for _ in range(2)) < 10 * quarter
+    quarter = min(seconds(60_000) for _ in range(3))
+    assert min(seconds(240_000) for _ in range(2)) < 10 * quarter
 
 
 def test_a_program_is_put_together():

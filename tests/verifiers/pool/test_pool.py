@@ -421,26 +421,30 @@ def test_whatever_a_function_does_is_one_verdict(pool, function, score, reason):
 
 
 def test_async_functions_run_together(pool):
+    together = [0, 0]  # now, at most
+
     async def reward(completion):
+        together[0] += 1
+        together[1] = max(together)
         await asyncio.sleep(0.5)
+        together[0] -= 1
         return 1.0
 
-    start = time.perf_counter()
     verdicts = pool.verify_many(FunctionVerifier(reward), [(TASK, "4")] * 40)
     assert [v.score for v in verdicts] == [1] * 40
-    assert time.perf_counter() - start < 15  # one after the other: 20 s
+    assert together[1] > 10
 
 
 @pytest.mark.gate
 def test_sync_functions_run_together(pool):
+    two = threading.Barrier(2)
+
     def reward(completion):
-        time.sleep(0.1)
+        two.wait(60)  # broken where no other is under way
         return 1.0
 
-    start = time.perf_counter()
     verdicts = pool.verify_many(FunctionVerifier(reward), [(TASK, "4")] * 64)
     assert [v.score for v in verdicts] == [1] * 64
-    assert time.perf_counter() - start < 5.5  # one after the other: 6.4 s
 
 
 @pytest.mark.gate
