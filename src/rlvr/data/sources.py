@@ -248,6 +248,8 @@ def _no_file(path: str) -> DataError:
     named = ""
     if not path.endswith(SUFFIXES):
         named = f", it is no registered source{nearest(path, registry.names('source'))}"
+    if not {"/", "."} & set(path):
+        named += f". Of a list of tasks, each is a mapping: {{'prompt': {path!r}}}"
     return DataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
 
 

@@ -16,7 +16,7 @@ from rlvr.core.startup_lines import startup
 from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
-from rlvr.errors import CheckpointError
+from rlvr.errors import CheckpointError, ConfigError
 from rlvr.monitor.console import Level
 from rlvr.planner import RunPlan, automatic_keys, engine_of_run, plan_resumed, plan_run, put_values
 from rlvr.policy import Policy
@@ -95,9 +95,16 @@ def resolved_config(
     """
     startup.info("planning: devices, engine and memory")
     saved = None
-    # Before the engine is chosen: `auto` takes that of the checkpoint where this machine has it.
-    if resume is not None and world.is_main:
-        saved = RunFolder(config).saved_engine(resume)
+    if world.is_main:
+        folder = RunFolder(config)
+        try:
+            folder.check_place()
+        except ConfigError as error:  # the other ranks wait for the engine
+            world.fail(error)
+            raise
+        # Before the engine is chosen: `auto` takes that of the checkpoint where this machine has it.
+        if resume is not None:
+            saved = folder.saved_engine(resume)
     config, engine_reason = engine_of_run(config, world, saved)
     check_gpus(config, world, engine_reason)
     memory_plan = plan_run(config, world, model, eval_tasks)

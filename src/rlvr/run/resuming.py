@@ -17,7 +17,7 @@ from rlvr.distributed import World, checkpoint
 from rlvr.distributed.checkpoint import Manifest, Saved
 from rlvr.distributed.checkpoint_writer import versions
 from rlvr.distributed.models import write_base
-from rlvr.errors import ConfigError, chosen_place
+from rlvr.errors import ConfigError
 from rlvr.monitor.metrics import record
 from rlvr.planner import STATE
 from rlvr.policy import Policy
@@ -64,7 +64,7 @@ class Resumer:
                 )
             return
         resume = self.resolved.resume if resume is None else resume
-        with chosen_place(f"the run folder {self.folder.path}", "another run.dir or run.name"):
+        with self.folder.chosen():
             checkpoint_path = self._begin(resume)
         # From here on: loading the model and reading a checkpoint are not counted as training.
         self.checkpointer.start_clock()

@@ -10,12 +10,14 @@ folder; on resume only the number of steps, logging and intervals may differ fro
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from rlvr.config.config_loading import TASK_FILES
 from rlvr.core.own_files import free_path, is_run_config, is_verbatim, numbered, set_aside
 from rlvr.core.tree import read_mapping
 from rlvr.distributed import checkpoint
-from rlvr.errors import CheckpointError, ConfigError
+from rlvr.errors import CheckpointError, ConfigError, chosen_place
 from rlvr.evaluation import TaskResult, write_task_results
 from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
@@ -139,6 +141,22 @@ class RunFolder:
         except OSError as error:
             log.warning("the tasks of the evaluation at step %d could not be written: %s", row["step"], error)
         self.evaluations.append(row)
+
+    def check_place(self) -> None:
+        """ConfigError where the folder cannot be made or written to, before a model is loaded for it."""
+        with self.chosen():
+            above = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+            problem = None
+            if not above.is_dir():
+                problem = errno.ENOTDIR
+            elif not os.access(above, os.W_OK | os.X_OK):
+                problem = errno.EACCES
+            if problem is not None:
+                raise OSError(problem, os.strerror(problem), str(above))
+
+    def chosen(self) -> AbstractContextManager[None]:
+        """ConfigError where what is done within fails because the folder cannot be made or written to."""
+        return chosen_place(f"the run folder {self.path}", "another run.dir or run.name")
 
     def lock(self) -> None:
         """Keep other processes out until `close` or the end of this one. ConfigError names the process that is in."""
