@@ -420,3 +420,8 @@ def test_a_configuration_that_is_not_there_is_answered_in_one_short_line(tmp_pat
     with pytest.raises(ConfigError, match=said) as raised:
         config_file(name)
     assert len(str(raised.value)) < 250 + len(str(tmp_path))
+
+
+def test_the_run_folder_may_be_below_the_home_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_config({"run": {"dir": "~/runs", "name": "first"}}).folder == tmp_path / "runs" / "first"

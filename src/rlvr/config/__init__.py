@@ -163,7 +163,7 @@ class Config(Section):
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return Path(self.run.dir) / self.run.name
+        return Path(self.run.dir).expanduser() / self.run.name
 
     def dump(self) -> dict[str, Any]:
         """The resolved tree as plain YAML types."""
