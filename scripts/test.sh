@@ -4,7 +4,7 @@
 #   bash scripts/test.sh --gate                these and the tests marked `gate`, as .ci/run does
 #   bash scripts/test.sh --all                 all of these, and those marked `slow`: hours
 #   bash scripts/test.sh [--all] PATH ...      pytest on these paths, with any of its arguments
-# Two or three files are tested at a time, since many tests wait for processes of their own; tests marked `alone` (servers, ranks
+# Two files are tested at a time, since many tests wait for processes of their own; tests marked `alone` (servers, ranks
 # and kills, with time limits) run one at a time. The others then run beside them, and what these print comes at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,10 +38,9 @@ echo "style and types"
 .venv/bin/ruff format --check --quiet . || status=1
 .venv/bin/mypy || status=1
 if [ -n "$alone" ]; then
-  # The others are in the background and yield: tests marked `alone` wait for processes and seldom use both cores. Three
-  # files at a time, since the others wait too.
+  # The others are in the background and yield: tests marked `alone` wait for processes and seldom use both cores.
   log="$(mktemp)"
-  nice -n 5 .venv/bin/python -m pytest -m "$together" -n 3 --dist loadfile >"$log" 2>&1 &
+  nice -n 5 .venv/bin/python -m pytest -m "$together" -n 2 --dist loadfile >"$log" 2>&1 &
   others=$!
   trap 'kill "$others" 2>/dev/null || true; cat "$log"; rm -f "$log"' EXIT
   echo "tests: $alone"
