@@ -108,6 +108,9 @@ def test_a_list_of_rewards_and_rewards_of_the_configuration_are_refused():
     for key, value in {"rewards": ["length"], "verifiers": {"judge": "exact"}}.items():
         with pytest.raises(ConfigError, match=f"reward_funcs is a list of rewards, and the configuration sets {key}"):
             arguments(reward_funcs=[correct, brief], config={**STEPS, key: value})
+    stages = [{"kind": "grpo", "rewards": ["length"]}]
+    with pytest.raises(ConfigError, match=r"the configuration sets stages\[0\]\.rewards: leave one of them out"):
+        arguments(reward_funcs=[correct, brief], config={**STEPS, "stages": stages})
 
 
 def values() -> dict:
@@ -166,6 +169,26 @@ def test_a_setting_as_keyword_and_in_the_configuration_is_one_clear_error(keywor
         assert str(raised.value) == (
             f"GRPOTrainer: {keyword} is also set in the configuration, as {path}: leave one of them out"
         )
+
+
+def test_a_keyword_that_a_stage_would_overrule_is_refused(tmp_path):
+    stages = [{"kind": "sft", "steps": 1}, {"kind": "grpo", "steps": 60, "optim": {"lr": 2e-3}}]
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"stages": stages}))
+    for config in ({"stages": stages}, file, Config(stages=stages)):
+        with pytest.raises(
+            ConfigError, match=r"^GRPOTrainer: learning_rate is also set .* as stages\[1\]\.optim\.lr: .*$"
+        ):
+            arguments(learning_rate=1e-6, config=config)
+        # A stage's `steps` is its share, run.steps a cap, and another key of the same section is the keyword's.
+        made = arguments(max_steps=5, warmup_steps=3, config=config).config
+        assert (made.run.steps, made.optim.warmup_steps) == (5, 3)
+    # A section that the stage switches off.
+    without = {"stages": [{"kind": "grpo", "steps": 1, "algorithm": {"kl": None}}]}
+    with pytest.raises(
+        ConfigError, match=r"beta is also set in the configuration, as stages\[0\]\.algorithm\.kl\.coef"
+    ):
+        arguments(beta=0.04, config=without)
 
 
 def test_keywords_go_over_a_config_object_a_file_and_its_preset(tmp_path):

@@ -271,8 +271,8 @@ def _with_setting(over: dict[str, Any], config: Any, keyword: str, path: str, va
     """The tree `over` with a keyword's value. ConfigError where another keyword or the configuration sets the same."""
     if _is_set(over, path):
         raise ConfigError(f"GRPOTrainer: two keywords set {path}, and one of them is {keyword}: leave one out")
-    if _is_set(config, path):
-        raise ConfigError(f"GRPOTrainer: {keyword} is also set in the configuration, as {path}: leave one of them out")
+    if (place := _place(config, path)) is not None:
+        raise ConfigError(f"GRPOTrainer: {keyword} is also set in the configuration, as {place}: leave one of them out")
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_unset=True)
     tree: Any = value
@@ -282,8 +282,25 @@ def _with_setting(over: dict[str, Any], config: Any, keyword: str, path: str, va
     return merged
 
 
-def _is_set(config: Any, path: str) -> bool:
-    """Return True if a configuration, as it was given, sets the key."""
+def _place(config: Any, path: str) -> str | None:
+    """The place where a configuration, as it was given, sets the key: its path, or that in the first stage that sets
+    it. None where it does not."""
+    if _is_set(config, path):
+        return path
+    # A stage goes over the tree, so that a keyword would have no effect in it.
+    stages = config.stages if isinstance(config, Config) else config_tree(config).get("stages")
+    # What is no list of mappings is refused when the configuration is made.
+    for number, stage in enumerate(stages if isinstance(stages, list) else []):
+        if isinstance(stage, Mapping) and _is_set(stage, path, null_counts=True):
+            return f"stages[{number}].{path}"
+    return None
+
+
+def _is_set(config: Any, path: str, null_counts: bool = False) -> bool:
+    """Return True if a configuration, as it was given, sets the key.
+
+    A null in the place of its section does so where `null_counts`: that of a stage is laid over the key.
+    """
     if isinstance(config, (str, Path)):
         config = config_tree(config)
     at = config
@@ -301,7 +318,7 @@ def _is_set(config: Any, path: str) -> bool:
             at = dict(at)[part]
         else:
             # `algorithm.kl: null` over which `algorithm.kl.coef` would be laid.
-            return at is not None
+            return at is not None or null_counts
     return True
 
 
@@ -310,9 +327,10 @@ def _with_settings(config: Any, over: Mapping[str, Any], rewards: str) -> Config
     if not over:
         return config if isinstance(config, Config) else load_config(config)
     for key in ("rewards", "verifiers"):
-        if key in over and _is_set(config, key):
+        if key in over and (place := _place(config, key)) is not None:
             raise ConfigError(
-                f"GRPOTrainer: {rewards} is a list of rewards, and the configuration sets {key}: leave one of them out"
+                f"GRPOTrainer: {rewards} is a list of rewards, and the configuration sets {place}: leave one of them "
+                "out"
             )
     if isinstance(config, Config):
         tree = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
