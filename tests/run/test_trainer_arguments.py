@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -202,6 +203,19 @@ def test_keywords_go_over_a_config_object_a_file_and_its_preset(tmp_path):
     assert folder.folder == tmp_path / "out" / "first"
     with pytest.raises(ConfigError, match=r"two keywords set run\.name, and one of them is output_dir"):
         arguments(run_name="a", output_dir="b", max_steps=1)
+
+
+@pytest.mark.parametrize("folder", [".", "", "..", "runs/..", "/", "~", Path(".."), 3, b"runs/sums", True])
+def test_an_output_dir_that_is_no_run_folder_is_refused_by_its_name(folder):
+    shown = repr(str(folder) if isinstance(folder, Path) else folder)
+    with pytest.raises(ConfigError) as raised:
+        arguments(output_dir=folder, config=STEPS)
+    assert str(raised.value) == f"GRPOTrainer: output_dir is {shown}: give the folder of the run, such as runs/sums"
+
+
+def test_an_output_dir_of_none_is_not_given():
+    assert arguments(output_dir=None, run_name="mine", config=STEPS).config.run.name == "mine"
+    assert arguments(output_dir=None, config=STEPS).config == arguments(config=STEPS).config
 
 
 def test_an_adapter_is_taken_from_peft_and_from_a_mapping():

@@ -60,7 +60,7 @@ class TrainerSettings(TypedDict, total=False):
     """Weights of `reward_funcs`, in their order, in place of pairs."""
     peft_config: Any
     """`model.adapter`: a mapping of its keys, or peft's own LoraConfig."""
-    output_dir: str | Path
+    output_dir: str | Path | None
     """The run folder: `run.dir` and `run.name`."""
     run_name: str
     """`run.name`."""
@@ -236,14 +236,23 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
 def _keyed(settings: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """(keyword, key, value) of every setting of the configuration among `settings`."""
     found = [(keyword, KEYS[keyword], value) for keyword, value in settings.items() if keyword in KEYS]
-    if "output_dir" in settings:
-        folder = Path(settings["output_dir"])
+    if settings.get("output_dir") is not None:
+        folder = _run_folder(settings["output_dir"])
         found += [("output_dir", "run.dir", str(folder.parent)), ("output_dir", "run.name", folder.name)]
     if "use_vllm" in settings:
         found.append(("use_vllm", "rollout.engine", "vllm" if settings["use_vllm"] else "hf"))
     if "peft_config" in settings:
         found.append(("peft_config", "model.adapter", _adapter(settings["peft_config"])))
     return found
+
+
+def _run_folder(written: Any) -> Path:
+    """The run folder that `output_dir` gives. ConfigError where it has no name of its own: `.`, `..`, `/` or `~`."""
+    # Path("") and Path(".") have the name "".
+    if not isinstance(written, (str, Path)) or Path(written).name in ("", "..", "~"):
+        shown = repr(str(written) if isinstance(written, Path) else written)
+        raise ConfigError(f"GRPOTrainer: output_dir is {shown}: give the folder of the run, such as runs/sums")
+    return Path(written)
 
 
 def _adapter(written: Any) -> Any:
