@@ -81,6 +81,15 @@ def test_one_function_a_pair_and_a_list_of_one_are_the_same_reward():
     assert list(named.verifiers) == ["lambda", "lambda_2"]
 
 
+def test_a_mapping_in_a_list_may_have_its_weight_as_a_reward_term_has():
+    written = {"name": "format", "weight": 0.2}
+    made = arguments(verifier=[correct, written], config=STEPS)
+    assert made == arguments(verifier=[correct, ({"name": "format"}, 0.2)], config=STEPS)
+    assert [term.weight for term in made.config.rewards] == [1.0, 0.2]
+    assert made.config.verifiers["format"].written == "format"
+    assert written == {"name": "format", "weight": 0.2}
+
+
 @pytest.mark.parametrize(
     ("rewards", "weights", "problem"),
     [
@@ -91,6 +100,8 @@ def test_one_function_a_pair_and_a_list_of_one_are_the_same_reward():
         ([(correct, 1, 2)], None, "reward 1 is 3 values"),
         ([correct, 3], None, "reward 2 is int"),
         ([], None, "the list of rewards is empty"),
+        ([correct, {"name": "format", "weight": "0.2"}], None, r"the weight of reward 2 \(format\) is '0.2'"),
+        ([correct, {"name": "format", "weight": 0.2}], [1.0, 1.0], "in reward_weights and beside a function"),
         ([correct, brief], [1.0], "give a list of 2 numbers"),
         ([correct, brief], 0.5, "give a list of 2 numbers"),
         ([(correct, 1.0), brief], [1.0, 1.0], "in reward_weights and beside a function"),

@@ -384,6 +384,7 @@ def _entries(given: Sequence[Any], weights: Any) -> list[tuple[Any, float]]:
     """(reward, weight) of each entry of a list of rewards. ConfigError names the entry that is none."""
     if not given:
         raise ConfigError("GRPOTrainer: the list of rewards is empty: give a verifier or a function")
+    given = [_pair(entry) for entry in given]
     pairs = [entry for entry in given if isinstance(entry, (tuple, list))]
     if weights is not None:
         if pairs:
@@ -411,6 +412,13 @@ def _entries(given: Sequence[Any], weights: Any) -> list[tuple[Any, float]]:
             )
         entries.append((dict(item) if isinstance(item, Mapping) else item, float(weight)))
     return entries
+
+
+def _pair(entry: Any) -> Any:
+    """(reward, weight) for a mapping with a `weight`, which is that of a reward term in YAML; else the entry."""
+    if isinstance(entry, Mapping) and "weight" in entry:
+        return {key: value for key, value in entry.items() if key != "weight"}, entry["weight"]
+    return entry
 
 
 def _is_number(value: Any) -> bool:
