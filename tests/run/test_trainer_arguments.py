@@ -13,6 +13,7 @@ from peft import LoraConfig
 
 from rlvr import Config, GRPOTrainer, Verdict, Verifier
 from rlvr.config import OptimConfig
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.run.trainer_arguments import KEYS, OTHER_NAMES, TrainerSettings, trainer_arguments
 from small_run import TREE, lines, overlaid, task_rows
@@ -178,9 +179,43 @@ def test_a_setting_as_keyword_and_in_the_configuration_is_one_clear_error(keywor
     for config in (tree, file, Config(**tree)):
         with pytest.raises(ConfigError) as raised:
             arguments(**{keyword: values()[keyword]}, config=config)
-        assert str(raised.value) == (
-            f"GRPOTrainer: {keyword} is also set in the configuration, as {path}: leave one of them out"
+        problem, _, advice = str(raised.value).partition(", or config=")
+        assert problem == (f"GRPOTrainer: {keyword} is also set in the configuration, as {path}: leave one of them out")
+        assert bool(advice) == (config is file)
+
+
+def test_the_advice_about_a_file_can_be_followed(tmp_path):
+    file = tmp_path / "run.yaml"
+    stages = [{"kind": "sft", "steps": 1}, {"kind": "grpo", "steps": 9, "optim": {"max_grad_norm": 0.5}}]
+    tree = {
+        "optim": {"lr": 1e-5},
+        "algorithm": {"preset": "dr_grpo"},
+        "rollout": {"engine": "hf"},
+        "run": {"dir": "here", "name": "there"},
+        "model": {"adapter": {"r": 2}},
+        "stages": stages,
+    }
+    file.write_text(yaml.safe_dump(tree))
+    given = {
+        "learning_rate": (1e-6, {"optim.lr": 1e-6}),
+        "loss_type": ("dapo", {"algorithm.preset": "dapo"}),
+        "output_dir": ("runs/sums", {"run.dir": "runs", "run.name": "sums"}),
+        "peft_config": ({"r": 4, "alpha": 8}, {"model.adapter.r": 4, "model.adapter.alpha": 8}),
+        "use_vllm": (False, {"rollout.engine.name": "hf"}),
+    }
+    for keyword, (value, expected) in given.items():
+        with pytest.raises(ConfigError) as raised:
+            arguments(**{keyword: value}, config=file)
+        advised = eval(
+            str(raised.value).partition("leave one of them out, or config=")[2], {"load_config": load_config}
         )
+        assert {path: at(arguments(config=advised).config, path) for path in expected} == expected
+    with pytest.raises(ConfigError, match=re.escape('["stages.1.optim.max_grad_norm=0.25"]')) as raised:
+        arguments(max_grad_norm=0.25, config=str(file))
+    advised = eval(str(raised.value).partition("or config=")[2], {"load_config": load_config})
+    assert advised.stages[1]["optim"]["max_grad_norm"] == 0.25
+    with pytest.raises(ConfigError, match=re.escape('or config=load_config("psr", ["optim.lr=1e-06"])')):
+        arguments(learning_rate=1e-6, config="psr")
 
 
 def test_a_keyword_that_a_stage_would_overrule_is_refused(tmp_path):

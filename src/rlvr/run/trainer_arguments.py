@@ -9,6 +9,7 @@ Source of TRL's names: TRL 1.16, trl/trainer/grpo_trainer.py and grpo_config.py.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -178,8 +179,8 @@ def trainer_arguments(
     config, model = given["config"], given["model"]
     refuse_foreign_config(config)
     verifier, verifiers, over = _rewards(given["verifier"], settings.get("reward_weights"))
-    for keyword, path, value in _keyed(settings):
-        over = _with_setting(over, config, keyword, path, value)
+    for keyword, keys in _keyed(settings).items():
+        over = _with_keys(over, config, keyword, keys)
     made = _with_settings(config, over, "verifier" if given["verifier"] is own["verifier"] else "reward_funcs")
     if isinstance(model, (str, Path)):
         # `scratch` goes, since a model is loaded or built, and the argument is the one that was given last.
@@ -233,17 +234,22 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
 # keywords
 
 
-def _keyed(settings: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """(keyword, key, value) of every setting of the configuration among `settings`."""
-    found = [(keyword, KEYS[keyword], value) for keyword, value in settings.items() if keyword in KEYS]
+def _keyed(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Keyword -> the keys of the configuration that it sets, with their values."""
+    found = {keyword: {KEYS[keyword]: value} for keyword, value in settings.items() if keyword in KEYS}
     if settings.get("output_dir") is not None:
         folder = _run_folder(settings["output_dir"])
-        found += [("output_dir", "run.dir", str(folder.parent)), ("output_dir", "run.name", folder.name)]
+        found["output_dir"] = {"run.dir": str(folder.parent), "run.name": folder.name}
     if "use_vllm" in settings:
-        found.append(("use_vllm", "rollout.engine", "vllm" if settings["use_vllm"] else "hf"))
+        found["use_vllm"] = {"rollout.engine": "vllm" if settings["use_vllm"] else "hf"}
     if "peft_config" in settings:
-        found.append(("peft_config", "model.adapter", _adapter(settings["peft_config"])))
-    return found
+        found["peft_config"] = {"model.adapter": _adapter(settings["peft_config"])}
+    return {keyword: {path: _plain(value) for path, value in keys.items()} for keyword, keys in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A section as a mapping of what was set in it; anything else as it is."""
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
 def _run_folder(written: Any) -> Path:
@@ -276,19 +282,36 @@ def _adapter(written: Any) -> Any:
     return adapter
 
 
-def _with_setting(over: dict[str, Any], config: Any, keyword: str, path: str, value: Any) -> dict[str, Any]:
-    """The tree `over` with a keyword's value. ConfigError where another keyword or the configuration sets the same."""
-    if _is_set(over, path):
-        raise ConfigError(f"GRPOTrainer: two keywords set {path}, and one of them is {keyword}: leave one out")
-    if (place := _place(config, path)) is not None:
-        raise ConfigError(f"GRPOTrainer: {keyword} is also set in the configuration, as {place}: leave one of them out")
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json", exclude_unset=True)
-    tree: Any = value
-    for part in reversed(path.split(".")):
-        tree = {part: tree}
-    merged: dict[str, Any] = merge(over, tree)
-    return merged
+def _with_keys(over: dict[str, Any], config: Any, keyword: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree `over` with a keyword's keys. ConfigError where another keyword or the configuration sets one of
+    them."""
+    for path, value in keys.items():
+        if _is_set(over, path):
+            raise ConfigError(f"GRPOTrainer: two keywords set {path}, and one of them is {keyword}: leave one out")
+        if (place := _place(config, path)) is not None:
+            # Of a key in a stage, its override alone.
+            advice = _override_advice(config, keys if place == path else {place: value})
+            raise ConfigError(
+                f"GRPOTrainer: {keyword} is also set in the configuration, as {place}: leave one of them out{advice}"
+            )
+        tree: Any = value
+        for part in reversed(path.split(".")):
+            tree = {part: tree}
+        over = merge(over, tree)
+    return over
+
+
+def _override_advice(config: Any, keys: Mapping[str, Any]) -> str:
+    """The call that lays `keys` over a recipe or a file, which is not the user's to change; empty for another
+    configuration."""
+    if not isinstance(config, (str, Path)):
+        return ""
+    overrides = []
+    for path, value in keys.items():
+        # JSON is YAML, but for text, which needs no quotes. An item of a list is `stages.1` in an override.
+        written = value if isinstance(value, str) else json.dumps(value, default=str)
+        overrides.append(f"{path.replace('[', '.').replace(']', '')}={written}")
+    return f", or config=load_config({json.dumps(str(config))}, {json.dumps(overrides)})"
 
 
 def _place(config: Any, path: str) -> str | None:
