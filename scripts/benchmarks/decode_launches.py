@@ -14,9 +14,10 @@ With `--all-layers` all 24 are run, which takes minutes and gives the same.
 
 A launch is a call of an ATen operation that is no view and no allocation. Scaled dot-product attention and torch's RMS
 norm are counted as one each (`aten::neg`), as their kernels on a GPU are; a GPU may need a second kernel where an
-operation mixes types or pads. A copy to the host is `Tensor.cpu` or an `_local_scalar_dense` (`item`, `bool`); the
-values that are read there are zeros, and so no row ends early and no mask of transformers is left out. Copies to the
-device cannot be told from views here. The bytes cast from float32 are those read, weights and activations.
+operation mixes types or pads. A product that is added to a matrix out of place is two: torch copies the matrix first.
+A copy to the host is `Tensor.cpu` or an `_local_scalar_dense` (`item`, `bool`); the values that are read there are
+zeros, and so no row ends early and no mask of transformers is left out. Copies to the device cannot be told from views
+here. The bytes cast from float32 are those read, weights and activations.
 """
 
 from __future__ import annotations
@@ -170,6 +171,9 @@ class Counter(TorchDispatchMode):
             if source.dtype == torch.float32 and result.dtype != torch.float32:
                 self.cast_bytes += source.numel() * 4
         self.launches[name] += 1
+        # On a GPU what a product is added to is copied to the result first; a vector may be added by the product.
+        if name in ("aten::addmm", "aten::baddbmm") and args[0].dim() > 1:
+            self.launches["aten::copy_"] += 1
 
 
 def _flat(values: Any) -> Iterator[Any]:

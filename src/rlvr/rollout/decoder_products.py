@@ -135,9 +135,10 @@ class MatrixProduct:
         """`base` + the product, in the type of `base`, which may be changed."""
         if self._weight is None or base.dtype != self._dtype:
             return base.add_(self(x))
-        # The residual is added by the product itself: one operation and one tensor less.
-        sums = torch.addmm(base, x, self._weight)
-        return self._adapted(sums if self._bias is None else sums.add_(self._bias), x)
+        # The residual is added by the product itself. In place: out of place torch copies a `base` of two dimensions to
+        # its result first (addmm_out_cuda_impl, aten/src/ATen/native/cuda/Blas.cpp).
+        base.addmm_(x, self._weight)
+        return self._adapted(base if self._bias is None else base.add_(self._bias), x)
 
     def _called(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The output of each base, with what its adapter adds."""
