@@ -5,7 +5,7 @@
 The whole engine runs over a model of Qwen2.5-0.5B's shape (24 layers; sizes from its config.json on the Hugging Face
 hub) whose tensors are fake: every operation is dispatched with its real shapes and types, nothing is computed. The
 tensors are fake ones of a CPU, since torch's build for CPUs cannot index fake ones of a GPU, but the engine takes the
-branch that a GPU takes (`by_parts`). Prompts have different lengths and no row ends before its limit. A step's figures
+branches that a GPU takes (`by_parts`, `sums_in_float32`). Prompts have different lengths and no row ends before its limit. A step's figures
 are those of a run of MORE tokens less those of a run of FEW, divided by the difference; the copies by which the cache
 grew every 64 tokens before are not among them.
 
@@ -255,6 +255,11 @@ def one_norm(x: Any, *_: Any, **__: Any) -> Any:
     return torch.ops.aten.neg(x)
 
 
+def rms_form(norm: Any) -> tuple[float, float]:
+    """Epsilon and offset of an RMS norm, by its class: Gemma's weights are offsets from 1."""
+    return 1e-6, float("Gemma" in type(norm).__name__)
+
+
 def run(policy: Any, tokens: int) -> Counter:
     """Sample `tokens` tokens for every row and count."""
     from rlvr.rollout import HFEngine, Request, Sampling, decoder, hf, rows
@@ -287,8 +292,9 @@ def run(policy: Any, tokens: int) -> Counter:
         for module in decoding:
             for name in ("rms_epsilon", "_rms_epsilon"):
                 stack.enter_context(replaced(module, name, lambda norm: 1e-6))
-            stack.enter_context(replaced(module, "_rms_form", lambda norm: (1e-6, 0.0)))
+            stack.enter_context(replaced(module, "_rms_form", rms_form))
             stack.enter_context(replaced(module, "by_parts", lambda device, dtype: False))
+            stack.enter_context(replaced(module, "sums_in_float32", lambda device, dtype: True))
         for change in (
             replaced(caller, "proven", lambda policy: decoder.Steps(policy)),
             replaced(rows, "uniforms", uniforms),
