@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     except ImportError:
-        print("this needs DeepSpeed: pip install 'rlvr[deepspeed]'", file=sys.stderr)
+        print("this needs DeepSpeed: bash scripts/environment.sh deepspeed", file=sys.stderr)
         return 2
     if not (options.folder / (options.tag or "latest")).exists():
         print(

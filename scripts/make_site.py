@@ -3,7 +3,7 @@
     python scripts/make_site.py [FOLDER]       FOLDER: `site` where none is given; an earlier site there is replaced
     python -m http.server -d site              then look at it; opened as files the pages work too, without the search
 
-It needs the extra `docs` (`pip install 'rlvr[docs]'`). The pages of docs/ are Markdown as code hosts show it. For the
+It needs the extra `docs` (`pip install '.[docs]'`). The pages of docs/ are Markdown as code hosts show it. For the
 site they are converted in a temporary folder: notebooks become pages with their outputs, files outside docs/ that a
 page links to become pages under `files/`, and nested lists are indented as Python-Markdown requires. mkdocs.yml has the
 rest.

@@ -34,6 +34,8 @@ COMMANDS = {
     "analysis": "tables of published analyses",
 }
 SHELLS = ("bash", "zsh", "fish")
+COMPLETION = "a completion script for a shell"
+"""The help of `rlvr completion`, which is no package as the other commands are."""
 
 
 @command
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command named first; its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview())
+        _print(_overview())
         return 0
     name, *rest = words
     if name in ("--version", "-V"):
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "completion":
         return _print_completion(rest)
     if name not in COMMANDS:
-        raise ConfigError(f"rlvr has no command {name!r}{nearest(name, COMMANDS)}")
+        raise ConfigError(f"rlvr has no command {name!r}{nearest(name, [*COMMANDS, 'completion'])}")
     # Read by rlvr.core.command_name, and by the command as its arguments.
     sys.argv[:] = [f"rlvr {name}", *rest]
     runpy.run_module(f"rlvr.{name}", run_name="__main__")
@@ -58,8 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {about}" for name, about in COMMANDS.items()]
+    listed = {**COMMANDS, "completion": COMPLETION}
+    width = max(map(len, listed))
+    lines = [f"  {name:{width}}  {about}" for name, about in listed.items()]
     return "\n".join(["usage: rlvr COMMAND [ARGUMENT ...]", "", *lines, "", "rlvr COMMAND --help shows its arguments."])
 
 
@@ -69,12 +72,16 @@ def _print_completion(words: Sequence[str]) -> int:
     # Imported here: no other command needs it.
     import shtab
 
+    _print(shtab.complete(_all_parsers(), shell=words[0]))
+    return 0
+
+
+def _print(text: str) -> None:
     try:
-        print(shtab.complete(_all_parsers(), shell=words[0]), flush=True)
+        print(text, flush=True)
     # A reader such as `head` has what it wanted. What is still buffered goes nowhere, or Python's exit would complain.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _all_parsers() -> argparse.ArgumentParser:
@@ -85,7 +92,7 @@ def _all_parsers() -> argparse.ArgumentParser:
         module = importlib.import_module(f"rlvr.{name}.__main__")
         own: argparse.ArgumentParser = module.make_parser()
         commands.add_parser(name, parents=[own], help=about, add_help=False)
-    shells = commands.add_parser("completion", help="a completion script for a shell")
+    shells = commands.add_parser("completion", help=COMPLETION)
     shells.add_argument("shell", choices=SHELLS)
     return parser
 

@@ -46,10 +46,15 @@ def test_the_overview_the_version_and_an_unknown_command(capsys):
     assert main([]) == 0
     overview = capsys.readouterr().out
     assert all(re.search(rf"^  {name} +{re.escape(about)}$", overview, re.M) for name, about in COMMANDS.items())
+    assert re.search(r"^  completion +a completion script for a shell$", overview, re.M)
     assert main(["--version"]) == 0
     assert re.fullmatch(r"rlvr \d+\.\d+\.\d+\n", capsys.readouterr().out)
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "error: rlvr has no command 'trian'; did you mean 'train'?\n"
+    assert main(["complet"]) == 2
+    assert "did you mean 'completion'?" in capsys.readouterr().err
+    assert main(["xyzzy"]) == 2
+    assert "known: analysis, audit, completion, diff, " in capsys.readouterr().err
     assert main(["completion", "csh"]) == 2
     assert "one shell: bash, zsh, fish" in capsys.readouterr().err
 
@@ -155,9 +160,9 @@ def test_a_new_task_on_a_full_disk_says_so(tmp_path, capsys, monkeypatch):
     )
 
 
-@pytest.mark.slow
-def test_a_completion_script_whose_reader_stops_is_quiet():
-    command = [sys.executable, "-m", "rlvr", "completion", "bash"]
+@pytest.mark.parametrize("arguments", [["--help"], [], pytest.param(["completion", "bash"], marks=pytest.mark.slow)])
+def test_a_text_whose_reader_stops_is_quiet(arguments):
+    command = [sys.executable, "-m", "rlvr", *arguments]
     read, write = os.pipe()
     os.close(read)
     try:

@@ -111,6 +111,24 @@ def test_what_an_answer_names_is_there(names):
                 "critic.optim.lr: unknown key, a name of verl, which has no equivalent key here: there is no critic",
             ],
         ),
+        (
+            {"trainer": {"ray_wait_register_center_timeout": 300, "critic_warmup": 0}, "ray_kwargs": {"ray_init": 1}},
+            [
+                "trainer.ray_wait_register_center_timeout: unknown key, of verl's section trainer, and not listed; "
+                "what that section sets is here in the sections run, checkpoint, evaluation and logging",
+                "trainer.critic_warmup: unknown key, a name of verl, which has no equivalent key here: there is no "
+                "critic",
+                "ray_kwargs.ray_init: unknown key, a name of verl, which has no equivalent key here: there is no Ray; "
+                "torchrun starts the ranks",
+            ],
+        ),
+        (
+            {"reward_model": {"overlong_buffer": {"len": 4096}}},
+            [
+                "reward_model.overlong_buffer.len: unknown key, a name of verl; here it is rewards: [verdict, {name: "
+                "soft_overlong, cache: ...}]"
+            ],
+        ),
         ({"rollout": {"group_sise": 8}}, ["rollout.group_sise: unknown key; did you mean 'group_size'?"]),
         (
             {"run.steps": 5},
@@ -127,6 +145,42 @@ def test_an_unknown_key_is_answered_with_ours(tree, lines):
     first, *rest = str(raised.value).splitlines()
     assert first == "the configuration is wrong:"
     assert [line.strip() for line in rest] == lines
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("trainer.device", "here it is model.device"),
+        ("trainer.log_val_generations", "an evaluation keeps the scores"),
+        ("trainer.validation_data_dir", "an evaluation keeps the scores"),
+        ("trainer.resume_from_path", "--resume PATH"),
+        ("actor_rollout_ref.rollout.load_format", "the trainer's weights"),
+        ("actor_rollout_ref.hybrid_engine", "rollout.engine says where"),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload", "a copy of the weights that train"),
+        ("fsdp_config.param_offload", "here it is distributed.offload: parameters"),
+        ("data.truncation", "refused, or left out"),
+        ("data.val_batch_size", "in blocks that fit"),
+        ("data.reward_fn_key", "selects no verifier"),
+        ("data.return_raw_chat", "both kept"),
+        ("data.image_key", "no images"),
+        ("data.filter_overlong_prompts_workers", "the ranks share"),
+        ("ray_kwargs.ray_init.num_cpus", "there is no Ray"),
+        ("global_profiler.global_tool_config.nsys.discrete", "is here in logging.profile"),
+        ("logging_dir", "here it is logging.tensorboard: {directory: ...}"),
+        ("overwrite_output_dir", "here it is run.overwrite"),
+        ("ref_model", "a snapshot of the policy"),
+        ("compute_metrics", "a callback is shown the results"),
+        ("model_name_or_path", "here it is model.path"),
+        ("dataset_name", "here it is data.train"),
+        ("torch_dtype", "here it is model.dtype"),
+        ("dtype", "here it is model.dtype"),
+        ("attn_implementation", "here it is model.attention"),
+        ("max_length", "here it is rollout.max_new_tokens for a response"),
+        ("warmup_ratio", "the ratio x run.steps"),
+    ],
+)
+def test_a_common_name_has_an_answer_of_its_own(path, part):
+    assert part in peer_answer(path)
 
 
 def test_an_override_of_verl_is_answered_too():

@@ -1,4 +1,4 @@
-"""The sizes in README.md are those of the code; its count of recipes is tested with the recipes."""
+"""README.md is short, and its sizes are those of the code; its count of recipes is tested with the recipes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 def lines_of(folder: Path) -> int:
     """The lines of the Python files below a folder."""
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.rglob("*.py"))
+
+
+def test_the_readme_has_fewer_than_120_lines(root):
+    assert len((root / "README.md").read_text(encoding="utf-8").splitlines()) < 120
 
 
 def test_the_readme_counts_the_lines_of_the_package(root):

@@ -126,6 +126,8 @@ def test_zero_on_gloo(run_kit, bare, tmp_path):
 def test_vllm_and_hf(run_kit, tmp_path):
     results = check(6, run_kit, tmp_path / "out", "", timeout=880)
     vllm, hf, ahead = (results[name] for name in EXPECTED[6])
+    # On a CPU the profiler sees calls of ATen: of two layers, a head and what is drawn, some hundreds.
+    assert 50 < hf["step_operations"] < 2000
     assert vllm["publish_bytes"] > 0 and vllm["publish_seconds"] > 0
     assert 0 <= vllm["probe_gap"] < 0.01 and vllm["mismatch_mean"] < 0.01
     assert all(one["sampled_tokens_per_second"] > 0 for one in (vllm, hf))

@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.policy.attention.packed_rows import Shared
+from rlvr.policy.attention.packed_rows import Shared, runs_of
 from rlvr.policy.load_balancing import deal
 from rlvr.policy.microbatch import cut, cut_shared
 
@@ -43,6 +44,27 @@ def test_cuts_keep_the_budget_and_every_rollout(seed, size, budget):
         first = after[0]
         extra = lengths[first] - (prefix[first] if cluster[first] == cluster[before[-1]] else 0)
         assert (size is not None and len(before) == size) or (budget is not None and tokens + extra > budget)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([None, 40, 90]), st.lists(st.integers(2, 40), min_size=1, max_size=2))
+def test_keys_that_windows_copy_are_within_the_budget(seed, budget, windows):
+    rng = np.random.default_rng(seed)
+    cluster = np.unique(np.sort(rng.integers(0, 3, int(rng.integers(1, 20)))), return_inverse=True)[1]
+    prefix = rng.integers(1, 30, 5)[cluster]
+    lengths = prefix + rng.integers(1, 10, len(cluster))
+    rollouts = shared(cluster, prefix)
+    parts = cut_shared(lengths, rollouts, None, budget, windows)
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    for part in parts:
+        spans = runs_of(lengths[part], rollouts.select(part), torch.device("cpu")).spans
+        keys = max(int(call.key_length.sum()) for window in windows for call in spans.segments(window))
+        assert keys <= (budget or lengths.sum()) or len(part) == 1
+    # Of a prompt of 4,000 tokens with 240 responses of 256, which are 65,440 tokens: 16 have the keys of 65,536.
+    many = shared(np.zeros(240, dtype=np.int64), np.full(240, 4000))
+    assert [len(part) for part in cut_shared(np.full(240, 4256), many, None, 1 << 16)] == [240]
+    parts = cut_shared(np.full(240, 4256), many, None, 1 << 16, [4096])
+    assert {len(part) for part in parts[:-1]} == {14}
 
 
 def test_longest_first():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from peft import LoraConfig
 
 from rlvr import Config, GRPOTrainer, Verdict, Verifier
 from rlvr.config import OptimConfig
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.run.trainer_arguments import KEYS, OTHER_NAMES, TrainerSettings, trainer_arguments
 from small_run import TREE, lines, overlaid, task_rows
@@ -80,6 +82,15 @@ def test_one_function_a_pair_and_a_list_of_one_are_the_same_reward():
     assert list(named.verifiers) == ["lambda", "lambda_2"]
 
 
+def test_a_mapping_in_a_list_may_have_its_weight_as_a_reward_term_has():
+    written = {"name": "format", "weight": 0.2}
+    made = arguments(verifier=[correct, written], config=STEPS)
+    assert made == arguments(verifier=[correct, ({"name": "format"}, 0.2)], config=STEPS)
+    assert [term.weight for term in made.config.rewards] == [1.0, 0.2]
+    assert made.config.verifiers["format"].written == "format"
+    assert written == {"name": "format", "weight": 0.2}
+
+
 @pytest.mark.parametrize(
     ("rewards", "weights", "problem"),
     [
@@ -90,6 +101,8 @@ def test_one_function_a_pair_and_a_list_of_one_are_the_same_reward():
         ([(correct, 1, 2)], None, "reward 1 is 3 values"),
         ([correct, 3], None, "reward 2 is int"),
         ([], None, "the list of rewards is empty"),
+        ([correct, {"name": "format", "weight": "0.2"}], None, r"the weight of reward 2 \(format\) is '0.2'"),
+        ([correct, {"name": "format", "weight": 0.2}], [1.0, 1.0], "in reward_weights and beside a function"),
         ([correct, brief], [1.0], "give a list of 2 numbers"),
         ([correct, brief], 0.5, "give a list of 2 numbers"),
         ([(correct, 1.0), brief], [1.0, 1.0], "in reward_weights and beside a function"),
@@ -108,6 +121,9 @@ def test_a_list_of_rewards_and_rewards_of_the_configuration_are_refused():
     for key, value in {"rewards": ["length"], "verifiers": {"judge": "exact"}}.items():
         with pytest.raises(ConfigError, match=f"reward_funcs is a list of rewards, and the configuration sets {key}"):
             arguments(reward_funcs=[correct, brief], config={**STEPS, key: value})
+    stages = [{"kind": "grpo", "rewards": ["length"]}]
+    with pytest.raises(ConfigError, match=r"the configuration sets stages\[0\]\.rewards: leave one of them out"):
+        arguments(reward_funcs=[correct, brief], config={**STEPS, "stages": stages})
 
 
 def values() -> dict:
@@ -163,9 +179,63 @@ def test_a_setting_as_keyword_and_in_the_configuration_is_one_clear_error(keywor
     for config in (tree, file, Config(**tree)):
         with pytest.raises(ConfigError) as raised:
             arguments(**{keyword: values()[keyword]}, config=config)
-        assert str(raised.value) == (
-            f"GRPOTrainer: {keyword} is also set in the configuration, as {path}: leave one of them out"
+        problem, _, advice = str(raised.value).partition(", or config=")
+        assert problem == (f"GRPOTrainer: {keyword} is also set in the configuration, as {path}: leave one of them out")
+        assert bool(advice) == (config is file)
+
+
+def test_the_advice_about_a_file_can_be_followed(tmp_path):
+    file = tmp_path / "run.yaml"
+    stages = [{"kind": "sft", "steps": 1}, {"kind": "grpo", "steps": 9, "optim": {"max_grad_norm": 0.5}}]
+    tree = {
+        "optim": {"lr": 1e-5},
+        "algorithm": {"preset": "dr_grpo"},
+        "rollout": {"engine": "hf"},
+        "run": {"dir": "here", "name": "there"},
+        "model": {"adapter": {"r": 2}},
+        "stages": stages,
+    }
+    file.write_text(yaml.safe_dump(tree))
+    given = {
+        "learning_rate": (1e-6, {"optim.lr": 1e-6}),
+        "loss_type": ("dapo", {"algorithm.preset": "dapo"}),
+        "output_dir": ("runs/sums", {"run.dir": "runs", "run.name": "sums"}),
+        "peft_config": ({"r": 4, "alpha": 8}, {"model.adapter.r": 4, "model.adapter.alpha": 8}),
+        "use_vllm": (False, {"rollout.engine.name": "hf"}),
+    }
+    for keyword, (value, expected) in given.items():
+        with pytest.raises(ConfigError) as raised:
+            arguments(**{keyword: value}, config=file)
+        advised = eval(
+            str(raised.value).partition("leave one of them out, or config=")[2], {"load_config": load_config}
         )
+        assert {path: at(arguments(config=advised).config, path) for path in expected} == expected
+    with pytest.raises(ConfigError, match=re.escape('["stages.1.optim.max_grad_norm=0.25"]')) as raised:
+        arguments(max_grad_norm=0.25, config=str(file))
+    advised = eval(str(raised.value).partition("or config=")[2], {"load_config": load_config})
+    assert advised.stages[1]["optim"]["max_grad_norm"] == 0.25
+    with pytest.raises(ConfigError, match=re.escape('or config=load_config("psr", ["optim.lr=1e-06"])')):
+        arguments(learning_rate=1e-6, config="psr")
+
+
+def test_a_keyword_that_a_stage_would_overrule_is_refused(tmp_path):
+    stages = [{"kind": "sft", "steps": 1}, {"kind": "grpo", "steps": 60, "optim": {"lr": 2e-3}}]
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"stages": stages}))
+    for config in ({"stages": stages}, file, Config(stages=stages)):
+        with pytest.raises(
+            ConfigError, match=r"^GRPOTrainer: learning_rate is also set .* as stages\[1\]\.optim\.lr: .*$"
+        ):
+            arguments(learning_rate=1e-6, config=config)
+        # A stage's `steps` is its share, run.steps a cap, and another key of the same section is the keyword's.
+        made = arguments(max_steps=5, warmup_steps=3, config=config).config
+        assert (made.run.steps, made.optim.warmup_steps) == (5, 3)
+    # A section that the stage switches off.
+    without = {"stages": [{"kind": "grpo", "steps": 1, "algorithm": {"kl": None}}]}
+    with pytest.raises(
+        ConfigError, match=r"beta is also set in the configuration, as stages\[0\]\.algorithm\.kl\.coef"
+    ):
+        arguments(beta=0.04, config=without)
 
 
 def test_keywords_go_over_a_config_object_a_file_and_its_preset(tmp_path):
@@ -179,6 +249,19 @@ def test_keywords_go_over_a_config_object_a_file_and_its_preset(tmp_path):
     assert folder.folder == tmp_path / "out" / "first"
     with pytest.raises(ConfigError, match=r"two keywords set run\.name, and one of them is output_dir"):
         arguments(run_name="a", output_dir="b", max_steps=1)
+
+
+@pytest.mark.parametrize("folder", [".", "", "..", "runs/..", "/", "~", Path(".."), 3, b"runs/sums", True])
+def test_an_output_dir_that_is_no_run_folder_is_refused_by_its_name(folder):
+    shown = repr(str(folder) if isinstance(folder, Path) else folder)
+    with pytest.raises(ConfigError) as raised:
+        arguments(output_dir=folder, config=STEPS)
+    assert str(raised.value) == f"GRPOTrainer: output_dir is {shown}: give the folder of the run, such as runs/sums"
+
+
+def test_an_output_dir_of_none_is_not_given():
+    assert arguments(output_dir=None, run_name="mine", config=STEPS).config.run.name == "mine"
+    assert arguments(output_dir=None, config=STEPS).config == arguments(config=STEPS).config
 
 
 def test_an_adapter_is_taken_from_peft_and_from_a_mapping():

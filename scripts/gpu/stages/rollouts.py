@@ -1,6 +1,6 @@
 """Stage 6: vLLM beside the trainer on one GPU: whole runs, a publish by CUDA IPC of a vocabulary of 152k, the
 difference of log-probs after it, memory asleep and awake, tokens per second; and the hf engine with the same
-requests."""
+requests, and the kernels of its decoding steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from rlvr import GRPOTrainer
 from rlvr.rollout import Request, Sampling, probe
@@ -89,6 +91,8 @@ def measured(context: Context, case: Case) -> dict[str, Any]:
         if case.staleness == 0:  # else requests of the next step are under way
             found |= publishes(context, trainer)
             found |= speed(context, trainer)
+        if not case.needs_vllm:
+            found |= decoding_step(context, trainer)
     return found
 
 
@@ -116,6 +120,13 @@ def publishes(context: Context, trainer: GRPOTrainer) -> dict[str, Any]:
 def speed(context: Context, trainer: GRPOTrainer) -> dict[str, float]:
     """Tokens per second of many requests handed in at once."""
     count, new = (16, 16) if context.toy else (256, 512)
+    start = time.perf_counter()
+    tokens = sampled(trainer, count, new)
+    return {"requests": count, "sampled_tokens_per_second": round(tokens / (time.perf_counter() - start), 1)}
+
+
+def sampled(trainer: GRPOTrainer, count: int, new: int) -> int:
+    """Tokens that the engine sampled for `count` requests of `new` tokens each, handed in at once."""
     sampling = Sampling(new, ignore_eos=True)
     prompt = tuple(range(10, 26))
     requests = [Request((*prompt, 26 + number // 8), sampling, number) for number in range(count)]
@@ -124,6 +135,28 @@ def speed(context: Context, trainer: GRPOTrainer) -> dict[str, float]:
         completions = await asyncio.gather(*(trainer.rollouts.engine.generate(request) for request in requests))
         return sum(len(completion.token_ids) for completion in completions)
 
-    start = time.perf_counter()
-    tokens = trainer.rollouts.collector.submit(all_of_them()).result()
-    return {"requests": count, "sampled_tokens_per_second": round(tokens / (time.perf_counter() - start), 1)}
+    return int(trainer.rollouts.collector.submit(all_of_them()).result())
+
+
+def decoding_step(context: Context, trainer: GRPOTrainer) -> dict[str, float]:
+    """Kernels and copies of a decoding step by torch's profiler (on a CPU: calls of ATen), those of runs of 40 tokens
+    less those of runs of 8: what scripts/benchmarks/decode_launches.py counts by dispatch."""
+    on_gpu = context.device == "cuda"
+    few, more = (profiled(trainer, new, on_gpu) for new in (8, 40))
+    steps = 40 - 8
+    return {f"step_{kind}": round((more[kind] - few[kind]) / steps, 1) for kind in more}
+
+
+def profiled(trainer: GRPOTrainer, new: int, on_gpu: bool) -> dict[str, int]:
+    """The profiler's events of `new` decoding steps and their prompts, by kind."""
+    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    # The engine decodes in a thread of its own.
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(activities=[activity], experimental_config=everywhere) as profile:
+        sampled(trainer, 16, new)
+    events = list(profile.events())
+    if not on_gpu:
+        return {"operations": sum(event.name.startswith("aten::") for event in events)}
+    events = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    copies = sum(event.name.startswith(("Memcpy", "Memset")) for event in events)
+    return {"kernels": len(events) - copies, "copies": copies}

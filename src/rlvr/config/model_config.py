@@ -83,9 +83,9 @@ class ModelConfig(Section):
     """Keep the layers' inputs, which is what `gradient_checkpointing` (needed for it) leaves, in host memory until the
     backward pass: less GPU memory for the time of two copies. Of no use on a CPU."""
     fused_layers: Literal["auto"] | bool = "auto"
-    """Triton kernels of Liger-Kernel (`pip install 'rlvr[liger]'`) for norms, rotary embedding and SwiGLU: fewer
-    launches and less memory traffic. auto: on a GPU, where they are installed and there are some for the model. The
-    model is tried with and without them, and must compute the same."""
+    """Triton kernels of Liger-Kernel (the extra `liger`, docs/installation.md) for norms, rotary embedding and SwiGLU:
+    fewer launches and less memory traffic. auto: on a GPU, where they are installed and there are some for the model.
+    The model is tried with and without them, and must compute the same."""
     compile: bool = False
     """Compile the decoder layers with torch.compile for the passes of the update; sampling is not compiled. The first
     passes take minutes longer; compiled code is kept for the next start in TORCHINDUCTOR_CACHE_DIR, or in

@@ -44,8 +44,11 @@ TRL: dict[str, str] = {
     "environment_factory": "rollout.plan: {name: turns, environment: FILE.py:Name}",
     "rollout_func": "rollout.plan: FILE.py:name",
     "args": "no: its settings are keys of this configuration",
+    "ref_model": "no: the reference is a snapshot of the policy (algorithm.kl)",
+    "compute_metrics": "no: an evaluation has the verifier's scores; a callback is shown the results",
     # the run
     "output_dir": "run.dir and run.name",
+    "overwrite_output_dir": "run.overwrite, which keeps the old run under another name",
     "run_name": "run.name",
     "max_steps": _BATCHES % "run.steps",
     "num_train_epochs": "run.epochs",
@@ -63,7 +66,7 @@ TRL: dict[str, str] = {
     "lr_scheduler_type": "optim.schedule",
     "lr_scheduler_kwargs": "optim.min_lr",
     "warmup_steps": "optim.warmup_steps",
-    "warmup_ratio": "optim.warmup_steps",
+    "warmup_ratio": "optim.warmup_steps, in steps: the ratio x run.steps",
     "max_grad_norm": "optim.max_grad_norm",
     "optim": "optim.optimizer",
     "optim_args": "optim.optimizer: {name: ..., option: value}",
@@ -82,6 +85,10 @@ TRL: dict[str, str] = {
     # model
     "model_init_kwargs": "model.dtype, model.attention, model.revision and the other keys of model",
     "trust_remote_code": "model.trust_remote_code",
+    "model_name_or_path": "model.path",
+    "dtype": "model.dtype",
+    "torch_dtype": "model.dtype",
+    "attn_implementation": "model.attention",
     "bf16": "model.dtype",
     "fp16": "no: model.dtype is float32 or bfloat16",
     "bf16_full_eval": "no: evaluations are sampled as rollouts are",
@@ -110,6 +117,7 @@ TRL: dict[str, str] = {
     "log_level_replica": "no: rank 0 alone logs",
     "disable_tqdm": "logging.console: plain",
     "report_to": "logging.wandb, logging.tensorboard, logging.mlflow",
+    "logging_dir": "logging.tensorboard: {directory: ...}",
     "project": "logging.wandb: {project: ...}",
     "trackio_space_id": "no: a tracker of your own is an argument of GRPOTrainer, `trackers`",
     "trackio_bucket_id": "no: a tracker of your own is an argument of GRPOTrainer, `trackers`",
@@ -154,6 +162,8 @@ TRL: dict[str, str] = {
     # data
     "remove_unused_columns": "no: all columns are kept",
     "label_names": "data.fields",
+    "dataset_name": "data.train",
+    "max_length": "rollout.max_new_tokens for a response, data.max_prompt_tokens for a prompt",
     "shuffle_dataset": "data.sampler",
     "train_sampling_strategy": "data.sampler",
     "length_column_name": "no: rows are packed by their lengths",
@@ -248,7 +258,7 @@ TRL: dict[str, str] = {
     "reward_weights": "rewards: [{name: ..., weight: ...}]",
     "multi_objective_aggregation": "algorithm.advantage: {name: group, per_reward: {TERM: weight}}",
 }
-"""Argument of TRL's GRPOTrainer, or field of its GRPOConfig -> our key."""
+"""Argument of TRL's GRPOTrainer, of its scripts or of another trainer, or field of GRPOConfig -> our key."""
 
 _ACTOR = "actor_rollout_ref.actor."
 _ROLLOUT = "actor_rollout_ref.rollout."
@@ -315,7 +325,7 @@ VERL: dict[str, str] = {
     _ACTOR + "optim.weight_decay": _ADAM % "weight_decay",
     _ACTOR + "optim.betas": _ADAM % "betas",
     _ACTOR + "optim.lr_warmup_steps": "optim.warmup_steps",
-    _ACTOR + "optim.lr_warmup_steps_ratio": "optim.warmup_steps",
+    _ACTOR + "optim.lr_warmup_steps_ratio": "optim.warmup_steps, in steps: the ratio x run.steps",
     _ACTOR + "optim.lr_scheduler_type": "optim.schedule",
     _ACTOR + "optim.warmup_style": "optim.schedule",
     _ACTOR + "optim.clip_grad": "optim.max_grad_norm",
@@ -329,6 +339,8 @@ VERL: dict[str, str] = {
     _ACTOR + "qat": "no: there is no training in low precision",
     _ACTOR + "freeze_vision_tower": "no: there are no images",
     "actor_rollout_ref.ref": "algorithm.kl, whose reference is a snapshot of the policy",
+    "actor_rollout_ref.ref.fsdp_config": "no: the reference is a copy of the weights that train, on their devices",
+    "actor_rollout_ref.hybrid_engine": "no: rollout.engine says where the engine runs",
     _ROLLOUT + "name": "rollout.engine: vllm, vllm-server or hf",
     _ROLLOUT + "mode": "rollout.staleness, for rollouts ahead of training",
     _ROLLOUT + "n": "rollout.group_size",
@@ -348,6 +360,7 @@ VERL: dict[str, str] = {
     _ROLLOUT + "engine_kwargs": _ENGINE % "engine_args",
     _ROLLOUT + "free_cache_engine": _ENGINE % "sleep",
     _ROLLOUT + "ignore_eos": "rollout.ignore_eos",
+    _ROLLOUT + "load_format": "no: the engine always has the trainer's weights",
     _ROLLOUT + "over_sample_rate": "rollout.dynamic_sampling: {oversample: ...}",
     _ROLLOUT + "calculate_log_probs": "no: log-probs are always kept",
     _ROLLOUT + "multi_turn": "rollout.plan: {name: turns, ...}",
@@ -374,6 +387,13 @@ VERL: dict[str, str] = {
     "data.max_prompt_length": "data.max_prompt_tokens",
     "data.max_response_length": "rollout.max_new_tokens",
     "data.filter_overlong_prompts": "data.skip_long_prompts",
+    "data.filter_overlong_prompts_workers": "no: the ranks share the counting of prompts",
+    "data.truncation": "no: a long prompt is refused, or left out by data.skip_long_prompts",
+    "data.val_batch_size": "no: an evaluation is sampled in blocks that fit",
+    "data.reward_fn_key": "no: a row's source selects no verifier; a term of rewards has `sources`",
+    "data.return_raw_chat": "no: messages and token ids of a prompt are both kept",
+    "data.image_key": "no: there are no images",
+    "data.video_key": "no: there are no videos",
     "data.prompt_key": "data.fields: {prompt: ...}",
     "data.shuffle": "data.sampler",
     "data.seed": "run.seed",
@@ -387,8 +407,12 @@ VERL: dict[str, str] = {
     # their places before verl 0.8
     "custom_reward_function": "verifier: FILE.py:compute_score",
     "reward_model": "verifier and rewards",
+    "reward_model.overlong_buffer": "rewards: [verdict, {name: soft_overlong, cache: ...}]",
+    "reward_model.overlong_buffer.enable": "rewards: [verdict, soft_overlong]",
+    "reward_model.overlong_buffer.len": "rewards: [verdict, {name: soft_overlong, cache: ...}]",
+    "reward_model.overlong_buffer.penalty_factor": "rewards: [verdict, {name: soft_overlong, weight: ...}]",
     "reward_manager": "rewards",
-    "trainer": "run.steps and the other keys of run, checkpoint and logging",
+    "trainer": "the sections run, checkpoint, evaluation and logging",
     "trainer.total_epochs": "run.epochs",
     "trainer.total_training_steps": "run.steps",
     "trainer.project_name": "logging.wandb: {project: ...}",
@@ -400,12 +424,21 @@ VERL: dict[str, str] = {
     "trainer.val_before_train": "evaluation.at_start",
     "trainer.val_only": "no: the command rlvr evaluate",
     "trainer.resume_mode": "no: --resume auto, or train(resume=...)",
+    "trainer.resume_from_path": "no: --resume PATH, or train(resume=PATH)",
     "trainer.logger": "logging.wandb, logging.tensorboard, logging.mlflow, logging.console",
     "trainer.rollout_data_dir": "logging.rollouts",
+    "trainer.validation_data_dir": "no: an evaluation keeps the scores of its tasks, not the responses",
+    "trainer.log_val_generations": "no: an evaluation keeps the scores of its tasks, not the responses",
+    "trainer.device": "model.device",
+    "trainer.critic_warmup": "no: there is no critic",
     "trainer.balance_batch": "no: work is always balanced over the ranks",
     "trainer.nnodes": "no: an option of torchrun",
     "trainer.n_gpus_per_node": "no: an option of torchrun",
     "critic": "no: there is no critic",
+    "ray_kwargs": "no: there is no Ray; torchrun starts the ranks",
+    "global_profiler": "logging.profile, a list of steps",
+    "global_profiler.steps": "logging.profile",
+    "global_profiler.tool": "no: logging.profile uses torch's profiler",
     "actor_rollout_ref": "the sections model, rollout, optim and algorithm",
 }
 """Path of a key of verl's ppo_trainer.yaml -> our key."""
@@ -428,7 +461,10 @@ def peer_answer(path: str) -> str | None:
     section = path.rpartition(".")[0]
     while section:
         if section in VERL:
-            return _in_words(VERL[section], "verl")
+            answer = VERL[section]
+            if answer.startswith("no: "):
+                return _in_words(answer, "verl")
+            return f"of verl's section {section}, and not listed; what that section sets is here in {answer}"
         section = section.rpartition(".")[0]
     return None
 

@@ -253,8 +253,10 @@ class Passes:
         leave open."""
         optim = self.config.optim
         padded = optim.packing is False or (optim.packing == "auto" and not self.packs())
-        # `share_prefix: true` leaves one layout. With `auto` any may be taken, and the larger one counts.
-        layouts = [] if optim.share_prefix is True else [(*self.apart(), padded, 0)]
+        # `share_prefix: true` leaves one layout. With `auto` any may be taken, and the larger one counts. Layers with a
+        # window have as many keys in a shared row as in rows apart, at most (`cut_shared`).
+        only_shared = optim.share_prefix is True and not self.shape.windowed
+        layouts = [] if only_shared else [(*self.apart(), padded, 0)]
         if self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix):
             prompt, _ = lengths(self.shape, self.config)
             layouts.append((*self.shared(), False, prompt))

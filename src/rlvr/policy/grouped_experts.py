@@ -31,7 +31,8 @@ def _experts(module: Any, hidden_states: torch.Tensor, chosen: torch.Tensor, wei
     if not torch.is_autocast_enabled(kind):
         return grouped_mm_experts_forward(module, hidden_states, chosen, weights)
     dtype = torch.get_autocast_dtype(kind)
-    output = grouped_mm_experts_forward(_Cast(module, dtype), hidden_states.to(dtype), chosen, weights)
+    cast: Any = _Cast(module, dtype)
+    output = grouped_mm_experts_forward(cast, hidden_states.to(dtype), chosen, weights)
     return output.to(hidden_states.dtype)
 
 

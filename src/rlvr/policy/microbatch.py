@@ -189,12 +189,18 @@ def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.nd
     return cut_shared(lengths, Shared.nothing(len(lengths)), size, tokens)
 
 
-def cut_shared(lengths: np.ndarray, shared: Shared, size: int | None, tokens: int | None) -> list[np.ndarray]:
+def cut_shared(
+    lengths: np.ndarray, shared: Shared, size: int | None, tokens: int | None, windows: Sequence[int] = ()
+) -> list[np.ndarray]:
     """`cut` for rollouts that begin with what their cluster has in common, which counts once in a micro-batch.
 
     Clusters stay together where the budget lets them; that with the longest rollout comes first, and in it the longest,
-    branch by branch.
+    branch by branch. Layers with one of `windows` copy the end of the prefix for each member: their keys are within
+    `tokens` too, or, without a budget, within the tokens of all rollouts.
     """
+    # A window that covers the longest rollout is none (`Spans.segments`).
+    window = max((window for window in windows if window < lengths.max(initial=0)), default=0)
+    most_keys = int(lengths.sum()) if tokens is None else tokens
     cluster = shared.cluster
     prefix = shared.prefix
     longest = np.zeros(int(cluster.max(initial=-1)) + 1, dtype=np.int64)
@@ -202,20 +208,23 @@ def cut_shared(lengths: np.ndarray, shared: Shared, size: int | None, tokens: in
     # The last key sorts first: cluster by its longest member, then by number, then the members by branch and length.
     order = np.lexsort((-lengths, shared.branch, cluster, -longest[cluster]))
     cuts: list[list[int]] = []
-    used = 0
+    used = keys = 0
     last = -1
     for i in order:
         own = int(lengths[i] - prefix[i])
+        copied = min(window - 1, int(prefix[i])) if window else 0
         # The prefix counts once in a micro-batch, with the first member of the cluster.
         extra = own if cuts and cluster[i] == last else int(lengths[i])
         full = not cuts or (size is not None and len(cuts[-1]) == size)
-        if full or (tokens is not None and used + extra > tokens):
+        too_many_keys = window > 0 and keys + extra + copied > most_keys
+        if full or too_many_keys or (tokens is not None and used + extra > tokens):
             cuts.append([])
-            used = 0
+            used = keys = 0
             # A new micro-batch computes the prefix again.
             extra = int(lengths[i])
         cuts[-1].append(int(i))
-        used = used + extra
+        used += extra
+        keys += extra + copied
         last = cluster[i]
     return [np.asarray(part) for part in cuts]
 
@@ -454,7 +463,8 @@ class _Layouts:
         )
 
     def _packed(self, shared: Shared) -> _Layout:
-        parts = cut_shared(self.lengths, shared, *self.limits)
+        windows = [window for window, _ in self.estimate.layers if window is not None]
+        parts = cut_shared(self.lengths, shared, *self.limits, windows)
         cost = 0.0
         for part in parts:
             cost += self.estimate.packed(runs_of(self.lengths[part], shared.select(part), self.policy.device).spans)

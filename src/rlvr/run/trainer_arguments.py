@@ -9,6 +9,7 @@ Source of TRL's names: TRL 1.16, trl/trainer/grpo_trainer.py and grpo_config.py.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +61,7 @@ class TrainerSettings(TypedDict, total=False):
     """Weights of `reward_funcs`, in their order, in place of pairs."""
     peft_config: Any
     """`model.adapter`: a mapping of its keys, or peft's own LoraConfig."""
-    output_dir: str | Path
+    output_dir: str | Path | None
     """The run folder: `run.dir` and `run.name`."""
     run_name: str
     """`run.name`."""
@@ -178,8 +179,8 @@ def trainer_arguments(
     config, model = given["config"], given["model"]
     refuse_foreign_config(config)
     verifier, verifiers, over = _rewards(given["verifier"], settings.get("reward_weights"))
-    for keyword, path, value in _keyed(settings):
-        over = _with_setting(over, config, keyword, path, value)
+    for keyword, keys in _keyed(settings).items():
+        over = _with_keys(over, config, keyword, keys)
     made = _with_settings(config, over, "verifier" if given["verifier"] is own["verifier"] else "reward_funcs")
     if isinstance(model, (str, Path)):
         # `scratch` goes, since a model is loaded or built, and the argument is the one that was given last.
@@ -233,17 +234,31 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
 # keywords
 
 
-def _keyed(settings: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """(keyword, key, value) of every setting of the configuration among `settings`."""
-    found = [(keyword, KEYS[keyword], value) for keyword, value in settings.items() if keyword in KEYS]
-    if "output_dir" in settings:
-        folder = Path(settings["output_dir"])
-        found += [("output_dir", "run.dir", str(folder.parent)), ("output_dir", "run.name", folder.name)]
+def _keyed(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Keyword -> the keys of the configuration that it sets, with their values."""
+    found = {keyword: {KEYS[keyword]: value} for keyword, value in settings.items() if keyword in KEYS}
+    if settings.get("output_dir") is not None:
+        folder = _run_folder(settings["output_dir"])
+        found["output_dir"] = {"run.dir": str(folder.parent), "run.name": folder.name}
     if "use_vllm" in settings:
-        found.append(("use_vllm", "rollout.engine", "vllm" if settings["use_vllm"] else "hf"))
+        found["use_vllm"] = {"rollout.engine": "vllm" if settings["use_vllm"] else "hf"}
     if "peft_config" in settings:
-        found.append(("peft_config", "model.adapter", _adapter(settings["peft_config"])))
-    return found
+        found["peft_config"] = {"model.adapter": _adapter(settings["peft_config"])}
+    return {keyword: {path: _plain(value) for path, value in keys.items()} for keyword, keys in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A section as a mapping of what was set in it; anything else as it is."""
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def _run_folder(written: Any) -> Path:
+    """The run folder that `output_dir` gives. ConfigError where it has no name of its own: `.`, `..`, `/` or `~`."""
+    # Path("") and Path(".") have the name "".
+    if not isinstance(written, (str, Path)) or Path(written).name in ("", "..", "~"):
+        shown = repr(str(written) if isinstance(written, Path) else written)
+        raise ConfigError(f"GRPOTrainer: output_dir is {shown}: give the folder of the run, such as runs/sums")
+    return Path(written)
 
 
 def _adapter(written: Any) -> Any:
@@ -267,23 +282,57 @@ def _adapter(written: Any) -> Any:
     return adapter
 
 
-def _with_setting(over: dict[str, Any], config: Any, keyword: str, path: str, value: Any) -> dict[str, Any]:
-    """The tree `over` with a keyword's value. ConfigError where another keyword or the configuration sets the same."""
-    if _is_set(over, path):
-        raise ConfigError(f"GRPOTrainer: two keywords set {path}, and one of them is {keyword}: leave one out")
+def _with_keys(over: dict[str, Any], config: Any, keyword: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree `over` with a keyword's keys. ConfigError where another keyword or the configuration sets one of
+    them."""
+    for path, value in keys.items():
+        if _is_set(over, path):
+            raise ConfigError(f"GRPOTrainer: two keywords set {path}, and one of them is {keyword}: leave one out")
+        if (place := _place(config, path)) is not None:
+            # Of a key in a stage, its override alone.
+            advice = _override_advice(config, keys if place == path else {place: value})
+            raise ConfigError(
+                f"GRPOTrainer: {keyword} is also set in the configuration, as {place}: leave one of them out{advice}"
+            )
+        tree: Any = value
+        for part in reversed(path.split(".")):
+            tree = {part: tree}
+        over = merge(over, tree)
+    return over
+
+
+def _override_advice(config: Any, keys: Mapping[str, Any]) -> str:
+    """The call that lays `keys` over a recipe or a file, which is not the user's to change; empty for another
+    configuration."""
+    if not isinstance(config, (str, Path)):
+        return ""
+    overrides = []
+    for path, value in keys.items():
+        # JSON is YAML, but for text, which needs no quotes. An item of a list is `stages.1` in an override.
+        written = value if isinstance(value, str) else json.dumps(value, default=str)
+        overrides.append(f"{path.replace('[', '.').replace(']', '')}={written}")
+    return f", or config=load_config({json.dumps(str(config))}, {json.dumps(overrides)})"
+
+
+def _place(config: Any, path: str) -> str | None:
+    """The place where a configuration, as it was given, sets the key: its path, or that in the first stage that sets
+    it. None where it does not."""
     if _is_set(config, path):
-        raise ConfigError(f"GRPOTrainer: {keyword} is also set in the configuration, as {path}: leave one of them out")
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json", exclude_unset=True)
-    tree: Any = value
-    for part in reversed(path.split(".")):
-        tree = {part: tree}
-    merged: dict[str, Any] = merge(over, tree)
-    return merged
+        return path
+    # A stage goes over the tree, so that a keyword would have no effect in it.
+    stages = config.stages if isinstance(config, Config) else config_tree(config).get("stages")
+    # What is no list of mappings is refused when the configuration is made.
+    for number, stage in enumerate(stages if isinstance(stages, list) else []):
+        if isinstance(stage, Mapping) and _is_set(stage, path, null_counts=True):
+            return f"stages[{number}].{path}"
+    return None
 
 
-def _is_set(config: Any, path: str) -> bool:
-    """Return True if a configuration, as it was given, sets the key."""
+def _is_set(config: Any, path: str, null_counts: bool = False) -> bool:
+    """Return True if a configuration, as it was given, sets the key.
+
+    A null in the place of its section does so where `null_counts`: that of a stage is laid over the key.
+    """
     if isinstance(config, (str, Path)):
         config = config_tree(config)
     at = config
@@ -301,7 +350,7 @@ def _is_set(config: Any, path: str) -> bool:
             at = dict(at)[part]
         else:
             # `algorithm.kl: null` over which `algorithm.kl.coef` would be laid.
-            return at is not None
+            return at is not None or null_counts
     return True
 
 
@@ -310,9 +359,10 @@ def _with_settings(config: Any, over: Mapping[str, Any], rewards: str) -> Config
     if not over:
         return config if isinstance(config, Config) else load_config(config)
     for key in ("rewards", "verifiers"):
-        if key in over and _is_set(config, key):
+        if key in over and (place := _place(config, key)) is not None:
             raise ConfigError(
-                f"GRPOTrainer: {rewards} is a list of rewards, and the configuration sets {key}: leave one of them out"
+                f"GRPOTrainer: {rewards} is a list of rewards, and the configuration sets {place}: leave one of them "
+                "out"
             )
     if isinstance(config, Config):
         tree = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -357,6 +407,7 @@ def _entries(given: Sequence[Any], weights: Any) -> list[tuple[Any, float]]:
     """(reward, weight) of each entry of a list of rewards. ConfigError names the entry that is none."""
     if not given:
         raise ConfigError("GRPOTrainer: the list of rewards is empty: give a verifier or a function")
+    given = [_pair(entry) for entry in given]
     pairs = [entry for entry in given if isinstance(entry, (tuple, list))]
     if weights is not None:
         if pairs:
@@ -384,6 +435,13 @@ def _entries(given: Sequence[Any], weights: Any) -> list[tuple[Any, float]]:
             )
         entries.append((dict(item) if isinstance(item, Mapping) else item, float(weight)))
     return entries
+
+
+def _pair(entry: Any) -> Any:
+    """(reward, weight) for a mapping with a `weight`, which is that of a reward term in YAML; else the entry."""
+    if isinstance(entry, Mapping) and "weight" in entry:
+        return {key: value for key, value in entry.items() if key != "weight"}, entry["weight"]
+    return entry
 
 
 def _is_number(value: Any) -> bool:

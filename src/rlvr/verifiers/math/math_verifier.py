@@ -121,7 +121,8 @@ class MathVerifier(Verifier):
     equals the exact number that it is the rounding of, or whose double it is (`1.4142135623730951`)."""
     math_verify: bool = False
     """Ask the package math-verify (SymPy) about what the comparison here cannot decide. It adds few right answers, some
-    wrong ones, and most of the slow verdicts; needs `pip install 'rlvr[math-verify]'`."""
+    wrong ones, and most of the slow verdicts; needs the extra `math-verify`
+    (docs/installation.md)."""
     max_boxes: int = 8
     r"""Different `\boxed{}` that the final text may contain. The last one decides; more than this is listing
     candidates."""
