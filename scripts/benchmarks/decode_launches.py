@@ -5,7 +5,8 @@
 The whole engine runs over a model of Qwen2.5-0.5B's shape (24 layers; sizes from its config.json on the Hugging Face
 hub) whose tensors are fake: every operation is dispatched with its real shapes and types, nothing is computed. The
 tensors are fake ones of a CPU, since torch's build for CPUs cannot index fake ones of a GPU, but the engine takes the
-branch that a GPU takes (`by_parts`). Prompts have different lengths and no row ends before its limit. A step's figures
+branches that a GPU takes (`by_parts`, `sums_in_float32`).
+Prompts have different lengths and no row ends before its limit. A step's figures
 are those of a run of MORE tokens less those of a run of FEW, divided by the difference; the copies by which the cache
 grew every 64 tokens before are not among them.
 
@@ -14,9 +15,10 @@ With `--all-layers` all 24 are run, which takes minutes and gives the same.
 
 A launch is a call of an ATen operation that is no view and no allocation. Scaled dot-product attention and torch's RMS
 norm are counted as one each (`aten::neg`), as their kernels on a GPU are; a GPU may need a second kernel where an
-operation mixes types or pads. A copy to the host is `Tensor.cpu` or an `_local_scalar_dense` (`item`, `bool`); the
-values that are read there are zeros, and so no row ends early and no mask of transformers is left out. Copies to the
-device cannot be told from views here. The bytes cast from float32 are those read, weights and activations.
+operation mixes types or pads. A product that is added to a matrix out of place is two: torch copies the matrix first.
+A copy to the host is `Tensor.cpu` or an `_local_scalar_dense` (`item`, `bool`); the values that are read there are
+zeros, and so no row ends early and no mask of transformers is left out. Copies to the device cannot be told from views
+here. The bytes cast from float32 are those read, weights and activations.
 """
 
 from __future__ import annotations
@@ -170,6 +172,9 @@ class Counter(TorchDispatchMode):
             if source.dtype == torch.float32 and result.dtype != torch.float32:
                 self.cast_bytes += source.numel() * 4
         self.launches[name] += 1
+        # On a GPU what a product is added to is copied to the result first; a vector may be added by the product.
+        if name in ("aten::addmm", "aten::baddbmm") and args[0].dim() > 1:
+            self.launches["aten::copy_"] += 1
 
 
 def _flat(values: Any) -> Iterator[Any]:
@@ -251,6 +256,11 @@ def one_norm(x: Any, *_: Any, **__: Any) -> Any:
     return torch.ops.aten.neg(x)
 
 
+def rms_form(norm: Any) -> tuple[float, float]:
+    """Epsilon and offset of an RMS norm, by its class: Gemma's weights are offsets from 1."""
+    return 1e-6, float("Gemma" in type(norm).__name__)
+
+
 def run(policy: Any, tokens: int) -> Counter:
     """Sample `tokens` tokens for every row and count."""
     from rlvr.rollout import HFEngine, Request, Sampling, decoder, hf, rows
@@ -283,8 +293,9 @@ def run(policy: Any, tokens: int) -> Counter:
         for module in decoding:
             for name in ("rms_epsilon", "_rms_epsilon"):
                 stack.enter_context(replaced(module, name, lambda norm: 1e-6))
-            stack.enter_context(replaced(module, "_rms_form", lambda norm: (1e-6, 0.0)))
+            stack.enter_context(replaced(module, "_rms_form", rms_form))
             stack.enter_context(replaced(module, "by_parts", lambda device, dtype: False))
+            stack.enter_context(replaced(module, "sums_in_float32", lambda device, dtype: True))
         for change in (
             replaced(caller, "proven", lambda policy: decoder.Steps(policy)),
             replaced(rows, "uniforms", uniforms),

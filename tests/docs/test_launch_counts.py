@@ -149,6 +149,17 @@ def test_one_more_launch_in_a_layer_is_seen(decoding, monkeypatch):
     assert two["launches"] - one["launches"] == DECODING["bfloat16, weights in bfloat16"] + 1
 
 
+def test_a_sum_out_of_place_is_counted_with_the_copy_of_its_matrix(decoding):
+    """torch copies a matrix to the result first; a vector is added by the product, and in place nothing is copied."""
+    with decoding.FakeTensorMode(), decoding.Counter() as counter:
+        matrix, x, weight = torch.empty(3, 5), torch.empty(3, 4), torch.empty(4, 5)
+        counter.launches.clear()
+        torch.addmm(matrix, x, weight)
+        torch.addmm(matrix[0], x, weight)
+        matrix.addmm_(x, weight)
+    assert counter.launches == {"aten::addmm": 2, "aten::addmm_": 1, "aten::copy_": 1}
+
+
 @pytest.fixture
 def packed(root, monkeypatch):
     """The script that counts long packed rows, imported."""

@@ -28,7 +28,7 @@ from rlvr.policy import Policy
 from rlvr.policy.attention.calls import ScoreRule
 from rlvr.policy.attention.causal_rows import CausalRows
 from rlvr.rollout.decoder_parts import BlockParts, NormPart, model_parts
-from rlvr.rollout.decoder_products import Autocast, FeedForward, MatrixProduct, Norm, by_parts, feed_forward
+from rlvr.rollout.decoder_products import Autocast, FeedForward, MatrixProduct, Norm, by_parts, feed_forward, scores
 from rlvr.rollout.rows import CachePlan, LayerShape, SlotCache
 
 # A budget, not a measured optimum: copying them for each batch that begins is little beside reading a prompt.
@@ -160,7 +160,7 @@ class DecoderBlock:
         self.heads = parts.heads
         self.shared = parts.shared
         self.sinks: torch.Tensor | None = None
-        """A score of each head [heads] that has no value."""
+        """A score of each head [heads] that has no value, in float32."""
         self.by_group = False
         """True if the output projection takes the heads that share keys one after the other."""
         self._parts = parts
@@ -200,7 +200,7 @@ class DecoderBlock:
             if norm is not None:
                 norm.refresh(self._dtype)
         if self._parts.sinks is not None:
-            self.sinks = self._parts.sinks.detach().to(self._dtype)
+            self.sinks = self._parts.sinks.detach().float()
 
     def release(self) -> None:
         """Hold no copies of weights until the next `refresh`."""
@@ -401,17 +401,19 @@ def _attended_by_parts(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, block: DecoderBlock
 ) -> torch.Tensor:
     """[R, shared, groups, D], [R, shared, slots, D], [R, shared, slots, D] -> [R, shared, groups, D]"""
-    # scores: [R, shared, groups, slots]
-    scores = (q * block.scoring.scale) @ keys.transpose(-1, -2)
-    if (cap := block.scoring.softcap) is not None:
-        scores = scores.div_(cap).tanh_().mul_(cap)
+    # In float32 as in prompts and in training, for bfloat16 rounds scores from 32 on to quarters.
+    # scored: [R, shared, groups, slots]
+    if (cap := block.scoring.softcap) is None:
+        scored = scores(q, keys, block.scoring.scale)
+    else:
+        scored = scores(q, keys, block.scoring.scale / cap).tanh_().mul_(cap)
     if mask is not None:
-        scores.add_(mask)
+        scored.add_(mask)
     if block.sinks is None:
-        return scores.softmax(-1) @ values
+        return scored.softmax(-1).to(values.dtype) @ values
     # One more score of each head, whose probability goes nowhere.
     sinks = block.sinks.view(1, block.shared, -1, 1).expand(len(q), -1, -1, 1)
-    return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ values
+    return torch.cat([scored, sinks], -1).softmax(-1)[..., :-1].to(values.dtype) @ values
 
 
 @dataclass(frozen=True)

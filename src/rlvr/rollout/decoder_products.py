@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -41,6 +42,27 @@ def by_parts(device: torch.device, dtype: torch.dtype) -> bool:
     Measured on a CPU in float32 only (docs/performance.md, The embedded engine). On a GPU each operation is a launch.
     """
     return device.type == "cpu" and dtype == torch.float32
+
+
+@functools.cache
+def sums_in_float32(device: str, dtype: torch.dtype) -> bool:
+    """Return True where torch multiplies matrices of `dtype` into float32: on a GPU (torch.bmm's `out_dtype`)."""
+    one = torch.ones(1, 8, 8, device=device, dtype=dtype)
+    try:
+        torch.bmm(one, one, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):  # of a device, a type or a version of torch that has it not
+        return False
+    return True
+
+
+def scores(q: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
+    """Float32 [R, shared, groups, slots] = `scale` x queries [R, shared, groups, D] x keys [R, shared, slots, D]."""
+    turned = keys.transpose(-1, -2)
+    if q.dtype == torch.float32 or not sums_in_float32(q.device.type, q.dtype):
+        return (q.float() * scale) @ turned.float()
+    # The keys of the cache are read as they are: no copy of them in float32.
+    product = torch.bmm(q.flatten(0, 1), turned.flatten(0, 1), out_dtype=torch.float32)
+    return product.mul_(scale).view(*q.shape[:-1], -1)
 
 
 class MatrixProduct:
@@ -135,9 +157,10 @@ class MatrixProduct:
         """`base` + the product, in the type of `base`, which may be changed."""
         if self._weight is None or base.dtype != self._dtype:
             return base.add_(self(x))
-        # The residual is added by the product itself: one operation and one tensor less.
-        sums = torch.addmm(base, x, self._weight)
-        return self._adapted(sums if self._bias is None else sums.add_(self._bias), x)
+        # The residual is added by the product itself. In place: out of place torch copies a `base` of two dimensions to
+        # its result first (addmm_out_cuda_impl, aten/src/ATen/native/cuda/Blas.cpp).
+        base.addmm_(x, self._weight)
+        return self._adapted(base if self._bias is None else base.add_(self._bias), x)
 
     def _called(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The output of each base, with what its adapter adds."""
@@ -169,7 +192,7 @@ class Norm:
         self._offset = part.offset
         self._parts = False
         self._weight: torch.Tensor | None = None
-        """The weight in the type of the input; sqrt(H) x weight where the norm is computed by parts."""
+        """The weight in the type that is computed in; sqrt(H) x weight where the norm is computed by parts."""
         self._bound = torch.empty(0)
         """sqrt(H x epsilon)"""
 
@@ -180,7 +203,9 @@ class Norm:
             return
         weight = self.module.weight.detach()
         if self._offset:
-            weight = weight + self._offset
+            # Rounded to bfloat16, 1 + w would be wrong in the same way for every token.
+            weight = weight.float() + self._offset
+            taken = torch.float32
         self._parts = by_parts(weight.device, self._dtype)
         if not self._parts:
             self._weight = weight.to(taken)
@@ -196,6 +221,7 @@ class Norm:
         if self._parts:
             # four operations, of which torch's own rms_norm makes more on a CPU
             return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._bound)).mul_(self._weight)
+        x = x.to(self._weight.dtype)
         return nn.functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon).to(self._dtype)
 
 
