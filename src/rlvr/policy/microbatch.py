@@ -196,11 +196,10 @@ def cut_shared(
 
     Clusters stay together where the budget lets them; that with the longest rollout comes first, and in it the longest,
     branch by branch. Layers with one of `windows` copy the end of the prefix for each member: their keys are within
-    `tokens` too, or, without a budget, within the tokens of all rollouts.
+    `tokens` too. (All rollouts of a step have no more of them than tokens apart, and each prefix once.)
     """
     # A window that covers the longest rollout is none (`Spans.segments`).
     window = max((window for window in windows if window < lengths.max(initial=0)), default=0)
-    most_keys = int(lengths.sum()) if tokens is None else tokens
     cluster = shared.cluster
     prefix = shared.prefix
     longest = np.zeros(int(cluster.max(initial=-1)) + 1, dtype=np.int64)
@@ -208,7 +207,7 @@ def cut_shared(
     # The last key sorts first: cluster by its longest member, then by number, then the members by branch and length.
     order = np.lexsort((-lengths, shared.branch, cluster, -longest[cluster]))
     cuts: list[list[int]] = []
-    used = keys = 0
+    used = 0
     last = -1
     for i in order:
         own = int(lengths[i] - prefix[i])
@@ -216,15 +215,13 @@ def cut_shared(
         # The prefix counts once in a micro-batch, with the first member of the cluster.
         extra = own if cuts and cluster[i] == last else int(lengths[i])
         full = not cuts or (size is not None and len(cuts[-1]) == size)
-        too_many_keys = window > 0 and keys + extra + copied > most_keys
-        if full or too_many_keys or (tokens is not None and used + extra > tokens):
+        if full or (tokens is not None and used + extra + copied > tokens):
             cuts.append([])
-            used = keys = 0
+            used = 0
             # A new micro-batch computes the prefix again.
             extra = int(lengths[i])
         cuts[-1].append(int(i))
-        used += extra
-        keys += extra + copied
+        used += extra + copied
         last = cluster[i]
     return [np.asarray(part) for part in cuts]
 
