@@ -59,7 +59,7 @@ def test_the_mbpp_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, r
         }
         for n in range(40)
     ]
-    small = ("run.steps=1", "rollout.prompts_per_step=4", "verifier.validate=true")
+    small = ("run.steps=1", "rollout.prompts_per_step=4", "verifier.validate=true", "verifier.case_time=60")
     (step,) = trained("mbpp-qwen2.5-coder-1.5b", 900, rows, tmp_path, *small)
     assert step["verdict/unparsable"] + step["verdict/wrong"] == 1
 
