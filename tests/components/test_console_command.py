@@ -69,7 +69,7 @@ def test_exit_codes_come_through():
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("rlvr tra", "train"),
+        pytest.param("rlvr tra", "train", marks=pytest.mark.slow),
         pytest.param("rlvr train --dry", "--dry-run", marks=pytest.mark.slow),
         ("rlvr evaluate --contam", "--contamination"),
     ],

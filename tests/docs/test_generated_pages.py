@@ -9,9 +9,8 @@ from rlvr.monitor.metrics import FAMILIES, METRICS
 
 SIZES = ("0.5B", "1.5B", "7B", "14B", "32B")
 """The models of the table of docs/memory.md."""
-IN_THE_GATE = "7B"
-"""The one whose rows are planned in the gate: it is trained in the most ways, from whole on 8 GPUs to an adapter on
-one."""
+IN_THE_GATE = "0.5B"
+"""The one whose rows are planned in the gate: it takes the least time."""
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_the_first_run_is_interrupted_goes_on_and_learns(run_through):
     assert ", truncated:" not in text(outputs["train"]) + text(outputs["again"])
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reading_a_run_finds_the_fault_of_its_reward(run_through):
     work, outputs = run_through("reading_a_run")

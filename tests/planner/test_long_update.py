@@ -95,7 +95,7 @@ def batch_of(rollouts, prompt, response):
     return batch
 
 
-@pytest.mark.parametrize("model", ["0.5B", pytest.param("7B", marks=pytest.mark.gate)])
+@pytest.mark.parametrize("model", ["0.5B", pytest.param("7B", marks=pytest.mark.slow)])
 def test_no_tensor_of_an_update_of_a_real_model_has_two_dimensions_of_tokens(model, shape_of, updated):
     shape = shape_of(model)
     batch = batch_of(ROLLOUTS, PROMPT, RESPONSE)

@@ -113,7 +113,7 @@ def test_a_model_that_was_loaded_already_is_planned_as_it_trains(kind):
     assert shape.head_trained == (64 * shape.vocabulary if kind == "all trains" else 0)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gemma2", "mistral"])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", pytest.param("gemma2", marks=pytest.mark.slow), "mistral"])
 def test_activations_are_what_a_real_forward_pass_keeps(architecture):
     config = ModelConfig(scratch=ScratchConfig(**SCRATCH, architecture=architecture), device="cpu")
     measured = kept_per_token(load_policy(config))
@@ -124,16 +124,14 @@ def test_activations_are_what_a_real_forward_pass_keeps(architecture):
     assert (shape.scores > 0) == (architecture == "gemma2")
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        pytest.param(
-            {"model": {"scratch": BIG, "device": "cpu", "gradient_checkpointing": True}}, marks=pytest.mark.slow
-        ),
-        pytest.param({"model": {"scratch": BIG, "device": "cpu", "dtype": "bfloat16"}}, marks=pytest.mark.slow),
-        pytest.param({"optim": {"micro_batch_size": 4}}, marks=pytest.mark.slow),
+        {"model": {"scratch": BIG, "device": "cpu", "gradient_checkpointing": True}},
+        {"model": {"scratch": BIG, "device": "cpu", "dtype": "bfloat16"}},
+        {"optim": {"micro_batch_size": 4}},
     ],
 )
 def test_the_plan_is_near_the_peak_of_a_real_run(changes, tmp_path):

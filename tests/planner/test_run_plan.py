@@ -80,7 +80,7 @@ def test_a_gpu_is_kept_busy():
     assert chosen(small, 200e9, on_gpu=True) == (False, None)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_phase_without_micro_batches_does_not_make_them_small():
     """vLLM's share and the weights leave less than the margin in the publish, whatever the micro-batches are."""
     tree = {

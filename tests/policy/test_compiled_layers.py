@@ -91,7 +91,7 @@ SIZES = [(2, 4, 9), (3, 5, 14), (4, 7, 21), (2, 9, 30)]
         ("padded", {}),
         ("shared", {"gradient_checkpointing": True}),
         pytest.param("padded", {"gradient_checkpointing": True}, marks=pytest.mark.slow),
-        pytest.param("shared", {"adapter": LoraConfig(r=4)}, marks=pytest.mark.gate),
+        pytest.param("shared", {"adapter": LoraConfig(r=4)}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

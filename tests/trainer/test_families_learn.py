@@ -42,7 +42,7 @@ BANDIT = {
     "checkpoint": {"every": 0},
     "logging": {"rollouts": 0},
 }
-IN_GATE = ("advantages by token", "losses", "kl in the reward, by turn", "rewards: a gate")
+IN_GATE = ("losses", "rewards: a gate")
 
 
 def score(trainer, steps):

@@ -110,8 +110,8 @@ RUNS = [
 ]
 """Shares of the GPU (`gpu_memory_utilization`) are within two hundredths of the largest that fit."""
 
-IN_GATE = [RUNS[0], RUNS[4], RUNS[6]]
-"""One each of: no offload, an adapter, ZeRO-3 with offload; together they fail in every way."""
+IN_GATE = [RUNS[4], RUNS[6]]
+"""An adapter, and ZeRO-3 with offload."""
 
 
 def inside_of_a_layer(policy):

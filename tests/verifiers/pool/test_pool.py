@@ -97,9 +97,9 @@ def test_what_a_verifier_says_is_cut_before_it_crosses(pool, completion):
         Leaks(asynchronous=True),
         Leaks("descriptors"),
         Leaks("wrapped"),
-        Leaks("torch"),
+        pytest.param(Leaks("torch"), marks=pytest.mark.slow),
         Leaks("swallowed"),
-        Leaks("swallowed at once"),
+        pytest.param(Leaks("swallowed at once"), marks=pytest.mark.slow),
     ],
 )
 def test_a_verifier_that_leaks_costs_its_worker_and_no_answer(leaky, caplog):
