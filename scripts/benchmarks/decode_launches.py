@@ -5,10 +5,9 @@
 The whole engine runs over a model of Qwen2.5-0.5B's shape (24 layers; sizes from its config.json on the Hugging Face
 hub) whose tensors are fake: every operation is dispatched with its real shapes and types, nothing is computed. The
 tensors are fake ones of a CPU, since torch's build for CPUs cannot index fake ones of a GPU, but the engine takes the
-branches that a GPU takes (`by_parts`, `sums_in_float32`).
-Prompts have different lengths and no row ends before its limit. A step's figures
-are those of a run of MORE tokens less those of a run of FEW, divided by the difference; the copies by which the cache
-grew every 64 tokens before are not among them.
+branches that a GPU takes (`by_parts`, `sums_in_float32`). Prompts have different lengths and no row ends before its
+limit. A step's figures are those of a run of MORE tokens less those of a run of FEW, divided by the difference; the
+copies by which the cache grew every 64 tokens before are not among them.
 
 The layers are alike, so one and two of them are counted: what the second adds is a layer, the rest is counted once.
 With `--all-layers` all 24 are run, which takes minutes and gives the same.

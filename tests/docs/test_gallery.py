@@ -45,10 +45,10 @@ GATED = ("tool_use", "judge", "lora", "custom_loss", "custom_environment")
 """Examples that the gate runs for a few steps: each has a part of its own, which the others lack."""
 
 
-def runs(every=True):
-    """The examples as parameters, each with what it needs; slow ones beside those of the gate, unless `every` is."""
-    extra = {name: [] if every or name in GATED else [pytest.mark.slow] for name in NAMES}
-    return [pytest.param(name, marks=[*extra[name], *NEEDS.get(name, [])]) for name in NAMES]
+def runs(quick=()):
+    """The examples as parameters, each with what it needs; all but `quick` are slow."""
+    marks = {name: [] if name in quick else [pytest.mark.slow] for name in NAMES}
+    return [pytest.param(name, marks=[*marks[name], *NEEDS.get(name, [])]) for name in NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def check_learned(gallery, numbers):
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("name", runs(every=False))
+@pytest.mark.parametrize("name", runs(quick=GATED))
 def test_an_example_runs(root, gallery, checkout, name):
     """Two steps of each stage, in this process."""
     path = root / "docs/examples" / gallery.GALLERY[name].files[0]
@@ -154,7 +154,6 @@ def test_an_example_runs(root, gallery, checkout, name):
     assert not rows[-1]["verdict/error"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", runs())
 def test_an_example_learns(gallery, tmp_path, name):

@@ -24,6 +24,8 @@ EAGER = {"name": "vllm", "gpu_memory_utilization": 0.4, "engine_args": {"enforce
 GRAPHS = {"name": "vllm", "gpu_memory_utilization": 0.4}
 ON_CPU = {"name": "vllm", "threads": 1, "kv_cache_gib": 0.25, "max_num_seqs": 64}
 PUBLISHES = 3
+FEW, MORE = 8, 40
+"""Tokens of the two runs whose difference is decoding steps alone."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +141,10 @@ def sampled(trainer: GRPOTrainer, count: int, new: int) -> int:
 
 
 def decoding_step(context: Context, trainer: GRPOTrainer) -> dict[str, float]:
-    """Kernels and copies of a decoding step by torch's profiler (on a CPU: calls of ATen), those of runs of 40 tokens
-    less those of runs of 8: what scripts/benchmarks/decode_launches.py counts by dispatch."""
-    on_gpu = context.device == "cuda"
-    few, more = (profiled(trainer, new, on_gpu) for new in (8, 40))
-    steps = 40 - 8
-    return {f"step_{kind}": round((more[kind] - few[kind]) / steps, 1) for kind in more}
+    """Kernels and copies of a decoding step by torch's profiler (on a CPU: calls of ATen), which
+    scripts/benchmarks/decode_launches.py counts by dispatch."""
+    few, more = (profiled(trainer, new, context.device == "cuda") for new in (FEW, MORE))
+    return {f"step_{kind}": round((more[kind] - few[kind]) / (MORE - FEW), 1) for kind in more}
 
 
 def profiled(trainer: GRPOTrainer, new: int, on_gpu: bool) -> dict[str, int]:

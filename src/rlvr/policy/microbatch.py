@@ -195,8 +195,8 @@ def cut_shared(
     """`cut` for rollouts that begin with what their cluster has in common, which counts once in a micro-batch.
 
     Clusters stay together where the budget lets them; that with the longest rollout comes first, and in it the longest,
-    branch by branch. Layers with one of `windows` copy the end of the prefix for each member: their keys are within
-    `tokens` too. (All rollouts of a step have no more of them than tokens apart, and each prefix once.)
+    branch by branch. Layers with one of `windows` copy the end of the prefix for each member; `tokens` bounds the keys
+    that they get so, which are more than the row's tokens.
     """
     # A window that covers the longest rollout is none (`Spans.segments`).
     window = max((window for window in windows if window < lengths.max(initial=0)), default=0)
