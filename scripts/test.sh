@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make the environment with the test extras, check style and types, and run the tests.
-#   bash scripts/test.sh                       style, types and the tests that take seconds: about ten minutes on two cores
+#   bash scripts/test.sh                       style, types and the tests that take seconds: half an hour on two busy cores
 #   bash scripts/test.sh --gate                these and the tests marked `gate`, as .ci/run does
 #   bash scripts/test.sh --all                 all of these, and those marked `slow`: hours
 #   bash scripts/test.sh [--all] PATH ...      pytest on these paths, with any of its arguments

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+NO_TRITON = "triton is not installed, with which the head's kernels are counted"
+
 
 @pytest.fixture
 def launches(root, monkeypatch):
     """The script, imported."""
+    pytest.importorskip("triton", reason=NO_TRITON)
     monkeypatch.syspath_prepend(root / "scripts/benchmarks")
     return __import__("launches")
 
@@ -162,7 +165,8 @@ def test_a_sum_out_of_place_is_counted_with_the_copy_of_its_matrix(decoding):
 
 @pytest.fixture
 def packed(root, monkeypatch):
-    """The script that counts long packed rows, imported."""
+    """The script that counts long packed rows, imported; it takes the head's counts from `launches`."""
+    pytest.importorskip("triton", reason=NO_TRITON)
     monkeypatch.syspath_prepend(root / "scripts/benchmarks")
     return __import__("packed_flops")
 
