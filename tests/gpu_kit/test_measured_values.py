@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from gpu_kit_paths import KIT
 
+from attention_rows import visible
 from rlvr.distributed import PlainBackend
 from rlvr.monitor.metrics import METRICS
 from rlvr.policy.attention import Spans
@@ -54,6 +56,47 @@ def test_the_ways_of_attention_compute_the_same(attention):
         sees = torch.from_numpy((owner[:, None] == owner) | ((owner == 0) & (shared > 0)))
         output = attention.library(size, length, "cpu", prefix)(inputs).transpose(1, 2)
         assert (output.double() - by_hand(causal & sees)).abs().max() < 0.05, prefix
+
+
+@pytest.mark.parametrize("name", ["Mistral-7B window", "Gemma-2-9B window", "gpt-oss-20b", "gpt-oss-20b window"])
+@pytest.mark.parametrize("prefix", [0.0, 0.25])
+def test_errors_of_windows_caps_and_sinks_are_seen(stages, monkeypatch, name, prefix):
+    """The measured error is that of bfloat16, and grows where the library leaves out a rule of the layer."""
+    from stages import family_layers
+
+    layer = family_layers.LAYERS[name].toy()
+    found = family_layers.error(layer, 64, prefix, "cpu")
+    values = {key: value for key, value in found.items() if key != "kernels" and value is not None}
+    assert set(values) == {"output", "query", "key", "value", *(["sinks"] if layer.sinks else [])}
+    assert max(values.values()) < 0.02
+    true = family_layers.computed
+    without = {"window": None, "softcap": None, "sinks": False}
+
+    for rule in [key for key, value in without.items() if getattr(layer, key) != value]:
+
+        def computed(layer, inputs, spans, rule=rule):
+            if rule == "sinks":
+                inputs = dataclasses.replace(inputs, sinks=torch.full_like(inputs.sinks, -100.0).requires_grad_())
+            else:
+                layer = dataclasses.replace(layer, **{rule: None})
+            return true(layer, inputs, spans)
+
+        monkeypatch.setattr(family_layers, "computed", computed)
+        assert family_layers.error(layer, 64, prefix, "cpu")["output"] > 10 * found["output"], rule
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 16, 17, 40])
+def test_pairs_of_layers_with_windows_are_counted(stages, window):
+    from stages.row_layouts import shared_row
+
+    from stages import family_layers
+
+    layer = family_layers.Layer(4, 2, 16, window=window)
+    for prefix in (0.0, 0.25):
+        spans = shared_row(75, prefix, "cpu")
+        seen = visible(spans, window)
+        assert (family_layers.visible(layer, spans).numpy() == seen).all()
+        assert family_layers.seen_pairs(layer, spans) == seen.sum()
 
 
 def test_torchs_varlen_takes_what_it_is_given(attention):

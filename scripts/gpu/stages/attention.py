@@ -19,19 +19,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.policy import load_policy
-from rlvr.policy.attention import Segments, Spans, attending, hook
+from rlvr.policy.attention import Segments, attending, hook
 from rlvr.policy.attention.calls import ScoreRule
 from rlvr.policy.attention.kernels import kernel_for
+from stages import family_layers
 from stages.context import Context, SkipError
 from stages.measuring import milliseconds, peak_memory
-from stages.row_layouts import compared
+from stages.row_layouts import SHARED, compared, runs_of, shared_row
 
 LONG = 16384
 """From this length on a call takes long enough to be timed three times only."""
-SHARED = 0.25
-"""Share of a row's tokens that are the prompt of the layout `library shared`."""
-RESPONSES = 8
-"""Runs of the library's layouts."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,7 @@ def run(context: Context) -> None:
                 times[pairs_of(length)] = found["ms"]
         if rate is not None and len(times) > 1:
             context.measure(f"constants of {name}", constants, size, times, rate["forward_flops_per_ms"], calls)
+    family_layers.measure(context)
 
 
 def linear(context: Context, size: Size) -> dict[str, float]:
@@ -172,13 +170,6 @@ def triangle(length: int) -> int:
     return length * (length + 1) // 2
 
 
-def runs_of(length: int, prefix: float) -> tuple[int, list[int]]:
-    """Tokens of the shared prompt, and of each of the runs behind it, in a row of `length` tokens."""
-    shared = int(prefix * length)
-    own = (length - shared) // RESPONSES
-    return shared, [own] * (RESPONSES - 1) + [length - shared - own * (RESPONSES - 1)]
-
-
 def pairs(length: int, prefix: float) -> int:
     """Pairs that `Cost.packed` counts for such a row: each run with itself, causal, and with the prompt before it."""
     shared, runs = runs_of(length, prefix)
@@ -222,14 +213,6 @@ def sdpa_mask(size: Size, length: int, device: str) -> Way:
     mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril()
     function, module = AttentionInterface()["sdpa"], layer(size)
     return lambda x: function(module, x.query, x.key, x.value, mask)[0]
-
-
-def shared_row(length: int, prefix: float, device: str) -> Spans:
-    """A packed row of `length` tokens: 8 runs, behind a prompt that they share or without one."""
-    shared, runs = runs_of(length, prefix)
-    before = [shared] if shared else []
-    contexts = [-1] * len(before) + [0 if shared else -1] * RESPONSES
-    return Spans(np.asarray(before + runs), np.asarray(contexts), torch.device(device))
 
 
 def library(size: Size, length: int, device: str, prefix: float) -> Way:

@@ -1,4 +1,5 @@
-"""Log-probs and gradients of packed rows, shared prompts and trees of shared runs against padded rows."""
+"""Packed rows for measurements, and log-probs and gradients of packed rows, shared prompts and trees of shared runs
+against padded rows."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from rlvr.config import OptimConfig
 from rlvr.core.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, micro_batches
+from rlvr.policy.attention import Spans
 from rlvr.records import Batch
 from stages.context import Context
 from stages.models import load, made_up, model_section
@@ -22,6 +24,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 GROUP = 4
 """Responses of each of the two prompts."""
+SHARED = 0.25
+"""Share of a row's tokens that are the prompt which all its runs continue."""
+RESPONSES = 8
+"""Runs of such a row."""
 
 
 def compared(context: Context, dtype: str) -> dict[str, dict[str, float]]:
@@ -74,3 +80,18 @@ def measured(policy: Policy, batch: Batch, options: dict[str, Any]) -> tuple[np.
             depth = max(len(rows.spans.chain(run)) for run in range(len(rows.spans.length)))
     gradients = [p.grad.float().flatten().cpu() for p in policy.trainable().values() if p.grad is not None]
     return np.concatenate(values), torch.cat(gradients), depth
+
+
+def runs_of(length: int, prefix: float) -> tuple[int, list[int]]:
+    """Tokens of the shared prompt, and of each of the runs behind it, in a row of `length` tokens."""
+    shared = int(prefix * length)
+    own = (length - shared) // RESPONSES
+    return shared, [own] * (RESPONSES - 1) + [length - shared - own * (RESPONSES - 1)]
+
+
+def shared_row(length: int, prefix: float, device: str) -> Spans:
+    """A packed row of `length` tokens: 8 runs, behind a prompt that they share or without one."""
+    shared, runs = runs_of(length, prefix)
+    before = [shared] if shared else []
+    contexts = [-1] * len(before) + [0 if shared else -1] * RESPONSES
+    return Spans(np.asarray(before + runs), np.asarray(contexts), torch.device(device))
