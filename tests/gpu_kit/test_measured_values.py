@@ -85,15 +85,29 @@ def test_errors_of_windows_caps_and_sinks_are_seen(stages, monkeypatch, name, pr
         assert family_layers.error(layer, 64, prefix, "cpu")["output"] > 10 * found["output"], rule
 
 
+def test_windows_cut_in_the_rows_whose_errors_are_measured(stages):
+    from stages.row_layouts import SHARED, uneven_row
+
+    from stages import family_layers
+
+    windows = {layer.window for layer in family_layers.LAYERS.values() if layer.window}
+    assert windows == {128, 4096}
+    for prefix in (0.0, SHARED):
+        spans = uneven_row(family_layers.CHECKED, prefix, "cpu")
+        assert spans.length.sum() == family_layers.CHECKED
+        for window in windows:
+            assert [part.window for part in spans.segments(window)] == [window]
+
+
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 17, 40])
 def test_pairs_of_layers_with_windows_are_counted(stages, window):
-    from stages.row_layouts import shared_row
+    from stages.row_layouts import uneven_row
 
     from stages import family_layers
 
     layer = family_layers.Layer(4, 2, 16, window=window)
     for prefix in (0.0, 0.25):
-        spans = shared_row(75, prefix, "cpu")
+        spans = uneven_row(75, prefix, "cpu")
         seen = visible(spans, window)
         assert (family_layers.visible(layer, spans).numpy() == seen).all()
         assert family_layers.seen_pairs(layer, spans) == seen.sum()

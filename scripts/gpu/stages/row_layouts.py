@@ -91,7 +91,19 @@ def runs_of(length: int, prefix: float) -> tuple[int, list[int]]:
 
 def shared_row(length: int, prefix: float, device: str) -> Spans:
     """A packed row of `length` tokens: 8 runs, behind a prompt that they share or without one."""
-    shared, runs = runs_of(length, prefix)
+    return _row(*runs_of(length, prefix), device)
+
+
+def uneven_row(length: int, prefix: float, device: str) -> Spans:
+    """Such a row of nine runs, the first of two thirds of what is not prompt: a window of half the row cuts there."""
+    shared = int(prefix * length)
+    first = 2 * (length - shared) // 3
+    _, others = runs_of(length - shared - first, 0.0)
+    return _row(shared, [first, *others], device)
+
+
+def _row(shared: int, runs: list[int], device: str) -> Spans:
+    """Runs behind a prompt of `shared` tokens, or without one where it is 0."""
     before = [shared] if shared else []
-    contexts = [-1] * len(before) + [0 if shared else -1] * RESPONSES
+    contexts = [-1] * len(before) + [0 if shared else -1] * len(runs)
     return Spans(np.asarray(before + runs), np.asarray(contexts), torch.device(device))
