@@ -33,7 +33,8 @@ RESPONSES = 8
 def compared(context: Context, dtype: str) -> dict[str, dict[str, float]]:
     """By layout: the largest difference of a log-prob to padded rows (nats), the norm of the gradients' difference over
     the norm of the padded rows' gradient, and how many runs a token sees at most before its own."""
-    policy = load(model_section(context, "0.5B", dtype=dtype))
+    # In float32 the activations of all layers are over 80 GB.
+    policy = load(model_section(context, "0.5B", dtype=dtype, gradient_checkpointing=True))
     prompt, response = (16, 512) if context.toy else (1024, 4096)
     plain = made_up(policy, 2 * GROUP, prompt, response, GROUP)
     found = {}
@@ -69,8 +70,9 @@ def measured(policy: Policy, batch: Batch, options: dict[str, Any]) -> tuple[np.
     for parameter in policy.trainable().values():
         parameter.grad = None
     for rows in micro_batches(policy, batch, np.arange(len(batch)), trained, OptimConfig(**options)):
-        logprobs = forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT]
-        logprobs.sum().backward()
+        with policy.training():  # where checkpointing is on
+            logprobs = forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT]
+            logprobs.sum().backward()
         every = np.zeros(int(rows.lengths.sum()))
         every[rows.flat] = logprobs.detach().float().cpu().numpy()
         parts = np.split(every, np.cumsum(rows.lengths)[:-1])
