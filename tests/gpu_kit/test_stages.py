@@ -28,6 +28,8 @@ EXPECTED = {
         "flex/128",
         "layouts/float32",
         "parts/256",
+        "error/Gemma-2-9B window/shared",
+        "layer/gpt-oss-20b window/packed/64",
     ],
     3: ["fused/H16 T1024", "fused without triton/H16 T1024", "whole logits/H16 T1024"],
     4: [
