@@ -26,7 +26,8 @@ from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
 from rlvr.planner.decoder_passes import LiveBytes, to_cpu
 from rlvr.policy import MicroBatch, Policy, forward, fused_head, head_tiles, micro_batches
 from rlvr.policy.attention import Packing, hook, merged
-from rlvr.policy.attention.kernels import TorchFlash
+from rlvr.policy.attention.calls import ScoreRule, Segments
+from rlvr.policy.attention.kernels import Kernel, TorchFlash, kernel_for, kernels_of
 from rlvr.policy.head_devices import tile_for
 from rlvr.policy.loading import make_policy
 from rlvr.policy.scratch import build_tokenizer
@@ -65,13 +66,21 @@ def like_a_gpu(all_tiles: bool = False) -> Iterator[FakeTensorMode]:
     """
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True) as mode:
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", gpu_attention)
-        patch.setattr(merged, "kernel_for", lambda *_: TorchFlash())
+        patch.setattr(merged, "kernel_for", gpu_kernel)
         # It reads values, and for rows without packed sequences gives None; with spans in place nothing looks at it.
         patch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
         head_like_a_gpu(patch, kernels=True)
         if not all_tiles:
             patch.setattr(fused_head, "tiles", first_and_last)
         yield mode
+
+
+def gpu_kernel(query: torch.Tensor, value: torch.Tensor, segments: Segments, scoring: ScoreRule) -> Kernel:
+    """Flash attention, of whatever type the tensors are; with a soft-cap that of a GPU without flash-attn: tiles."""
+    if scoring.softcap is None:
+        return TorchFlash()
+    with kernels_of("cuda"):
+        return kernel_for(query, value, segments, scoring)
 
 
 def head_like_a_gpu(patch: pytest.MonkeyPatch, kernels: bool, memory: int = GPU_MEMORY) -> None:

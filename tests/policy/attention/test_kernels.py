@@ -220,15 +220,16 @@ def test_gpus_before_ampere_have_tiles(capability, flash, softcap, monkeypatch):
     assert flash or isinstance(chosen.dense, Tiles)
 
 
-@pytest.mark.parametrize("kind", ["namespace", "binary", "whole"])
+@pytest.mark.parametrize("kind", ["namespace", "binary", "old", "whole"])
 def test_flash_attn_is_taken_if_it_can_be_imported(kind, tmp_path, monkeypatch, caplog):
-    """flash-attn 4 alone is a namespace package; a wheel for another torch raises as its functions are imported."""
+    """flash-attn 4 alone is a namespace package; a wheel for another torch raises as its functions are imported; before
+    2.7 the functions have other arguments."""
     folder = tmp_path / "flash_attn"
     (folder / "cute").mkdir(parents=True)
     names = "_flash_attn_varlen_forward = _flash_attn_varlen_backward = None"
-    content = {"binary": "raise OSError('undefined symbol')", "whole": names}
+    content = {"binary": "raise OSError('undefined symbol')", "old": names, "whole": names}
     if kind in content:
-        (folder / "__init__.py").touch()
+        (folder / "__init__.py").write_text(f"__version__ = '{'2.6.3' if kind == 'old' else '2.8.3.post1'}'")
         (folder / "flash_attn_interface.py").write_text(content[kind])
     monkeypatch.syspath_prepend(tmp_path)
     kernels._has_flash_attn.cache_clear()
@@ -247,6 +248,7 @@ def test_flash_attn_is_taken_if_it_can_be_imported(kind, tmp_path, monkeypatch, 
         assert all(isinstance(one.dense, Tiles) for one in chosen)
         (record,) = caplog.records
         assert "flash-attn 2" in record.message
+        assert ("2.6.3" in record.message) == (kind == "old")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

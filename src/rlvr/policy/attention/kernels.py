@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
+from packaging.version import Version
 from torch.nn.functional import pad
 
 from rlvr.policy.attention.calls import Gradients, ScoreRule, Segments
@@ -24,6 +25,7 @@ from rlvr.policy.attention.tiles import Tiles, tiles_of
 
 log = logging.getLogger(__name__)
 
+OLDEST_FLASH_ATTN = "2.7"
 WIDEST = 256
 """Largest width of a head that flash attention computes (torch's aten/native/transformers/cuda/flash_attn, and
 flash-attn 2)."""
@@ -115,8 +117,11 @@ def _is_ampere(device: torch.device) -> bool:
 def _has_flash_attn() -> bool:
     """True if the package flash-attn 2, which caps scores, can be imported; else a warning says why not, once."""
     try:
-        from flash_attn import flash_attn_interface
+        from flash_attn import __version__, flash_attn_interface
 
+        # Before it the two functions had other arguments (flash-attention, commit 83e41b3c).
+        if Version(__version__) < Version(OLDEST_FLASH_ATTN):
+            raise ImportError(f"it is version {__version__}, and {OLDEST_FLASH_ATTN} is the oldest that is used")
         _ = flash_attn_interface._flash_attn_varlen_forward, flash_attn_interface._flash_attn_varlen_backward
     # Wide, since it is binary code: a wheel for another torch raises ImportError or OSError, and its own checks others.
     # flash-attn 4 alone leaves a namespace without these functions.
