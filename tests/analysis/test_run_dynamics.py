@@ -71,6 +71,10 @@ def test_a_folder_without_a_step_of_reinforcement_or_a_metric_is_refused(tmp_pat
     run = written(tmp_path / "run", [1.0], evaluations=[(0.5, 0.5), (0.5, 0.5)])
     with pytest.raises(DataError, match="has no greedy"):
         runs_table([run], "greedy")
+    with pytest.raises(DataError, match=r"without --no-greedy"):
+        runs_table([run], "greedy")
+    with pytest.raises(DataError, match=r"there is no metric 'greedyy'; known: greedy, mean, pass@k"):
+        runs_table([run], "greedyy")
     (tmp_path / "other").mkdir()
     with pytest.raises(DataError, match="is not a run folder"):
         runs_table([tmp_path / "other"])

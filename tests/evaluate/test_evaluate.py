@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlvr.distributed.checkpoint import Manifest
+from rlvr.errors import ConfigError
 from rlvr.evaluate import main
 from rlvr.evaluate.model_evaluation import _run_folder
 
@@ -223,8 +224,13 @@ def test_the_pages_first_command_works_with_the_runs_own_configuration(folder, t
 def test_compare_and_contamination(run, folder, tmp_path):
     output = tmp_path / "deep" / "first.json"
     assert run("--samples", "4", "--output", str(output))[:2] == (0, None)
-    code, got, _ = run("--samples", "4", "--compare", str(output), "--contamination", str(folder / "tasks.jsonl"))
+    code, got, err = run("--samples", "4", "--compare", str(output), "--contamination", str(folder / "tasks.jsonl"))
     assert code == 0 and got is not None
+    # Numbers for a reader are beside the JSON, which goes to standard output here.
+    shown = f"{100 * got['results']['pass@4']:.1f} %"
+    assert f"pass@4  {shown}  (95 %: " in err and "compared on 6 tasks:" in err
+    assert f"  pass@4: {shown} -> {shown} (+0.0 points; 95 %: +0.0 to +0.0)" in err
+    assert "contamination: 6 of 6 tasks share 13 consecutive words" in err
     same = got["comparison"]["differences"]["mean"]
     assert (same["difference"], same["interval"], same["tasks"]) == (0.0, [0.0, 0.0], 6)
     support = got["comparison"]["support"]
@@ -320,7 +326,10 @@ def test_greedy_alone(run):
         (["--samples", "0", "--no-greedy"], "nothing to evaluate"),
         (["--compare", "nowhere.json"], "cannot be read"),
         (["--data", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--model", "no/such/folder"], "no/such/folder"),
+        (["--model", "no/such/folder"], "no/such/folder (no such folder; a hub name"),
+        (["--model", __file__], "there is no model in"),
+        (["runs/mine"], "'runs/mine' is not of the form key.path=value\n"),
+        ([__file__], "key.path=value (a file or folder is the value of an option: see --help)"),
         (["rollout.max_new_token=3"], "max_new_tokens"),
         (["--engine", "hff"], "did you mean 'hf'"),
         (["--scorer", "likelyhood"], "did you mean 'likelihood'"),
@@ -330,6 +339,26 @@ def test_greedy_alone(run):
 def test_bad_input_is_named(run, arguments, said):
     code, _, err = run(*arguments)
     assert code == 2 and said in err and "Traceback" not in err
+
+
+def test_a_model_that_brings_no_tasks_is_named(tmp_path, capsys):
+    assert main(["--model", "runs/mine"]) == 2
+    assert "there is no folder runs/mine here" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("run: {}\n")
+    assert main(["--model", str(tmp_path), "--data", "tasks.jsonl"]) == 2
+    assert "has no whole checkpoint yet" in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_written_is_printed(tmp_path, capsys, monkeypatch):
+    from rlvr.evaluate import result_file
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(result_file, "write_whole", full)
+    with pytest.raises(ConfigError, match=r"out\.json' cannot be written: .*No space.* printed to standard output"):
+        result_file.write_result({"version": 1}, str(tmp_path / "out.json"), [])
+    assert json.loads(capsys.readouterr().out) == {"version": 1}
 
 
 def test_a_result_that_is_none_is_refused(run, tmp_path):

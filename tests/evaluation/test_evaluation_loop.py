@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -150,6 +151,17 @@ def test_all_undecided_is_none():
 
 def result_of(name: str, correct: int, greedy: float | None = None, samples: int = 8) -> TaskResult:
     return TaskResult(name, samples=samples, correct=correct, score=correct / samples, greedy=greedy, responses=samples)
+
+
+def test_no_vote_without_answers():
+    """A function that returns a number names no answer: maj@k is absent, not 0. Answers that could not be read lose."""
+    rollouts = [judged(SimpleNamespace(number=0, task=Task("t", "?")), member, False) for member in range(4)]
+    named, unread = Verdict.from_score(1.0, answer="1"), Verdict(VerdictStatus.UNPARSABLE, 0.0)
+    for verdict, expected in ((Verdict.from_score(1.0), {}), (named, {4: 1.0}), (unread, {4: 0.0})):
+        result = TaskResult("t")
+        result.add_samples([replace(rollout, verdicts={"v": verdict}) for rollout in rollouts], [1, 4])
+        assert result.majority == expected
+    assert summary([TaskResult("t", samples=4, correct=4, score=1.0)], [1, 4], False, True)["maj@4"] is None
 
 
 def test_values_and_summary_of_few_samples():

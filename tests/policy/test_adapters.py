@@ -104,6 +104,8 @@ def test_an_adapter_on_a_model_from_nothing_can_be_merged(make_policy, tmp_path,
 
 
 def test_merging_what_is_no_adapter_is_refused(make_policy, tmp_path):
+    with pytest.raises(ConfigError, match="there is no folder /no/such"):
+        merge_adapter("/no/such", None, str(tmp_path / "out"))
     with pytest.raises(ConfigError, match="there is no adapter in"):
         merge_adapter(str(tmp_path), None, str(tmp_path / "out"))
     model_files(make_policy(adapter={"r": 2}), True, {})(tmp_path)

@@ -51,10 +51,12 @@ def test_another_verifier(recorded, pieces, tmp_path, capsys):
         elif then != odd:
             counts["right -> wrong" if then else "wrong -> right"] += 1
     assert sum(counts.values()) > 3
-    table = [line.split() for line in text.splitlines()]
+    # Shares are written as `31.2 %`; columns are two spaces apart.
+    table = [re.split(" {2,}", line.strip()) for line in text.splitlines()]
     whole = next(cells for cells in table if cells[:1] == ["all"])
     assert whole[1] == str(len(rows))
-    assert [float(cell) for cell in whole[4:9]] == pytest.approx([counts[k] / len(rows) for k in FLIPS], abs=1e-3)
+    shares = [float(cell.removesuffix(" %")) / 100 for cell in whole[4:9]]
+    assert shares == pytest.approx([counts[k] / len(rows) for k in FLIPS], abs=1e-3)
     mean = np.mean([row["after"]["columns"]["reward"] for row in written])
     assert float(whole[3]) == pytest.approx(mean, abs=1e-3)
     assert text.count("completion: ") == 3
@@ -103,6 +105,7 @@ def test_a_verifier_that_judges_groups_and_a_baseline(run, pieces, capsys, tmp_p
 def test_what_cannot_be_scored_is_said(recorded, run, tmp_path, capsys, pieces):
     for arguments, output in (
         ((tmp_path / "nowhere",), "no run folder"),
+        ((__file__,), "is a file, not a run folder"),
         ((recorded, "--rescore", "optim.lr=3"), "only verifier, verifiers, rewards"),
         ((recorded, "--rescore", "verifier.foo=3"), "no option 'foo'"),
         ((recorded, "--rescore", "rewards=[verdict, self_certainty]"), "needs a forward pass of the policy"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from rlvr import Callback, GRPOTrainer
 from rlvr.errors import ConfigError, DataError, UserCodeError
+from rlvr.monitor.console import Console
+from rlvr.run.closing import show_closing
+from rlvr.run.train_state import TrainState
 from small_run import lines, task_rows
 
 EVALUATED = {"evaluation": {"every": 2, "at_start": True}}
@@ -169,6 +173,12 @@ def test_the_end_of_a_run_prints_the_closing_lines_of_the_command(make_trainer, 
     page = trainer.report()
     assert page == trainer.path / "report.html"
     assert "<html" in page.read_text()
+    show_closing(Console(), trainer.path, TrainState())
+    assert f"report: {page} (open it in a browser)" in capsys.readouterr().out
+    later = page.stat().st_mtime + 5
+    os.utime(trainer.path / "metrics.jsonl", (later, later))
+    show_closing(Console(), trainer.path, TrainState())
+    assert f"report: trainer.report() ({page} is of an earlier step)" in capsys.readouterr().out
 
 
 def test_epochs_are_steps_of_the_tasks(make_trainer, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,18 @@ def test_only_an_earlier_output_is_replaced(run, tmp_path, capsys, write):
     for _ in range(2):
         assert write(run, output) == 0
         assert output.stat().st_size > 0
+
+
+@pytest.mark.parametrize("write", [evaluated, audited, replayed, reported])
+def test_a_folder_without_the_right_to_write_is_named_before_any_work(run, tmp_path, capsys, write, monkeypatch):
+    closed = tmp_path / "closed"
+    # Root may write everywhere, so the answer of the system is replaced.
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, *more: Path(path) != closed and access(path, *more))
+    closed.mkdir()
+    assert write(run, closed / "out.json") == 2
+    assert f"cannot be written: there is no right to write to {closed}" in capsys.readouterr().err
+    assert not (closed / "out.json").exists()
 
 
 @pytest.mark.parametrize("write", [audited, replayed])

@@ -44,9 +44,16 @@ refused("no-token")
 refused("")
 refused("not/a/name", token="hf_test")
 refused("forbidden/model", token="hf_test")
+refused("me/model", token="")
+refused("unknown/model", token="hf_test")
+refused("cut/model", token="hf_test")
 print(trainer.push_to_hub("counting", private=True, token="hf_test"))
 trainer.close()
 """
+
+
+REFUSED = {"forbidden": 403, "unknown": 401}
+"""Owner -> the status with which the hub refuses a repository of it."""
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -62,8 +69,11 @@ class Hub(BaseHTTPRequestHandler):
         address = f"http://{self.headers['Host']}"
         if self.path == "/api/repos/create":
             asked = json.loads(body)
-            if asked.get("organization") == "forbidden":
-                self.answer({"error": "you have no right to it"}, 403)
+            owner = asked.get("organization")
+            if owner == "cut":  # the connection ends without an answer
+                return
+            if owner in REFUSED:
+                self.answer({"error": "no"}, REFUSED[owner])
                 return
             self.requests.append(asked)
             self.answer({"url": f"{address}/me/{asked['name']}", "name": f"me/{asked['name']}"})
@@ -135,7 +145,7 @@ def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
             [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stderr
-    early, no_token, no_name, bad_name, forbidden, url = done.stdout.splitlines()
+    early, no_token, no_name, bad_name, forbidden, empty_token, unknown, cut, url = done.stdout.splitlines()
     assert early.startswith("ConfigError: push_to_hub:") and "call train() or save() first" in early
     assert no_token.startswith(
         "ConfigError: push_to_hub: there is no token of the hub: run `hf auth login`, set HF_TOKEN"
@@ -143,11 +153,16 @@ def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
     assert no_name == ('ConfigError: push_to_hub: give the name of the repository, such as push_to_hub("owner/name")')
     assert bad_name.startswith("ConfigError: push_to_hub: 'not/a/name' is no name of a repository")
     assert forbidden.startswith("TrainingError: push_to_hub: forbidden/model could not be uploaded: ")
+    assert "The token has no right to write there" in forbidden
+    assert empty_token.startswith("ConfigError: push_to_hub: `token` is empty")
+    assert unknown.startswith("TrainingError:") and "The hub does not know the token: give one that is valid" in unknown
+    assert cut.startswith("TrainingError: push_to_hub: cut/model could not be uploaded: ")
     assert url == f"{address}/me/counting"
-    # Nothing was asked of the hub before a refusal: the first request is that for the forbidden one.
-    assert [request[0] for request in requests.requests[:2]] == ["/api/repos/create", "/api/repos/create"]
-    assert requests.requests[2]["visibility"] == "private"
-    assert all(token == "Bearer hf_test" for _, token in requests.requests[3:])
+    # Nothing was asked of the hub before a refusal: the first requests are those for the forbidden, the unknown, the
+    # cut and the good one.
+    assert [request[0] for request in requests.requests[:4]] == ["/api/repos/create"] * 4
+    assert requests.requests[4]["visibility"] == "private"
+    assert all(token == "Bearer hf_test" for _, token in requests.requests[5:])
     model = tmp_path / "runs" / "run" / "checkpoints" / "step-3" / "model"
     uploaded = dict(requests.files)
     card = uploaded.pop("README.md").decode()

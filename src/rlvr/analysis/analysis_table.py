@@ -103,6 +103,16 @@ def paired_change(before: np.ndarray, after: np.ndarray) -> tuple[float | None, 
     return float(change.mean()), interval(change)
 
 
+NEEDED = {
+    "greedy": "without --no-greedy",
+    "mean": "with --samples 1 or more",
+    "pass@": "with --k {}",
+    "maj@": "with --k {} and a verifier that names answers (math, choice ...)",
+    "best@": "with --k {} and a --scorer",
+}
+"""Metric, or its beginning -> what an evaluation needs to have it."""
+
+
 def metric_values(evaluated: Evaluated, ids: Sequence[str], metric: str) -> np.ndarray:
     """The metric (`greedy`, `mean`, `pass@k`, `maj@k`, `best@k`) of each task, float64 [T], NaN where it has none.
 
@@ -111,5 +121,8 @@ def metric_values(evaluated: Evaluated, ids: Sequence[str], metric: str) -> np.n
     k = metric.partition("@")[2]
     by_name = values_of(evaluated.on(ids), [int(k)] if k.isdecimal() else [])
     if metric not in by_name or np.isnan(by_name[metric]).all():
-        raise DataError(f"{evaluated.path} has no {metric}: choose another --metric, or evaluate with --k {k or 1}")
+        if metric not in NEEDED and metric.partition("@")[0] + "@" not in NEEDED:
+            raise DataError(f"there is no metric {metric!r}; known: greedy, mean, pass@k, maj@k, best@k")
+        needed = NEEDED[metric] if metric in NEEDED else NEEDED[metric.partition("@")[0] + "@"].format(k)
+        raise DataError(f"{evaluated.path} has no {metric}: choose another --metric, or evaluate {needed}")
     return by_name[metric]

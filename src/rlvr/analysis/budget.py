@@ -82,7 +82,8 @@ def _row(pair: tuple[Evaluated, Evaluated], ids: Sequence[str], k: int, tokens: 
         elif judged and f"best@{k}" in by_name:
             name = f"best@{k}"
         if np.isnan(by_name[name]).all():
-            raise DataError(f"{one.path} has no {name}: evaluate with --k {k}")
+            voted = " and a verifier that names answers" if name.startswith("maj") else ""
+            raise DataError(f"{one.path} has no {name}: evaluate with --k {k}{voted}")
         used = length_of(task_results)
         cells += [name, mean(by_name[name]), None if used is None else k * used]
         sides.append(by_name[name])

@@ -105,12 +105,14 @@ def check_new_folder(path: Path, what: str) -> None:
 
 def check_output(path: Path, is_ours: Callable[[str], bool], what: str) -> None:
     """ConfigError where `path` is a file and `is_ours` does not know the head of its text: a file of the user's; also
-    where nothing can be written to it: a folder, or a path below a file."""
+    where nothing can be written to it: a folder, a path below a file, or a folder without the right to write."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: give the path of a file")
     above = next((parent for parent in path.parents if os.path.lexists(parent)), Path())
     if not above.is_dir():
         raise ConfigError(f"{path} cannot be written: {above} is not a folder")
+    if not path.exists() and not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path} cannot be written: there is no right to write to {above.absolute()}")
     if not path.is_file():  # /dev/stdout and pipes are written to as they are
         return
     try:

@@ -6,6 +6,7 @@ Functions of dicts and lists; what the keys mean is rlvr.config's business.
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,7 +84,9 @@ def as_tree(override: str) -> dict[str, Any]:
     """The tree that `key.path=value` writes, its value in YAML. ConfigError when it is not of that form."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"the override {override!r} is not of the form key.path=value")
+        # `rlvr evaluate runs/mine`, where the run is the value of an option.
+        hint = " (a file or folder is the value of an option: see --help)" if os.path.exists(override) else ""
+        raise ConfigError(f"the override {override!r} is not of the form key.path=value{hint}")
     try:
         # `run.name=` is an empty text, where YAML would give null.
         value = read_yaml(text, override) if text.strip() else ""

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     a, b = (Path(run) for run in options.runs)
     for run in (a, b):
         if not run.is_dir():
-            raise DataError(f"there is no run folder {run}")
+            raise DataError(f"{run} is a file, not a run folder" if run.exists() else f"there is no run folder {run}")
     # Torch comes with them, which --help and a misspelt path do not need.
     from rlvr.diff.rollouts import compare_rollouts
     from rlvr.diff.tensors import compare_checkpoints

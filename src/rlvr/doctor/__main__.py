@@ -165,12 +165,17 @@ def _requirements() -> list[Requirement]:
 
 def _sandbox() -> Checked:
     from rlvr.verifiers.code.sandbox import languages, open_runner
+    from rlvr.verifiers.code.sandbox.opening import problem_of
+    from rlvr.verifiers.code.sandbox.tiers import TIERS
 
     known = ", ".join(languages())
     try:
         return Checked("sandbox", f"tier {open_runner().tier} for programs in {known}")
     except RlvrError as error:
-        return Checked("sandbox", f"none ({error})", "docs/code.md; in a checkout: bash scripts/sandbox.sh")
+        # The strongest tier's problem is what an installation can solve. The error goes on with all that each weaker
+        # tier does not stop, which docs/code.md has as a table.
+        problem = problem_of(TIERS[0]) or error
+        return Checked("sandbox", f"none: {problem}", "docs/code.md; in a checkout: bash scripts/sandbox.sh")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ ROWS = {
     "responses": "completions of which `expected` says whether they are right",
 }
 """Option -> the labelled rows that it names."""
+DEFAULT = " (default: the run's, the benchmark's or that of --config; else {})"
+"""Of an option that a configuration sets too."""
 
 
 @command
@@ -59,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     what = "Evaluate a model on held-out tasks, or a verifier on labelled rows."
     parser = argparse.ArgumentParser(prog=program("evaluate"), description=what)
     add = parser.add_argument
-    add("--model", metavar="PATH", help="a folder with Hugging Face files, a hub name, or a checkpoint")
+    add("--model", metavar="PATH", help="a run folder, a checkpoint, a folder with Hugging Face files, or a hub name")
     add("--data", action="append", metavar="DATA", help="tasks, as data.eval takes them; may be repeated")
     add(
         "--benchmark",
@@ -68,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="published benchmarks with their authors' prompts, verifiers and sampling, from the hub or from DATA: "
         "math-500, aime-2024, gsm8k, humaneval, ifeval ... (docs/evaluation.md lists them); may be repeated",
     )
-    add("--samples", type=int, metavar="N", help="responses sampled per task (default 8; 0: greedy only)")
+    add("--samples", type=int, metavar="N", help="responses sampled per task (0: greedy only)" + DEFAULT.format(8))
     add("--k", metavar="1,8,...", help="the k of pass@k and maj@k (default 1 and the samples)")
     add("--scorer", metavar="NAME", help="a reward term that chooses the best of k samples: best@k")
     add("--verifier", metavar="NAME", help="in place of the tasks' own; or the verifier that is evaluated")
@@ -88,11 +90,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_imports(parser)
     add("--engine", metavar="NAME", help="hf (default), vllm or vllm-server")
-    add("--temperature", type=float, metavar="T", help="of the samples (default 1)")
-    add("--max-new-tokens", type=int, metavar="N", help="longest response (default 256)")
+    add("--temperature", type=float, metavar="T", help="of the samples" + DEFAULT.format(1))
+    add("--max-new-tokens", type=int, metavar="N", help="longest response" + DEFAULT.format(256))
     add("--limit", type=int, metavar="N", help="use only the first so many tasks")
     add("--no-greedy", action="store_true", help="no greedy response")
-    add("--seed", type=int, metavar="N", help="of the samples (default 0)")
+    add("--seed", type=int, metavar="N", help="of the samples" + DEFAULT.format(0))
     add(
         "--config",
         metavar="FILE|RECIPE",

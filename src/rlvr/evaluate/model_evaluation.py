@@ -29,6 +29,7 @@ from rlvr.evaluation import Evaluation, compare, contamination, describe, evalua
 from rlvr.evaluation.benchmarks import Benchmark, benchmark_tasks, find_benchmarks, with_benchmark
 from rlvr.evaluation.result import combined, result_lines
 from rlvr.monitor.console import Console, Counts
+from rlvr.policy.loading import located
 from rlvr.records import Task
 from rlvr.rollout import CollectionInterruptedError
 from rlvr.run.open_sampling import open_sampling
@@ -78,7 +79,10 @@ def _data_part(options: argparse.Namespace) -> Part:
     config = _config(options)
     spec = options.data or config.evaluation.data or config.data.eval
     if spec is None:
-        raise ConfigError("there are no tasks to evaluate on: give --data or --benchmark, or data.eval")
+        hub = ""
+        if options.model is not None and not Path(options.model).exists():
+            hub = f" (there is no folder {options.model} here, and a model of the hub brings no tasks)"
+        raise ConfigError(f"there are no tasks to evaluate on: give --data or --benchmark, or data.eval{hub}")
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0]
     startup.info("reading tasks")
@@ -197,12 +201,21 @@ def _config(options: argparse.Namespace, benchmark: Benchmark | None = None) -> 
     if options.seed is not None:
         tree["run"]["seed"] = options.seed
     if options.model is not None:
-        tree["model"] |= {"path": str(model_folder(options.model)), "scratch": None}
+        tree["model"] |= {"path": _model(options.model), "scratch": None}
     if tree["model"]["path"] is None and tree["model"]["scratch"] is None:
         raise ConfigError("there is no model to evaluate: give --model, a folder or a hub name")
     if not samples and not tree["evaluation"]["greedy"]:
         raise ConfigError("--samples 0 with --no-greedy leaves nothing to evaluate")
     return load_config(tree)
+
+
+def _model(given: str) -> str:
+    """The folder or the hub name of the model that --model names. ConfigError where there is none in a folder."""
+    found = str(model_folder(given))
+    if found == given and (Path(given) / WRITTEN).is_file():
+        raise ConfigError(f"--model: the run {given} has no whole checkpoint yet")
+    located("--model", found)
+    return found
 
 
 def _ks(written: str | None, samples: int, base: Config) -> list[int]:
@@ -217,9 +230,10 @@ def _ks(written: str | None, samples: int, base: Config) -> list[int]:
         ks = sorted({int(part) for part in written.split(",")})
     except ValueError:
         raise ConfigError(f"--k is a list of numbers like 1,8,64, not {written!r}") from None
-    if ks[0] < 1 or ks[-1] > samples:
-        wrong = ks[0] if ks[0] < 1 else ks[-1]
-        raise ConfigError(f"pass@{wrong} cannot be estimated from {samples} samples: raise --samples, or lower --k")
+    if ks[0] < 1:
+        raise ConfigError(f"pass@{ks[0]} is no result: the numbers of --k are 1 or more")
+    if ks[-1] > samples:
+        raise ConfigError(f"pass@{ks[-1]} cannot be estimated from {samples} samples: raise --samples, or lower --k")
     return ks
 
 

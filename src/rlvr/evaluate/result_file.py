@@ -21,15 +21,22 @@ def is_result(head: str) -> bool:
 
 
 def write_result(result: Mapping[str, Any], output: str | None, lines: Sequence[str]) -> None:
-    """Write a result to the file `output` and show `lines`, or print it where there is none."""
+    """Write a result to the file `output`, or print it where there is none, and show `lines`.
+
+    ConfigError where the file cannot be written; the result is printed then, because it may have taken hours.
+    """
     text = json.dumps(result, indent=1, allow_nan=False)
     if output is None:
-        print(text)
-        return
-    path = Path(output)
-    try:
-        write_whole(path, text + "\n")
-    except OSError as error:
-        raise ConfigError(f"--output {output!r} cannot be written: {error}") from error
-    print(f"results: {path}", file=sys.stderr)
+        # Flushed, so that on a terminal the lines for a reader come last.
+        print(text, flush=True)
+    else:
+        path = Path(output)
+        try:
+            write_whole(path, text + "\n")
+        except OSError as error:
+            print(text, flush=True)
+            raise ConfigError(
+                f"--output {output!r} cannot be written: {error}. The result was printed to standard output"
+            ) from error
+        print(f"results: {path}", file=sys.stderr)
     print("\n".join(lines), file=sys.stderr)

@@ -91,7 +91,7 @@ def evaluate_verifier(options: argparse.Namespace, kind: Kind) -> int:
         world.close()
     if code or not world.is_main:
         return code
-    shown = {name: {"results": _without_repeats(result["results"])} for name, result in results.items()}
+    shown = {name: result | {"results": _without_repeats(result["results"])} for name, result in results.items()}
     write_result(combined(results), options.output, [*result_lines(shown), *_source_lines(results, KINDS[kind])])
     return 0
 

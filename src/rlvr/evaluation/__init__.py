@@ -3,7 +3,7 @@
 from rlvr.evaluation.contamination import contamination
 from rlvr.evaluation.estimators import best_of_k, interquartile_mean, interval, majority_at_k, pass_at_k
 from rlvr.evaluation.evaluation_loop import Collect, Evaluation, SameAnswer, Scorer, evaluate
-from rlvr.evaluation.paired_comparison import compare
+from rlvr.evaluation.paired_comparison import compare, comparison_lines
 from rlvr.evaluation.result import describe, over_runs, read_result, write_task_results
 from rlvr.evaluation.task_result import TaskResult, summary, values_of
 
@@ -15,6 +15,7 @@ __all__ = [
     "TaskResult",
     "best_of_k",
     "compare",
+    "comparison_lines",
     "contamination",
     "describe",
     "evaluate",

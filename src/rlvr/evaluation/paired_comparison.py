@@ -3,7 +3,7 @@ that only one of them solves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from rlvr.errors import DataError
 from rlvr.evaluation.estimators import interval
 from rlvr.evaluation.task_result import TaskResult, values_of
+from rlvr.monitor.console_text import percent
 
 LISTED = 100
 """Maximum number of ids in each of `gained_ids` and `lost_ids`."""
@@ -85,3 +86,19 @@ def _support(pairs: Sequence[tuple[TaskResult, TaskResult]]) -> dict[str, Any]:
         # by chance, so `gained` and `lost` are comparable only where the two numbers are close.
         "samples": [min(a.samples for a, _ in pairs), min(b.samples for _, b in pairs)],
     }
+
+
+def comparison_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a comparison for a reader: each difference in points with its interval, and the tasks that
+    were gained and lost."""
+    for name, change in comparison["differences"].items():
+        low, high = change["interval"]
+        yield (
+            f"{name}: {percent(change['before'])} -> {percent(change['after'])} ({100 * change['difference']:+.1f} "
+            f"points; 95 %: {100 * low:+.1f} to {100 * high:+.1f})"
+        )
+    if (solved := comparison.get("support")) is not None:
+        yield (
+            f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, "
+            f"{solved['lost']} lost, {solved['neither']} never"
+        )

@@ -18,6 +18,7 @@ from rlvr.config import Config
 from rlvr.errors import DataError
 from rlvr.evaluation.estimators import interquartile_mean, interval
 from rlvr.evaluation.evaluation_loop import Evaluation
+from rlvr.evaluation.paired_comparison import comparison_lines
 from rlvr.evaluation.task_result import TaskResult, by_difficulty, summary, values_of
 from rlvr.monitor.whole_file import write_whole
 
@@ -83,7 +84,8 @@ def combined(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def result_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The results of an evaluation for a reader: shares in percent with their intervals, one line each."""
+    """The results of an evaluation for a reader, one line each: shares in percent with their intervals, and where the
+    result has them the comparison with an earlier one and the overlap with training tasks."""
     lines = []
     for name, result in results.items():
         label = f"{name} " if name else ""
@@ -96,6 +98,14 @@ def result_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 continue
             span = f"  (95 %: {100 * low_high[0]:.1f} to {100 * low_high[1]:.1f} %)" if low_high else ""
             lines.append(f"{label}{quantity:>{width}}  {100 * value:.1f} %{span}")
+        if (comparison := result.get("comparison")) is not None:
+            lines.append(f"{label}compared on {comparison['tasks']} tasks:")
+            lines += [f"{label}  {line}" for line in comparison_lines(comparison)]
+        if (overlap := result.get("contamination")) is not None:
+            lines.append(
+                f"{label}contamination: {overlap['contaminated']} of {overlap['tasks']} tasks share {overlap['words']} "
+                "consecutive words, or a whole shorter prompt, with a training prompt"
+            )
     return lines
 
 

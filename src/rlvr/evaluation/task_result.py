@@ -39,7 +39,7 @@ class TaskResult:
     greedy: float | None = None
     """Score of the greedy response."""
     majority: dict[int, float] = field(default_factory=dict)
-    """maj@k by k."""
+    """maj@k by k; empty where the verifier names no answers."""
     best: dict[int, float] = field(default_factory=dict)
     """best@k by k: the expected score of the one that the scorer ranks first."""
     answer_entropy: float | None = None
@@ -78,8 +78,11 @@ class TaskResult:
         self.samples = len(verdicts)
         self.correct = sum(right)
         self.score = float(np.mean([v.score for v in verdicts]))
-        # Not for k = 1, which is the mean of `right`, and not for more than were decided.
-        self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
+        # A verifier that names no answers, such as a function that returns a number, leaves nothing to vote on. Where
+        # it looked for one in vain the vote is lost.
+        if any(v.answer is not None or v.status is VerdictStatus.UNPARSABLE for v in verdicts):
+            # Not for k = 1, which is the mean of `right`, and not for more than were decided.
+            self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
         if ranking is not None:
             scores = [float(v.score or 0.0) for v in verdicts]
             # An undecided sample has no score that could be expected of it.

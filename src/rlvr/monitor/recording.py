@@ -42,7 +42,7 @@ def recorded_steps(run: str | Path) -> dict[int, Path]:
     """The files of a run's recorded rollouts by step, in order. DataError where there are none."""
     run = Path(run)
     if not run.is_dir():
-        raise DataError(f"there is no run folder {run}")
+        raise DataError(f"{run} is a file, not a run folder" if run.exists() else f"there is no run folder {run}")
     files = rollout_files(run)
     if not files:
         raise DataError(

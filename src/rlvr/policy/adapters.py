@@ -127,6 +127,8 @@ def merge_adapter(folder: str, base: str | None, out: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (Path(folder) / "adapter_config.json").is_file():
+        if not Path(folder).is_dir():
+            raise ConfigError(f"there is no folder {folder}")
         raise ConfigError(f"there is no adapter in {folder}: adapter_config.json is missing")
     base = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
     if not base:

@@ -285,7 +285,8 @@ def _from_pretrained(
     # differ.
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         kind = "folder" if local else "hub model"
-        raise ConfigError(f"model.path: the {kind} {path!r} cannot be loaded: {error}") from error
+        here = "" if local else ", and there is no folder of this name here"
+        raise ConfigError(f"model.path: the {kind} {path!r} cannot be loaded{here}: {error}") from error
     return model, tokenizer
 
 
@@ -296,11 +297,13 @@ def located(key: str, path: str) -> tuple[str, bool]:
     """
     registry.refuse_words(key, path)
     folder = Path(path).expanduser()
-    # A missing "./model" is a mistyped folder, not a hub name: asking the hub would give an error about names.
-    local = folder.exists() or path.startswith((".", "/", "~"))
+    # A missing "./model" or "runs/a/b" is a mistyped folder, not a hub name: asking the hub would give an error about
+    # names.
+    local = folder.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1
     if local and not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        lacking = "no config.json" if folder.exists() else "no such folder"
         raise ConfigError(
-            f"{key}: there is no model in {folder.resolve()} (no config.json; a hub name has the form owner/name)"
+            f"{key}: there is no model in {folder.resolve()} ({lacking}; a hub name has the form owner/name)"
         )
     return (str(folder) if local else path), local
 

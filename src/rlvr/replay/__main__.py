@@ -26,6 +26,7 @@ from rlvr.core.own_files import check_output, first_keys
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.batch import prompt_text
 from rlvr.monitor.console import Console
+from rlvr.monitor.console_text import percent
 from rlvr.monitor.samples import in_turns
 from rlvr.monitor.whole_file import naming
 from rlvr.records import Rollout, Verdict
@@ -84,7 +85,7 @@ def _sink(output: str, run: Path) -> IO[str]:
     path = Path(output)
     if run.resolve() / "rollouts" in path.resolve().parents:
         raise ConfigError(f"--output {output} is among the recorded rollouts: choose another place")
-    check_output(path, lambda head: first_keys(head) == REPLAY_KEYS, "an output of rlvr.replay")
+    check_output(path, lambda head: first_keys(head) == REPLAY_KEYS, "an output of replay")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("w", encoding="utf-8")
@@ -151,11 +152,12 @@ def row(label: Any, change: ScoreChange) -> list[Any]:
     """A line of the table: means, shares of rollouts, shares of groups."""
     rollouts = max(1, change.rollouts)
     groups = max(1, change.groups)
-    shares = [count / rollouts if count else 0 for count in change.flips.tolist()]
-    same = [count / groups for count in change.same.tolist()]
+    # A kind of change that none has is a plain 0: those that happened are seen among seven columns.
+    shares = [percent(count / rollouts) if count else 0 for count in change.flips.tolist()]
+    same = [percent(count / groups) for count in change.same.tolist()]
     opposed = None
     if change.compared:
-        opposed = change.opposed / change.compared
+        opposed = percent(change.opposed / change.compared) if change.opposed else 0
     return [label, change.rollouts, *change.mean_rewards, *shares, *same, change.correlation, opposed]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.errors import DataError
-from rlvr.evaluation import compare, read_result
+from rlvr.evaluation import compare, comparison_lines, read_result
 from rlvr.monitor.console import Console
 from rlvr.monitor.console_text import percent
 from rlvr.run.train_state import TrainState
@@ -18,7 +18,7 @@ def show_closing(console: Console, folder: Path, state: TrainState) -> None:
     rows = _milestones(state.evaluations)
     names = [
         name
-        for name in dict.fromkeys(key for row in rows for key in row)
+        for name in dict.fromkeys(key for row in rows for key, value in row.items() if value is not None)
         if name.startswith(("eval/greedy", "eval/pass@", "eval/maj@"))
     ]
     if rows and names:
@@ -31,8 +31,7 @@ def show_closing(console: Console, folder: Path, state: TrainState) -> None:
         written.insert(1, "evaluations.jsonl")
     console.message(f"run folder: {folder}")
     console.message(f"   with {', '.join(written)}")
-    report = folder / "report.html"
-    console.message(f"report: {report} (open it in a browser)" if report.exists() else "report: trainer.report()")
+    console.message(f"report: {_report(folder)}")
     console.message("next: read a few rollouts in the report; change a setting with key.path=value,")
     console.message("      such as algorithm.preset=dr_grpo; your own tasks go into data.train,")
     console.message("      your own verifier into verifier=FILE.py:Class")
@@ -43,6 +42,17 @@ def show_closing(console: Console, folder: Path, state: TrainState) -> None:
     steps = "1 step" if state.step == 1 else f"{state.step} steps"
     console.closing(f"done: {steps}{reward}, run folder {folder}")
     console.finish()
+
+
+def _report(folder: Path) -> str:
+    """The place of the report, or the call that writes it where there is none or one of an earlier step."""
+    report = folder / "report.html"
+    if not report.exists():
+        return "trainer.report()"
+    metrics = folder / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_mtime > report.stat().st_mtime:
+        return f"trainer.report() ({report} is of an earlier step)"
+    return f"{report} (open it in a browser)"
 
 
 def compared_with_start(folder: Path) -> dict[str, Any] | None:
@@ -63,17 +73,7 @@ def _against_the_start(folder: Path) -> Iterator[str]:
     comparison = compared_with_start(folder)
     if comparison is None:
         return
-    for name, change in comparison["differences"].items():
-        low, high = change["interval"]
-        yield (
-            f"{name}: {percent(change['before'])} -> {percent(change['after'])} ({100 * change['difference']:+.1f} "
-            f"points; 95 %: {100 * low:+.1f} to {100 * high:+.1f})"
-        )
-    solved = comparison["support"]
-    yield (
-        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, {solved['lost']} "
-        f"lost, {solved['neither']} never"
-    )
+    yield from comparison_lines(comparison)
 
 
 def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def push(
     where the hub refuses it or cannot be reached.
     """
     import huggingface_hub as hub
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     if not repo:
@@ -40,13 +40,15 @@ def push(
         validate_repo_id(repo)
     except HFValidationError as error:
         raise ConfigError(f"push_to_hub: {repo!r} is no name of a repository (owner/name): {error}") from error
+    if token is not None and not token.strip():
+        raise ConfigError("push_to_hub: `token` is empty (an environment variable that is not set?)")
     if token is None and hub.get_token() is None:
         raise ConfigError(
             "push_to_hub: there is no token of the hub: run `hf auth login`, set HF_TOKEN, or give `token`; nothing "
             "was uploaded"
         )
     model = _newest_model(folder)
-    api = hub.HfApi(token=token)
+    api = hub.HfApi(token=token and token.strip())
     with TemporaryDirectory() as place:
         card = Path(place)
         try:
@@ -61,12 +63,23 @@ def push(
                 for root, path in [*_files(model, without="README.md"), *_files(card)]
             ]
             api.create_commit(name, operations, commit_message=message)
-        # HfHubHTTPError and the errors of a connection are OSErrors; the hub's own say what to do.
-        except (OSError, ValueError) as error:
-            # The hub's errors have several lines, with the address of the request.
-            problem = " ".join(str(error).split())
-            raise TrainingError(f"push_to_hub: {repo} could not be uploaded: {problem}") from error
+        # The bases of HfHubHTTPError: the base of all errors of the HTTP client, which differs between versions of
+        # huggingface_hub, and OSError. A connection that is refused is the former alone.
+        except (*HfHubHTTPError.__bases__, OSError, ValueError) as error:
+            raise TrainingError(f"push_to_hub: {repo} could not be uploaded: {_problem(error)}") from error
     return str(made)
+
+
+def _problem(error: Exception) -> str:
+    """The error of an upload in one line, with advice where the hub refused the token."""
+    # The hub's errors have several lines, with the address of the request.
+    problem = " ".join(str(error).split()) or type(error).__name__
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    advice = {
+        401: ". The hub does not know the token: give one that is valid (`hf auth login`, HF_TOKEN or `token`)",
+        403: ". The token has no right to write there: give one with the role write, and a repository of its owner",
+    }
+    return problem.rstrip(".") + advice.get(status, "")
 
 
 def _files(folder: Path, without: str = "") -> list[tuple[Path, Path]]:

@@ -81,7 +81,8 @@ def _evaluation(run: RunFolder, state: TrainState) -> list[str]:
     last = state.evaluations[-1]
     changes = (compared_with_start(run.path) or {"differences": {}})["differences"]
     rows = [f"| held-out tasks | step {first['step']} | step {last['step']} | change (95 %) |", "|---|---|---|---|"]
-    for name in [name for name in last if name.startswith(("eval/greedy", "eval/mean", "eval/pass@", "eval/maj@"))]:
+    shown = ("eval/greedy", "eval/mean", "eval/pass@", "eval/maj@")
+    for name in [name for name, value in last.items() if name.startswith(shown) and value is not None]:
         short = name.removeprefix("eval/")
         change = "-"
         if short in changes:

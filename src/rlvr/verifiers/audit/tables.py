@@ -26,13 +26,13 @@ def show_findings(console: Console, findings: Findings) -> None:
         cells = [counts[status] for status in statuses] + [counts["undecided"]]
         decided = total - counts["undecided"]
         mean = findings.scores[name] / decided if decided else None
-        rows.append([name, total, *cells, mean, seconds.total / total, seconds.most])
-    columns = ["verifier", "rows", *statuses, "undecided", "mean score", "mean s", "slowest s"]
+        rows.append([name, total, *cells, mean, _time(seconds.total / total), _time(seconds.most)])
+    columns = ["verifier", "rows", *statuses, "undecided", "mean score", "mean time", "slowest"]
     console.table("verdicts (undecided ones are counted under their status too)", columns, rows)
     _agreement(console, findings)
     if findings.slowest:
-        slowest = [[c.id, c.verdict.seconds, c.verdict.status, _text(c.completion)] for c in findings.slowest]
-        console.table("slowest", ["id", "seconds", "status", "completion"], slowest)
+        slowest = [[c.id, _time(c.verdict.seconds), c.verdict.status, _text(c.completion)] for c in findings.slowest]
+        console.table("slowest", ["id", "time", "status", "completion"], slowest)
     if findings.doubts:
         doubtful = [
             [f"{kind} ({findings.doubts[kind]})", c.id, c.verdict.status, shorten(why, _TEXT), _text(c.completion)]
@@ -88,8 +88,10 @@ def show_trial(console: Console, trial: TrickTrial) -> None:
             counts = trial.counts[trick.name]
             cells = [counts[outcome] or None for outcome in TrickOutcome]
             timeouts = trial.timeouts[trick.name] or None
-            rows.append([trick.name, trick.must, sum(counts.values()), *cells, timeouts, trial.seconds[trick.name]])
-    columns = ["trick", "must", "tried", *map(str, TrickOutcome), "of these timeouts", "slowest s"]
+            rows.append(
+                [trick.name, trick.must, sum(counts.values()), *cells, timeouts, _time(trial.seconds[trick.name])]
+            )
+    columns = ["trick", "must", "tried", *map(str, TrickOutcome), "of these timeouts", "slowest"]
     console.table("tricks", columns, rows)
     if trial.not_tried:
         console.message(f"not tried, for want of a task that they fit: {', '.join(trial.not_tried)}")
@@ -106,6 +108,11 @@ def show_trial(console: Console, trial: TrickTrial) -> None:
     if len(trial.failures) > _FAILURES:
         title += f", the first {_FAILURES}"
     console.table(title, ["trick", "outcome", "task", "score", "reason", "completion"], failures)
+
+
+def _time(seconds: float) -> str:
+    """Seconds as `0.1 ms` or `1.20 s`."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
 def _text(completion: str) -> str:
