@@ -17,6 +17,10 @@ def evens(completion):
     """The share of even digits."""
     return sum(c in "02468" for c in completion) / max(1, len(completion))
 
+class Evens(Verifier):
+    def verify(self, task, completion):
+        return Verdict.from_score(evens(completion))
+
 def starts_even(completion):
     """1 where the first character is an even digit, undecided for an empty text."""
     return float(completion[0] in "02468") if completion else None

@@ -116,7 +116,7 @@ def test_what_is_made_of_equal_tokens(pair, capsys):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda row: row["verdicts"]["evens"].update(score=0.125), "the verdict of evens: "),
+        (lambda row: row["verdicts"]["Evens"].update(score=0.125), "the verdict of Evens: "),
         (lambda row: row["columns"].update(reward=9.0), "reward: .* and 9"),
         (lambda row: row.update(stop="context"), "stopped by .* and by context"),
         (lambda row: row.update(use="left_out"), "trained and left_out"),
