@@ -332,11 +332,20 @@ def test_a_second_ctrl_c_stops_at_once(command, monkeypatch):
 
 
 @pytest.mark.gate
-def test_a_folder_with_metrics_is_kept_unless_overwrite_is_asked_for(command, folder):
+def test_a_folder_with_metrics_is_kept_unless_overwrite_is_asked_for(command, folder, monkeypatch):
     assert command()[0] == 0
     before = (folder / "metrics.jsonl").read_bytes()
-    code, _, err = command("run.seed=1")
-    assert code == 2
+    with monkeypatch.context() as patch:
+        # The refusals are known before a model is loaded, which takes minutes for a large one.
+        patch.setattr("rlvr.trainer.GRPOTrainer", None)
+        code, _, err = command("run.seed=1")
+        assert code == 2
+        missing, _, why = command("--resume", str(folder / "nowhere"))
+        assert missing == 2 and f"there is no run or checkpoint {folder / 'nowhere'}" in why
+        (folder / "checkpoints").rename(folder / "kept")
+        lost, _, why = command("--resume", "auto")
+        assert lost == 2 and "no checkpoint to go on from: they would be lost" in why
+        (folder / "kept").rename(folder / "checkpoints")
     for part in (str(folder), "--resume auto", "run.name", "run.overwrite=true"):
         assert part in err
     assert (folder / "metrics.jsonl").read_bytes() == before

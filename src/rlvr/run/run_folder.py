@@ -212,6 +212,17 @@ class RunFolder:
         self._write_config()
         return moved
 
+    def check_start(self, resume: str | None) -> None:
+        """ConfigError or CheckpointError where a run that goes on from `resume`, or is fresh without it, would be
+        refused for what lies here. Reads no checkpoint, so that it is known before a model is loaded."""
+        if resume not in (None, "auto"):
+            if not Path(resume).is_dir():
+                raise CheckpointError(f"--resume: there is no run or checkpoint {resume}")
+            return
+        goes_on = resume is not None and any(checkpoint.checkpoints(self.checkpoints))
+        if not goes_on and not self.config.run.overwrite and self._holds_run():
+            raise ConfigError(self._refusal(resume is not None))
+
     def _holds_run(self) -> bool:
         """Return True if a step was done here."""
         # metrics.jsonl may be cut or lost; rollouts and checkpoints show a run, too.

@@ -137,9 +137,12 @@ def _train(config: Config, resume: str | None) -> int:
     # SIGUSR1 is answered from the first moment on: without a handler it would end a run that is still loading. `train`
     # has a fuller answer.
     with reporting(lambda: f"run {config.folder}, process {os.getpid()}\nphase: {phase}"):
+        from rlvr.run.run_folder import RunFolder
         from rlvr.train.report_at_end import ReportAtEnd
         from rlvr.trainer import GRPOTrainer
 
+        # The trainer finds out only in `train`, whose `resume` may be another: after it has loaded the model.
+        RunFolder(config).check_start(resume)
         with startup:
             trainer = GRPOTrainer(config=config, resume=resume, callbacks=[ReportAtEnd()])
         with trainer:
