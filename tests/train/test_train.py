@@ -251,7 +251,7 @@ def test_gold_that_cannot_be_checked_is_refused_by_name(command, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, _, err = command(f"data.train={path}", "verifier=math")
     assert code == 2
-    assert "1 tasks cannot be verified" in err
+    assert "1 task cannot be verified" in err
     assert "  bad: " in err and f"({path}, line 2)\n" in err
     code, _, err = command(over={"data": {"eval": str(path)}, "verifier": "math"})
     assert code == 2

@@ -404,7 +404,8 @@ class Verification:
             shown = "\n".join(
                 f"  {task.id}: {problem}{f' ({task.place})' if task.place else ''}" for task, problem in bad[:SHOWN]
             )
-            raise DataError(f"{len(bad)} tasks cannot be verified; correct or remove them:\n{shown}")
+            counted = f"{len(bad)} task{'s' if len(bad) > 1 else ''}"
+            raise DataError(f"{counted} cannot be verified; correct or remove:\n{shown}")
 
     def metrics(self) -> dict[str, float]:
         """The verifiers' own counts since the last call, as `verifier/NAME/COUNT`."""
