@@ -63,11 +63,16 @@ def push(
                 for root, path in [*_files(model, without="README.md"), *_files(card)]
             ]
             api.create_commit(name, operations, commit_message=message)
-        # The bases of HfHubHTTPError: the base of all errors of the HTTP client, which differs between versions of
-        # huggingface_hub, and OSError. A connection that is refused is the former alone.
-        except (*HfHubHTTPError.__bases__, OSError, ValueError) as error:
+        except _client_errors(HfHubHTTPError) as error:
             raise TrainingError(f"push_to_hub: {repo} could not be uploaded: {_problem(error)}") from error
     return str(made)
+
+
+def _client_errors(of_hub: type[Exception]) -> tuple[type[Exception], ...]:
+    """The errors of an upload; `of_hub` is the hub's error of a request."""
+    # Its bases: the base of all errors of the HTTP client, which differs between versions of huggingface_hub, and
+    # OSError. A connection that is refused is the former alone.
+    return (*(base for base in of_hub.__bases__ if issubclass(base, Exception)), OSError, ValueError)
 
 
 def _problem(error: Exception) -> str:
@@ -75,7 +80,7 @@ def _problem(error: Exception) -> str:
     # The hub's errors have several lines, with the address of the request.
     problem = " ".join(str(error).split()) or type(error).__name__
     status = getattr(getattr(error, "response", None), "status_code", None)
-    advice = {
+    advice: dict[int | None, str] = {
         401: ". The hub does not know the token: give one that is valid (`hf auth login`, HF_TOKEN or `token`)",
         403: ". The token has no right to write there: give one with the role write, and a repository of its owner",
     }
