@@ -105,6 +105,14 @@ class _LogFile(logging.FileHandler):
                 print(f"{self.baseFilename} cannot be written: {error.strerror}", file=sys.stderr)
 
 
+def _resumed(resume: str) -> Path:
+    """The folder of the run or checkpoint that --resume names. CheckpointError where there is none."""
+    path = Path(resume)
+    if not path.is_dir():
+        raise CheckpointError(f"--resume: there is no run or checkpoint {path}")
+    return path
+
+
 class RunFolder:
     """The folder of one run."""
 
@@ -198,11 +206,7 @@ class RunFolder:
 
         ConfigError where it holds a run that is not to be moved; with `resume`, of a run without a checkpoint.
         """
-        moved = None
-        if self._holds_run():
-            if not self.config.run.overwrite:
-                raise ConfigError(self._refusal(resume))
-            moved = self._move_aside()
+        moved = self._move_aside() if self._holds_movable_run(resume) else None
         self.path.mkdir(parents=True, exist_ok=True)
         # All lines go: those of a run that was killed before its first step was done, whose evaluation at the start has
         # step 0.
@@ -216,12 +220,16 @@ class RunFolder:
         """ConfigError or CheckpointError where a run that goes on from `resume`, or is fresh without it, would be
         refused for what lies here. Reads no checkpoint, so that it is known before a model is loaded."""
         if resume not in (None, "auto"):
-            if not Path(resume).is_dir():
-                raise CheckpointError(f"--resume: there is no run or checkpoint {resume}")
-            return
-        goes_on = resume is not None and any(checkpoint.checkpoints(self.checkpoints))
-        if not goes_on and not self.config.run.overwrite and self._holds_run():
-            raise ConfigError(self._refusal(resume is not None))
+            _resumed(resume)
+        elif resume is None or not any(checkpoint.checkpoints(self.checkpoints)):
+            self._holds_movable_run(resume is not None)
+
+    def _holds_movable_run(self, resume: bool) -> bool:
+        """Return True if a run is here that may be moved aside. ConfigError where it may not."""
+        holds = self._holds_run()
+        if holds and not self.config.run.overwrite:
+            raise ConfigError(self._refusal(resume))
+        return holds
 
     def _holds_run(self) -> bool:
         """Return True if a step was done here."""
@@ -339,9 +347,7 @@ class RunFolder:
                 raise CheckpointError(
                     f"--resume auto: {error}. Without --resume, run.overwrite=true moves the run aside and starts over"
                 ) from error
-        path = Path(resume)
-        if not path.is_dir():
-            raise CheckpointError(f"--resume: there is no run or checkpoint {path}")
+        path = _resumed(resume)
         # A torn checkpoint has no manifest but the name, and is to be refused as a checkpoint, not as a run without
         # one.
         if (path / checkpoint.MANIFEST).exists() or path.name.startswith("step-"):
