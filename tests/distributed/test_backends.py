@@ -47,7 +47,7 @@ STEPS = {
     **{name: {"backend": backend, "optim": {"micro_batch_size": 2}} for name, backend in OFFLOADED.items()},
 }
 """Each on two ranks; the oracle is one process with the plain backend and one micro-batch."""
-LR = {"trajectory_balance": 0.01}
+LR = {"copg": 0.02, "trajectory_balance": 0.01}
 """Where a step of 0.5 would throw the weights about, and rounding with them."""
 LOSSES = {
     f"loss {name}": {"backend": backend, "loss": name, "optim": {"micro_batch_size": 2}, "lr": LR.get(name, 0.5)}

@@ -219,6 +219,7 @@ class RunFolder:
     def check_start(self, resume: str | None) -> None:
         """ConfigError or CheckpointError where a run that goes on from `resume`, or is fresh without it, would be
         refused for what lies here. Reads no checkpoint, so that it is known before a model is loaded."""
+        self.refuse_foreign()
         if resume not in (None, "auto"):
             _resumed(resume)
         elif resume is None or not any(checkpoint.checkpoints(self.checkpoints)):
