@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlvr import registry
+from rlvr import trainer as trainer_module
 from rlvr.config import ModelConfig
 from rlvr.config.config_loading import load_config
 from rlvr.distributed.engine_router import open_engine
@@ -124,10 +125,10 @@ def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, 
     with pytest.raises(DataError, match="evaluation task 'long'"):
         trainer.evaluate(rows)
     messages = []
-    trainer.reporting.console.message = lambda *given: messages.append(given)
+    trainer.reporting.console.message = lambda text, level: messages.append((text, level))
     trainer.evaluate(task_rows(2))
     ((text, level),) = messages
-    assert "context of 8 tokens leaves less than 6 tokens for responses to 2 of the 2 evaluation tasks" in text
+    assert "leaves fewer than rollout.max_new_tokens=6 for responses to 2 of 2 evaluation tasks" in text
     assert level == "warning"
     demonstrated = {**LONG, "demonstration": "11"}
     sft = {"stages": [{"kind": "sft", "steps": 1}], "run": {"steps": None}}
@@ -140,6 +141,9 @@ def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, 
     arguments = ["--model", str(tmp_path / "model"), "--data", str(data), "--verifier", "exact", "--engine", short]
     assert evaluate(arguments) == 2
     assert "evaluation task 'long'" in capsys.readouterr().err
+    data.write_text('{"prompt": "1=?", "answer": "1"}\n')
+    assert evaluate([*arguments, "--samples", "1", "--max-new-tokens", "5000"]) == 0
+    assert "leaves fewer than evaluation.max_new_tokens=5000 for responses to 1 of 1" in capsys.readouterr().err
 
 
 def test_an_engine_is_made_as_long_as_training_and_evaluation_need(make_trainer, monkeypatch):
@@ -314,7 +318,10 @@ def test_a_term_of_weight_0_leaves_no_reward_undecided(make_trainer, tmp_path):
     assert (np.isnan(trainer.batch.column("reward")) == np.isnan(trainer.batch.column("reward/b"))).all()
 
 
-def test_evaluations_without_tasks_are_refused(make_trainer):
+def test_evaluations_without_tasks_are_refused_before_a_model_is_loaded(make_trainer, monkeypatch):
+    loaded = []
+    loading = trainer_module.PolicyTraining
+    monkeypatch.setattr(trainer_module, "PolicyTraining", lambda *given: loaded.append(given) or loading(*given))
     with pytest.raises(
         ConfigError, match=r"evaluation\.every is 5, and there are no tasks to evaluate on: set data\.eval"
     ):
@@ -324,6 +331,7 @@ def test_evaluations_without_tasks_are_refused(make_trainer):
         match=r"checkpoint\.best\.metric is eval/greedy, and there are no tasks to evaluate on: set data\.eval",
     ):
         make_trainer({"checkpoint": {"best": {}}})
+    assert not loaded
     make_trainer({"checkpoint": {"best": {"metric": "reward/mean"}}})
     make_trainer({"evaluation": {"at_start": True, "at_end": True}})  # the defaults, as a dumped configuration has them
 

@@ -27,6 +27,7 @@ from rlvr.errors import ConfigError
 from rlvr.evaluate.result_file import is_result, write_result
 from rlvr.evaluation import Evaluation, compare, contamination, describe, evaluate, read_result
 from rlvr.evaluation.benchmarks import Benchmark, benchmark_tasks, find_benchmarks, with_benchmark
+from rlvr.evaluation.held_out import longest_response
 from rlvr.evaluation.result import combined, result_lines
 from rlvr.monitor.console import Console, Counts
 from rlvr.policy.loading import located
@@ -158,8 +159,7 @@ def _sampled(part: Part, evaluate_tasks: Callable[..., Evaluation], console: Con
 def _widest(parts: Sequence[Part]) -> Config:
     """The configuration that the engine is opened with: of the first part, with the longest response of any."""
     tree = parts[0].config.dump()
-    lengths = [part.config.evaluation.max_new_tokens or part.config.rollout.max_new_tokens for part in parts]
-    tree["evaluation"]["max_new_tokens"] = max(lengths)
+    tree["evaluation"]["max_new_tokens"] = max(longest_response(part.config) for part in parts)
     return load_config(tree)
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlvr.config import Config
-from rlvr.data.prompts import refuse_long
-from rlvr.errors import ConfigError
+from rlvr.evaluation.held_out import longest_response
 from rlvr.evaluation.task_result import TaskResult, by_difficulty, empty_result, summary
 from rlvr.records import Rollout, Task
 from rlvr.rollout import Draw, Sampling
@@ -77,7 +76,7 @@ def evaluate(
     `eval/difficulty/LEVEL/...`.
     """
     settings = config.evaluation
-    budget = settings.max_new_tokens or config.rollout.max_new_tokens
+    budget = longest_response(config)
     # Those of training: a policy learned to end its answers by them.
     stop = tuple(config.rollout.stop)
     greedy = Sampling(budget, temperature=0.0, stop=stop)
@@ -151,29 +150,3 @@ def parts(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
     levels = {f"difficulty/{level}": members for level, members in by_difficulty(task_results).items()}
     # One part is the whole, which is there already.
     return (sources if len(sources) > 1 else {}) | (levels if len(levels) > 1 else {})
-
-
-def check_held_out(config: Config, tasks: Sequence[Task], lengths: np.ndarray, context: int, stages: int = 1) -> None:
-    """ConfigError where evaluations, or a best checkpoint by one, are asked for and there are no tasks; DataError for a
-    prompt that fills the context.
-
-    `lengths`: tokens of each task's prompt, int32 [N]. `stages`: those of the run.
-
-    `at_start` and `at_end` are true by default and mean "where there are tasks", so only `every` asks for them.
-    """
-    evaluation = config.evaluation
-    best = config.checkpoint.best
-    if evaluation.every and not tasks:
-        raise ConfigError(
-            f"evaluation.every is {evaluation.every}, and there are no tasks to evaluate on: set data.eval or "
-            "evaluation.data (in Python, eval_tasks=...), or evaluation.every to 0"
-        )
-    # With several stages another one may have tasks.
-    if best is not None and best.metric.startswith("eval/") and not tasks and stages < 2:
-        raise ConfigError(
-            f"checkpoint.best.metric is {best.metric}, and there are no tasks to evaluate on: set data.eval or "
-            "evaluation.data (in Python, eval_tasks=...), or a metric of training steps such as reward/mean"
-        )
-    # Training tasks that are too long may be left out by the configuration; evaluation tasks never, as that changes the
-    # score.
-    refuse_long(tasks, lengths, context)

@@ -18,6 +18,7 @@ from rlvr.config import Config
 from rlvr.errors import DataError
 from rlvr.evaluation.estimators import interquartile_mean, interval
 from rlvr.evaluation.evaluation_loop import Evaluation
+from rlvr.evaluation.held_out import longest_response
 from rlvr.evaluation.paired_comparison import comparison_lines
 from rlvr.evaluation.task_result import TaskResult, by_difficulty, summary, values_of
 from rlvr.monitor.whole_file import write_whole
@@ -41,7 +42,7 @@ def describe(done: Evaluation, config: Config) -> dict[str, Any]:
         "samples": settings.samples,
         "k": settings.k,
         "sampling": {name: getattr(settings, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-        | {"max_new_tokens": settings.max_new_tokens or config.rollout.max_new_tokens, "seed": config.run.seed},
+        | {"max_new_tokens": longest_response(config), "seed": config.run.seed},
         "scorer": None if settings.scorer is None else settings.scorer.written,
         "results": results,
         "answer_entropy": results.get("answer_entropy"),

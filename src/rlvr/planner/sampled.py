@@ -10,6 +10,7 @@ from typing import Any
 
 from rlvr.config import Config
 from rlvr.evaluation.evaluation_loop import BLOCK
+from rlvr.evaluation.held_out import longest_response
 from rlvr.planner.shape import Shape
 
 # A guess: GSM8K and MATH prompts with a chat template are below it, those of code tasks may be above.
@@ -70,7 +71,7 @@ def in_evaluation(shape: Shape, config: Config, given: Any = None) -> Sampled | 
         blocks.append((prompts, prompts * evaluation.samples))
     if not blocks:
         return None
-    prompt, length = _lengths(shape, config, evaluation.max_new_tokens or config.rollout.max_new_tokens)
+    prompt, length = _lengths(shape, config, longest_response(config))
     return Sampled(prompt, length, *max(blocks, key=lambda block: block[1]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import Any
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
 from rlvr.data import Prompts, load_tasks
-from rlvr.data.prompts import refuse_long
 from rlvr.errors import DataError, EvaluationError, LostRankError, UserCodeError
 from rlvr.evaluation import TaskResult, evaluate
+from rlvr.evaluation.held_out import check_lengths
 from rlvr.records import Task
 from rlvr.rollout import CollectionInterruptedError
 from rlvr.run.policy_training import PolicyTraining
@@ -93,19 +94,10 @@ class Evaluator:
         return results
 
     def _check_lengths(self, prompts: Prompts, tasks: Sequence[Task], config: Config) -> None:
-        """DataError for a task too long for the context. Warn where the engine's own context cuts responses."""
-        context = self.rollouts.context
+        """DataError for a task too long for the context. Warn where it cuts responses."""
         lengths = encoded_lengths(prompts, self.rollouts.world, tasks)[0]
-        refuse_long(tasks, lengths, context)
-        response = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
-        cut = int((lengths > context - response).sum())
-        # The model itself could take longer sequences: vLLM was started with `max_model_len` for the run's own tasks.
-        if cut and context < self.training.policy.context:  # which was chosen for the run's own tasks
-            self.reporting.console.message(
-                f"the engine's context of {context} tokens leaves less than {response} tokens for responses to {cut} "
-                f"of the {len(tasks)} evaluation tasks: rollout.engine's max_model_len sets it",
-                "warning",
-            )
+        warn = functools.partial(self.reporting.console.message, level="warning")
+        check_lengths(config, tasks, lengths, self.rollouts.context, warn)
 
     def _sampled(
         self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan

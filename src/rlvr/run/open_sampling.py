@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from rlvr.config import Config
 from rlvr.core.waits import StopRequest
 from rlvr.data import Prompts
-from rlvr.data.prompts import refuse_long
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.evaluation.evaluation_loop import Collect
+from rlvr.evaluation.held_out import check_lengths
 from rlvr.monitor.console import Counts
 from rlvr.planner import engine_of_run
 from rlvr.policy import Policy, load_policy
@@ -58,8 +58,13 @@ def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterat
         rollouts.start_engine(policy)
         rollouts.attach_models(policy)
         # After the engine has started, whose context may be shorter than the model's.
-        refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], rollouts.context)
+        lengths = encoded_lengths(prompts, world, tasks)[0]
+        check_lengths(config, tasks, lengths, rollouts.context, _warn if world.is_main else lambda text: None)
         # An engine samples only with published weights; 1 is any version.
         rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
         collect = rollouts.evaluation_samples(config, verification, prompts)
         yield OpenSampling(policy, verification, collect, rollouts.activity.counts, stop)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import Any
 from rlvr import registry
 from rlvr.core.seeding import seed_of
 from rlvr.errors import ConfigError
-from rlvr.evaluation.evaluation_loop import check_held_out
+from rlvr.evaluation.held_out import check_lengths
 from rlvr.rollout import Sampling
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.reporting import Reporting
@@ -77,7 +77,8 @@ def open_stage(
     held_out = tasks.evaluation(config)
     lengths = encoded_lengths(prompts, rollouts.world, held_out)[0]
     # Before the first step: evaluation tasks that fail at the end of a stage would cost the whole stage.
-    check_held_out(config, held_out, lengths, rollouts.context, len(resolved.plans))
+    warn = partial(reporting.console.message, level="warning")
+    check_lengths(config, held_out, lengths, rollouts.context, warn)
     chooser(config, training.policy, held_out, training.partitions)  # refuses tasks that it cannot score
     if is_main:
         verification.check(held_out)

@@ -102,10 +102,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _dry_run(config: Config, devices: str | None) -> int:
+    from rlvr.evaluation.held_out import check_held_out
     from rlvr.planner import own_devices, parse_devices, plan_for
     from rlvr.run.dry_run import plan_lines
 
-    for stage in stage_plans(config):
+    plans = stage_plans(config)
+    for stage in plans:
+        held_out = stage.config.evaluation.data or stage.config.data.eval
+        check_held_out(stage.config, held_out is not None, len(plans))
         # `find`, not `build`: a stage takes what only a run has beside its options.
         registry.find("stage", stage.kind).check_plan(stage)
     memory: tuple[str, ...]
