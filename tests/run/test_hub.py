@@ -56,6 +56,9 @@ REFUSED = {"forbidden": 403, "unknown": 401}
 """Owner -> the status with which the hub refuses a repository of it."""
 
 
+OLD_WEIGHTS = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "adapter_config.json"]
+
+
 class Hub(BaseHTTPRequestHandler):
     """The requests that an upload makes (huggingface_hub 2.4, hf_api.py, _commit_api.py and lfs.py)."""
 
@@ -94,6 +97,8 @@ class Hub(BaseHTTPRequestHandler):
                     self.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
                 elif entry["key"] == "lfsFile":
                     self.files[entry["value"]["path"]] = self.stored[entry["value"]["oid"]]
+                elif entry["key"] == "deletedFile":
+                    del self.files[entry["value"]["path"]]
             self.answer({"success": True, "commitOid": "0" * 40, "commitUrl": f"{address}/me/counting/commit/0"})
         else:
             self.answer({"error": f"unknown: {self.path}"}, 404)
@@ -103,7 +108,11 @@ class Hub(BaseHTTPRequestHandler):
         self.answer({})
 
     def do_GET(self):
-        self.answer({"error": f"unknown: {self.path}"}, 404)
+        if self.path.startswith("/api/models/me/counting/tree/"):
+            files = [{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in self.files]
+            self.answer(files)
+        else:
+            self.answer({"error": f"unknown: {self.path}"}, 404)
 
     def answer(self, value, status=200):
         body = json.dumps(value).encode()
@@ -139,6 +148,8 @@ def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
     (tmp_path / "tree.json").write_text(json.dumps(tree))
     (tmp_path / "train.py").write_text(SCRIPT)
     with hub() as (requests, address):
+        # Of a model that was pushed before: in shards, with an adapter beside it.
+        requests.files |= dict.fromkeys([*OLD_WEIGHTS, "notes.md", "logs/model.safetensors"], b"old")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(
@@ -165,6 +176,7 @@ def test_a_model_goes_to_the_hub_with_a_card_of_its_run(tmp_path):
     assert all(token == "Bearer hf_test" for _, token in requests.requests[5:])
     model = tmp_path / "runs" / "run" / "checkpoints" / "step-3" / "model"
     uploaded = dict(requests.files)
+    assert uploaded.pop("notes.md") == uploaded.pop("logs/model.safetensors") == b"old"
     card = uploaded.pop("README.md").decode()
     picture = uploaded.pop("training_curve.svg").decode()
     assert uploaded == {path.name: path.read_bytes() for path in model.iterdir()}

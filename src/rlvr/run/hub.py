@@ -1,10 +1,11 @@
 """Upload of a run's model to the Hugging Face hub.
 
-Sources: huggingface_hub 2.4, hf_api.py (`create_repo`, `upload_folder`).
+Sources: huggingface_hub 2.4, hf_api.py (`create_repo`, `create_commit`).
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,11 @@ from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.train_state import TrainState
 
+MODEL_FILE = re.compile(
+    r"(model|pytorch_model|adapter_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|adapter_config\.json"
+)
+"""Files by which transformers and peft find a model's weights."""
+
 
 def push(
     folder: RunFolder,
@@ -25,7 +31,10 @@ def push(
     private: bool | None = None,
     token: str | None = None,
 ) -> str:
-    """Upload the model of the newest checkpoint of a run with its card; its address.
+    """Upload the model of the newest checkpoint of a run with its card, in one commit; its address.
+
+    A whole model takes the place of weights of another one in the repository, which transformers might load instead:
+    the commit removes them (the repository's history keeps them). No other file is removed.
 
     ConfigError without a token or a checkpoint, and for a name that is none, before anything is uploaded; TrainingError
     where the hub refuses it or cannot be reached.
@@ -57,11 +66,16 @@ def push(
             name = made.repo_id
             write_card(folder, resolved, state, model, name, card)
             message = f"rlvr: step {state.step}"
-            operations = [
+            operations: list[hub.CommitOperationAdd | hub.CommitOperationDelete] = [
                 hub.CommitOperationAdd(path_in_repo=str(path.relative_to(root)), path_or_fileobj=path)
                 # peft writes a README.md of its own beside an adapter; the card takes its place.
                 for root, path in [*_files(model, without="README.md"), *_files(card)]
             ]
+            added = {operation.path_in_repo for operation in operations}
+            # An adapter leaves weights beside it alone: they may be its base.
+            if "adapter_config.json" not in added:
+                stale = [path for path in api.list_repo_files(name) if MODEL_FILE.fullmatch(path)]
+                operations += [hub.CommitOperationDelete(path) for path in stale if path not in added]
             api.create_commit(name, operations, commit_message=message)
         except _client_errors(HfHubHTTPError) as error:
             raise TrainingError(f"push_to_hub: {repo} could not be uploaded: {_problem(error)}") from error
