@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
+import json
 import logging
 import weakref
 from collections import Counter
@@ -27,6 +29,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr.config import ModelConfig
+from rlvr.planner.measurement_cache import kept
 from rlvr.policy.adapters import add_adapter, is_adapter, no_false_alarms
 from rlvr.policy.attention import Spans, attending, hook
 from rlvr.policy.attention.kernels import kernels_of
@@ -54,9 +57,9 @@ DEPTHS = (2, 3)
 """Layers that are measured. The first one is not like the others where the embedding does not train."""
 
 
-_measured: dict[tuple[str, str, str, Way], list[np.ndarray]] = {}
-"""Results of this process by model, adapter and way, for each depth [tokens, field]. A plan needs them many times, for
-one layer and for all of them, and each pass takes a second."""
+_measured: dict[tuple[type, str], list[np.ndarray]] = {}
+"""Results of this process by model and settings, for each depth [tokens, field]. A plan needs them many times, for one
+layer and for all of them, and each pass takes a second."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -236,16 +239,21 @@ class DecoderSettings:
         return foreign(self.described.get_text_config(), "attn_logit_softcapping") is not None
 
     @functools.cached_property
-    def _measured_as(self) -> tuple[str, str, str]:
-        """The key of `_measured` without the way. Computed once: a plan asks for it many times."""
-        return self.model.__qualname__, self.described.to_json_string(), f"{self.config.adapter} {self.given}"
+    def _identity(self) -> str:
+        """All that is measured but for the way, the same in every process. Computed once: a plan asks for it many
+        times."""
+        adapter = None if self.config.adapter is None else self.config.adapter.model_dump(mode="json")
+        given = None if self.given is None else dataclasses.asdict(self.given)
+        return json.dumps([self.described.to_json_string(), adapter, given], default=_plain)
 
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
         """The bytes of all layers, or, where layers are alike, as if there were only `layers` layers; measured once."""
-        key = (*self._measured_as, way)
+        key = (self.model, f"{self._identity} {way}")
         if key not in _measured:
             depths = DEPTHS if self.alike else (self.layers,)
-            _measured[key] = [np.asarray([self._at(way, depth, tokens) for tokens in TOKENS]) for depth in depths]
+            _measured[key] = kept(
+                *key, lambda: [np.asarray([self._at(way, depth, tokens) for tokens in TOKENS]) for depth in depths]
+            )
         measured = _measured[key][0]
         if self.alike:
             few, more = _measured[key]
@@ -390,6 +398,11 @@ def _without_log() -> Iterator[None]:
         yield
     finally:
         logger.disabled = disabled
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know, as text or list that is the same in every process."""
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def _grouped_product(

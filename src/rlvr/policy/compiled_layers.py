@@ -8,15 +8,16 @@ to batch, and a layer with a cache, with which an engine samples.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlvr.core.cache_folder import cache_folder
 from rlvr.errors import ConfigError
 from rlvr.policy.attention import PREFIX
 from rlvr.policy.foreign import foreign
@@ -63,14 +64,14 @@ class _CompiledCall:
         return self._compiled(*args, **kwargs)
 
 
-def keep_compiled_code() -> Path:
-    """Return the folder where compiled code stays for the next start: TORCHINDUCTOR_CACHE_DIR, or one in the user's
-    cache.
+def keep_compiled_code() -> None:
+    """Set TORCHINDUCTOR_CACHE_DIR, unless it is set, to a folder in the user's cache, where compiled code stays for the
+    next start.
 
     torch's own is in the folder for temporary files, which a restart of the machine or a new container empties.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "rlvr" / "inductor")))
+    with contextlib.suppress(FileNotFoundError):  # a user without a home has torch's
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
 
 
 def _leave_attention_out(decoder: Any, _: Any) -> None:

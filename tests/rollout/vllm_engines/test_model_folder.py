@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from vllm_helpers import tiny
 
-from rlvr.rollout.vllm.model_folder import cache_folder, content_digest, model_folder, stable_copy
+from rlvr.core.cache_folder import cache_folder
+from rlvr.rollout.vllm.model_folder import content_digest, model_folder, stable_copy
 
 
 def test_a_model_has_one_folder_whoever_starts_and_nothing_there_is_changed(monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from rlvr.core.cache_folder import cache_folder
 from rlvr.core.process import parent_death
 from rlvr.policy import Policy
 
@@ -50,22 +51,6 @@ def model_folder(policy: Policy, scratch: Path) -> Path:
             error,
         )
         return written
-
-
-def cache_folder() -> Path:
-    """Folder in which this library keeps files between runs: RLVR_CACHE, or `rlvr` in XDG_CACHE_HOME, by default
-    ~/.cache.
-
-    FileNotFoundError for a user without a home directory, as containers that run under any user id have.
-    """
-    try:
-        if override := os.environ.get("RLVR_CACHE"):
-            return Path(override).expanduser().absolute()
-        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        # The XDG base directory specification has relative paths ignored.
-        return (base if base.is_absolute() else Path.home() / ".cache") / "rlvr"
-    except RuntimeError as error:  # pathlib's, where neither HOME nor the user database has a home
-        raise FileNotFoundError(str(error)) from error
 
 
 def stable_copy(source: Path, folder: Path) -> Path:
