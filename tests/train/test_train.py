@@ -46,6 +46,40 @@ def folder(tmp_path):
     return tmp_path / "runs" / "run"
 
 
+FIRST_LINE = """
+import sys
+from rlvr import train
+from rlvr.core.startup_lines import StartupLines
+
+class Shown(Exception):
+    pass
+
+def say(self, text):
+    print(text, "torch" in sys.modules, file=sys.stderr)
+    raise Shown
+
+StartupLines.say = say
+try:
+    train.main(["--config", sys.argv[1]])
+except Shown:
+    pass
+"""
+
+
+def test_the_first_line_comes_before_torch_is_loaded(tmp_path, make_tree):
+    """A check of the configuration loads torch for the classes that are named, which takes seconds."""
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(make_tree(None, "run")))
+    done = subprocess.run([sys.executable, "-c", FIRST_LINE, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == f"reading {path} False\n", done.stderr
+
+
+@pytest.mark.parametrize("mode", ["quiet", "off"])
+def test_a_quiet_run_has_no_line_before_its_configuration_is_checked(command, mode):
+    code, output, _ = command(f"logging.console={mode}", over={"nothing": 1})
+    assert (code, output) == (2, "")
+
+
 def start(path, *arguments):
     """The command in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -34,13 +34,10 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
 
     Raises ConfigError that lists every wrong key and value, with the nearest name for an unknown key.
     """
-    tree = config_tree(source)
-    for override in overrides:
-        tree = merge(tree, as_tree(override))
-    return make_config(tree)
+    return make_config(config_tree(source, overrides))
 
 
-def config_tree(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+def config_tree(source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The configuration that `load_config` reads, as it is written. ConfigError where a file cannot be read."""
     if source is None or isinstance(source, Mapping):
         tree = dict(source or {})
@@ -49,6 +46,8 @@ def config_tree(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any]
         # The file may be the config.yaml of a run folder that was moved: its tasks lie beside it.
         tree = with_tasks_of(path.parent, read_mapping(path))
     tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
+    for override in overrides:
+        tree = merge(tree, as_tree(override))
     return tree
 
 

@@ -16,10 +16,10 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import peft
 import torch
 import transformers
 
@@ -75,7 +75,8 @@ def _write(path: Path, written: str, result: list[np.ndarray]) -> None:
 
 
 def _versions() -> list[str]:
-    return [torch.__version__, transformers.__version__, peft.__version__]
+    # Without an import of peft, which takes seconds (it loads bitsandbytes).
+    return [torch.__version__, transformers.__version__, version("peft")]
 
 
 @functools.cache

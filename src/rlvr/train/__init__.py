@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import yaml
 
 from rlvr import registry
 from rlvr.config import Config
-from rlvr.config.config_loading import config_file, load_config, recipe_files
+from rlvr.config.config_loading import config_file, config_tree, load_config, make_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.command_name import program
 from rlvr.core.startup_lines import StartupLines
@@ -50,7 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError(
             "--devices describes GPUs that need not be here: it goes with --dry-run, a run takes those that are"
         )
-    config = load_config(options.config, options.overrides)
+    tree = config_tree(options.config, options.overrides)
+    startup = StartupLines(_console_mode(tree))
+    if not options.dry_run:
+        # Before the check, which loads torch for the classes that are named: seconds.
+        startup.say(f"reading {options.config}")
+    config = make_config(tree)
     # A published recipe may train on a file that has to be made first.
     if not options.dry_run and config_file(options.config) in recipe_files().values():
         from rlvr.recipes.prepare import refuse_missing_files
@@ -68,7 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = of_seed(config, config.run.seeds[0])
     if options.dry_run:
         return _dry_run(config, options.devices)
-    return _train(config, options.resume)
+    return _train(config, options.resume, startup)
+
+
+def _console_mode(tree: Mapping[str, Any]) -> str:
+    """`logging.console` as it is written, which is not checked yet."""
+    section = tree.get("logging")
+    return str(section.get("console", "auto")) if isinstance(section, Mapping) else "auto"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -134,9 +146,8 @@ def _dry_run(config: Config, devices: str | None) -> int:
     return 0
 
 
-def _train(config: Config, resume: str | None) -> int:
+def _train(config: Config, resume: str | None, startup: StartupLines) -> int:
     phase = "starting"
-    startup = StartupLines(config.logging.console)
     startup.say("loading torch and transformers")
     # SIGUSR1 is answered from the first moment on: without a handler it would end a run that is still loading. `train`
     # has a fuller answer.
