@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlvr.config.renamed_keys import with_new_names
 from rlvr.core.command_name import program
+from rlvr.core.startup_lines import StartupLines
 from rlvr.diff.parting import Parting, compare_metrics
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for run in (a, b):
         if not run.is_dir():
             raise DataError(f"{run} is a file, not a run folder" if run.exists() else f"there is no run folder {run}")
+    StartupLines("auto", sys.stderr).say(f"comparing {a} and {b}")
     # Torch comes with them, which --help and a misspelt path do not need.
     from rlvr.diff.rollouts import compare_rollouts
     from rlvr.diff.tensors import compare_checkpoints

@@ -8,6 +8,7 @@ Exit codes: 0 a policy can be trained here, 1 a required package is missing or t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -62,12 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     # What the sandbox announces when it opens is one of the findings.
     logging.getLogger("rlvr").addHandler(logging.NullHandler())
+    findings = []
     required = list(_required())
-    findings = [*_machine(), *required, *_extras(), _sandbox()]
+    for found in itertools.chain(_machine(), required, _extras(), _sandbox()):
+        findings.append(found)
+        if not options.json:
+            print(_line(found), flush=True)
     if options.json:
         print(json.dumps([asdict(one) for one in findings], indent=1))
-    else:
-        print("\n".join(map(_line, findings)))
     return int(any(one.lacking for one in required))
 
 
@@ -93,12 +96,12 @@ def _line(finding: Checked) -> str:
 
 
 def _machine() -> Iterator[Checked]:
-    # Imported here, since they bring torch: `--help` does not wait for it.
+    yield Checked("rlvr", f"{__version__}, Python {platform.python_version()} ({sys.prefix})")
+    # Imported here, since they bring torch: neither `--help` nor the first line waits for it.
     import torch
 
     from rlvr.planner.planned_devices import machine_memory
 
-    yield Checked("rlvr", f"{__version__}, Python {platform.python_version()} ({sys.prefix})")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     disk = shutil.disk_usage(".").free / 2**30
     yield Checked(
@@ -163,19 +166,19 @@ def _requirements() -> list[Requirement]:
         return []
 
 
-def _sandbox() -> Checked:
+def _sandbox() -> Iterator[Checked]:
     from rlvr.verifiers.code.sandbox import languages, open_runner
     from rlvr.verifiers.code.sandbox.opening import problem_of
     from rlvr.verifiers.code.sandbox.tiers import TIERS
 
     known = ", ".join(languages())
     try:
-        return Checked("sandbox", f"tier {open_runner().tier} for programs in {known}")
+        yield Checked("sandbox", f"tier {open_runner().tier} for programs in {known}")
     except RlvrError as error:
         # The strongest tier's problem is what an installation can solve. The error goes on with all that each weaker
         # tier does not stop, which docs/code.md has as a table.
         problem = problem_of(TIERS[0]) or error
-        return Checked("sandbox", f"none: {problem}", "docs/code.md; in a checkout: bash scripts/sandbox.sh")
+        yield Checked("sandbox", f"none: {problem}", "docs/code.md; in a checkout: bash scripts/sandbox.sh")
 
 
 if __name__ == "__main__":

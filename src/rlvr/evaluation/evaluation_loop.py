@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -19,10 +20,12 @@ from rlvr.config import Config
 from rlvr.evaluation.held_out import longest_response
 from rlvr.evaluation.task_result import TaskResult, by_difficulty, empty_result, summary
 from rlvr.records import Rollout, Task
-from rlvr.rollout import Draw, Sampling
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
-Collect = Callable[[Sequence[Draw], Sampling, int], list[Rollout]]
+if TYPE_CHECKING:  # it loads torch, which whoever only reads results does not need
+    from rlvr.rollout import Draw, Sampling
+
+Collect: TypeAlias = "Callable[[Sequence[Draw], Sampling, int], list[Rollout]]"
 """(draws of tasks, sampling, samples per task) -> verified rollouts"""
 Scorer = Callable[[Sequence[Rollout]], np.ndarray]
 """A number for each of a task's samples, [n], computed without its verdict; the largest is chosen."""
@@ -75,6 +78,8 @@ def evaluate(
     sources or levels of difficulty, also greedy, mean, pass@k and best@k of each as `eval/SOURCE/...` and
     `eval/difficulty/LEVEL/...`.
     """
+    from rlvr.rollout import Sampling
+
     settings = config.evaluation
     budget = longest_response(config)
     # Those of training: a policy learned to end its answers by them.
@@ -112,6 +117,8 @@ def evaluate(
 
 def _blocks(tasks: Sequence[Task], size: int, first: int | None = None) -> Iterator[list[Draw]]:
     """Draws of at most `size` tasks at a time; one block ends with the task number `first`."""
+    from rlvr.rollout import Draw
+
     begin = 0
     while begin < len(tasks):
         end = begin + size

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import yaml
 
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     if options.command == "show":
         paper = find_paper(options.slug)
-        print(_diff(paper) if options.diff else _shown(paper))
+        for text in [_diff(paper)] if options.diff else _shown(paper):
+            print(text, flush=True)
         return 0
     if options.command == "path":
         print(config_file(options.slug))
@@ -108,19 +110,21 @@ def _list(papers: Iterable[Paper], words: Sequence[str]) -> None:
         print(f"{paper.slug:{width}}  {paper.recipe.status:8}  {paper.recipe.title}")
 
 
-def _shown(paper: Paper) -> str:
+def _shown(paper: Paper) -> Iterator[str]:
+    """The lines of `show`, the first ones before torch is loaded."""
     words = {
         name: getattr(paper.recipe, name) for name in ("source", "taken", "differs", "checked", "missing", "effect")
     }
-    lines = [paper.recipe.title, f"status: {paper.recipe.status}"]
-    lines += [textwrap.fill(f"{name}: {text}", 110, subsequent_indent="  ") for name, text in words.items() if text]
-    lines += [textwrap.fill(line, 110, subsequent_indent="  ") for line in _correction_lines(paper)]
+    yield from (paper.recipe.title, f"status: {paper.recipe.status}")
+    lines = itertools.chain((f"{name}: {text}" for name, text in words.items() if text), _correction_lines(paper))
+    yield from (textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
     # Not wrapped: a command or a row is to be copied as it is.
-    lines += schema_lines(paper)
-    return "\n".join([*lines, "", _yaml(paper.tree)])
+    yield from schema_lines(paper)
+    yield ""
+    yield _yaml(paper.tree)
 
 
-def _correction_lines(paper: Paper) -> list[str]:
+def _correction_lines(paper: Paper) -> Iterator[str]:
     """The line of `show` about a correction that no one wrote down: `algorithm.correction` is auto, and the engine
     samples with weights of its own."""
     from rlvr.planner.engine_memory import shares_weights
@@ -135,13 +139,12 @@ def _correction_lines(paper: Paper) -> list[str]:
         objective = build_objective(plan, shares_weights(engine, plan.config))
         if objective.correction is not None:
             corrected.append(f"{plan.name}: {objective.correction}")
-    if not corrected:
-        return []
-    return [
-        f"correction: algorithm.correction is auto, so that the engine {paper.config.rollout.engine.name}, which "
-        "samples with weights of its own, switches on a correction of the log-probs that the paper may not have "
-        f"({'; '.join(corrected)}); `algorithm.correction=null` leaves it out"
-    ]
+    if corrected:
+        yield (
+            f"correction: algorithm.correction is auto, so that the engine {paper.config.rollout.engine.name}, which "
+            "samples with weights of its own, switches on a correction of the log-probs that the paper may not have "
+            f"({'; '.join(corrected)}); `algorithm.correction=null` leaves it out"
+        )
 
 
 def _diff(paper: Paper) -> str:

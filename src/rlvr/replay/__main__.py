@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from rlvr.core.command_name import add_imports, program
 from rlvr.core.own_files import check_output, first_keys
+from rlvr.core.startup_lines import StartupLines
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.batch import prompt_text
 from rlvr.monitor.console import Console
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    StartupLines("auto", sys.stderr).say(f"reading the rollouts of {options.run}")
     replay = Replay(options.run, options.rescore, *_steps(options.steps), imports=options.imports)
     with contextlib.ExitStack() as stack:
         # Round the file: a full disk is noticed by a write or by the close, and neither names it.

@@ -27,7 +27,6 @@ from rlvr.monitor.batch import SAME
 from rlvr.monitor.recording import Recorded, columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.records import BASELINE, Batch, Task, Verdict
 from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, score, walk
-from rlvr.run.loaded_models import LoadedModels
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification, verify_again
 
@@ -123,6 +122,8 @@ class Replay:
         with VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent) as pool:
             verification = Verification(self.config.verifier, pool, self.config.verifiers)
             if self.verifies:
+                from rlvr.run.loaded_models import LoadedModels  # it loads torch
+
                 verification.attach(LoadedModels(self.config.models))
             any_verdict = False
             for step, path in self.files.items():
