@@ -211,7 +211,7 @@ def test_doctor_recommends_what_is_for_gpus_only_where_there_is_one(capsys, monk
     optional = [Requirement(f"nothing-either; extra == '{extra}'") for extra in EXTRAS]
     monkeypatch.setattr("rlvr.doctor.__main__._requirements", lambda: optional)
     monkeypatch.setattr("rlvr.doctor.__main__._has_gpu", lambda: gpu)
-    monkeypatch.setattr("rlvr.doctor.__main__._sandbox", lambda: Checked("sandbox", "of no concern here"))
+    monkeypatch.setattr("rlvr.doctor.__main__._sandbox", lambda: [Checked("sandbox", "of no concern here")])
     assert doctor(["--json"]) == 0
     findings = {one["part"]: one for one in json.loads(capsys.readouterr().out)}
     for extra in ("vllm", "liger", "deepspeed"):

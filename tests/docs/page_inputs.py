@@ -108,7 +108,9 @@ def prepare(folder: Path, page: str, text: str, program: str) -> list[str]:
         (folder / f"{name}-run.yaml").write_text(yaml.safe_dump(configuration(name, steps)), encoding="utf-8")
         made.append(f"{program} --config {name}-run.yaml")
     if "base" in shortened(page, text):
-        (folder / "base-run.yaml").write_text(yaml.safe_dump(configuration("base", 1)), encoding="utf-8")
+        # Long enough for the default length of a response.
+        long = overlaid(configuration("base", 1), {"model": {"scratch": {"context": 512}}})
+        (folder / "base-run.yaml").write_text(yaml.safe_dump(long), encoding="utf-8")
         made += [f"{program} --config base-run.yaml", "cp -r runs/base/checkpoints/step-1/model base"]
     return made
 
