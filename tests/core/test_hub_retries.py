@@ -52,7 +52,10 @@ def test_a_data_set_or_model_that_cannot_be_loaded_is_named_without_them(lines, 
     with pytest.raises(DataError, match=r"'org/name' is no file or folder .*the hub cannot be reached"):
         load_tasks("org/name")
     monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", ask)
-    with pytest.raises(ConfigError, match="the hub model 'org/name' cannot be loaded, and there is no folder of this name here: the hub cannot"):
+    with pytest.raises(
+        ConfigError,
+        match="the hub model 'org/name' cannot be loaded, and there is no folder of this name here: the hub cannot",
+    ):
         loading.load_policy(ModelConfig(path="org/name", device="cpu"))
     assert lines == []
 

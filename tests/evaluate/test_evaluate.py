@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from rlvr.config.config_loading import load_config
+from rlvr.distributed import World
 from rlvr.distributed.checkpoint import Manifest
 from rlvr.errors import ConfigError
 from rlvr.evaluate import main
-from rlvr.evaluate.model_evaluation import _run_folder
+from rlvr.evaluate.model_evaluation import Part, _run_folder, sampler
+from rlvr.records import Task
 
 TASKS = [{"prompt": f"{k}+{k}=", "answer": str(k % 4), "id": f"t{k}", "level": 1 + k % 2} for k in range(6)]
 VERIFIER = """
@@ -288,6 +291,18 @@ def test_benchmarks_by_name_have_their_own_tasks_sampling_and_results(chat_model
     assert one["benchmark"]["name"] == "gsm8k" and one["sampling"]["temperature"] == 0.5
     assert one["comparison"]["differences"]["greedy"]["difference"] == 0.0
     assert one["results"]["pass@2 interval"] == [0.0, 0.0]
+
+
+def test_each_benchmark_s_answers_are_held_to_its_own_length(chat_model, capsys):
+    parts = []
+    for name, longest in (("short", 4), ("long", 5000)):
+        tree = {"model": {"path": str(chat_model / "model"), "device": "cpu"}, "verifier": "math"}
+        config = load_config(tree | {"rollout": {"max_new_tokens": longest}})
+        parts.append(Part(name, config, [Task(id=name, prompt="1 + 1", answer="2")]))
+    with sampler(parts, World()):
+        pass
+    (warning,) = (line for line in capsys.readouterr().err.splitlines() if "leaves fewer" in line)
+    assert "rollout.max_new_tokens=5000 for responses to 1 of 1 evaluation tasks" in warning
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,7 @@ def _benchmark_parts(options: argparse.Namespace) -> list[Part]:
 def _evaluate(parts: Sequence[Part], world: World, options: argparse.Namespace, before: Mapping[str, Any]) -> int:
     """Sample and write; the exit code. Ranks other than the first lend their engines until it is done."""
     results: dict[str, dict[str, Any]] = {}
-    tasks = [task for part in parts for task in part.tasks]
-    with sampler(_widest(parts), tasks, world) as (evaluate_tasks, stop, counts):
+    with sampler(parts, world) as (evaluate_tasks, stop, counts):
         console = Console(file=sys.stderr, counts=counts)
         if world.is_main:
             with suppress(CollectionInterruptedError):  # the exit code reports it
@@ -278,15 +277,15 @@ def _of_run(folder: Path, verifier: str | None, imports: Sequence[str]) -> dict[
 
 
 @contextmanager
-def sampler(
-    config: Config, tasks: Sequence[Task], world: World
-) -> Iterator[tuple[Callable[..., Evaluation], StopRequest, Counts]]:
-    """`evaluate` with the sampling of `config`, which only rank 0 may call, the request to stop, and how far sampling
+def sampler(parts: Sequence[Part], world: World) -> Iterator[tuple[Callable[..., Evaluation], StopRequest, Counts]]:
+    """`evaluate` with the sampling of the parts, which only rank 0 may call, the request to stop, and how far sampling
     and verifying are.
 
-    It is called with tasks, which are of `tasks`, and a configuration that has the engine and the verifier of `config`.
+    It is called with the tasks and the configuration of a part.
     """
-    with open_sampling(config, tasks, world) as opened, opened.stop:
+    tasks = [task for part in parts for task in part.tasks]
+    of_parts = [(part.config, part.tasks) for part in parts]
+    with open_sampling(_widest(parts), tasks, world, of_parts) as opened, opened.stop:
 
         def evaluate_tasks(some: Sequence[Task], how: Config, **hooks: Any) -> Evaluation:
             scorer = chooser(how, opened.policy, some)

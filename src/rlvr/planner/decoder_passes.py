@@ -17,7 +17,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,8 @@ DEPTHS = (2, 3)
 """Layers that are measured. The first one is not like the others where the embedding does not train."""
 
 
-_measured: dict[tuple[type, str], list[np.ndarray]] = {}
-"""Results of this process by model and settings, for each depth [tokens, field]. A plan needs them many times, for one
+_measured: dict[tuple[type, str], np.ndarray] = {}
+"""Results of this process by model and settings, [depth, tokens, field]. A plan needs them many times, for one
 layer and for all of them, and each pass takes a second."""
 
 
@@ -244,15 +244,19 @@ class DecoderSettings:
         times."""
         adapter = None if self.config.adapter is None else self.config.adapter.model_dump(mode="json")
         given = None if self.given is None else dataclasses.asdict(self.given)
-        return json.dumps([self.described.to_json_string(), adapter, given], default=_plain)
+        # Not in the model's configuration as it is written.
+        experts = foreign(self.described.get_text_config(), "_experts_implementation")
+        settings = [self.described.to_json_string(), experts, self.alike, adapter, given]
+        return json.dumps(settings, default=_plain)
 
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
         """The bytes of all layers, or, where layers are alike, as if there were only `layers` layers; measured once."""
         key = (self.model, f"{self._identity} {way}")
         if key not in _measured:
             depths = DEPTHS if self.alike else (self.layers,)
+            shape = (len(depths), len(TOKENS), len(fields(DecoderPasses)))
             _measured[key] = kept(
-                *key, lambda: [np.asarray([self._at(way, depth, tokens) for tokens in TOKENS]) for depth in depths]
+                *key, shape, lambda: np.asarray([[self._at(way, depth, n) for n in TOKENS] for depth in depths])
             )
         measured = _measured[key][0]
         if self.alike:

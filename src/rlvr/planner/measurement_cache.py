@@ -14,9 +14,9 @@ import hashlib
 import inspect
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -30,53 +30,60 @@ MEASURED = ("policy", "planner")
 """Packages of this library whose code is measured or measures."""
 
 
-def kept(model: type, identity: str, measure: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
-    """The result of `measure`, of this run or of an earlier one.
+def kept(model: type, identity: str, shape: tuple[int, ...], measure: Callable[[], np.ndarray]) -> np.ndarray:
+    """The result of `measure`, int64 of `shape`, of this run or of an earlier one.
 
     `identity`: all settings in words, the same in every process. Nothing is kept of a class outside transformers, whose
     code may be in files that are not known here.
     """
     if not model.__module__.startswith("transformers."):
         return measure()
-    written = json.dumps(
-        [model.__qualname__, identity, _versions(), _digest(Path(inspect.getfile(model))), _own_code()]
-    )
     try:
+        source = _digest(Path(inspect.getfile(model)))
+        written = json.dumps([model.__qualname__, identity, _versions(), source, _own_code()])
         name = hashlib.sha256(written.encode()).hexdigest()[:32]
         path = cache_folder() / "decoder_memory" / f"{name}.json"
-    except FileNotFoundError:  # a user without a home
+    except OSError:  # a user without a home; sources that cannot be read
         return measure()
-    result = _read(path, written)
+    result = _read(path, written, shape)
     if result is None:
         result = measure()
         _write(path, written, result)
     return result
 
 
-def _read(path: Path, written: str) -> list[np.ndarray] | None:
-    """The arrays in the file; None where there is none, or another one."""
+def _read(path: Path, written: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The array in the file; None where there is none, or another one."""
     try:
         row = json.loads(path.read_bytes())
-        if row["measured"] == written:
-            return [np.asarray(array, dtype=np.int64) for array in row["bytes"]]
+        result = np.asarray(row["bytes"], dtype=np.int64)
+        return result if row["measured"] == written and result.shape == shape else None
     except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
+        return None
 
 
-def _write(path: Path, written: str, result: list[np.ndarray]) -> None:
+def _write(path: Path, written: str, result: np.ndarray) -> None:
+    """Write the file, whole or not at all, also where two runs write it."""
+    aside = path.with_name(f".{uuid.uuid4().hex}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(number, "w") as file:
-            json.dump({"measured": written, "bytes": [array.tolist() for array in result]}, file)
-        # Whole or not at all, also where two runs write it.
-        os.replace(name, path)
+        try:
+            aside.write_text(json.dumps({"measured": written, "bytes": result.tolist()}), encoding="utf-8")
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def _versions() -> list[str]:
-    # Without an import of peft, which takes seconds (it loads bitsandbytes).
-    return [torch.__version__, transformers.__version__, version("peft")]
+    return [torch.__version__, transformers.__version__, *map(_version, ("peft", "flash-attn"))]
+
+
+def _version(package: str) -> str:
+    """The version of a package, without its import: peft's takes seconds. Empty where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 @functools.cache

@@ -41,8 +41,13 @@ class OpenSampling:
 
 
 @contextmanager
-def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterator[OpenSampling]:
-    """Open the sampling and verification of `config` for `tasks`, on all ranks of `world`."""
+def open_sampling(
+    config: Config, tasks: Sequence[Task], world: World, parts: Sequence[tuple[Config, Sequence[Task]]] = ()
+) -> Iterator[OpenSampling]:
+    """Open the sampling and verification of `config` for `tasks`, on all ranks of `world`.
+
+    `parts`: the tasks again, where some are sampled with another configuration than others.
+    """
     check_frozen(config.models)
     config, engine_reason = engine_of_run(config, world)
     check_gpus(config, world, engine_reason)
@@ -58,8 +63,9 @@ def open_sampling(config: Config, tasks: Sequence[Task], world: World) -> Iterat
         rollouts.start_engine(policy)
         rollouts.attach_models(policy)
         # After the engine has started, whose context may be shorter than the model's.
-        lengths = encoded_lengths(prompts, world, tasks)[0]
-        check_lengths(config, tasks, lengths, rollouts.context, _warn if world.is_main else lambda text: None)
+        for of_part, some in parts or [(config, tasks)]:
+            lengths = encoded_lengths(prompts, world, some)[0]
+            check_lengths(of_part, some, lengths, rollouts.context, _warn if world.is_main else lambda text: None)
         # An engine samples only with published weights; 1 is any version.
         rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
         collect = rollouts.evaluation_samples(config, verification, prompts)

@@ -121,7 +121,7 @@ def _dry_run(config: Config, devices: str | None) -> int:
     plans = stage_plans(config)
     for stage in plans:
         held_out = stage.config.evaluation.data or stage.config.data.eval
-        check_held_out(stage.config, held_out is not None, len(plans))
+        check_held_out(stage.config, bool(held_out), len(plans))
         # `find`, not `build`: a stage takes what only a run has beside its options.
         registry.find("stage", stage.kind).check_plan(stage)
     memory: tuple[str, ...]

@@ -13,7 +13,7 @@ from rlvr.config import Config
 from rlvr.distributed import World, gpu_checks
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
-from rlvr.evaluate.model_evaluation import sampler
+from rlvr.evaluate.model_evaluation import Part, sampler
 from rlvr.rollout.vllm import VLLMOptions, devices, installed
 from rlvr.rollout.vllm import embedded_engine as engine
 from rlvr.run import policy_training
@@ -305,5 +305,5 @@ def test_the_memory_of_gpus_beside_the_trainers_is_looked_at(machine):
 def test_an_evaluation_is_refused_before_anything_is_loaded(machine):
     machine.free[0] = 10 * GIB
     machine.patch.setattr("rlvr.policy.load_policy", lambda *_: pytest.fail("weights were loaded"))
-    with pytest.raises(ConfigError, match="the GPU 0 has 10"), sampler(tree(), [], World()):
+    with pytest.raises(ConfigError, match="the GPU 0 has 10"), sampler([Part("", tree(), [])], World()):
         pass
