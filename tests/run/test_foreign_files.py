@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,8 @@ def test_an_empty_or_broken_configuration_of_a_run_is_named_with_its_place_and_t
         ):
             assert command(more) == 2
             *startup, line = capsys.readouterr().err.splitlines()
-            assert len(startup) <= 1 and all(" s  loading torch" in text for text in startup)
+            phases = r" +\d+\.\d s  (loading torch|reading|comparing) "
+            assert len(startup) <= 1 and all(re.match(phases, text) for text in startup)
             assert output in line and "correct it, or restore the file from a copy" in line
             assert ("--config FILE" in line) == (command is evaluate)
         assert any(output in note for note in read_run(path).notes)
