@@ -405,7 +405,7 @@ def _without_log() -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know, as text or list that is the same in every process."""
+    """Return a value that JSON does not know as text or a list, the same in every process."""
     return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
 
 

@@ -13,8 +13,6 @@ import functools
 import hashlib
 import inspect
 import json
-import os
-import uuid
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +23,7 @@ import transformers
 
 import rlvr
 from rlvr.core.cache_folder import cache_folder
+from rlvr.monitor.whole_file import write_whole
 
 MEASURED = ("policy", "planner")
 """Packages of this library whose code is measured or measures."""
@@ -48,7 +47,8 @@ def kept(model: type, identity: str, shape: tuple[int, ...], measure: Callable[[
     result = _read(path, written, shape)
     if result is None:
         result = measure()
-        _write(path, written, result)
+        with contextlib.suppress(OSError):
+            write_whole(path, json.dumps({"measured": written, "bytes": result.tolist()}))
     return result
 
 
@@ -60,18 +60,6 @@ def _read(path: Path, written: str, shape: tuple[int, ...]) -> np.ndarray | None
         return result if row["measured"] == written and result.shape == shape else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write(path: Path, written: str, result: np.ndarray) -> None:
-    """Write the file, whole or not at all, also where two runs write it."""
-    aside = path.with_name(f".{uuid.uuid4().hex}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            aside.write_text(json.dumps({"measured": written, "bytes": result.tolist()}), encoding="utf-8")
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
 
 
 def _versions() -> list[str]:
