@@ -538,7 +538,9 @@ talk(second, 3)
 second.close()
 def keys():
     dist.barrier()
-    return World._shared_store.num_keys()
+    count = World._shared_store.num_keys()
+    dist.barrier()  # the store goes with rank 0
+    return count
 before = keys()
 for number in range(4, 8):  # one after the other
     world = World.from_environment(heartbeat_timeout=20.0)

@@ -40,6 +40,8 @@ T = TypeVar("T")
 # torch's default for gloo (torch.distributed.constants.default_pg_timeout), given explicitly so that NCCL has it too.
 GIVEN_UP = 1800.0
 """Seconds that torch's own collectives wait, and that a rank other than 0 may let the others wait."""
+LEAVING = 5.0
+"""Seconds that rank 0 waits at most, after the last barrier, until no other rank uses the store any more."""
 # Those that compute or exchange on every rank; vLLM samples on one side only and is checked there.
 PACKAGES = ("rlvr", "torch", "transformers", "deepspeed", "peft", "numpy")
 RANKS_HERE = "LOCAL_WORLD_SIZE"
@@ -265,10 +267,13 @@ class World:
                 self._clear_store()
 
     def _clear_store(self) -> None:
-        """Delete this World's keys; the last rank to leave does, when no other looks at them any more."""
-        # `add` is atomic in the store, so exactly one rank counts to `size`.
-        if self._store.add("left", 1) < self.size:
+        """Rank 0, which may keep the store, leaves last, and deletes this World's keys."""
+        if not self.is_main:
+            self._store.add("left", 1)
             return
+        until = time.monotonic() + LEAVING
+        while self._store.add("left", 0) < self.size - 1 and time.monotonic() < until:
+            time.sleep(0.005)
         meetings = range(max(1, self._meetings - 1), self._meetings + 1)  # those before are deleted
         keys = [self._place(meeting, rank) for meeting in meetings for rank in range(self.size)]
         for key in [*keys, *(heartbeat_key(rank) for rank in range(self.size)), "left"]:
