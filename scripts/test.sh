@@ -32,6 +32,12 @@ esac
 export OMP_NUM_THREADS=1 MYPY_NUM_WORKERS=2
 # Where an image switches them off, each of hundreds of processes would compile the library and the tests anew.
 unset PYTHONDONTWRITEBYTECODE
+# A model's memory is measured once for all of them.
+RLVR_TEST_CACHE="$(mktemp -d)"
+export RLVR_TEST_CACHE
+log="$(mktemp)"
+others=""
+trap '[ -z "$others" ] || kill "$others" 2>/dev/null || true; cat "$log"; rm -rf "$log" "$RLVR_TEST_CACHE"' EXIT
 status=0
 echo "style and types"
 .venv/bin/ruff check . || status=1
@@ -39,10 +45,8 @@ echo "style and types"
 .venv/bin/mypy || status=1
 if [ -n "$alone" ]; then
   # The others are in the background and yield: tests marked `alone` wait for processes and seldom use both cores.
-  log="$(mktemp)"
   nice -n 5 .venv/bin/python -m pytest -m "$together" -n 2 --dist loadfile >"$log" 2>&1 &
   others=$!
-  trap 'kill "$others" 2>/dev/null || true; cat "$log"; rm -f "$log"' EXIT
   echo "tests: $alone"
   .venv/bin/python -m pytest -m "$alone" || status=1
   echo "tests: $together"

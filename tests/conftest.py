@@ -54,8 +54,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory) -> None:
-    """What the library keeps between runs is kept between tests, and not in the cache of whoever runs them."""
-    os.environ["RLVR_CACHE"] = str(tmp_path_factory.mktemp("rlvr-cache"))
+    """What the library keeps between runs is kept between tests, and not in the cache of whoever runs them. The
+    processes of scripts/test.sh share one."""
+    os.environ["RLVR_CACHE"] = os.environ.get("RLVR_TEST_CACHE") or str(tmp_path_factory.mktemp("rlvr-cache"))
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,11 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
+
+from warm_process import WarmProcess
 
 DEADLINE = 240
 """Seconds for a whole run, on a busy machine."""
@@ -50,7 +50,7 @@ def configured(folder: Path, **sections) -> Path:
     return path
 
 
-def start(ranks: int, *arguments: str) -> list[subprocess.Popen]:
+def start(ranks: int, *arguments: str) -> list[WarmProcess]:
     """`python *arguments` on so many ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -59,19 +59,11 @@ def start(ranks: int, *arguments: str) -> list[subprocess.Popen]:
     for rank in range(ranks):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         environment |= {"WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, *arguments],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        processes.append(WarmProcess(arguments, environment))
     return processes
 
 
-def ended(processes: list[subprocess.Popen], deadline: float = DEADLINE) -> list[tuple[int, str]]:
+def ended(processes: list[WarmProcess], deadline: float = DEADLINE) -> list[tuple[int, str]]:
     """(exit status, what it printed) of each; however it ends, none is left."""
     try:
         output = [process.communicate(timeout=deadline)[0] for process in processes]

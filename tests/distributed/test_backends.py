@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import zero_ranks
+from launching import ended, start
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from zero_ranks import recorded
@@ -68,16 +69,21 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 allocator's."""
 
 
-def launch(tmp_path_factory, settings, ranks=2, deadline=1100, launcher=TORCHRUN):
-    """What zero_ranks.py found for each setting."""
+def launch(tmp_path_factory, settings, ranks=2, deadline=1100, launcher=None):
+    """What zero_ranks.py found for each setting, with ranks started by `launcher`; None: as processes that have
+    imported the libraries."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "settings.json").write_text(json.dumps(list(settings.values())))
-    command = [word.format(ranks=ranks) for word in launcher]
-    command[0] = str(Path(sys.executable).with_name(command[0]))
-    command += [str(HERE / "zero_ranks.py"), str(folder / "settings.json"), str(folder / "out.pt")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **RETURNED}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline)
-    assert done.returncode == 0, done.stderr[-6000:]
+    program = [str(HERE / "zero_ranks.py"), str(folder / "settings.json"), str(folder / "out.pt")]
+    if launcher is None:
+        finished = ended(start(ranks, *program), deadline)
+        assert [status for status, _ in finished] == [0] * ranks, finished
+    else:
+        command = [word.format(ranks=ranks) for word in launcher]
+        command[0] = str(Path(sys.executable).with_name(command[0]))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **RETURNED}
+        done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, timeout=deadline)
+        assert done.returncode == 0, done.stderr[-6000:]
     return dict(zip(settings, torch.load(folder / "out.pt", weights_only=False), strict=True))
 
 
@@ -115,7 +121,7 @@ def found(tmp_path_factory, folders):
     }
     files = {**LORA, "path": str(folders / "zero3" / "merged"), "model": {"quantization": "nf4"}}
     more["zero2 qlora"] = {"backend": ZERO[2], "optim": {"micro_batch_size": 2}, "policy": files}
-    return launch(tmp_path_factory, {**steps, **LOSSES, **TROUBLES, **BEFORE, **saving, **more})
+    return launch(tmp_path_factory, {**steps, **LOSSES, **TROUBLES, **BEFORE, **saving, **more}, launcher=TORCHRUN)
 
 
 LARGE = {"hidden_size": 512, "layers": 8, "intermediate_size": 2048}

@@ -6,15 +6,18 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from launching import configured, ended, rows, sampled, start, trained
+from launching import DEADLINE, configured, ended, rows, sampled, start, trained
 from transformers import AutoModelForCausalLM
 
 from rlvr.config.config_loading import load_config
@@ -56,9 +59,13 @@ def test_two_ranks_are_the_same_run_as_one(one, tmp_path):
 
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_zero_is_the_same_run_as_one_process(one, tmp_path, stage):
+    """Started by the command that the documentation gives."""
     distributed = {"backend": "deepspeed", "zero_stage": stage, "offload_during_rollout": stage == 2}
-    finished = trained(2, configured(tmp_path, distributed=distributed))
-    assert [status for status, _ in finished] == [0, 0], finished
+    config = configured(tmp_path, distributed=distributed)
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "rlvr.train", "--config", str(config)]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr[-4000:]
     same_run(tmp_path / "run", one)
 
 
