@@ -529,6 +529,22 @@ def test_a_rank_that_raises_while_another_is_inside_a_collective_ends_it():
     assert "error: rank 1 failed while rank 0 was at the exchange or in what follows it: ValueError: broken" in output
 
 
+LEAVES = """
+import os, time
+from rlvr.distributed.world import World
+world = World.from_environment(heartbeat_timeout=20.0)
+clear = world._clear_store
+if world.rank == 1:
+    world._clear_store = lambda: (time.sleep(1.0), clear())
+world.close()
+os._exit(0)
+"""
+
+
+def test_rank_0_leaves_last_since_it_keeps_the_store():
+    assert ended(start(2, "-c", LEAVES)) == [(0, ""), (0, "")]
+
+
 WORLDS = """
 import torch.distributed as dist
 from rlvr.distributed.world import World
