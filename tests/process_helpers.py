@@ -30,10 +30,11 @@ def group_of(leader):
 def children():
     """The living processes that this one started."""
     result = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid() and alive(int(stat.parent.name)):
-                result.append(int(stat.parent.name))
+            parent = int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and alive(int(name)):
+                result.append(int(name))
     return result
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,13 +101,8 @@ def end_descendants(process: subprocess.Popen[bytes]) -> None:
 
 
 def _descendants() -> list[int]:
-    """Living processes whose parents lead to this one. Linux, by /proc."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                parents[int(stat.parent.name)] = int(parent)
+    """Living processes whose parents lead to this one."""
+    parents = {pid: parent for pid, state, parent in _processes() if state not in "ZX"}
     found = [os.getpid()]
     for pid in found:  # grows while it is gone through
         found += [child for child, parent in parents.items() if parent == pid]
@@ -116,9 +111,16 @@ def _descendants() -> list[int]:
 
 def _reap(own: int) -> None:
     """Take the exit statuses of adopted processes; that of the stage itself belongs to its Popen."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            pid = int(stat.parent.name)
-            if state == "Z" and int(parent) == os.getpid() and pid != own:
+    for pid, state, parent in list(_processes()):
+        if state == "Z" and parent == os.getpid() and pid != own:
+            with contextlib.suppress(OSError):
                 os.waitpid(pid, os.WNOHANG)
+
+
+def _processes() -> Iterator[tuple[int, str, int]]:
+    """(pid, state, parent) of every process. Linux, by /proc."""
+    # Not by Path.glob, which raises ProcessLookupError where one ends between its name and its file.
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError):
+            state, parent = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:2]
+            yield int(name), state, int(parent)

@@ -110,8 +110,8 @@ def test_each_stage_ends_in_one_line_whatever_it_does(make_kit, run_kit, tmp_pat
     kit, out = make_kit(STAGES), tmp_path / "out"
     out.mkdir()
     (out / "evidence.jsonl").write_text('{"an": "earlier line"}\n')
-    code, lines, _ = run_kit("--device", "cpu", "--out", out, "--minutes", "2=0.05", kit=kit)
-    assert code == 1
+    code, lines, errors = run_kit("--device", "cpu", "--out", out, "--minutes", "2=0.05", kit=kit)
+    assert (code, errors) == (1, "")
     kept = [json.loads(text) for text in (out / "evidence.jsonl").read_text().splitlines()]
     assert kept == [{"an": "earlier line"}, *lines]
     assert [(line["stage"], line["name"]) for line in lines] == list(enumerate(STAGES, 1))
