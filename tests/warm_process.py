@@ -3,12 +3,14 @@ transformers, once. These imports are eight seconds of every process that trains
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
+import types
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["rlvr.trainer", "rlvr.train", "peft"])
@@ -16,7 +18,7 @@ CONTEXT.set_forkserver_preload(["rlvr.trainer", "rlvr.train", "peft"])
 
 class WarmProcess:
     """`python *arguments` in this environment, with its two streams in one text: as much of `subprocess.Popen` as
-    tests of ranks need."""
+    tests of ranks need. Functions registered with atexit run, but the interpreter is not torn down."""
 
     def __init__(self, arguments: tuple[str, ...], environment: dict[str, str]):
         self._output = tempfile.NamedTemporaryFile("r")  # noqa: SIM115  (as long as the process)
@@ -54,12 +56,17 @@ def _run(arguments: tuple[str, ...], environment: dict[str, str], output: str) -
     os.dup2(stream, 2)
     os.environ.clear()
     os.environ.update(environment)
-    if arguments[0] == "-m":
-        sys.argv = list(arguments[1:])
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    elif arguments[0] == "-c":
-        sys.argv = ["-c", *arguments[2:]]
-        exec(compile(arguments[1], "<string>", "exec"), sys.modules["__main__"].__dict__ | {"__name__": "__main__"})
-    else:
-        sys.argv = list(arguments)
-        runpy.run_path(arguments[0], run_name="__main__")
+    try:
+        if arguments[0] == "-m":
+            sys.argv = list(arguments[1:])
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(arguments[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
+        else:
+            sys.argv = list(arguments)
+            runpy.run_path(arguments[0], run_name="__main__")
+    finally:
+        # multiprocessing leaves by os._exit.
+        atexit._run_exitfuncs()

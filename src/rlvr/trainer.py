@@ -131,7 +131,7 @@ class GRPOTrainer(RunView):
         `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C
         stops after a checkpoint; calling `train` again goes on. ConfigError where they cannot be.
         """
-        check_steps(steps)
+        check_steps(steps, self.rollouts.closed)
         with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
             self._begin(resume)
             self.callbacks.on_start()

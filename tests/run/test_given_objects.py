@@ -23,6 +23,7 @@ from rlvr.replay.__main__ import main as replay
 from rlvr.run.given_objects import verifier_as_written
 from rlvr.train import main as train
 from rlvr.verifiers import CombineVerifier
+from rlvr.verifiers.pool import Verification
 from small_run import TREE, lines, overlaid, task_rows, timeless
 
 SCRIPT = """
@@ -264,6 +265,9 @@ def test_what_cannot_be_written_is_in_words_and_refused_where_it_is_used(make, w
         ConfigError, match=r"verifier: the run was given .*, in Python, and a file cannot say where that is"
     ):
         registry.build("verifier", written)
+    further = load_config({"verifiers": {"second": written}}).verifiers
+    with pytest.raises(ConfigError, match=r"^verifiers\.second: the run was given .*: give another verifiers\.second$"):
+        Verification(None, None, further)
 
 
 def closure(weight):

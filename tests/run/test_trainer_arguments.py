@@ -6,6 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,7 +16,7 @@ from plain_rewards import brief, correct
 from rlvr import Config, GRPOTrainer, Verdict, Verifier
 from rlvr.config import OptimConfig
 from rlvr.config.config_loading import load_config
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, DataError
 from rlvr.run.trainer_arguments import KEYS, OTHER_NAMES, TrainerSettings, trainer_arguments
 from small_run import TREE, lines, overlaid, task_rows
 
@@ -66,11 +67,35 @@ def test_one_function_a_pair_and_a_list_of_one_are_the_same_reward():
     assert pair.verifier is correct
     assert pair.config.rewards[0].weight == 0.5
     assert pair == arguments(reward_funcs=[correct], reward_weights=[0.5], config=STEPS)
+    assert pair == arguments(reward_funcs=[(correct, np.float32(0.5))], config=STEPS)
     named = arguments(verifier=["math", ("exact", 0.1), lambda completion: 1.0, lambda completion: 0.0], config=STEPS)
     assert named.verifier == "math"
     assert list(named.config.verifiers) == ["exact", "lambda", "lambda_2"]
     assert named.config.verifiers["exact"].written == "exact"
     assert list(named.verifiers) == ["lambda", "lambda_2"]
+
+
+def test_vllm_is_chosen_by_true_or_false():
+    assert arguments(use_vllm=True, config=STEPS).config.rollout.engine.name == "vllm"
+    with pytest.raises(ConfigError, match="use_vllm is 'no': give True or False"):
+        arguments(use_vllm="no", config=STEPS)
+
+
+def test_a_closed_trainer_does_not_train(tmp_path):
+    tree = overlaid(TREE, {"run": {"dir": str(tmp_path), "name": "r", "steps": 1}})
+    with GRPOTrainer(None, task_rows(), correct, tree) as trainer:
+        pass
+    with pytest.raises(ConfigError, match="the trainer is closed: make another one"):
+        trainer.train()
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_mapping_of_data_sets_is_refused_in_one_short_line():
+    tree = overlaid(TREE, {"run": {"steps": 1}})
+    with pytest.raises(
+        DataError, match=r"^a mapping of several data sets \('a', ...\) is not taken: give one of them$"
+    ):
+        GRPOTrainer(None, task_rows(), correct, tree, eval_dataset={"a": task_rows()})
 
 
 def test_a_mapping_in_a_list_may_have_its_weight_as_a_reward_term_has():
@@ -90,6 +115,9 @@ def test_a_mapping_in_a_list_may_have_its_weight_as_a_reward_term_has():
         ([(correct, float("nan"))], None, "is nan"),
         ([(correct, True)], None, "is True"),
         ([(correct, 1, 2)], None, "reward 1 is 3 values"),
+        ([[correct, brief]], None, r"reward 1 is a pair without a weight: give \(function, weight\)"),
+        ([correct, (0.2, brief)], None, "reward 2 is a pair without a weight"),
+        ([correct, brief], [0, 0.0], "the weight of every reward is 0"),
         ([correct, 3], None, "reward 2 is int"),
         ([], None, "the list of rewards is empty"),
         ([correct, {"name": "format", "weight": "0.2"}], None, r"the weight of reward 2 \(format\) is '0.2'"),
@@ -238,7 +266,7 @@ def test_keywords_go_over_a_config_object_a_file_and_its_preset(tmp_path):
     assert made.algorithm == Config(algorithm={"preset": "dr_grpo"}).algorithm
     folder = arguments(output_dir=tmp_path / "out" / "first", max_steps=1).config
     assert folder.folder == tmp_path / "out" / "first"
-    with pytest.raises(ConfigError, match=r"two keywords set run\.name, and one of them is output_dir"):
+    with pytest.raises(ConfigError, match=r"run_name and output_dir both set run\.name: leave one out"):
         arguments(run_name="a", output_dir="b", max_steps=1)
 
 

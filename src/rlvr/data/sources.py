@@ -22,6 +22,7 @@ import itertools
 import json
 import logging
 import re
+import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -174,9 +175,12 @@ def _open_mapping(spec: Mapping[str, Any], split: str, fields: Mapping[str, Any]
     options = {field.name for field in dataclasses.fields(_DataSet)}
     for key in spec:
         if key not in options:
-            raise DataError(f"the data set {dict(spec)!r} has no option {key!r}{nearest(key, options)}")
+            if isinstance(spec[key], (list, tuple, Mapping, *_hub_types())):
+                raise DataError(f"a mapping of several data sets ({key!r}, ...) is not taken: give one of them")
+            raise DataError(f"the data set {reprlib.repr(dict(spec))} has no option {key!r}{nearest(key, options)}")
     if not isinstance(spec.get("path"), str):
-        raise DataError(f"a data set written as a mapping needs a `path` or the `name` of a source: {dict(spec)!r}")
+        written = reprlib.repr(dict(spec))
+        raise DataError(f"a data set written as a mapping needs a `path` or the `name` of a source: {written}")
     return _data_set(_DataSet(**{"split": split, "fields": fields, **spec}))
 
 

@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # An unset variable of a shell; the current folder is `.`.
     if not options.folder:
         raise ConfigError("rlvr new: the name of the folder is empty: give one, or . for the current folder")
+    if not options.folder.isprintable():
+        raise ConfigError(f"rlvr new: the folder {options.folder!r} has a control character in its name")
     folder = Path(options.folder)
     with chosen_place(str(folder), "another folder"):
         write_task(folder)

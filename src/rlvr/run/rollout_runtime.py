@@ -55,6 +55,7 @@ class RolloutRuntime:
         """The models that verifiers ask; on rank 0."""
         self.published: Published | None = None
         """The engine's account of the weights that were published last."""
+        self.closed = False
 
     def open(
         self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, given: TrainerArguments
@@ -172,6 +173,7 @@ class RolloutRuntime:
 
     def close(self) -> None:
         """End threads, engine and verifier processes."""
+        self.closed = True
         # First what asks, then what answers: plans use the engine and the pool.
         self.collector.close()
         self._engines.close()

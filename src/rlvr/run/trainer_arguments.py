@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -192,8 +193,10 @@ def trainer_arguments(
     return TrainerArguments(made, model, given["tasks"], given["eval_tasks"], given["tokenizer"], verifier, verifiers)
 
 
-def check_steps(steps: Any) -> None:
-    """ConfigError where the `steps` of `GRPOTrainer.train` are no number of steps."""
+def check_steps(steps: Any, closed: bool) -> None:
+    """ConfigError where the trainer is closed, or the `steps` of `GRPOTrainer.train` are no number of steps."""
+    if closed:
+        raise ConfigError("GRPOTrainer.train: the trainer is closed: make another one, with resume= to go on")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 0):
         raise ConfigError(f"GRPOTrainer.train: steps is {steps!r}: give the number of steps to run")
 
@@ -241,6 +244,8 @@ def _keyed(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         folder = _run_folder(settings["output_dir"])
         found["output_dir"] = {"run.dir": str(folder.parent), "run.name": folder.name}
     if "use_vllm" in settings:
+        if not isinstance(settings["use_vllm"], bool):
+            raise ConfigError(f"GRPOTrainer: use_vllm is {settings['use_vllm']!r}: give True or False")
         found["use_vllm"] = {"rollout.engine": "vllm" if settings["use_vllm"] else "hf"}
     if "peft_config" in settings:
         found["peft_config"] = {"model.adapter": _adapter(settings["peft_config"])}
@@ -287,7 +292,8 @@ def _with_keys(over: dict[str, Any], config: Any, keyword: str, keys: Mapping[st
     them."""
     for path, value in keys.items():
         if _is_set(over, path):
-            raise ConfigError(f"GRPOTrainer: two keywords set {path}, and one of them is {keyword}: leave one out")
+            other = next((other for other, key in KEYS.items() if key == path and other != keyword), "another keyword")
+            raise ConfigError(f"GRPOTrainer: {other} and {keyword} both set {path}: leave one out")
         if (place := _place(config, path)) is not None:
             # Of a key in a stage, its override alone.
             advice = _override_advice(config, keys if place == path else {place: value})
@@ -424,6 +430,8 @@ def _entries(given: Sequence[Any], weights: Any) -> list[tuple[Any, float]]:
         if len(entry) != 2:
             raise ConfigError(f"GRPOTrainer: reward {number} is {len(entry)} values: give (function, weight)")
         item, weight = entry
+        if callable(weight):
+            raise ConfigError(f"GRPOTrainer: reward {number} is a pair without a weight: give (function, weight)")
         if not _is_number(weight):
             raise ConfigError(
                 f"GRPOTrainer: the weight of reward {number} ({_called(item)}) is {weight!r}: give a finite number"
@@ -434,6 +442,8 @@ def _entries(given: Sequence[Any], weights: Any) -> list[tuple[Any, float]]:
                 f"GRPOTrainer: reward {number} is {type(item).__name__}: give a verifier, a function or a name"
             )
         entries.append((dict(item) if isinstance(item, Mapping) else item, float(weight)))
+    if not any(weight for _, weight in entries):
+        raise ConfigError("GRPOTrainer: the weight of every reward is 0: nothing would be learned")
     return entries
 
 
@@ -446,7 +456,7 @@ def _pair(entry: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     # True is a slip for a weight, as it is in YAML.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _refuse_model(item: Any) -> None:

@@ -24,8 +24,10 @@ from typing import Any, TypeVar
 
 from rlvr.core.calling import sampled_ids
 from rlvr.core.process.deadline import Deadline
+from rlvr.core.specs import ComponentSpec
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import BASELINE, Rollout, Task, Verdict, VerdictStatus
+from rlvr.registry import refuse_words
 from rlvr.verifiers.base import (
     FunctionVerifier,
     Verifier,
@@ -341,7 +343,11 @@ class Verification:
     def __init__(self, verifier: Any, pool: VerifierPool, named: Mapping[str, Any] | None = None) -> None:
         self.pool = pool
         self._default = None if verifier is None else _with_name(verifier)
-        self._named = [(as_verifier(written), name) for name, written in (named or {}).items()]
+        self._named = []
+        for name, written in (named or {}).items():
+            if isinstance(written, ComponentSpec):  # by its key, where `as_verifier` would name that of the main one
+                refuse_words(f"verifiers.{name}", written.name)
+            self._named.append((as_verifier(written), name))
         self._of_tasks: dict[str, tuple[Verifier, str]] = {}
         """The verifiers that tasks name."""
         self._models: RunModels | None = None
