@@ -144,6 +144,10 @@ def test_what_is_no_callback_and_a_state_that_is_no_json_are_refused(make_traine
         make_trainer(callbacks=[lambda run: None])
     with pytest.raises(ConfigError, match="the callback Recorded is not an object"):
         make_trainer(callbacks=[Recorded])
+    for event, advice in {"on_evalution": "did you mean 'on_evaluation'", "on_log": "known: on_end"}.items():
+        wrong = type("Wrong", (Callback,), {event: lambda self, run: None})
+        with pytest.raises(ConfigError, match=f"the callback Wrong has {event}, which is no event; {advice}"):
+            make_trainer(callbacks=[wrong()])
     bad = type("Bad", (Callback,), {"state_dict": lambda self: {"set": {1}}})()
     trainer = make_trainer(callbacks=[bad])
     with pytest.raises(ConfigError, match="state_dict of the callback Bad gives no JSON types"):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.errors import USER_CODE_ERRORS, ConfigError, UserCodeError, user_traceback
+from rlvr.errors import USER_CODE_ERRORS, ConfigError, UserCodeError, nearest, user_traceback
 from rlvr.records import cut
 from rlvr.run.run_view import RunView
 from rlvr.run.stopping import RunStop
@@ -64,6 +64,9 @@ class Callback:
         """Take back what `state_dict` gave, before `on_start` of a run that is resumed."""
 
 
+EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
 def _saved(run: RunView, path: Path, callback: Callback) -> bool | None:
     return callback.on_save(run, path)
 
@@ -82,6 +85,12 @@ class Callbacks:
                     f"GRPOTrainer: the callback {kind} is not an object of a subclass of rlvr.Callback (the events of "
                     "transformers.TrainerCallback have other names and arguments: docs/python.md)"
                 )
+            for event in dir(one):
+                if event.startswith("on_") and event not in EVENTS:  # it would never be called
+                    raise ConfigError(
+                        f"GRPOTrainer: the callback {type(one).__name__} has {event}, which is no event"
+                        f"{nearest(event, EVENTS)}"
+                    )
         self._callbacks = list(callbacks)
         self._run = run
         self._stop = stop
