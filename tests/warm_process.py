@@ -1,5 +1,5 @@
 """Processes that begin where the imports end: forked from a server that has imported the library, with torch and
-transformers, once. These imports are eight seconds of every process that trains, and most of what a short run takes."""
+transformers, once. These imports are most of what a short run takes."""
 
 from __future__ import annotations
 
