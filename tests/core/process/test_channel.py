@@ -139,6 +139,7 @@ def test_an_exit_on_the_reading_thread_is_an_end():
     assert isinstance(one.ends.get(timeout=BOUND), SystemExit)
     with pytest.raises(EOFError):
         one.other.recv()
+    one.channel._writer.join(BOUND)  # it takes what ends it from the queue
     one.channel.send("late")
     assert one.channel._unsent.qsize() == 0
     one.other.close()

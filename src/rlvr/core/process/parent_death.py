@@ -99,11 +99,15 @@ def exit_now() -> None:
     # Every process of the group sees the end at once; one of them is to kill the others and remove the folder.
     if leader != os.getpid() and _alive(leader):
         time.sleep(GRACE)  # the leader does it
-    kill_all(members(leader))
+    killed = kill_all(members(leader))
     scratch = Path(os.environ.get(SCRATCH, ""))
     # Where only the parent ended, the owner goes on and uses the folder for a new server. The prefix guards against a
     # variable that names another folder.
     if not _alive(owner) and scratch.name.startswith(PREFIX):
+        # A killed process finishes the system call in which it is, and that may make a file.
+        deadline = time.monotonic() + GRACE
+        while any(map(_alive, killed)) and time.monotonic() < deadline:
+            time.sleep(0.005)
         shutil.rmtree(scratch, ignore_errors=True)
     # No handlers, no atexit: the one registered above waits for ever.
     os._exit(1)
@@ -121,16 +125,19 @@ def members(leader: int) -> list[int]:
     return members
 
 
-def kill_all(processes: Iterable[int]) -> None:
-    """Kill processes, but for the resource trackers of multiprocessing.
+def kill_all(processes: Iterable[int]) -> list[int]:
+    """Kill processes, but for the resource trackers of multiprocessing, and return those that were killed.
 
     A tracker removes the semaphores and shared memory that the others leave in /dev/shm, once all of them are gone, and
     then ends by itself.
     """
+    killed = []
     for process in processes:
         if not is_tracker(process):
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
+                killed.append(process)
+    return killed
 
 
 def is_tracker(process: int) -> bool:

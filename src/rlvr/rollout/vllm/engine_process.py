@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -46,10 +47,14 @@ def main() -> None:
         pipe.send(("failed", start, RemoteFailure.of(error)))
         sys.stdout.flush()
         os._exit(1)
-    pipe.send(("result", start, server.facts))
-    with contextlib.suppress(EOFError):  # the trainer closed the pipe
+    # ConnectionError: the trainer closed the pipe with something unread, or while this process wrote.
+    with contextlib.suppress(EOFError, ConnectionError):
+        pipe.send(("result", start, server.facts))
         server.serve()
     sys.stdout.flush()
+    # A trainer that closes the engine kills this process next. One that is ending is not yet gone when its files are
+    # closed: the thread of `die_with_parent` sees its end and removes the scratch folder.
+    time.sleep(parent_death.GRACE)
     parent_death.exit_now()  # vLLM's own ending waits for threads and warns; there is nothing left to save
 
 
