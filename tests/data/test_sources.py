@@ -1,5 +1,6 @@
 """Data sets in every form give the same tasks; what cannot be read is refused by name, place and fix."""
 
+import importlib.metadata
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from rlvr import registry
 from rlvr.config.config_loading import load_config
 from rlvr.data import load_tasks
 from rlvr.data.sources import limited
@@ -114,6 +116,18 @@ def test_strings_in_a_list_are_prompts_unless_they_read_as_paths():
     assert [t.prompt for t in load_tasks(prompts)] == prompts
     refused(["dta/train.jsonl"], "dta/train.jsonl", "no such file")
     refused(["arithmetc"], "'arithmetc'", "no such file", "each is a mapping: {'prompt': 'arithmetc'}")
+
+
+def test_a_list_of_many_prompts_reads_the_installed_packages_once(monkeypatch):
+    """Their metadata takes tens of milliseconds, so that a read per prompt would take minutes for ten thousand."""
+    reads = []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: reads.append(group) or ())
+    registry._entry_points.cache_clear()
+    try:
+        assert len(load_tasks([f"How much is {number} + 1?" for number in range(100)])) == 100
+    finally:
+        registry._entry_points.cache_clear()
+    assert reads == ["rlvr.sources"]
 
 
 def test_registered_sources_by_name_with_options_and_in_lists():

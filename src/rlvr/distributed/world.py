@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import functools
 import itertools
 import math
 import os
@@ -362,8 +363,12 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in packages:
         with contextlib.suppress(PackageNotFoundError):  # rlvr itself, run from a source tree, say
-            versions[package] = version(package)
+            versions[package] = _version(package)
     return versions
+
+
+# Kept, since each checkpoint asks, and the metadata of six packages take 30 ms to parse.
+_version = functools.cache(version)
 
 
 def check_versions(world: World) -> None:
