@@ -251,14 +251,14 @@ def test_wandb_that_raises_is_switched_off_once(stand_in, tmp_path, caplog, wher
         raise error
 
     stand_in(fail if where == "init" else lambda **_: Run(log=fail))
-    tracker = tracker_of(5)
+    tracker = tracker_of(60)
     tracker.start({}, tmp_path)
     for step in range(50):
         tracker.log(step, {"lr": 0.1})
         time.sleep(0.001)
     began = time.monotonic()
     tracker.finish()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
     assert "switched off" in caplog.text
 

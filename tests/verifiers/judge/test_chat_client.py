@@ -179,8 +179,9 @@ def test_a_second_request_that_fails_beside_one_that_hangs_is_made_again():
 
 
 def test_a_limit_of_requests_is_waited_for_and_a_single_failure_is_not(monkeypatch):
-    monkeypatch.setattr(chat_client, "FIRST_BACKOFF", 0.4)
-    for status, least, most in ((429, 0.3, 5.0), (500, 0.0, 0.29)):
+    monkeypatch.setattr(chat_client, "FIRST_BACKOFF", 4.0)
+    # At least three quarters of it are waited.
+    for status, least, most in ((429, 3.0, 60.0), (500, 0.0, 2.9)):
         with Flaky() as stub:
             stub.statuses = (status,)
             start = time.monotonic()
