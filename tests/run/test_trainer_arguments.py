@@ -187,6 +187,15 @@ def test_every_keyword_is_typed_and_sets_its_key():
         assert at(Config(), KEYS[keyword].partition(".kl")[0]) != at(config, KEYS[keyword].partition(".kl")[0])
 
 
+def test_values_by_which_trl_says_nothing_are_not_given():
+    made = arguments(max_steps=-1, run_name=None, eval_steps=None, num_train_epochs=2.0).config
+    assert (made.run.epochs, made.run.steps) == (2.0, Config().run.steps)
+    assert (made.run.name, made.evaluation.every) == (Config().run.name, Config().evaluation.every)
+    assert arguments(max_steps=-1, config={"run": {"steps": 5}}).config.run.steps == 5
+    with pytest.raises(ConfigError, match=r"run\.steps"):
+        arguments(max_steps=-2)
+
+
 @pytest.mark.parametrize("keyword", sorted(set(values()) - {"num_train_epochs"}))
 def test_a_setting_as_keyword_and_in_the_configuration_is_one_clear_error(keyword, tmp_path):
     path = KEYS[keyword]

@@ -105,11 +105,17 @@ def as_tree(override: str) -> dict[str, Any]:
         value = read_yaml(text, override) if text.strip() else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"the value in {override!r} is not YAML: {error}") from error
-    # From the inside out: `a.b=1` is {"a": {"b": 1}}.
-    for part in reversed(key.strip().split(".")):
-        value = {part: value}
-    assert isinstance(value, dict)
-    return value
+    return nested(key.strip(), value)
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """The tree with one value: `a.b`, 1 -> {"a": {"b": 1}}."""
+    # From the inside out.
+    *outer, last = path.split(".")
+    tree = {last: value}
+    for part in reversed(outer):
+        tree = {part: tree}
+    return tree
 
 
 def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:

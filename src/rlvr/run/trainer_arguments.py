@@ -30,7 +30,7 @@ from rlvr.config.peer_names import TRL, peer_answer
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.calling import name_of
 from rlvr.core.specs import ComponentSpec
-from rlvr.core.tree import merge
+from rlvr.core.tree import merge, nested
 from rlvr.data import TaskSource
 from rlvr.errors import ConfigError, nearest
 from rlvr.policy.foreign import foreign
@@ -69,7 +69,7 @@ class TrainerSettings(TypedDict, total=False):
     seed: int
     """`run.seed`."""
     max_steps: int
-    """`run.steps`: batches, where TRL counts updates."""
+    """`run.steps`: batches, where TRL counts updates. -1 counts as not given."""
     num_train_epochs: float
     """`run.epochs`."""
     learning_rate: float
@@ -140,6 +140,9 @@ KEYS = {
     "beta": "algorithm.kl.coef",
 }
 """Keyword -> the key that it sets to its value. `output_dir`, `use_vllm` and `peft_config` are put into other words."""
+
+NOT_GIVEN = (("max_steps", -1), ("run_name", None), ("eval_steps", None))
+"""Values by which TRL says that an argument is not given."""
 
 
 @dataclass
@@ -239,7 +242,8 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
 
 def _keyed(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Keyword -> the keys of the configuration that it sets, with their values."""
-    found = {keyword: {KEYS[keyword]: value} for keyword, value in settings.items() if keyword in KEYS}
+    given = {keyword: value for keyword, value in settings.items() if (keyword, value) not in NOT_GIVEN}
+    found = {keyword: {KEYS[keyword]: value} for keyword, value in given.items() if keyword in KEYS}
     if settings.get("output_dir") is not None:
         folder = _run_folder(settings["output_dir"])
         found["output_dir"] = {"run.dir": str(folder.parent), "run.name": folder.name}
@@ -300,10 +304,7 @@ def _with_keys(over: dict[str, Any], config: Any, keyword: str, keys: Mapping[st
             raise ConfigError(
                 f"GRPOTrainer: {keyword} is also set in the configuration, as {place}: leave one of them out{advice}"
             )
-        tree: Any = value
-        for part in reversed(path.split(".")):
-            tree = {part: tree}
-        over = merge(over, tree)
+        over = merge(over, nested(path, value))
     return over
 
 
