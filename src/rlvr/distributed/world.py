@@ -367,7 +367,7 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-# Kept, since each checkpoint asks, and the metadata of six packages take 30 ms to parse.
+# Kept, since each checkpoint asks, and the metadata of six packages takes 30 ms to parse.
 _version = functools.cache(version)
 
 
