@@ -126,6 +126,15 @@ def _in_words(error: OSError) -> str:
 
 
 @contextlib.contextmanager
+def prefixed(place: str) -> Iterator[None]:
+    """Put the place in front of the text of a ConfigError or DataError, which stays of its class."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{place}{error}") from error
+
+
+@contextlib.contextmanager
 def chosen_place(name: str, instead: str) -> Iterator[None]:
     """ConfigError where the place `name` cannot be written to; `instead` says what to choose.
 

@@ -371,7 +371,7 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     """The options that `spec` gives, checked against the component's signature and converted by its annotations."""
     from pydantic import ValidationError
 
-    from rlvr.core.component_checks import refuse_two_contracts, refuse_without_base
+    from rlvr.core.component_checks import refuse_two_contracts, refuse_without_base, wrong_value
 
     spec = ComponentSpec.parse(spec)
     name = spec.name
@@ -387,7 +387,9 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     accepted = options_of(component)
     for option in options:
         if option not in accepted:
-            raise ConfigError(f"{kind} {name!r} has no option {option!r}{nearest(option, accepted)}")
+            # Beside the options, what the place takes: the `weight` of a reward.
+            known = [*accepted, *spec.extra_keys]
+            raise ConfigError(f"{kind} {name!r} has no option {option!r}{nearest(option, known)}")
     for option, parameter in accepted.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
             raise ConfigError(f"{kind} {name!r} needs the option {option!r}")
@@ -397,12 +399,7 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
             try:
                 options[option] = adapter.validate_python(value)
             except ValidationError as error:
-                # pydantic reports an error for each member of a union; one is enough.
-                problem = error.errors()[0]
-                reason = problem["msg"].removeprefix("Value error, ")
-                if isinstance(value, Mapping) and any(isinstance(key, bool) for key in value):
-                    reason = "YAML reads yes, no, on and off as true and false: put them in quotes"
-                raise ConfigError(f"{kind} {name!r}: {option}={value!r}: {reason}") from error
+                raise ConfigError(f"{kind} {name!r}: {wrong_value(error, option, value)}") from error
     return options
 
 

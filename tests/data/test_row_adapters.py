@@ -96,6 +96,17 @@ def test_a_column_named_like_a_mapped_field_is_kept_in_info():
     assert (task.answer, task.info) == ("4", {"answer": "long"})
 
 
+def test_a_column_within_another_is_written_with_a_dot():
+    row = {"meta": {"question": "2+2?", "more": {"level": 1}}, "a.b": "4", "a": {"b": "5"}}
+    fields = {"prompt": "meta.question", "answer": "a.b", "info": ["meta.more.level"]}
+    task = to_task(row, fields=fields)
+    # A column that is called like a path goes first.
+    assert (task.prompt, task.answer, task.info) == ("2+2?", "4", {"meta.more.level": 1})
+    assert to_task(row, fields={"prompt": "meta.question"}).info == row
+    with pytest.raises(DataError, match=r"no field 'meta\.qestion', which the field map gives for 'prompt'"):
+        to_task(row, fields={"prompt": "meta.qestion"})
+
+
 def test_ids_are_stable_and_depend_on_what_is_asked_and_how_it_is_checked():
     base = {"prompt": "p", "answer": "4"}
     assert to_task(base).id == to_task({**base, "level": 2}, place="elsewhere").id

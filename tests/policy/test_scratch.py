@@ -102,8 +102,6 @@ def test_the_seed_decides_the_weights_and_nothing_else_is_touched(make_policy):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"hidden_size": 30, "heads": 4}, r"heads \(4\) must divide hidden_size \(30\)"),
-        ({"heads": 4, "kv_heads": 3}, r"kv_heads \(3\) must divide heads"),
         ({"architecture": "qwen33"}, "model.scratch.architecture 'qwen33' cannot be built"),
         ({"architecture": "vit"}, "model.scratch.architecture 'vit' cannot be built"),
     ],

@@ -212,8 +212,8 @@ def test_what_is_wrong_is_named(tmp_path, capsys):
         (b"- a\n", "not list"),
         (b"run: {name: mine\n", "it is not YAML"),
         (b"run: {name: \xff\xfe}\n", "no UTF-8 text"),
-        (b"recipe: {title: a}\n", "recipe.status: Field required; recipe.taken: Field required"),
-        (b"recipe: 3\n", "is no recipe: recipe: Input should be a valid dictionary"),
+        (b"recipe: {title: a}\n", "recipe.status: a value is needed; recipe.taken: a value is needed"),
+        (b"recipe: 3\n", "is no recipe: recipe: a mapping of keys to values is needed"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_in_one_line(capsys, tmp_path, content, message):

@@ -13,7 +13,7 @@ from rlvr.config.config_loading import load_config
 from rlvr.core.schedules import ComponentList
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
-from rlvr.rewards import RewardContext, at_step, bind, build_terms, components_of, score
+from rlvr.rewards import at_step, build_terms, check, components_of, score
 
 
 def close(got, expected):
@@ -219,7 +219,7 @@ def test_a_wrong_term_inside_another_is_found_when_the_config_is_read():
 def test_a_term_that_needs_the_policy_does_not_go_with_dynamic_sampling():
     config = Config.model_validate({"rollout": {"dynamic_sampling": {"attempts": 2}}})
     with pytest.raises(ConfigError, match=r"'entropy' needs a forward pass.*rollout.dynamic_sampling to null"):
-        bind(build_terms([{"name": "gate", "by": "entropy"}]), RewardContext(config, []))
+        check(build_terms([{"name": "gate", "by": "entropy"}]), config)
 
 
 def test_a_verdict_by_name_and_what_its_absence_is_worth():

@@ -9,9 +9,10 @@ import pytest
 
 from reward_helpers import make_batch
 from rlvr.config import Config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.records import Task
-from rlvr.rewards import RewardContext, bind, build_terms, score
+from rlvr.rewards import RewardContext, bind, build_terms, check, score
 
 TEN = {"rollout": {"max_new_tokens": 10}}
 
@@ -28,9 +29,9 @@ def test_the_soft_overlong_penalty_is_daposs_line(shaped):
     close(shaped({"name": "soft_overlong", "max_length": 4, "cache": 4}, [None, 0.0], [1, 4]), [-0.25, -1])
 
 
-def test_a_cache_longer_than_the_response_is_refused(shaped):
+def test_a_cache_longer_than_the_response_is_refused():
     with pytest.raises(ConfigError, match="cache 11, and it must be 1 to max_length, 10"):
-        shaped({"name": "soft_overlong", "cache": 11}, [1.0], [1], config=TEN)
+        check(build_terms([{"name": "soft_overlong", "cache": 11}]), load_config(TEN))
 
 
 def test_brevity_among_the_right_answers(shaped, nan):

@@ -7,9 +7,10 @@ import pytest
 
 from reward_helpers import make_batch
 from rlvr.config import Config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.records import Task
-from rlvr.rewards import RewardContext, bind, build_terms, score
+from rlvr.rewards import RewardContext, bind, build_terms, check, score
 
 
 def close(got, expected):
@@ -68,9 +69,9 @@ def test_the_partners_vote_is_the_label(column, nan):
         column(make_batch([0.0] * 2, groups=["a", "b"], tasks=tasks), {"name": "majority_vote", "of": "partner"})
 
 
-def test_one_does_not_vote(column):
+def test_one_does_not_vote():
     with pytest.raises(ConfigError, match=r"majority_vote makes a label.*group_size is 1"):
-        column(make_batch([0.0], answers=["1"]), "majority_vote", config={"rollout": {"group_size": 1}})
+        check(build_terms(["majority_vote"]), load_config({"rollout": {"group_size": 1}}))
 
 
 # certainty

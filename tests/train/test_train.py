@@ -230,6 +230,7 @@ BAD_INPUT = {
     ),
     "no steps": (["run.steps=null"], {}, ["stage 'grpo' has no number of steps: set run.steps"]),
     "a shape of a model": (["model.scratch.heads=3"], {}, ["model.scratch: heads (3) must divide hidden_size (32)"]),
+    "key and value heads": (["model.scratch.kv_heads=3"], {}, ["model.scratch: kv_heads (3) must divide heads (2)"]),
     "no GPU": (["model.device=cuda:7"], {}, ["model.device is 'cuda:7'"]),
     "nothing to resume": (["--resume", "/no/such/run"], {}, ["--resume: there is no run or checkpoint /no/such/run"]),
     "missing fields": (["data.fields={prompt: question}"], {}, ["tasks.jsonl, line 1", "'question'"]),
@@ -253,6 +254,64 @@ def test_bad_input_is_one_clear_message(command, folder, case):
     for part in output:
         assert part in err
     assert not folder.exists()
+
+
+WITHOUT_LOADING = {
+    "the same reward twice": (["rewards=[verdict, verdict]"], ["the term 'verdict' stands there twice"]),
+    "a weight": (["rewards=[{name: verdict, weight: high}]"], ["rewards[0]: the weight of 'verdict' is 'high'"]),
+    "a term's verifier": (
+        ["verifiers={number: math}", "rewards=[verdict, {name: verdict, as: n, verifier: nunber}]"],
+        ["there is no verifier 'nunber' in `verifiers`; did you mean 'number'?"],
+    ),
+    "nothing to compare": (["rollout.group_size=1"], ["rollout.group_size is 1"]),
+    "no such data": (
+        ["data.train=task.jsonl"],
+        ["data.train: there is no data at 'task", "did you mean 'tasks.jsonl'?"],
+    ),
+    "no such evaluation data": (["evaluation.data=none.jsonl"], ["evaluation.data: there is no data at 'none.jsonl'"]),
+    "a field of the map": (
+        ["data.fields={promt: prompt}"],
+        ["data.train: the field map has no field 'promt'; did you mean 'prompt'?"],
+    ),
+    "a column": (["data.fields={prompt: question}"], ["data.train: tasks.jsonl, line 1: there is no field 'question'"]),
+    "an option of a data set": (
+        ["data.train={path: tasks.jsonl, feilds: {prompt: prompt}}"],
+        ["data.train: the data set ", "has no option 'feilds'; did you mean 'fields'?"],
+    ),
+    "an option of a part": (
+        ["verifier={name: combine, parts: [math, {name: exact, wight: 2}]}"],
+        ["verifier: verifier 'combine': parts[1]={'name': 'exact', 'wight': 2}: ", "'wight'; did you mean 'weight'?"],
+    ),
+    "a range": (
+        ["optim.optimizer={name: adamw, betas: [0.9, 1.5]}"],
+        ["optim.optimizer: optimizer 'adamw': betas[1]=1.5: it must be less than 1"],
+    ),
+    "a later stage": (
+        ["stages=[{kind: sft, steps: 1}, {kind: grpo, steps: 1, data: {train: none.jsonl}}]"],
+        ["stages[1]: data.train: there is no data at 'none.jsonl'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry run", "run"])
+@pytest.mark.parametrize("case", WITHOUT_LOADING)
+def test_what_needs_no_model_is_refused_before_one_is_loaded(command, tmp_path, monkeypatch, case, dry):
+    monkeypatch.chdir(tmp_path)
+    arguments, said = WITHOUT_LOADING[case]
+    over = {"model": {"scratch": None, "path": str(tmp_path / "no-model")}, "data": {"train": "tasks.jsonl"}}
+    code, out, err = command(*dry, *arguments, over=over)
+    assert (code, out) == (2, "")
+    assert err.count("error: ") == 1
+    for part in said:
+        assert part in err
+
+
+def test_a_dry_run_for_other_machines_does_not_need_the_data(command):
+    code, out, err = command("--dry-run", "--devices", "1x8GB", "data.train=none.jsonl")
+    assert (code, err) == (0, "")
+    assert "data.train: there is no data at 'none.jsonl'" in out
+    code, out, err = command("--dry-run", "--devices", "1x8GB")
+    assert "data.train: 6 tasks" in out
 
 
 ROWS = {

@@ -17,6 +17,7 @@ from rlvr.config.peer_names import peer_answer, unknown_leaves
 from rlvr.core.command_name import program
 from rlvr.core.specs import ComponentSpec, WrittenSpec
 from rlvr.core.tree import as_tree, merge, read_mapping
+from rlvr.core.validation_words import reason
 from rlvr.errors import ConfigError, nearest
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -133,16 +134,34 @@ def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Ite
 
 
 def _in_words(problem: Any, place: _Place) -> Iterator[str]:
-    where = ".".join(map(str, place.path))
+    where = _written_path(place.path)
     if problem["type"] == "extra_forbidden":
         # A configuration of verl has whole sections that are unknown here: each of their keys is answered.
         for path in unknown_leaves(where, problem["input"]):
             yield f"{path}: unknown key{_suggestion(path, str(place.path[-1]), place.keys)}"
         return
-    reason = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "invalid_key":  # `{lr: 4,0e-3}` is lr: 4, and a key `0e-3`
+        yield f"{where}: a key is text; a number has a decimal point, and a comma begins the next key"
+        return
+    why = reason(problem)
     if problem["type"] not in ("value_error", "missing"):
-        reason += f", not {problem['input']!r}"
-    yield f"{where}: {reason}" if where else reason
+        why += f", not {problem['input']!r}"
+    if place.is_component and problem["type"] in ("string_type", "dict_type"):
+        why = f"a name is needed, or a mapping with a `name`, not {problem['input']!r}"
+        if place.path == ("verifier",) and isinstance(problem["input"], list):
+            why += "; several verifiers are one: {name: combine, parts: [...]}"
+    yield f"{where}: {why}" if where else why
+
+
+def _written_path(path: Iterable[str | int]) -> str:
+    """`rewards[1].weight`, as messages write a place."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text
 
 
 def _suggestion(path: str, key: str, known: list[str]) -> str:
@@ -166,6 +185,8 @@ class _Place:
     """The path of the value that may be one of several types, if there is one,"""
     member: str = ""
     """and the type that the problem is about."""
+    is_component: bool = False
+    """True where the value is a component: a name, or a mapping."""
 
 
 def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
@@ -174,6 +195,7 @@ def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
     keys: list[str] = []
     choice = None
     member = ""
+    is_component = False
     for part in location:
         members = _members(hint)
         if len(members) > 1:  # the part is the name of one of the types
@@ -181,6 +203,7 @@ def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
             hint = (named or [None])[0]
             choice = tuple(path)
             member = str(part)
+            is_component = members == _members(WrittenSpec)
             continue
         hint = members[0]
         path.append(part)
@@ -193,7 +216,7 @@ def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
         else:
             # An item of a list or the value of a mapping: the last type argument of `list[X]` and of `dict[str, X]`.
             hint = (get_args(hint) or [None])[-1]
-    return _Place(tuple(path), keys, choice, member)
+    return _Place(tuple(path), keys, choice, member, is_component and choice == tuple(path))
 
 
 def _members(hint: Any) -> list[Any]:

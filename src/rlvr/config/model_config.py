@@ -52,6 +52,14 @@ class ScratchConfig(Section):
     init_std: float = Field(default=0.02, gt=0)
     """Standard deviation of the initial weights."""
 
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ScratchConfig:
+        if self.head_dim is None and self.hidden_size % self.heads:
+            raise ValueError(f"heads ({self.heads}) must divide hidden_size ({self.hidden_size}), or set head_dim")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        return self
+
 
 class ModelConfig(Section):
     """A model of the run: the policy, or a frozen one beside it."""

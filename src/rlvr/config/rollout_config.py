@@ -20,7 +20,8 @@ class DataConfig(Section):
     eval: Any = None
     """Held-out tasks, written like `train`."""
     fields: dict[str, Any] | None = None
-    """Our field -> the row's field, for layouts that are not recognised: `{prompt: question, answer: final}`."""
+    """Our field -> the row's field, for layouts that are not recognised: `{prompt: question, answer: final}`;
+    `meta.question` is a field within another."""
     template: str | dict[str, Any] | None = None
     """Text with `{prompt}` put round each prompt; or `chat`: a text prompt becomes the user message of a chat; or
     `{system: ..., user: ..., assistant: ...}`, which makes chat messages of it (`assistant` is the begin of the answer,

@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 from rlvr import registry
 from rlvr.core.schedules import Scalar
 from rlvr.core.specs import ComponentSpec, SpecLike, WrittenSpec
+from rlvr.core.validation_words import reason
 from rlvr.errors import ConfigError
 
 # Two adapters: a weight that is text ("1") or true is refused as a slip, while a `coef` is converted.
@@ -29,6 +30,10 @@ class RewardSpec(ComponentSpec):
 
     extra_keys = ("weight", "as", "sources")
 
+    def __post_init__(self) -> None:
+        # Read for their errors, when the configuration is made.
+        _ = self.weight, self.sources
+
     @cached_property
     def weight(self) -> Scalar:
         """The weight in the sum. ConfigError when it is no finite number and no schedule."""
@@ -37,7 +42,7 @@ class RewardSpec(ComponentSpec):
             # It refuses `.nan` and `.inf` of YAML, too: a weight of NaN would leave every reward undecided.
             return _STRICT_SCALAR.validate_python(written)
         except ValidationError as error:
-            raise ConfigError(f"rewards: the weight of {self.column!r} is {written!r}, not a number") from error
+            raise ConfigError(f"the weight of {self.column!r} is {written!r}, not a number") from error
 
     @property
     def column(self) -> str:
@@ -56,7 +61,7 @@ class RewardSpec(ComponentSpec):
         if isinstance(written, str):
             return (written,)
         if not isinstance(written, list) or not written or not all(isinstance(s, str) for s in written):
-            raise ConfigError(f"rewards: the sources of {self.column!r} are {written!r}, not a list of names")
+            raise ConfigError(f"the sources of {self.column!r} are {written!r}, not a list of names")
         return tuple(written)
 
 
@@ -77,7 +82,7 @@ class AuxiliarySpec(ComponentSpec):
         try:
             return _SCALAR.validate_python(written)
         except ValidationError as error:
-            raise ConfigError(f"coef={written!r}: {error.errors()[0]['msg']}") from error
+            raise ConfigError(f"coef={written!r}: {reason(error.errors()[0])}") from error
 
 
 @dataclass(frozen=True)

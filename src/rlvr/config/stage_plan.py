@@ -15,7 +15,7 @@ from rlvr.config.algorithm import without_preset
 from rlvr.config.config_loading import make_config, problems
 from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, nearest
 
 STAGE_SECTIONS = ("data", "rollout", "verifier", "verifiers", "rewards", "algorithm", "optim", "evaluation")
 """The parts of the tree that a stage may override."""
@@ -64,7 +64,9 @@ def stage_plans(config: Config) -> list[StagePlan]:
         except ConfigError as error:
             known = ""
             if "no option" in str(error):
-                known = f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})"
+                slips = (nearest(key, (*STAGE_SECTIONS, "kind", "name", "steps"), "") for key in options)
+                known = next(filter(None, slips), "") if "did you mean" not in str(error) else ""
+                known += f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})"
             raise ConfigError(f"stages[{number}]: {error}{known}") from error
         # Without the stages, so that a stage does not hold all the others.
         tree = config.dump() | {"stages": []}

@@ -10,13 +10,17 @@ from __future__ import annotations
 import difflib
 import dis
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr.core.component import CONTRACTS, declared, written_name
 from rlvr.core.needs import Need
+from rlvr.core.validation_words import reason
 from rlvr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 DECLARED: Any = declared
 """The class, which a type checker takes for `property`."""
@@ -40,6 +44,33 @@ def refuse_without_base(kind: str, name: str, component: Any) -> None:
     if kind in BASE_CLASS_NEEDED and not (inspect.isclass(component) and issubclass(component, CONTRACTS[kind])):
         (contract,) = CONTRACTS[kind]
         raise ConfigError(f"{kind} {name!r}: make it a subclass of {contract.__module__}.{contract.__qualname__}")
+
+
+def wrong_value(error: ValidationError, option: str, value: Any) -> str:
+    """`option[1].key=part: what is wrong with it`, of the part of an option's value that pydantic refuses."""
+    # There is an error for each member of a union. The one that lies deepest in the value is of the member that it was
+    # meant for: of a list or a mapping, say, the one that it is.
+    found = [(*_part_of(value, problem["loc"]), reason(problem)) for problem in error.errors()]
+    _, place, part, why = max(found, key=lambda one: one[0])
+    if isinstance(part, Mapping) and any(isinstance(key, bool) for key in part):
+        why = "YAML reads yes, no, on and off as true and false: put them in quotes"
+    return f"{option}{place}={part!r}: {why}"
+
+
+def _part_of(value: Any, location: Iterable[str | int]) -> tuple[int, str, Any]:
+    """The part of `value` that is at pydantic's `location`: its depth, its path and itself."""
+    depth = 0
+    path = ""
+    for step in location:
+        if isinstance(value, Mapping) and step in value:
+            path += f".{step}"
+        elif isinstance(value, list | tuple) and isinstance(step, int) and step < len(value):
+            path += f"[{step}]"
+        else:  # the name of a union's member, or a key that is missing
+            continue
+        value = value[step]
+        depth += 1
+    return depth, path, value
 
 
 def refuse_two_contracts(kind: str, component: Any) -> None:

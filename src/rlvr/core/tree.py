@@ -49,17 +49,52 @@ inside the text."""
 
 
 def read_yaml(text: str, name: str) -> Any:
-    """Return the value that `text` writes; yaml.YAMLError, which says where in `name`, when it is none."""
+    """Return the value that `text` writes; yaml.YAMLError, which says where in `name`, when it is none, and when a
+    mapping has a key twice."""
     with contextlib.suppress(yaml.YAMLError, ValueError):
-        return yaml.load(text, _FastLoader)
+        return _value(_FastLoader(text))
     # The errors of the loader in Python have the name and fuller words.
     loader = _Loader(text)
     loader.name = name
+    return _value(loader)
+
+
+def _value(loader: Any) -> Any:
     try:
-        return loader.get_single_data()
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_repeated_keys(node)
+        return loader.construct_document(node)
     finally:
         # Clears the references of the parser to itself, which else wait for the garbage collector.
         loader.dispose()
+
+
+def _refuse_repeated_keys(root: yaml.Node) -> None:
+    """yaml.YAMLError where a mapping has a key twice: YAML forbids it, and PyYAML takes the last value silently."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        # An alias stands for a node that was looked at; it may be its own ancestor.
+        if id(node) in seen or isinstance(node, yaml.ScalarNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+            continue
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            waiting += (key, value)
+            # `<<` may stand several times, once for each mapping that is merged.
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            identity = (key.tag, key.value)
+            if identity in lines:
+                problem = f"the key {key.value!r} is written twice, first in line {lines[identity]}: keep one of them"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[identity] = key.start_mark.line + 1
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

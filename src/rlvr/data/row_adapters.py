@@ -9,7 +9,8 @@ Layouts are recognised by their columns, so that a published data set needs no c
 - GSM8K: `question`, `answer` that ends in `#### N`
 - programming tasks: see rlvr.data.code
 
-A field map `{our name: the row's column}` overrides what is recognised.
+A field map `{our name: the row's column}` overrides what is recognised. A column within another is written with a dot,
+`{prompt: meta.question}`.
 
 Invariants: no column is lost (what has no place of its own goes to `info`, unless the map lists what `info` is), a null
 column counts as absent, and a task's id does not depend on its place in the data set.
@@ -50,6 +51,7 @@ def to_task(
     if not isinstance(row, Mapping):
         raise DataError(f"{place}: a task is an object with a `prompt`, not {_kind(row)}")
     if fields:
+        check_field_map(fields)
         columns = _mapped(dict(row), fields, place)
     else:
         columns = _recognised(dict(row), place)
@@ -71,6 +73,19 @@ def to_task(
         source=origin,
         place=place,
     )
+
+
+def check_field_map(fields: Any) -> None:
+    """DataError where `fields` is no map from our names to names of columns. It needs no row."""
+    if not isinstance(fields, Mapping):
+        raise DataError(f"a field map is a mapping from our names to columns, {{prompt: COLUMN}}, not {fields!r}")
+    for name, column in fields.items():
+        if name not in FIELDS:
+            raise DataError(f"the field map has no field {name!r}{nearest(str(name), FIELDS)}")
+        several = name == "info" and isinstance(column, list)
+        for one in column if several else [column]:
+            if not isinstance(one, str):
+                raise DataError(f"the field map gives {column!r} for {name!r}: it must be the name of a column")
 
 
 def task_id(
@@ -177,11 +192,9 @@ def _mapped(row: Row, fields: Mapping[str, Any], place: str) -> Row:
     mapped: Row = {}
     used: set[str] = set()
     for name, column in fields.items():
-        columns = _columns(name, column, row, place)
-        if isinstance(column, list):
-            mapped[name] = {one: row[one] for one in columns}
-        else:
-            mapped[name] = row[column]
+        columns = column if isinstance(column, list) else [column]
+        values = {one: _value_at(row, one, name, place) for one in columns}
+        mapped[name] = values if isinstance(column, list) else values[column]
         used.update(columns)
     rest = {name: value for name, value in row.items() if name not in used}
     if "prompt" not in fields:
@@ -193,20 +206,16 @@ def _mapped(row: Row, fields: Mapping[str, Any], place: str) -> Row:
     return {**rest, **mapped, "info": {**namesakes, **_object(rest, "info", place)}}
 
 
-def _columns(name: str, column: Any, row: Row, place: str) -> list[str]:
-    """The columns that the map's entry `name: column` takes, checked."""
-    if name not in FIELDS:
-        raise DataError(f"the field map has no field {name!r}{nearest(name, FIELDS)}")
-    if name == "info" and isinstance(column, list):
-        columns = column
-    else:
-        columns = [column]
-    for one in columns:
-        if not isinstance(one, str):
-            raise DataError(f"the field map gives {column!r} for {name!r}: it must be the name of a column")
-        if one not in row:
-            raise _missing(one, row, place, f", which the field map gives for {name!r}")
-    return columns
+def _value_at(row: Row, column: str, name: str, place: str) -> Any:
+    """The value of the column that the map gives for `name`; `meta.question` is a column within another."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise _missing(column, row, place, f", which the field map gives for {name!r}")
+        value = value[part]
+    return value
 
 
 def _prompt(value: Any, place: str) -> str | Messages:

@@ -37,7 +37,7 @@ from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.data.code import NoTestsError
 from rlvr.data.files import SPLITS, SUFFIXES, read_rows, split_files
 from rlvr.data.images import refuse_images
-from rlvr.data.row_adapters import check_json, task_id, to_task
+from rlvr.data.row_adapters import check_field_map, check_json, task_id, to_task
 from rlvr.errors import DataError, nearest
 from rlvr.records import Task
 
@@ -55,6 +55,10 @@ TaskSource = str | Mapping[str, Any] | Iterable[Any]
 
 PlacedTask = tuple[str, Task]
 T = TypeVar("T")
+
+
+class MissingDataError(DataError):
+    """A file or folder of tasks that is not there."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,40 @@ def load_tasks(
         )
     _report_asked_twice(tasks.values())
     return [task for _, task in tasks.values()]
+
+
+def check_written(spec: Any, fields: Mapping[str, Any] | None = None) -> None:
+    """DataError or ConfigError where a data set is written wrong, in what can be seen without reading it: options, the
+    field map, options of a source."""
+    if fields:
+        check_field_map(fields)
+    if isinstance(spec, _hub_types()):
+        return
+    if isinstance(spec, Mapping):
+        spec = _with_path(spec)
+        if "name" in spec:
+            registry.check_options("source", spec)
+        else:
+            made = _as_data_set(spec, "train", None)
+            if made.fields:
+                check_field_map(made.fields)
+            _checked_limit(made.limit)
+    elif isinstance(spec, (list, tuple)):
+        for item in spec:
+            if _is_spec(item, fields):
+                check_written(item)
+
+
+def only_files(spec: Any) -> bool:
+    """True where a data set is read from files alone: neither the hub nor a source is asked."""
+    if isinstance(spec, Mapping):
+        spec = _with_path(spec).get("path")
+    if isinstance(spec, (list, tuple)):
+        return all(only_files(item) for item in spec)
+    if not isinstance(spec, str) or registry.is_in_words(spec) or _is_registered(spec):
+        return False
+    folder = spec.rpartition(":")[0]
+    return any(Path(place).expanduser().exists() for place in (spec, folder) if place) or not _of_hub(spec)
 
 
 def _report_asked_twice(tasks: Iterable[PlacedTask]) -> None:
@@ -167,21 +205,36 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
 
 
 def _open_mapping(spec: Mapping[str, Any], split: str, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
-    name = str(spec.get("name", ""))
-    if {"/", "."} & set(name) and ".py:" not in name:  # options laid over a path or hub name by an override
-        spec = {"path": name, **{key: value for key, value in spec.items() if key != "name"}}
+    spec = _with_path(spec)
     if "name" in spec:
         return _registered(spec, fields)
+    return _data_set(_as_data_set(spec, split, fields))
+
+
+def _with_path(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping with a `path` in the place of a `name` that is one: options laid over a path or hub name by an
+    override."""
+    name = str(spec.get("name", ""))
+    if {"/", "."} & set(name) and ".py:" not in name:
+        return {"path": name, **{key: value for key, value in spec.items() if key != "name"}}
+    return spec
+
+
+def _as_data_set(spec: Mapping[str, Any], split: str, fields: Mapping[str, Any] | None) -> _DataSet:
+    """The data set that a mapping with a `path` writes."""
     options = {field.name for field in dataclasses.fields(_DataSet)}
     for key in spec:
         if key not in options:
-            if isinstance(spec[key], (list, tuple, Mapping, *_hub_types())):
+            # `{train: ROWS, test: ROWS}`; a mapping with a path is one data set.
+            if "path" not in spec and isinstance(spec[key], (list, tuple, Mapping, *_hub_types())):
                 raise DataError(f"a mapping of several data sets ({key!r}, ...) is not taken: give one of them")
-            raise DataError(f"the data set {reprlib.repr(dict(spec))} has no option {key!r}{nearest(key, options)}")
+            raise DataError(
+                f"the data set {reprlib.repr(dict(spec))} has no option {key!r}{nearest(str(key), options)}"
+            )
     if not isinstance(spec.get("path"), str):
         written = reprlib.repr(dict(spec))
         raise DataError(f"a data set written as a mapping needs a `path` or the `name` of a source: {written}")
-    return _data_set(_DataSet(**{"split": split, "fields": fields, **spec}))
+    return _DataSet(**{"split": split, "fields": fields, **spec})
 
 
 def _open_list(items: Iterable[Any], split: str, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
@@ -241,20 +294,38 @@ def open_rows(
         # `gsm8k/train.jsonl` is of the source `gsm8k`, not `train`.
         source = path.resolve().parent.name if path.stem in SPLITS else path.stem
         return read_rows(path), source
-    hub = _HUB_NAME.fullmatch(written)
-    # `data/train.jsonl` has the form of a hub name, and is a file that is missing: the network is not asked.
-    if hub is None or path.suffix in SUFFIXES or written.startswith(("./", "../", "~")):
+    hub = _of_hub(written)
+    if hub is None:
         raise _no_file(written)
     return hub_rows(hub["name"], config or hub["config"], hub["split"] or split, revision), hub["name"]
 
 
-def _no_file(path: str) -> DataError:
-    named = ""
+def _of_hub(written: str) -> re.Match[str] | None:
+    """The parts of a name of the hub; None of what can only be a file.
+
+    `data/train.jsonl` has the form of such a name, and is a file that is missing: the network is not asked.
+    """
+    if Path(written).suffix in SUFFIXES or written.startswith(("./", "../", "~")):
+        return None
+    return _HUB_NAME.fullmatch(written)
+
+
+def _no_file(path: str) -> MissingDataError:
+    named = _near_file(Path(path).expanduser())
     if not path.endswith(SUFFIXES):
-        named = f", it is no registered source{nearest(path, registry.names('source'))}"
+        named += f", it is no registered source{nearest(path, registry.names('source'))}"
     if not {"/", "."} & set(path):
         named += f". Of a list of tasks, each is a mapping: {{'prompt': {path!r}}}"
-    return DataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
+    return MissingDataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
+
+
+def _near_file(path: Path) -> str:
+    """`; did you mean 'FILE'?`, of a file in the same folder; nothing where none has a name like that."""
+    try:
+        files = {str(path.with_name(file.name)) for file in path.parent.iterdir() if file.suffix in SUFFIXES}
+    except (OSError, ValueError):  # no such folder, or none that may be read
+        return ""
+    return nearest(str(path), files, "")
 
 
 def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[tuple[str, Any]]:

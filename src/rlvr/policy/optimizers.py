@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from rlvr.core.extras import install_command
 from rlvr.errors import ConfigError
 from rlvr.registry import register
+
+# The ranges that torch's optimizers take: with annotations they are checked as the configuration is.
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 
 @register("optimizer", "adamw")
 def adamw(
     parameters: Iterable[torch.nn.Parameter],
     *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    betas: tuple[Beta, Beta] = (0.9, 0.999),
+    eps: Positive = 1e-8,
+    weight_decay: NotNegative = 0.0,
 ) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019); the decay is for matrices only, not for norms and biases.
 
@@ -34,9 +40,9 @@ def adamw(
 def adamw_8bit(
     parameters: Iterable[torch.nn.Parameter],
     *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    betas: tuple[Beta, Beta] = (0.9, 0.999),
+    eps: Positive = 1e-8,
+    weight_decay: NotNegative = 0.0,
     min_size: int = 4096,
 ) -> torch.optim.Optimizer:
     """AdamW with both moments in 8 bits (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization"), by
@@ -65,6 +71,6 @@ def _decaying(parameters: Iterable[torch.nn.Parameter], weight_decay: float) -> 
 
 
 @register("optimizer", "sgd")
-def sgd(parameters: Iterable[torch.nn.Parameter], *, momentum: float = 0.0) -> torch.optim.Optimizer:
+def sgd(parameters: Iterable[torch.nn.Parameter], *, momentum: NotNegative = 0.0) -> torch.optim.Optimizer:
     """Plain gradient descent."""
     return torch.optim.SGD(parameters, lr=0.0, momentum=momentum)

@@ -58,11 +58,6 @@ def build_model(
     scratch: ScratchConfig, tokenizer: PreTrainedTokenizerFast, seed: int, attention: str | None
 ) -> PreTrainedModel:
     """A model with random float32 weights that depend on `seed` only."""
-    if (scratch.head_dim is None and scratch.hidden_size % scratch.heads) or scratch.heads % scratch.kv_heads:
-        raise ConfigError(
-            f"model.scratch: heads ({scratch.heads}) must divide hidden_size ({scratch.hidden_size}) "
-            f"and kv_heads ({scratch.kv_heads}) must divide heads"
-        )
     try:
         config = AutoConfig.for_model(
             scratch.architecture,

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rlvr.config import Config
 from rlvr.config.config_loading import RECIPES, config_file, make_config, recipe_files
 from rlvr.core.tree import read_mapping
+from rlvr.core.validation_words import reason
 from rlvr.errors import ConfigError
 
 
@@ -122,7 +123,7 @@ def read_paper(path: Path) -> Paper:
     try:
         recipe = Recipe.model_validate(tree.pop("recipe"))
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, ('recipe', *fault['loc'])))}: {fault['msg']}" for fault in error.errors()]
+        faults = [f"{'.'.join(map(str, ('recipe', *fault['loc'])))}: {reason(fault)}" for fault in error.errors()]
         raise ConfigError(f"{path.name} is no recipe: {'; '.join(faults)}") from error
     if (recipe.status == "part") != bool(recipe.missing):
         raise ConfigError(f"{path.name}: a recipe in part says what is `missing`, a faithful one does not")

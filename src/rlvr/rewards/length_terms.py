@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from rlvr.components import RewardContext, RewardTerm
+from rlvr.config import Config
 from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
@@ -46,13 +47,22 @@ class SoftOverlong(RewardTerm):
     """Tokens over which the penalty grows, 1 to max_length; null: a fifth of max_length, as in the paper (4,096 of
     20,480)."""
 
-    def bind(self, setting: RewardContext) -> SoftOverlong:
-        """With the run's longest response."""
-        most = self.max_length or setting.config.rollout.max_new_tokens
+    def _bounds(self, config: Config) -> tuple[int, int]:
+        """`max_length` and `cache`, in tokens."""
+        most = self.max_length or config.rollout.max_new_tokens
         # DAPO: L_max 20,480 with L_cache 4,096.
         cache = max(1, most // 5) if self.cache is None else self.cache
+        return most, cache
+
+    def check(self, config: Config) -> None:
+        """ConfigError where the penalty would grow over more tokens than a response may have."""
+        most, cache = self._bounds(config)
         if not 1 <= cache <= most:
             raise ConfigError(f"rewards: soft_overlong has cache {cache}, and it must be 1 to max_length, {most}")
+
+    def bind(self, setting: RewardContext) -> SoftOverlong:
+        """With the run's longest response."""
+        most, cache = self._bounds(setting.config)
         return dataclasses.replace(self, max_length=most, cache=cache)
 
     def __call__(self, batch: Batch) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlvr.components import RewardContext, RewardTerm
+from rlvr.config import Config
 from rlvr.core.span_rewards import SpanRewards
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -30,6 +31,10 @@ class VerdictSpans(RewardTerm):
     responses: bool = False
     """Give the response the verdict's score, beside its spans."""
     reads_characters: ClassVar = True
+
+    def check(self, config: Config) -> None:
+        """ConfigError for a slip in a verifier's name, as by the term `verdict`."""
+        VerdictScore(verifier=self.verifier).check(config)
 
     def bind(self, setting: RewardContext) -> RewardTerm:
         """ConfigError for a name under which no rollout has a verdict, as by the term `verdict`, and for a verifier

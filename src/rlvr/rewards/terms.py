@@ -34,7 +34,7 @@ from pydantic import AfterValidator
 
 from rlvr import registry
 from rlvr.components import Monitoring, RewardContext, RewardTerm
-from rlvr.config import RewardSpec
+from rlvr.config import Config, RewardSpec
 from rlvr.core.calling import name_of
 from rlvr.core.component import called_as
 from rlvr.core.schedules import Scalar, at, scalar_value
@@ -190,15 +190,21 @@ def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
 
     _check_sources(terms, setting)
     _check_fields(terms, setting.tasks)
+    return [term.each(bound) for term in terms]
+
+
+def check(terms: Sequence[Term], config: Config) -> None:
+    """ConfigError names the term that the rest of the configuration contradicts, whatever the tasks are."""
+    for term in walk(terms):
+        term.function.check(config)
     needing = [t.name for t in walk(terms) if t.function.needs_policy]
-    dynamic = setting.config.rollout.dynamic_sampling
+    dynamic = config.rollout.dynamic_sampling
     if needing and dynamic is not None and dynamic.by == "rewards":
         raise ConfigError(
             f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and "
             "rollout.dynamic_sampling looks at rewards while responses are still sampled: set "
             "rollout.dynamic_sampling to null, its `by` to selection, or leave the term out"
         )
-    return [term.each(bound) for term in terms]
 
 
 def _check_sources(terms: Sequence[Term], setting: RewardContext) -> None:
@@ -424,18 +430,26 @@ class VerdictScore(RewardTerm):
     missing: float | None = None
     """The value of a decided verdict without that score; null: undecided."""
 
+    def check(self, config: Config) -> None:
+        """ConfigError for a name that is nearly one of the `verifiers`, where tasks cannot name others."""
+        if config.verifier is not None:
+            self._check_name(config, names=(), others=True)
+
     def bind(self, setting: RewardContext) -> RewardTerm:
         """ConfigError for a name under which no rollout has a verdict. Where a plan adds verdicts their names are not
         known, and what is nearly one of the `verifiers` is refused alone."""
-        if self.verifier is None:
-            return self
-        named = setting.config.verifiers
-        own = setting.config.verifier
-        known = {*named, *(task.verifier for task in setting.tasks), None if own is None else own.name}
-        meant = nearest(self.verifier, named)
-        if self.verifier not in known and (not setting.adds_verdicts or "did you mean" in meant):
-            raise ConfigError(f"rewards: there is no verifier {self.verifier!r} in `verifiers`{meant}")
+        self._check_name(setting.config, [task.verifier for task in setting.tasks], setting.adds_verdicts)
         return self
+
+    def _check_name(self, config: Config, names: Sequence[str | None], others: bool) -> None:
+        """`names`: of the tasks' verifiers; `others`: rollouts may have verdicts of further names."""
+        if self.verifier is None:
+            return
+        own = config.verifier
+        known = {*config.verifiers, *names, None if own is None else own.name}
+        meant = nearest(self.verifier, config.verifiers)
+        if self.verifier not in known and (not others or "did you mean" in meant):
+            raise ConfigError(f"rewards: there is no verifier {self.verifier!r} in `verifiers`{meant}")
 
     def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray:
         """Return float64 [B]. ConfigError where no verdict has the score `part`."""

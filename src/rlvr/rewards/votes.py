@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from rlvr.components import RewardContext, RewardTerm
+from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout, Task
 from rlvr.registry import register
@@ -40,13 +41,16 @@ class MajorityVote(RewardTerm):
         if not 0 <= self.at_least <= 1:
             raise ValueError(f"at_least is {self.at_least}: it is a share, 0 to 1")
 
-    def bind(self, setting: RewardContext) -> MajorityVote:
-        """With the verifier's `same_answer`."""
-        if setting.config.rollout.group_size < 2:
+    def check(self, config: Config) -> None:
+        """ConfigError where a group is one response."""
+        if config.rollout.group_size < 2:
             raise ConfigError(
                 "rewards: majority_vote makes a label of a group's answers, and rollout.group_size is 1: set it to 2 "
                 "or more"
             )
+
+    def bind(self, setting: RewardContext) -> MajorityVote:
+        """With the verifier's `same_answer`."""
         if self.of == "partner":
             ids = {task.id for task in setting.tasks}
             bad = [task for task in setting.tasks if task.info.get("partner") not in ids]

@@ -17,7 +17,6 @@ from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import CheckpointError, ConfigError
-from rlvr.evaluation.held_out import check_held_out
 from rlvr.monitor.console import Level
 from rlvr.planner import RunPlan, automatic_keys, engine_of_run, plan_resumed, plan_run, put_values
 from rlvr.policy import Policy
@@ -25,6 +24,7 @@ from rlvr.policy.loading import set_checkpointing
 from rlvr.run.dry_run import plan_lines
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.run_tasks import RunTasks, TaskSets
+from rlvr.run.stage_checks import check_stages, read_tasks
 
 MOVED = ("url", "key", "device", "batch_tokens")
 """Keys of a frozen model that say where it is asked, and not which one it is."""
@@ -92,8 +92,8 @@ def resolved_config(
     """Resolve a configuration for the devices of all ranks. ConfigError, the same on every rank, where it cannot work.
 
     `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration
-    names them. `sets` are the tasks, which `run.epochs` counts. Evaluation tasks are read here, so that bad ones are
-    refused before a model is loaded.
+    names them. `sets` are the tasks, which `run.epochs` counts. They are read here, so that bad ones are refused before
+    a model is loaded.
     """
     startup.info("planning: devices, engine and memory")
     saved = None
@@ -108,8 +108,12 @@ def resolved_config(
         if resume is not None:
             saved = folder.saved_engine(resume)
     written = stage_plans(config)
-    for plan in written:
-        check_held_out(plan.config, bool(sets.evaluation(plan.config)), len(written))
+    try:
+        check_stages(written, sets)
+        read_tasks(written, sets)
+    except BaseException as error:  # a file may be missing on one machine alone, and the other ranks would wait
+        world.fail(error)
+        raise
     config, engine_reason = engine_of_run(config, world, saved)
     check_gpus(config, world, engine_reason)
     memory_plan = plan_run(config, world, model, eval_tasks)

@@ -13,9 +13,9 @@ from rlvr.config.stage_plan import StagePlan
 from rlvr.core.startup_lines import startup
 from rlvr.data import Prompts, load_tasks
 from rlvr.data.samplers import fingerprint_of
-from rlvr.data.sources import limited
+from rlvr.data.sources import check_written, limited
 from rlvr.distributed import World
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, prefixed
 from rlvr.records import Task
 from rlvr.run.given_objects import GivenObjects, kept_in_folder, written_data
 from rlvr.run.trainer_arguments import TrainerArguments
@@ -29,24 +29,42 @@ class TaskSets:
         self._arguments = {"train": train, "eval": evaluation}
         self._loaded: dict[str, list[Task]] = {}
 
+    def written(self, split: str, config: Config) -> tuple[str, Any]:
+        """The key, or the argument, that names the tasks of a split, and the tasks as they are written there; None
+        where there are none."""
+        # What the configuration names for evaluation goes before `eval_tasks`: a stage may set its own.
+        if split == "eval" and config.evaluation.data is not None:
+            return "evaluation.data", config.evaluation.data
+        if self._arguments[split] is not None:
+            return {"train": "tasks", "eval": "eval_tasks"}[split], self._arguments[split]
+        return f"data.{split}", written_data(config, split)
+
+    def check_written(self, config: Config) -> None:
+        """ConfigError or DataError where the tasks are written wrong, in what can be seen without reading them."""
+        for split in self._arguments:
+            key, spec = self.written(split, config)
+            if spec is None and split == "train":
+                raise ConfigError(
+                    "the config names no tasks: set data.train to a file, a folder, a hub name or a source"
+                )
+            with prefixed(f"{key}: "):
+                check_written(spec, config.data.fields)
+
     def training(self, config: Config) -> list[Task]:
-        """The tasks that a stage with this configuration trains on. ConfigError where it names none."""
-        spec = self._spec("train", config)
-        if spec is None:
-            raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
+        """The tasks that a stage with this configuration trains on."""
         # Cut after loading: stages with different limits share the tasks that were read.
-        return limited(self._load(spec, "train", config), config.data.limit, config.data.limit_seed)
+        return limited(self._read("train", config), config.data.limit, config.data.limit_seed)
 
     def evaluation(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration; empty without any."""
-        spec = self._spec("eval", config)
-        # What the configuration names for evaluation goes before `eval_tasks`: a stage may set its own.
-        if config.evaluation.data is not None:
-            spec = config.evaluation.data
+        return limited(self._read("eval", config), config.evaluation.limit, config.evaluation.limit_seed)
+
+    def _read(self, split: str, config: Config) -> list[Task]:
+        key, spec = self.written(split, config)
         if spec is None:
             return []
-        evaluation = config.evaluation
-        return limited(self._load(spec, "eval", config), evaluation.limit, evaluation.limit_seed)
+        with prefixed(f"{key}: "):
+            return self._load(spec, split, config)
 
     def given_objects(
         self, config: Config, given: TrainerArguments, plans: Sequence[StagePlan], is_main: bool
@@ -112,7 +130,7 @@ class RunTasks:
         self._world = world
 
     def training(self, config: Config) -> list[Task]:
-        """The tasks that a stage with this configuration trains on. ConfigError where it names none."""
+        """The tasks that a stage with this configuration trains on."""
         return self.sets.training(config)
 
     def evaluation(self, config: Config) -> list[Task]:

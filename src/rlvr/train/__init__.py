@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.config_loading import config_file, config_tree, load_config, make_config, recipe_files
 from rlvr.config.stage_plan import stage_plans
@@ -58,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         startup.say(f"reading {options.config}")
     config = make_config(tree)
     # A published recipe may train on a file that has to be made first.
-    if not options.dry_run and config_file(options.config) in recipe_files().values():
+    is_recipe = config_file(options.config) in recipe_files().values()
+    if is_recipe and not options.dry_run:
         from rlvr.recipes.prepare import refuse_missing_files
 
         refuse_missing_files(config_file(options.config).stem, config)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The runs of all seeds have the same plan.
         config = of_seed(config, config.run.seeds[0])
     if options.dry_run:
-        return _dry_run(config, options.devices)
+        return _dry_run(config, options.devices, elsewhere=is_recipe or options.devices is not None)
     return _train(config, options.resume, startup)
 
 
@@ -113,17 +113,17 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _dry_run(config: Config, devices: str | None) -> int:
-    from rlvr.evaluation.held_out import check_held_out
+def _dry_run(config: Config, devices: str | None, elsewhere: bool) -> int:
+    """Print the plan. `elsewhere`: files of tasks need not be here."""
     from rlvr.planner import own_devices, parse_devices, plan_for
     from rlvr.run.dry_run import plan_lines
+    from rlvr.run.run_tasks import TaskSets
+    from rlvr.run.stage_checks import check_stages, read_files
 
     plans = stage_plans(config)
-    for stage in plans:
-        held_out = stage.config.evaluation.data or stage.config.data.eval
-        check_held_out(stage.config, bool(held_out), len(plans))
-        # `find`, not `build`: a stage takes what only a run has beside its options.
-        registry.find("stage", stage.kind).check_plan(stage)
+    sets = TaskSets()
+    check_stages(plans, sets)
+    tasks = read_files(plans, sets, elsewhere)
     memory: tuple[str, ...]
     ranks = None
     try:
@@ -142,7 +142,7 @@ def _dry_run(config: Config, devices: str | None) -> int:
         config = plan.config
         memory = plan.lines
     print(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
-    print("\n".join([*plan_lines(config, stage_plans(config), config.folder), *memory]))
+    print("\n".join([*plan_lines(config, stage_plans(config), config.folder), *tasks, *memory]))
     return 0
 
 

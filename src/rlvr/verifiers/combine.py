@@ -12,8 +12,12 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator
+
+from rlvr import registry
+from rlvr.core.specs import ComponentSpec
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
@@ -35,6 +39,26 @@ _FAILURES = (VerdictStatus.TIMEOUT, VerdictStatus.ERROR, VerdictStatus.UNPARSABL
 """Statuses of a combination that scores 0: the first of these that a part has, else it is wrong."""
 
 
+@dataclass(frozen=True)
+class PartSpec(ComponentSpec):
+    """A verifier with its weight in the combination."""
+
+    extra_keys = ("weight",)
+
+
+def _checked_part(written: Any) -> Any:
+    """The part as it is. ValueError for one that is written and cannot be built."""
+    try:
+        if isinstance(written, str) or (isinstance(written, Mapping) and isinstance(written.get("name", ""), str)):
+            registry.check_options("verifier", PartSpec.parse(written))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return written
+
+
+Part = Annotated[Any, AfterValidator(_checked_part)]
+
+
 @register_verifier("combine")
 @dataclass
 class CombineVerifier(Verifier):
@@ -52,7 +76,7 @@ class CombineVerifier(Verifier):
     name, and the scores within it as `part/name`. The answer reported is that of the first part that has one.
     """
 
-    parts: list[Any] | dict[str, Any]
+    parts: list[Part] | dict[str, Part]
     """Verifiers as they are written elsewhere, each with a `weight` if it likes; or a mapping, whose keys name them.
     For `routed` the keys are the sources of tasks."""
     how: How = "weighted"

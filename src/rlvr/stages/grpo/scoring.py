@@ -36,6 +36,7 @@ from rlvr.rewards import (
     bind,
     build_terms,
     call_plain,
+    check,
     components_of,
     score,
     show_monitored,
@@ -77,6 +78,7 @@ class Scoring:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.terms = build_terms(config.rewards)
+        check(self.terms, config)
         self._reads = Reads(term.function for term in walk(self.terms))
         self._lock = threading.Lock()
         """Held while rewards are computed: with dynamic sampling and staleness the draws of later steps are looked at

@@ -134,6 +134,9 @@ class GRPOStage(Stage):
         check_supervised_steps(plan.config, objective)
         check_demonstrations(plan.config.algorithm, objective)
         check_redraw(plan.config)
+        # Made for their errors.
+        Scoring(plan.config)
+        Advantages(plan.config, tasks=[])
         rollout = plan.config.rollout
         if rollout.dynamic_sampling and rollout.dynamic_sampling.by == "rewards" and rollout.group_size < 2:
             raise ConfigError(
