@@ -10,6 +10,7 @@ from rlvr.data import Prompts, Template
 from rlvr.data import prompts as module
 from rlvr.distributed.world import World
 from rlvr.errors import DataError
+from rlvr.policy.scratch import ScratchConfig, build_tokenizer
 from rlvr.records import Task
 from rlvr.run.run_tasks import encoded_lengths
 
@@ -183,3 +184,17 @@ def test_only_the_first_rank_encodes(tokenizer):
     assert prompts._blocks == []
     lengths, shown = encoded_lengths(prompts, Other(rank=0, size=2), tasks, demonstrations=True)
     assert (lengths.tolist(), shown.tolist()) == ([2, 1], [2, 0])
+
+
+def test_text_without_a_token_is_warned_of(caplog):
+    tokenizer = build_tokenizer(ScratchConfig(alphabet="0123456789+=\u00e9"))
+    tasks = [Task("known", "1+1="), Task("odd", "a1+b1=\u00e9\u00e8"), Task("twice", "\u00e8\u00e8")]
+    prompts = Prompts(tokenizer)
+    prompts.lengths(tasks[:1])
+    assert not caplog.records
+    prompts.lengths(tasks)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("2 of 2 prompts have text that the tokenizer has no token for, the first is task 'odd' ")
+    assert "('a', 'b', '\u00e8')" in said and "<unk>" in said and "model.scratch.alphabet" in said
+    prompts.lengths(tasks)
+    assert len(caplog.records) == 1

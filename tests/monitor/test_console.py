@@ -580,3 +580,13 @@ def test_training_in_a_real_terminal(tmp_path):
     assert "trend" in frames and "right/mixed/wrong" in frames and "0/0/100%" in frames and "tok/s" in frames
     assert frames.rstrip().splitlines()[-1].strip().startswith("done: 3 steps, reward 0.000")
     assert text.count("\x1b[?25l") <= text.count("\x1b[?25h")  # the cursor is given back
+
+
+def test_a_table_on_a_narrow_terminal_folds_long_texts_alone():
+    stream = io.StringIO()
+    console = Console("plain", file=stream)
+    console._output.width = 60
+    console.table("slow", ["id", "status of it", "completion"], [["r1234567", "unparsable", "a long answer " * 9]])
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "status of it" in lines[1] and "r1234567" in lines[2] and "unparsable" in lines[2]

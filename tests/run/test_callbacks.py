@@ -168,6 +168,8 @@ def test_a_checkpoint_without_callbacks_is_resumed(make_trainer):
 def test_the_end_of_a_run_prints_the_closing_lines_of_the_command(make_trainer, capsys):
     over = {"run": {"steps": 2}, "logging": {"console": "plain"}}
     trainer = make_trainer(over, eval_tasks=task_rows(3))
+    with pytest.raises(ConfigError, match=r"there is no run in \S+ to report on yet: call train\(\) first"):
+        trainer.report()
     trainer.train(1)
     assert "run folder: " + str(trainer.path) + " (" not in capsys.readouterr().out
     trainer.train()

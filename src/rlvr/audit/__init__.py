@@ -21,6 +21,7 @@ import functools
 import itertools
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from rlvr.core.command_name import program
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.core.tree import as_tree, merge
 from rlvr.core.waits import until_signal
+from rlvr.data.files import numbered_lines
 from rlvr.data.labelled_responses import LabelledRow, read_labelled_rows
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
@@ -41,6 +43,7 @@ from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.findings import FindingCase, Findings
 from rlvr.verifiers.audit.tables import show_findings, show_trial
 from rlvr.verifiers.audit.trial import Example, TrickTrial, in_order, try_tricks
+from rlvr.verifiers.audit.tricks import TRICKS
 from rlvr.verifiers.base import Verifier, as_verifier
 from rlvr.verifiers.pool import VerifierPool
 
@@ -130,10 +133,18 @@ def _check_files(options: argparse.Namespace) -> None:
 def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) -> int:
     """Score, try tricks, and print the findings."""
     console = Console()
+    # Progress goes to standard error: the tables may be piped.
     if options.output:
         findings = Findings()
-        with naming(options.output), open(options.output, "w", encoding="ascii") as sink:
-            stopped = until_signal(score(Path(options.input), verifier, pool, options.verifier, findings, sink))
+        path = Path(options.input)
+        rows = sum(1 for _ in numbered_lines(path))
+        progress = Console(file=sys.stderr, counts=lambda: {"verifying": (findings.rows, rows)})
+        with (
+            naming(options.output),
+            open(options.output, "w", encoding="ascii") as sink,
+            progress.evaluating(f"scoring {options.input}", rows, rows),
+        ):
+            stopped = until_signal(score(path, verifier, pool, options.verifier, findings, sink))
         show_findings(console, findings)
         if stopped:
             console.message(f"stopped after {findings.rows} rows, which are in {options.output}", "warning")
@@ -144,6 +155,7 @@ def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) 
     examples = _checkable(verifier, _examples(options), console)
     judge = functools.partial(pool.verify, verifier)
     trial = TrickTrial()
+    Console(file=sys.stderr).message(f"trying {len(TRICKS)} tricks on {len(examples)} tasks")
     stopped = until_signal(try_tricks(judge, examples, options.verifier, trial))
     show_trial(console, trial)
     if stopped:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from rlvr.data.tokenizer_copy import TokenizerCopy
 from rlvr.errors import DataError
 from rlvr.records import Task
 
+log = logging.getLogger(__name__)
+
 BATCH_PROMPTS = 1000
 """Prompts that are encoded in one call: more are no faster."""
 BATCH_CHARACTERS = 2_000_000
@@ -34,6 +37,9 @@ GROWTH = 1.125
 copy."""
 PROGRESS_SECONDS = 5.0
 """Encoding that takes longer is reported."""
+
+_LOST = 5
+"""Characters without a token that a warning names."""
 
 # n^2 / 2^129 pairs collide by chance: 10^12 / 7e38 = 1e-27.
 _DIGEST = 16
@@ -170,11 +176,38 @@ class Prompts:
                 ids.resize(int(end * GROWTH), refcheck=False)
             ids[used:end] = np.fromiter(chain.from_iterable(encoded), dtype=np.int32, count=end - used)
             used = end
+        self._warn_of_unknown(tasks, lengths, ids[:used])
         ids.resize(used, refcheck=False)  # what it had grown beyond the last prompt is given back
         # `find` looks keys up by bisection. The ids stay where they are, and `starts` goes with the keys.
         order = np.argsort(keys)
         starts = np.cumsum(lengths, dtype=np.int64) - lengths
         return _Block(keys[order], starts[order], lengths[order], ids)
+
+    def _warn_of_unknown(self, tasks: Sequence[Task], lengths: np.ndarray, ids: np.ndarray) -> None:
+        """Warn of prompts with the unknown token, which stands for whatever the tokenizer has no token for."""
+        with self._tokenizer as tokenizer:
+            unknown = getattr(tokenizer, "unk_token_id", None)
+            places = np.flatnonzero(ids == unknown) if unknown is not None else np.empty(0, dtype=np.int64)
+            if not len(places):
+                return
+            # Some tokenizers have one token as the unknown one and as the end of a text or padding, which is no slip.
+            if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+                return
+            # [prompts]: the prompt that each place lies in is the first one that ends behind it.
+            prompts = np.unique(np.searchsorted(np.cumsum(lengths), places, side="right"))
+            task = tasks[int(prompts[0])]
+            text = task.prompt if isinstance(task.prompt, str) else "".join(str(m["content"]) for m in task.prompt)
+            lost = [c for c in dict.fromkeys(text) if unknown in tokenizer.encode(c, add_special_tokens=False)]
+        named = f" ({', '.join(map(repr, lost[:_LOST]))})" if lost else ""
+        log.warning(
+            "%d of %d prompts have text that the tokenizer has no token for, the first is %s%s: the model reads all of "
+            "it as %s. Of a model from scratch, model.scratch.alphabet and `words` are what it can read",
+            len(prompts),
+            len(tasks),
+            task.named,
+            named,
+            tokenizer.unk_token,
+        )
 
     def _in_batches(
         self, tasks: Sequence[Task], render: Callable[[Sequence[Task], Any], list[list[int]]], what: str

@@ -98,7 +98,8 @@ def result_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 lines.append(f"{label}{quantity:>{width}}  {value:.4g}")
                 continue
             span = f"  (95 %: {100 * low_high[0]:.1f} to {100 * low_high[1]:.1f} %)" if low_high else ""
-            lines.append(f"{label}{quantity:>{width}}  {100 * value:.1f} %{span}")
+            meaning = "  mean of the middle half of the tasks" if quantity == "iqm" else ""
+            lines.append(f"{label}{quantity:>{width}}  {100 * value:.1f} %{span}{meaning}")
         if (comparison := result.get("comparison")) is not None:
             lines.append(f"{label}compared on {comparison['tasks']} tasks:")
             lines += [f"{label}  {line}" for line in comparison_lines(comparison)]

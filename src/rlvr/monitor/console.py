@@ -40,7 +40,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlvr.monitor.console_text import (
+    TREND,
     Cells,
+    aligned_row,
     clean,
     duration,
     encodable,
@@ -60,8 +62,8 @@ Mode = Literal["auto", "plain", "quiet", "off"]
 Level = Literal["info", "warning", "error"]
 
 _LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
-# Steps of the sparkline in a row of the table: as wide as the cells beside it.
-_TREND = 8
+# Characters of a column of a table that is not folded beside a longer one.
+_WHOLE = 24
 # Rows after which the header is printed again, so that one is always in view on a terminal of 24 lines.
 _HEADER_EVERY = 20
 # Seconds between the rows of steps without rewards (SFT), of which there are many a second at toy size.
@@ -90,7 +92,7 @@ class Console:
         self._output = _output(file, self._live)
         self._cell = NotebookCell() if mode == "auto" and file is None and in_notebook() else None
         self._view: LiveView | None = None
-        self._rewards: deque[float] = deque(maxlen=_TREND)
+        self._rewards: deque[float] = deque(maxlen=TREND)
         self._range: tuple[float, float] | None = None
         self._titles: list[str] = []
         self._rows = 0
@@ -164,8 +166,8 @@ class Console:
         cell = self._cell
         assert cell is not None
         place = "  ".join(f"{title} {text}" for title, text in self._place().items())
-        titles = _aligned({title: title for title in cells})
-        self._guard(lambda: cell.row(titles, clean(_aligned(cells)), place, self._done, self._total))
+        titles = aligned_row({title: title for title in cells})
+        self._guard(lambda: cell.row(titles, clean(aligned_row(cells)), place, self._done, self._total))
 
     def _flush(self) -> None:
         """Print the newest step that has no line yet, and then the results that wait for it."""
@@ -186,13 +188,13 @@ class Console:
 
     def _row(self, cells: Cells) -> None:
         """The table on a terminal: a header when the columns change and every so often, else a row."""
-        cells = fitting(cells, self._output.width, _aligned)
+        cells = fitting(cells, self._output.width, aligned_row)
         if list(cells) != self._titles or self._rows % _HEADER_EVERY == 0:
             self._titles = list(cells)
             self._rows = 0
-            self._say(_aligned({title: title for title in cells}), "bold", cut=True)
+            self._say(aligned_row({title: title for title in cells}), "bold", cut=True)
         self._rows += 1
-        self._say(_aligned(cells), cut=True)
+        self._say(aligned_row(cells), cut=True)
 
     def _place(self) -> Cells:
         """Return the cells of the bar on a terminal: the stage, step k/N of the run, the time elapsed since this call
@@ -254,10 +256,13 @@ class Console:
             return
         self._say(title, "bold")
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in columns:
-            table.add_column(self._text(column), overflow="fold")
-        for row in rows:
-            table.add_row(*(self._text(number(value)) for value in row))
+        cells = [[self._text(number(value)) for value in row] for row in rows]
+        widths = [max([len(column), *map(len, below)]) for column, *below in zip(columns, *cells, strict=True)]
+        for column, width in zip(columns, widths, strict=True):
+            # Where the terminal is narrow a long text is folded, and the numbers beside it stay whole.
+            table.add_column(self._text(column), overflow="fold", no_wrap=width <= _WHOLE < max(widths))
+        for row in cells:
+            table.add_row(*row)
         self._print(table)
 
     def finish(self) -> None:
@@ -340,16 +345,6 @@ def _output(file: TextIO | None, live: bool) -> _Output:
         plain = {"force_terminal": False, "color_system": None, "width": 160}
     # A notebook gets lines of text, not an HTML block for each.
     return _Output(file=file, force_jupyter=False, markup=False, highlight=False, emoji=False, **plain)
-
-
-# Widths of usual values; a longer one pushes its row out of line and is not cut. 11 holds `0.123 ±0.45`.
-_WIDTHS = {"step": 5, "reward": 11, "trend": _TREND, "length": 6, "kl": 7, "grad": 7, "tok/s": 5}
-
-
-def _aligned(cells: Cells) -> str:
-    """The cells of a row, right-aligned under their titles; the last one has no width."""
-    *aligned, last = cells.items()
-    return "  ".join([*(text.rjust(max(len(title), _WIDTHS.get(title, 0))) for title, text in aligned), last[1]])
 
 
 Counts = Callable[[], Mapping[str, tuple[int, int]]]

@@ -53,6 +53,10 @@ _BARS = "▁▂▃▄▅▆▇█"
 _GROUPS = ("all_correct", "mixed", "all_wrong")
 _PHASES = ("rollout", "verify", "score", "update", "publish", "unaccounted")
 
+# As wide as the cells beside it.
+TREND = 8
+"""Steps of the sparkline in a row of the table."""
+
 Cells = dict[str, str]
 """Title -> text."""
 
@@ -156,6 +160,16 @@ def fitting(cells: Cells, room: int, line: Callable[[Cells], str]) -> Cells:
             break
         cells.pop(title, None)
     return cells
+
+
+# Widths of usual values; a longer one pushes its row out of line and is not cut. 11 holds `0.123 ±0.45`.
+_WIDTHS = {"step": 5, "reward": 11, "trend": TREND, "length": 6, "kl": 7, "grad": 7, "tok/s": 5}
+
+
+def aligned_row(cells: Cells) -> str:
+    """The cells of a row, right-aligned under their titles; the last one has no width."""
+    *aligned, last = cells.items()
+    return "  ".join([*(text.rjust(max(len(title), _WIDTHS.get(title, 0))) for title, text in aligned), last[1]])
 
 
 def trend_scale(lowest: float, highest: float) -> tuple[float, float]:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from rlvr.core.command_name import program
+from rlvr.core.startup_lines import StartupLines
 from rlvr.errors import command
 from rlvr.report.page import SHOWN, write_report
 
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rollouts < 0:
         parser.error("--rollouts is a number from 0 on")
+    StartupLines("auto", sys.stderr).say(f"reading {', '.join(options.runs)}")
     path = write_report(options.runs, options.output, options.rollouts)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlvr.config import Config
 from rlvr.distributed import World
-from rlvr.errors import short_tracebacks
+from rlvr.errors import ConfigError, short_tracebacks
 from rlvr.policy import Policy
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig
@@ -60,6 +60,8 @@ class RunView:
         # Its pages and charts are imported by those who ask for one.
         from rlvr.report import write_report
 
+        if not self.path.exists():
+            raise ConfigError(f"there is no run in {self.path} to report on yet: call train() first")
         return write_report([self.path])
 
     def push_to_hub(self, repo: str = "", *, private: bool | None = None, token: str | None = None) -> str:

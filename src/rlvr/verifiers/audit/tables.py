@@ -19,16 +19,17 @@ _FAILURES = 20
 def show_findings(console: Console, findings: Findings) -> None:
     """Counts by verifier and status, agreement, the slowest and the doubtful cases."""
     statuses = [str(status) for status in VerdictStatus]
-    rows = []
+    # A column for each verifier and not a row: a terminal of 80 columns has no room for a column of each status.
+    columns: list[list[object]] = [["rows", *statuses, "undecided", "mean score", "mean time", "slowest"]]
     for name, counts in findings.counts.items():
         total = sum(counts[status] for status in statuses)
         seconds = findings.seconds[name]
         cells = [counts[status] for status in statuses] + [counts["undecided"]]
         decided = total - counts["undecided"]
         mean = findings.scores[name] / decided if decided else None
-        rows.append([name, total, *cells, mean, _time(seconds.total / total), _time(seconds.most)])
-    columns = ["verifier", "rows", *statuses, "undecided", "mean score", "mean time", "slowest"]
-    console.table("verdicts (undecided ones are counted under their status too)", columns, rows)
+        columns.append([total, *cells, mean, _time(seconds.total / total), _time(seconds.most)])
+    title = "verdicts (undecided ones are counted under their status too)"
+    console.table(title, ["", *findings.counts], zip(*columns, strict=True))
     _agreement(console, findings)
     if findings.slowest:
         slowest = [[c.id, _time(c.verdict.seconds), c.verdict.status, _text(c.completion)] for c in findings.slowest]
@@ -91,8 +92,10 @@ def show_trial(console: Console, trial: TrickTrial) -> None:
             rows.append(
                 [trick.name, trick.must, sum(counts.values()), *cells, timeouts, _time(trial.seconds[trick.name])]
             )
-    columns = ["trick", "must", "tried", *map(str, TrickOutcome), "of these timeouts", "slowest"]
-    console.table("tricks", columns, rows)
+    columns = ["trick", "must", "tried", *map(str, TrickOutcome), "timeouts", "slowest"]
+    # Without those that have no value: the table fits a terminal of 80 columns.
+    used = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
+    console.table("tricks", [columns[place] for place in used], [[row[place] for place in used] for row in rows])
     if trial.not_tried:
         console.message(f"not tried, for want of a task that they fit: {', '.join(trial.not_tried)}")
     if late := [f"{name} ({count})" for name, count in trial.timeouts.items() if count]:
