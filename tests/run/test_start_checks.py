@@ -238,7 +238,7 @@ FOLLOWS = {"metric": "entropy", "target": 1.0, "initial": 1.0}
         ({"rollout": {"temperature": moving(1.0, 0.0)}}, "the temperature goes down to 0, and must be above 0"),
         ({"rollout": {"temperature": {"at": {0: 1.0, 5: -1}}}}, "the temperature goes down to -1"),
         ({"rollout": {"temperature": {**FOLLOWS, "delta": 0.1}}}, "the temperature goes down to 0"),
-        ({"rollout": {"stop": [".", " ", ""]}}, r"rollout\.stop\.2: .* at least 1 character"),
+        ({"rollout": {"stop": [".", " ", ""]}}, r"rollout\.stop\[2\]: it must have at least 1 character"),
         ({"algorithm": {"loss": {"clip_low": -0.5}}}, "clip_low is -0.5, and must be at least 0"),
         (
             {"algorithm": {"loss": {"clip_high": moving(0.2, -0.1)}}},

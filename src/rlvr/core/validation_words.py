@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 _NEEDED = {
@@ -13,6 +14,7 @@ _NEEDED = {
     "true or false is needed": ("bool_type", "bool_parsing"),
     "a value is needed": ("missing",),
 }
+_SUBJECT = re.compile(r"^(Input|String|List|Tuple|Dictionary|Value) should")
 _WORDS = {kind: words for words, kinds in _NEEDED.items() for kind in kinds}
 
 
@@ -22,5 +24,5 @@ def reason(problem: Any) -> str:
     if known is not None:
         return known
     message: str = problem["msg"].removeprefix("Value error, ")
-    # `Input should be 'linear' or 'cosine'`, `Input should be less than 1`.
-    return message.replace("Input should be", "it must be").replace("Input should have", "it must have")
+    # `Input should be less than 1`, `String should have at least 1 character`.
+    return _SUBJECT.sub("it must", message)
