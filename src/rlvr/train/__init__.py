@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlvr.config.config_loading import config_file, config_tree, load_config, ma
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.command_name import program
 from rlvr.core.startup_lines import StartupLines
+from rlvr.core.startup_lines import startup as phases
 from rlvr.core.waits import reporting
 from rlvr.errors import ConfigError, command
 
@@ -51,10 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--devices describes GPUs that need not be here: it goes with --dry-run, a run takes those that are"
         )
     tree = config_tree(options.config, options.overrides)
-    startup = StartupLines(_console_mode(tree))
-    if not options.dry_run:
-        # Before the check, which loads torch for the classes that are named: seconds.
-        startup.say(f"reading {options.config}")
+    if options.dry_run:
+        # The plan on standard output may be piped.
+        startup = StartupLines("auto" if sys.stderr.isatty() else "off", sys.stderr)
+    else:
+        startup = StartupLines(_console_mode(tree))
+    # Before the check, which loads torch for the classes that are named: seconds.
+    startup.say(f"reading {options.config}")
     config = make_config(tree)
     # A published recipe may train on a file that has to be made first.
     is_recipe = config_file(options.config) in recipe_files().values()
@@ -73,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The runs of all seeds have the same plan.
         config = of_seed(config, config.run.seeds[0])
     if options.dry_run:
-        return _dry_run(config, options.devices, elsewhere=is_recipe or options.devices is not None)
+        with startup:
+            return _dry_run(config, options.devices, elsewhere=is_recipe or options.devices is not None)
     return _train(config, options.resume, startup)
 
 
@@ -120,6 +126,7 @@ def _dry_run(config: Config, devices: str | None, elsewhere: bool) -> int:
     from rlvr.run.run_tasks import TaskSets
     from rlvr.run.stage_checks import check_stages, read_files
 
+    phases.info("planning: stages, tasks and memory")
     plans = stage_plans(config)
     sets = TaskSets()
     check_stages(plans, sets)
