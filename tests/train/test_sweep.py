@@ -132,7 +132,7 @@ def test_a_stop_goes_to_the_run_under_way_and_no_other_is_begun(tree, tmp_path):
     [
         ({"seeds": [1, 2, 1]}, "the seed 1 stands in `seeds` twice"),
         ({"seeds": [1, 2], "seed": 3}, "`seed` and `seeds` exclude each other"),
-        ({"seeds": [1, -2]}, "run.seeds.1"),
+        ({"seeds": [1, -2]}, "run.seeds[1]"),
         ({"seeds": 3}, "run.seeds"),
     ],
 )
