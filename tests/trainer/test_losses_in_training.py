@@ -37,7 +37,8 @@ def trained(make_trainer, over, name="run", steps=2, **more):
 @pytest.mark.parametrize("name", [n for n in registry.names("loss") if n != "clip"])
 def test_later_optimizer_steps_of_a_batch(make_trainer, name):
     """Where ratios differ from 1."""
-    trainer = trained(make_trainer, {**algorithm(loss=name), "optim": {"epochs_per_batch": 2, "lr": 3e-2}}, steps=1)
+    settings = algorithm(loss=name, **beside(name).get("algorithm", {}))
+    trainer = trained(make_trainer, {**settings, "optim": {"epochs_per_batch": 2, "lr": 3e-2}}, steps=1)
     ratio = trainer.metrics[0]["ratio/mean"]
     if name not in ("reinforce", "weighted_likelihood", "pacs", "copg", "trajectory_balance"):
         assert ratio is not None and ratio != 1.0

@@ -137,7 +137,9 @@ def test_a_rank_that_is_shown_too_few_gpus_is_refused_on_all_ranks(machine):
 def test_a_gpu_that_another_process_uses_is_refused_before_anything_is_loaded(machine, tmp_path):
     machine.free[0] = 10 * GIB
     machine.patch.setattr(policy_training, "load_policy", lambda *_: pytest.fail("weights were loaded"))
-    config = tree(run={"dir": str(tmp_path), "steps": 1}, data={"train": "arithmetic"}, verifier="math")
+    config = tree(
+        run={"dir": str(tmp_path), "steps": 1}, data={"train": {"name": "arithmetic", "count": 4}}, verifier="math"
+    )
     message = (
         r"the GPU 0 has 10\.0 of 80\.0 GiB free, and vLLM demands 32\.0 GiB \(gpu_memory_utilization 0\.4\): "
         r"70\.0 GiB are held by other processes \(nvidia-smi\)\. End them, set gpu_memory_utilization to 0\.12 or "
