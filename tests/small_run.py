@@ -44,7 +44,8 @@ def overlaid(base, over):
     """`over` laid over `base`, mappings key by key; None in `over` removes the key."""
     if not isinstance(base, dict) or not isinstance(over, dict):
         return copy.deepcopy(over)
-    merged = {**base, **{key: overlaid(base.get(key), value) for key, value in over.items()}}
+    # Copied whole: a test may change the result in place, and other tests lay theirs over the same base.
+    merged = {**copy.deepcopy(base), **{key: overlaid(base.get(key), value) for key, value in over.items()}}
     return {key: value for key, value in merged.items() if value is not None}
 
 

@@ -205,7 +205,7 @@ class RewardTerm(AdaptiveComponent):
         """Take in the responses of a monitoring, one group for each task, before the rewards of the step; `given` as of
         `__call__`. All ranks are shown the same."""
 
-    def check(self, config: Config) -> None:
+    def check_config(self, config: Config) -> None:
         """ConfigError where the rest of the configuration contradicts the term, whatever the tasks are: called before
         the model is loaded, and by a dry run."""
 

@@ -83,7 +83,7 @@ class GRPOTrainer(RunView):
         self.world = world = World.from_environment(given.config.distributed.heartbeat_timeout)
         sets = TaskSets(given.tasks, given.eval_tasks)
         with StartupLines(given.config.logging.console):
-            self.resolved = resolved = resolved_config(given.config, world, resume, given.model, sets, given.eval_tasks)
+            self.resolved = resolved = resolved_config(given, world, resume, sets)
             self.training = training = PolicyTraining(self.config, world, given.model, given.tokenizer)
             self.stop = RunStop(world, replies=world.is_main and self.config.logging.console != "off")
             self.rollouts = rollouts = RolloutRuntime(self.config, world, self.stop)
@@ -115,7 +115,7 @@ class GRPOTrainer(RunView):
             )
             self.batch: Batch | None = None
             try:
-                rollouts.open(resolved, training, self.tasks, given)
+                rollouts.open(resolved, training, self.tasks)
                 for number in range(len(resolved.plans)):
                     self.stages.append(open_stage(number, resolved, training, rollouts, self.tasks, reporting))
                 folder.given = sets.given_objects(self.config, given, resolved.plans, world.is_main)

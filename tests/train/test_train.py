@@ -280,7 +280,7 @@ WITHOUT_LOADING = {
     ),
     "an option of a part": (
         ["verifier={name: combine, parts: [math, {name: exact, wight: 2}]}"],
-        ["verifier: verifier 'combine': parts[1]={'name': 'exact', 'wight': 2}: ", "'wight'; did you mean 'weight'?"],
+        ["verifier: verifier 'combine': parts[1]: verifier 'exact' has no option 'wight'; did you mean 'weight'?"],
     ),
     "a range": (
         ["optim.optimizer={name: adamw, betas: [0.9, 1.5]}"],
@@ -288,8 +288,25 @@ WITHOUT_LOADING = {
     ),
     "a later stage": (
         ["stages=[{kind: sft, steps: 1}, {kind: grpo, steps: 1, data: {train: none.jsonl}}]"],
-        ["stages[1]: data.train: there is no data at 'none.jsonl'"],
+        ["stage 2 (grpo): data.train: there is no data at 'none.jsonl'"],
     ),
+    "a verifier's constructor": (
+        ["verifier={name: combine, parts: [exact, {name: math, weight: half}]}"],
+        ["verifier: combine: the weight of 'math' is 'half', not a finite number"],
+    ),
+    "a template": (["data.template={systm: x}"], ["data.template: a template has no key 'systm'"]),
+    "no demonstrations": (
+        ["stages=[{kind: sft, steps: 1, data: {train: [{prompt: a, answer: b}]}}]"],
+        ["stage 'sft': tasks[0], task ", "has no demonstration to learn from"],
+    ),
+    "rows in the configuration": (["data.train=[{promt: a}]"], ["data.train: tasks[0]: there is no field 'prompt'"]),
+    "no data set": (["data.train=3"], ["data.train: a data set is a path, a hub name, a source", "not int"]),
+    "an own source": (["data.train={name: arithmetic, count: 0}"], ["data.train: "]),
+    "a place of a message": (
+        ["stages=[{kind: grpo, steps: 1}]", "stages[0].optim.lr=-1"],
+        ["stages[0].optim.lr: it must be greater than"],
+    ),
+    "a device": (["model.device=cpuu"], ["model.device 'cpuu' is no device"]),
 }
 
 
@@ -304,6 +321,67 @@ def test_what_needs_no_model_is_refused_before_one_is_loaded(command, tmp_path, 
     assert err.count("error: ") == 1
     for part in said:
         assert part in err
+
+
+OF_THE_USER = """
+from dataclasses import dataclass
+
+from rlvr.components import Advantage, RewardTerm
+from rlvr.errors import ConfigError
+from rlvr.verifiers import Verifier
+from rlvr import Verdict
+
+BUILT = []
+
+
+@dataclass
+class Short(RewardTerm):
+    check: bool = True
+
+    def __call__(self, batch, **given):
+        return [float(len(rollout.text) < 4) for rollout in batch.rollouts]
+
+
+class Broken(Short):
+    def check_config(self, config):
+        return config.nothing
+
+
+@dataclass
+class Level(Advantage):
+    def check(self, config, tasks):
+        if max(len(task.prompt) for task in tasks) > 4:
+            raise ConfigError("a prompt is too long for the level")
+
+    def __call__(self, batch):
+        return batch.column("reward")
+
+
+class Heavy(Verifier):
+    def __init__(self):
+        BUILT.append(1)
+
+    def verify(self, task, completion):
+        return Verdict.from_score(float(completion.startswith("1")))
+"""
+
+
+def test_the_checks_of_users_components_are_called_as_their_contracts_say(command, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OF_THE_USER)
+    over = {"run": {"steps": 1}, "rewards": ["verdict", {"name": f"{file}:Short", "weight": 0.5}]}
+    over |= {"algorithm": {"advantage": f"{file}:Level"}, "verifier": f"{file}:Heavy"}
+    assert command("--dry-run", over=over)[0] == 0
+    built = sys.modules[next(name for name in sys.modules if name.startswith("rlvr_file_mine"))].BUILT
+    assert len(built) == 1
+    assert command(over=over, name="run")[0] == 0
+    assert len(built) == 2  # once in a run
+    code, _, err = command("--dry-run", f"rewards=[verdict, {file}:Broken]", over=over)
+    assert code == 2 and "rewards: `check_config` of 'Broken' failed. What it raised:" in err and "nothing" in err
+    long = tmp_path / "long.jsonl"
+    long.write_text('{"prompt": "0123456789", "answer": "1"}\n')
+    code, _, err = command("--dry-run", f"data.train={long}", over=over)
+    assert (code, err) == (2, "error: a prompt is too long for the level\n")
 
 
 def test_a_dry_run_for_other_machines_does_not_need_the_data(command):

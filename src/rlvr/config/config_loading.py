@@ -141,7 +141,8 @@ def _in_words(problem: Any, place: _Place) -> Iterator[str]:
             yield f"{path}: unknown key{_suggestion(path, str(place.path[-1]), place.keys)}"
         return
     if problem["type"] == "invalid_key":  # `{lr: 4,0e-3}` is lr: 4, and a key `0e-3`
-        yield f"{where}: a key is text; a number has a decimal point, and a comma begins the next key"
+        section = _written_path(place.path[:-1])
+        yield f"{section}: a key is text; a number has a decimal point, and a comma begins the next key"
         return
     why = reason(problem)
     if problem["type"] not in ("value_error", "missing"):

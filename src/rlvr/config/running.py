@@ -154,7 +154,7 @@ class EvaluationConfig(Section):
     """One greedy response per task: `eval/greedy`."""
     samples: int = Field(default=0, ge=0)
     """Responses sampled per task for pass@k, maj@k and the mean; 0: none."""
-    k: list[int] = [1]
+    k: list[Annotated[int, Field(ge=1)]] = [1]
     """The k of pass@k and maj@k; at most `samples`."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature of the evaluation's samples; 0 is greedy."""

@@ -54,7 +54,9 @@ def wrong_value(error: ValidationError, option: str, value: Any) -> str:
     _, place, part, why = max(found, key=lambda one: one[0])
     if isinstance(part, Mapping) and any(isinstance(key, bool) for key in part):
         why = "YAML reads yes, no, on and off as true and false: put them in quotes"
-    return f"{option}{place}={part!r}: {why}"
+    # A mapping is not written out: it is long, and may hold a key of a service.
+    shown = "" if isinstance(part, Mapping) else f"={part!r}"
+    return f"{option}{place}{shown}: {why}"
 
 
 def _part_of(value: Any, location: Iterable[str | int]) -> tuple[int, str, Any]:

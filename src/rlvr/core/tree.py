@@ -39,6 +39,8 @@ _Loader.add_implicit_resolver(
 )
 
 
+_INDEX = re.compile(r"\[(\d+)\]")
+
 _FastLoader: Any = type(
     "_FastLoader",
     (getattr(yaml, "CSafeLoader", yaml.SafeLoader),),
@@ -140,7 +142,8 @@ def as_tree(override: str) -> dict[str, Any]:
         value = read_yaml(text, override) if text.strip() else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"the value in {override!r} is not YAML: {error}") from error
-    return nested(key.strip(), value)
+    # Messages write `stages[1].optim.lr`, which may be given back.
+    return nested(_INDEX.sub(r".\1", key.strip()), value)
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ _NEEDED = {
     "a number is needed": ("float_type", "float_parsing"),
     "true or false is needed": ("bool_type", "bool_parsing"),
     "a value is needed": ("missing",),
+    "unknown key": ("extra_forbidden",),
 }
 _SUBJECT = re.compile(r"^(Input|String|List|Tuple|Dictionary|Value) should")
 _WORDS = {kind: words for words, kinds in _NEEDED.items() for kind in kinds}
@@ -21,8 +22,10 @@ _WORDS = {kind: words for words, kinds in _NEEDED.items() for kind in kinds}
 def reason(problem: Any) -> str:
     """The reason of one of `ValidationError.errors()`, without the value."""
     known = _WORDS.get(problem["type"])
+    if problem["type"] == "missing" and isinstance(problem["loc"][-1], int):
+        return "more values are needed"
     if known is not None:
         return known
     message: str = problem["msg"].removeprefix("Value error, ")
     # `Input should be less than 1`, `String should have at least 1 character`.
-    return _SUBJECT.sub("it must", message)
+    return _SUBJECT.sub("it must", message).replace(" after validation", "")

@@ -213,7 +213,10 @@ def _value_at(row: Row, column: str, name: str, place: str) -> Any:
     value: Any = row
     for part in column.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise _missing(column, row, place, f", which the field map gives for {name!r}")
+            inner = value if isinstance(value, Mapping) and value is not row else row
+            raise _missing(
+                column, dict(inner), place, f", which the field map gives for {name!r}", nested=inner is not row
+            )
         value = value[part]
     return value
 
@@ -293,14 +296,17 @@ def _object(columns: Row, name: str, place: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _missing(name: str, row: Row, place: str, why: str = "") -> DataError:
-    hint = nearest(name, row)
+def _missing(name: str, row: Row, place: str, why: str = "", nested: bool = False) -> DataError:
+    """The error about a field that the row, or the `nested` field of it, does not have."""
+    hint = nearest(name.rpartition(".")[2] if nested else name, row)
     hint = hint if "did you mean" in hint else ""
     has = ", ".join(row) or "nothing"
     fix = ""
     if not why:
         fix = "; write it, or map it: fields: {" + name + ": COLUMN}"
-    return DataError(f"{place}: there is no field {name!r}{why} (the row has {has}){hint}{fix}")
+    return DataError(
+        f"{place}: there is no field {name!r}{why} ({'there' if nested else 'the row'} has {has}){hint}{fix}"
+    )
 
 
 def _kind(value: Any) -> str:

@@ -131,16 +131,26 @@ def check_written(spec: Any, fields: Mapping[str, Any] | None = None) -> None:
         for item in spec:
             if _is_spec(item, fields):
                 check_written(item)
+    elif not isinstance(spec, str):
+        raise _no_data_set(spec)
 
 
-def only_files(spec: Any) -> bool:
-    """True where a data set is read from files alone: neither the hub nor a source is asked."""
-    if isinstance(spec, Mapping):
-        spec = _with_path(spec).get("path")
+def is_here(spec: Any, fields: Mapping[str, Any] | None = None) -> bool:
+    """True where a data set is read from files, from what is written, or by the library's own sources: neither the hub
+    nor a function of the user's is asked."""
     if isinstance(spec, (list, tuple)):
-        return all(only_files(item) for item in spec)
-    if not isinstance(spec, str) or registry.is_in_words(spec) or _is_registered(spec):
+        return all(is_here(item, fields) for item in spec if _is_spec(item, fields))
+    if isinstance(spec, Mapping):
+        spec = _with_path(spec)
+        if "path" not in spec:
+            own = ":" not in str(spec["name"]) and registry.own_name("source", registry.find("source", spec["name"]))
+            # Some sources are made from another data set.
+            return bool(own) and is_here(spec.get("data", []), fields)
+        spec = spec["path"]
+    if not isinstance(spec, str) or registry.is_in_words(spec):
         return False
+    if _is_registered(spec):
+        return is_here({"name": spec})
     folder = spec.rpartition(":")[0]
     return any(Path(place).expanduser().exists() for place in (spec, folder) if place) or not _of_hub(spec)
 
@@ -199,7 +209,11 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
         return _open_mapping(spec, split, fields)
     if isinstance(spec, (list, tuple)):
         return _filled("the list of tasks", _open_list(spec, split, fields))
-    raise DataError(
+    raise _no_data_set(spec)
+
+
+def _no_data_set(spec: Any) -> DataError:
+    return DataError(
         f"a data set is a path, a hub name, a source, a datasets.Dataset or a list of tasks, not {type(spec).__name__}"
     )
 
@@ -234,6 +248,9 @@ def _as_data_set(spec: Mapping[str, Any], split: str, fields: Mapping[str, Any] 
     if not isinstance(spec.get("path"), str):
         written = reprlib.repr(dict(spec))
         raise DataError(f"a data set written as a mapping needs a `path` or the `name` of a source: {written}")
+    for key in ("split", "config", "revision", "source"):
+        if not isinstance(spec.get(key, ""), str | None):
+            raise DataError(f"the option {key!r} of the data set {spec['path']!r} is text, not {spec[key]!r}")
     return _DataSet(**{"split": split, "fields": fields, **spec})
 
 
@@ -253,7 +270,9 @@ def _is_spec(item: Any, fields: Mapping[str, Any] | None) -> bool:
         named = file.endswith(SUFFIXES) or file.startswith(("./", "../", "~/", "/")) or _HUB_NAME.fullmatch(item)
         return bool(named) or bool(_WORD.fullmatch(item)) or _is_registered(item)
     if isinstance(item, Mapping):
-        asks = {"prompt", "question", "messages", (fields or {}).get("prompt")}
+        # The column of the map, or that in which it is (`meta.question`).
+        mapped = str((fields or {}).get("prompt"))
+        asks = {"prompt", "question", "messages", mapped, mapped.partition(".")[0]}
         # A row may have a column `name` or `path`; one that has a question is a task.
         return bool({"name", "path"} & set(item)) and not asks & set(item)
     return isinstance(item, _hub_types())
@@ -312,7 +331,7 @@ def _of_hub(written: str) -> re.Match[str] | None:
 
 def _no_file(path: str) -> MissingDataError:
     named = _near_file(Path(path).expanduser())
-    if not path.endswith(SUFFIXES):
+    if not named and not path.endswith(SUFFIXES):
         named += f", it is no registered source{nearest(path, registry.names('source'))}"
     if not {"/", "."} & set(path):
         named += f". Of a list of tasks, each is a mapping: {{'prompt': {path!r}}}"

@@ -255,7 +255,7 @@ class Console:
         if self._quiet:
             return
         self._say(title, "bold")
-        table = Table(box=None, padding=(0, 2, 0, 0))
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         cells = [[self._text(number(value)) for value in row] for row in rows]
         widths = [max([len(column), *map(len, below)]) for column, *below in zip(columns, *cells, strict=True)]
         for column, width in zip(columns, widths, strict=True):

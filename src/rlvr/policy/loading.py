@@ -225,13 +225,21 @@ def device_of(config: ModelConfig | FrozenModelConfig, key: str = "model") -> to
     """Return the device for the model under `key`. ConfigError when a GPU is asked for and there is none."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(config.device)
-    except RuntimeError as error:
-        raise ConfigError(f"{key}.device {config.device!r} is no device: {error}") from error
+    check_device(config, key)
+    device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{key}.device is {config.device!r}, but torch sees no GPU: use `auto` or `cpu`")
     return device
+
+
+def check_device(config: ModelConfig | FrozenModelConfig, key: str = "model") -> None:
+    """ConfigError where the device of the model under `key` is none that torch knows; it may be on another machine."""
+    if config.device == "auto":
+        return
+    try:
+        torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(f"{key}.device {config.device!r} is no device: {error}") from error
 
 
 def make_current(device: torch.device) -> None:

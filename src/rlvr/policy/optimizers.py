@@ -14,7 +14,6 @@ from rlvr.registry import register
 
 # The ranges that torch's optimizers take: with annotations they are checked as the configuration is.
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -23,7 +22,7 @@ def adamw(
     parameters: Iterable[torch.nn.Parameter],
     *,
     betas: tuple[Beta, Beta] = (0.9, 0.999),
-    eps: Positive = 1e-8,
+    eps: NotNegative = 1e-8,
     weight_decay: NotNegative = 0.0,
 ) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019); the decay is for matrices only, not for norms and biases.
@@ -41,7 +40,7 @@ def adamw_8bit(
     parameters: Iterable[torch.nn.Parameter],
     *,
     betas: tuple[Beta, Beta] = (0.9, 0.999),
-    eps: Positive = 1e-8,
+    eps: NotNegative = 1e-8,
     weight_decay: NotNegative = 0.0,
     min_size: int = 4096,
 ) -> torch.optim.Optimizer:

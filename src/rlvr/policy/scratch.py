@@ -12,9 +12,10 @@ import string
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rlvr.config import ScratchConfig
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, nearest
 
 PAD = "<pad>"
 END = "<eos>"
@@ -24,6 +25,16 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% if m['role'] == 'assistant' %}{{ "
     "eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+
+
+def check_architecture(scratch: ScratchConfig) -> None:
+    """ConfigError where transformers has no architecture of this name."""
+    name = scratch.architecture
+    if name not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"model.scratch.architecture {name!r} cannot be built: transformers has no model type of this name"
+            f"{nearest(name, CONFIG_MAPPING.keys(), '')}"
+        )
 
 
 def build_tokenizer(scratch: ScratchConfig) -> PreTrainedTokenizerFast:
@@ -58,6 +69,7 @@ def build_model(
     scratch: ScratchConfig, tokenizer: PreTrainedTokenizerFast, seed: int, attention: str | None
 ) -> PreTrainedModel:
     """A model with random float32 weights that depend on `seed` only."""
+    check_architecture(scratch)
     try:
         config = AutoConfig.for_model(
             scratch.architecture,

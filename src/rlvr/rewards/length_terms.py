@@ -54,7 +54,7 @@ class SoftOverlong(RewardTerm):
         cache = max(1, most // 5) if self.cache is None else self.cache
         return most, cache
 
-    def check(self, config: Config) -> None:
+    def check_config(self, config: Config) -> None:
         """ConfigError where the penalty would grow over more tokens than a response may have."""
         most, cache = self._bounds(config)
         if not 1 <= cache <= most:

@@ -32,9 +32,9 @@ class VerdictSpans(RewardTerm):
     """Give the response the verdict's score, beside its spans."""
     reads_characters: ClassVar = True
 
-    def check(self, config: Config) -> None:
+    def check_config(self, config: Config) -> None:
         """ConfigError for a slip in a verifier's name, as by the term `verdict`."""
-        VerdictScore(verifier=self.verifier).check(config)
+        VerdictScore(verifier=self.verifier).check_config(config)
 
     def bind(self, setting: RewardContext) -> RewardTerm:
         """ConfigError for a name under which no rollout has a verdict, as by the term `verdict`, and for a verifier

@@ -196,7 +196,14 @@ def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
 def check(terms: Sequence[Term], config: Config) -> None:
     """ConfigError names the term that the rest of the configuration contradicts, whatever the tasks are."""
     for term in walk(terms):
-        term.function.check(config)
+        try:
+            term.function.check_config(config)
+        except RlvrError:
+            raise
+        except USER_CODE_ERRORS as error:
+            raise ConfigError(
+                f"rewards: `check_config` of {term.name!r} failed. What it raised:\n{user_traceback(error)}"
+            ) from error
     needing = [t.name for t in walk(terms) if t.function.needs_policy]
     dynamic = config.rollout.dynamic_sampling
     if needing and dynamic is not None and dynamic.by == "rewards":
@@ -430,7 +437,7 @@ class VerdictScore(RewardTerm):
     missing: float | None = None
     """The value of a decided verdict without that score; null: undecided."""
 
-    def check(self, config: Config) -> None:
+    def check_config(self, config: Config) -> None:
         """ConfigError for a name that is nearly one of the `verifiers`, where tasks cannot name others."""
         if config.verifier is not None:
             self._check_name(config, names=(), others=True)

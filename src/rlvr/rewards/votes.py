@@ -41,7 +41,7 @@ class MajorityVote(RewardTerm):
         if not 0 <= self.at_least <= 1:
             raise ValueError(f"at_least is {self.at_least}: it is a share, 0 to 1")
 
-    def check(self, config: Config) -> None:
+    def check_config(self, config: Config) -> None:
         """ConfigError where a group is one response."""
         if config.rollout.group_size < 2:
             raise ConfigError(

@@ -22,6 +22,7 @@ from rlvr.records import Task
 from rlvr.rollout.weights import weight_buckets
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import encoded_lengths
+from rlvr.run.stage_checks import verifiers_of
 from rlvr.verifiers.pool import Verification
 
 
@@ -54,7 +55,7 @@ def open_sampling(
     stop = StopRequest("stopping; nothing will be written" if world.is_main else "")
     rollouts = RolloutRuntime(config, world, stop)
     with closing(rollouts):
-        rollouts.build_verifiers([config])
+        rollouts.take_verifiers([verifiers_of(config)])
         (verification,) = rollouts.verifications
         if world.is_main:
             verification.check(tasks)

@@ -24,7 +24,8 @@ from rlvr.policy.loading import set_checkpointing
 from rlvr.run.dry_run import plan_lines
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.run_tasks import RunTasks, TaskSets
-from rlvr.run.stage_checks import check_stages, read_tasks
+from rlvr.run.stage_checks import StageVerifiers, check_stages, make_verifiers, read_tasks
+from rlvr.run.trainer_arguments import TrainerArguments
 
 MOVED = ("url", "key", "device", "batch_tokens")
 """Keys of a frozen model that say where it is asked, and not which one it is."""
@@ -41,6 +42,8 @@ class ResolvedConfig:
     """The reason for the engine that `rollout.engine: auto` took; None where the configuration names the engine."""
     resume: str | None
     """The checkpoint or run that the configuration was resolved to go on from, as the trainer was given it."""
+    verifiers: list[StageVerifiers]
+    """The verifiers of each stage."""
 
     @property
     def steps(self) -> int:
@@ -86,15 +89,13 @@ class ResolvedConfig:
             report(self.memory_plan.notice, "warning")
 
 
-def resolved_config(
-    config: Config, world: World, resume: str | None, model: Any, sets: TaskSets, eval_tasks: Any = None
-) -> ResolvedConfig:
+def resolved_config(given: TrainerArguments, world: World, resume: str | None, sets: TaskSets) -> ResolvedConfig:
     """Resolve a configuration for the devices of all ranks. ConfigError, the same on every rank, where it cannot work.
 
-    `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration
-    names them. `sets` are the tasks, which `run.epochs` counts. They are read here, so that bad ones are refused before
-    a model is loaded.
+    `given` are the configuration and the objects in the place of parts of it. `sets` are the tasks, which `run.epochs`
+    counts. Verifiers are built and tasks are read here, so that bad ones are refused before a model is loaded.
     """
+    config = given.config
     startup.info("planning: devices, engine and memory")
     saved = None
     if world.is_main:
@@ -110,17 +111,18 @@ def resolved_config(
     written = stage_plans(config)
     try:
         check_stages(written, sets)
+        verifiers = make_verifiers(written, given.verifier, given.verifiers)
         read_tasks(written, sets)
     except BaseException as error:  # a file may be missing on one machine alone, and the other ranks would wait
         world.fail(error)
         raise
     config, engine_reason = engine_of_run(config, world, saved)
     check_gpus(config, world, engine_reason)
-    memory_plan = plan_run(config, world, model, eval_tasks)
+    memory_plan = plan_run(config, world, given.model, given.eval_tasks)
     plans = stage_plans(memory_plan.config)
     if (epochs := config.run.epochs) is not None:
         set_steps_of_epochs(plans, epochs, lambda of_stage: len(sets.training(of_stage)))
-    return ResolvedConfig(memory_plan.config, plans, memory_plan, engine_reason, resume)
+    return ResolvedConfig(memory_plan.config, plans, memory_plan, engine_reason, resume, verifiers)
 
 
 @dataclass

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rlvr.config import Config
@@ -23,7 +22,7 @@ from rlvr.run.loaded_models import EngineSampler, LoadedModels
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.run_tasks import RunTasks
-from rlvr.run.trainer_arguments import TrainerArguments
+from rlvr.run.stage_checks import StageVerifiers
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification
 
@@ -57,12 +56,9 @@ class RolloutRuntime:
         """The engine's account of the weights that were published last."""
         self.closed = False
 
-    def open(
-        self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, given: TrainerArguments
-    ) -> None:
-        """Build the verifiers of a run and start its engine; those `given` in Python go in the place of the
-        configuration's."""
-        self.build_verifiers([plan.config for plan in resolved.plans], given.verifier, given.verifiers)
+    def open(self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks) -> None:
+        """Take the verifiers of a run and start its engine."""
+        self.take_verifiers(resolved.verifiers)
         # Without it no request is open while weights change, and the engine need not be able to go on with new ones.
         samples_ahead = any(plan.config.rollout.staleness for plan in resolved.plans)
         self.start_engine(
@@ -73,15 +69,9 @@ class RolloutRuntime:
         )
         self.attach_models(training.policy)
 
-    def build_verifiers(
-        self, configs: Sequence[Config], given: Any = None, named: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
-        """Build the verifiers of each stage's configuration; `given` stands in the place of `verifier`, `named` in that
-        of the `verifiers` of these names."""
-        self.verifications = [
-            Verification(config.verifier if given is None else given, self.pool, {**config.verifiers, **named})
-            for config in configs
-        ]
+    def take_verifiers(self, made: Sequence[StageVerifiers]) -> None:
+        """Let the pool run these verifiers, those of each stage."""
+        self.verifications = [Verification(own, self.pool, named) for own, named in made]
 
     def start_engine(
         self, policy: Policy, *, in_flight: InFlight | None = None, partitions: bool = False, longest: int | None = None

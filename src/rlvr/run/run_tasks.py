@@ -30,13 +30,13 @@ class TaskSets:
         self._loaded: dict[str, list[Task]] = {}
 
     def written(self, split: str, config: Config) -> tuple[str, Any]:
-        """The key, or the argument, that names the tasks of a split, and the tasks as they are written there; None
-        where there are none."""
+        """The key that names the tasks of a split (words for what was given in Python), and the tasks as they are
+        written there; None where there are none."""
         # What the configuration names for evaluation goes before `eval_tasks`: a stage may set its own.
         if split == "eval" and config.evaluation.data is not None:
             return "evaluation.data", config.evaluation.data
         if self._arguments[split] is not None:
-            return {"train": "tasks", "eval": "eval_tasks"}[split], self._arguments[split]
+            return {"train": "training tasks", "eval": "evaluation tasks"}[split], self._arguments[split]
         return f"data.{split}", written_data(config, split)
 
     def check_written(self, config: Config) -> None:
@@ -47,6 +47,8 @@ class TaskSets:
                 raise ConfigError(
                     "the config names no tasks: set data.train to a file, a folder, a hub name or a source"
                 )
+            if spec is None:
+                continue
             with prefixed(f"{key}: "):
                 check_written(spec, config.data.fields)
 

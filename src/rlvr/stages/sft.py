@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -70,11 +70,16 @@ class SFTStage(Stage):
         self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
         super().__init__(plan, context, tasks, seed)
 
+    @classmethod
+    def check_read(cls, plan: StagePlan, tasks: Sequence[Task]) -> None:
+        """DataError when a task has no demonstration, unless it may be left out for its length."""
+        if not plan.config.data.skip_long_prompts:
+            _check_demonstrations(plan, tasks)
+
     def check_tasks(self) -> None:
         """DataError when a task has no demonstration, or no label where labels are read."""
+        _check_demonstrations(self.plan, self.pool)
         for task in self.pool:
-            if not task.demonstration:
-                raise DataError(f"stage {self.plan.name!r}: {task.named} has no demonstration to learn from")
             if self._reads_labels and not _is_number(task.info.get("label")):
                 raise DataError(
                     f"stage {self.plan.name!r}: {task.named} has no `label`, which the loss reads as the reward of its "
@@ -172,3 +177,9 @@ def _check_policies(plan: StagePlan, name: str, auxiliary: Loss | SequenceLoss) 
 def _is_number(value: Any) -> bool:
     # JSON has no NaN, but Python's reader takes it, and a label NaN would be an undecided reward.
     return isinstance(value, (int, float)) and bool(np.isfinite(value))
+
+
+def _check_demonstrations(plan: StagePlan, tasks: Iterable[Task]) -> None:
+    for task in tasks:
+        if not task.demonstration:
+            raise DataError(f"stage {plan.name!r}: {task.named} has no demonstration to learn from")

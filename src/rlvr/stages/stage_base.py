@@ -110,6 +110,11 @@ class Stage(Component):
     def check_plan(cls, plan: StagePlan) -> None:
         """ConfigError for a plan that the stage refuses whatever the tasks and the model are: a dry run asks too."""
 
+    @classmethod
+    def check_read(cls, plan: StagePlan, tasks: Sequence[Task]) -> None:
+        """ConfigError or DataError for tasks that the stage refuses whatever the model is: asked before one is loaded,
+        and by a dry run where the tasks are in files."""
+
     @property
     def steps(self) -> int:
         """Steps of the stage."""

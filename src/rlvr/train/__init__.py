@@ -63,10 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = make_config(tree)
     # A published recipe may train on a file that has to be made first.
     is_recipe = config_file(options.config) in recipe_files().values()
-    if is_recipe and not options.dry_run:
+    to_make = []
+    if is_recipe:
         from rlvr.recipes.prepare import refuse_missing_files
 
-        refuse_missing_files(config_file(options.config).stem, config)
+        try:
+            refuse_missing_files(config_file(options.config).stem, config)
+        except ConfigError as error:
+            if not options.dry_run:
+                raise
+            to_make = [str(error)]
     if options.control is not None:
         config = as_control(config, options.control)
     if config.run.seeds:
@@ -79,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = of_seed(config, config.run.seeds[0])
     if options.dry_run:
         with startup:
-            return _dry_run(config, options.devices, elsewhere=is_recipe or options.devices is not None)
+            elsewhere = is_recipe or options.devices is not None
+            return _dry_run(config, options.devices, elsewhere, to_make)
     return _train(config, options.resume, startup)
 
 
@@ -103,7 +110,8 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--dry-run",
         action="store_true",
-        help="print the resolved configuration, the batch arithmetic and the memory plan, and stop",
+        help="check the configuration and the tasks that are here, print the resolved configuration, the batch "
+        "arithmetic and the memory plan, and stop",
     )
     add(
         "--devices",
@@ -119,18 +127,19 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _dry_run(config: Config, devices: str | None, elsewhere: bool) -> int:
-    """Print the plan. `elsewhere`: files of tasks need not be here."""
+def _dry_run(config: Config, devices: str | None, elsewhere: bool, to_make: Sequence[str]) -> int:
+    """Print the plan. `elsewhere`: files of tasks need not be here; `to_make` says how they are made."""
     from rlvr.planner import own_devices, parse_devices, plan_for
     from rlvr.run.dry_run import plan_lines
     from rlvr.run.run_tasks import TaskSets
-    from rlvr.run.stage_checks import check_stages, read_files
+    from rlvr.run.stage_checks import check_stages, make_verifiers, read_tasks_here
 
     phases.info("planning: stages, tasks and memory")
     plans = stage_plans(config)
     sets = TaskSets()
     check_stages(plans, sets)
-    tasks = read_files(plans, sets, elsewhere)
+    make_verifiers(plans)
+    tasks = read_tasks_here(plans, sets, elsewhere)
     memory: tuple[str, ...]
     ranks = None
     try:
@@ -149,7 +158,7 @@ def _dry_run(config: Config, devices: str | None, elsewhere: bool) -> int:
         config = plan.config
         memory = plan.lines
     print(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
-    print("\n".join([*plan_lines(config, stage_plans(config), config.folder), *tasks, *memory]))
+    print("\n".join([*plan_lines(config, stage_plans(config), config.folder), *tasks, *to_make, *memory]))
     return 0
 
 

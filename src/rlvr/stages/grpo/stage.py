@@ -53,7 +53,7 @@ class GRPOStage(Stage):
     """True if the run has reported a step without a response to learn from."""
 
     def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
-        self.check_plan(plan)
+        self._check_objective(plan)
         rollout = plan.config.rollout
         self.scoring = Scoring(plan.config)
         self._objective = build_objective(plan, context.shares_weights)
@@ -128,15 +128,23 @@ class GRPOStage(Stage):
 
     @classmethod
     def check_plan(cls, plan: StagePlan) -> None:
-        """ConfigError for an objective that cannot be built, and for sampling that cannot be trained on."""
+        """ConfigError for an objective or a reward that cannot be built, and for sampling that cannot be trained on."""
+        cls._check_objective(plan)
+        # Made for its errors.
+        Scoring(plan.config)
+
+    @classmethod
+    def check_read(cls, plan: StagePlan, tasks: Sequence[Task]) -> None:
+        """ConfigError for advantages that the configuration or the tasks contradict."""
+        Advantages(plan.config, tasks)
+
+    @staticmethod
+    def _check_objective(plan: StagePlan) -> None:
         objective = build_objective(plan, shares_weights=False)
         check_advantage_parts(objective, plan.config.algorithm)
         check_supervised_steps(plan.config, objective)
         check_demonstrations(plan.config.algorithm, objective)
         check_redraw(plan.config)
-        # Made for their errors.
-        Scoring(plan.config)
-        Advantages(plan.config, tasks=[])
         rollout = plan.config.rollout
         if rollout.dynamic_sampling and rollout.dynamic_sampling.by == "rewards" and rollout.group_size < 2:
             raise ConfigError(

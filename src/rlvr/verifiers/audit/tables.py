@@ -88,11 +88,8 @@ def show_trial(console: Console, trial: TrickTrial) -> None:
         if trick.name in trial.counts:
             counts = trial.counts[trick.name]
             cells = [counts[outcome] or None for outcome in TrickOutcome]
-            timeouts = trial.timeouts[trick.name] or None
-            rows.append(
-                [trick.name, trick.must, sum(counts.values()), *cells, timeouts, _time(trial.seconds[trick.name])]
-            )
-    columns = ["trick", "must", "tried", *map(str, TrickOutcome), "timeouts", "slowest"]
+            rows.append([trick.name, sum(counts.values()), *cells, _time(trial.seconds[trick.name])])
+    columns = ["trick", "tried", *map(str, TrickOutcome), "slowest"]
     # Without those that have no value: the table fits a terminal of 80 columns.
     used = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
     console.table("tricks", [columns[place] for place in used], [[row[place] for place in used] for row in rows])
