@@ -93,7 +93,8 @@ def test_a_closed_trainer_does_not_train(tmp_path):
 def test_a_mapping_of_data_sets_is_refused_in_one_short_line():
     tree = overlaid(TREE, {"run": {"steps": 1}})
     with pytest.raises(
-        DataError, match=r"^eval_tasks: a mapping of several data sets \('a', ...\) is not taken: give one of them$"
+        DataError,
+        match=r"^evaluation tasks: a mapping of several data sets \('a', ...\) is not taken: give one of them$",
     ):
         GRPOTrainer(None, task_rows(), correct, tree, eval_dataset={"a": task_rows()})
 

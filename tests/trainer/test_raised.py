@@ -319,7 +319,7 @@ def test_a_verifier_that_cannot_be_made_is_refused_with_the_users_lines(make_tre
     file.write_text(yaml.safe_dump(make_tree({"verifier": f"{faulty}:Made"})))
     assert main(["--config", str(file)]) == 2
     output = capsys.readouterr().err.rstrip()
-    assert output.startswith(f"error: verifier '{faulty}:Made' cannot be made. What it raised:\nTraceback")
+    assert output.startswith(f"error: verifier: verifier '{faulty}:Made' cannot be made. What it raised:\nTraceback")
     users_lines(output, faulty)
 
 

@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rollouts < 0:
         parser.error("--rollouts is a number from 0 on")
-    StartupLines("auto", sys.stderr).say(f"reading {', '.join(options.runs)}")
+    mode = "auto" if sys.stderr.isatty() else "off"
+    StartupLines(mode, sys.stderr).say(f"reading {', '.join(options.runs)}")
     path = write_report(options.runs, options.output, options.rollouts)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
