@@ -25,7 +25,8 @@ def arbitrary(random: np.random.Generator, group: int, member: int) -> Rollout:
     def pick(values):
         return values[int(random.integers(len(values)))]
 
-    logprobs = -np.exp(random.normal(0, 20, length)).astype(np.float32)
+    # At most e^80: above e^88.7 a float32 is infinite, and no token that was sampled has such a log-prob.
+    logprobs = -np.exp(np.minimum(random.normal(0, 20, length), 80)).astype(np.float32)
     logprobs[random.random(length) < 0.3] = np.nan
     text = pick(TEXTS)
     verdict = Verdict(
