@@ -127,10 +127,13 @@ def _in_words(error: OSError) -> str:
 
 @contextlib.contextmanager
 def prefixed(place: str) -> Iterator[None]:
-    """Put the place in front of the text of a ConfigError or DataError, which stays of its class."""
+    """Put the place in front of the text of a ConfigError or DataError, which stays of its class. One whose class has a
+    constructor of its own, as a user's may have, passes as it is."""
     try:
         yield
     except (ConfigError, DataError) as error:
+        if not place or type(error).__init__ is not Exception.__init__:
+            raise
         raise type(error)(f"{place}{error}") from error
 
 

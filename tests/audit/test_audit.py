@@ -72,7 +72,7 @@ def test_two_thousand_rows_come_out_in_order(folder):
     scores = [number % 3 / 2 for number in range(2000)]
     rows = [{"id": f"row {n}", "completion": str(score), "answer": "1"} for n, score in enumerate(scores)]
     done = command("--verifier", "mine.py:Sure", "--input", write(folder / "in.jsonl", rows), "--output", "out.jsonl")
-    begin = f"scoring {folder}/in.jsonl: 2000 tasks, 2000 responses\n"
+    begin = f"scoring {folder}/in.jsonl: 2000 responses\n"
     assert (done.returncode, done.stderr) == (0, begin)
     out = read(folder / "out.jsonl")
     assert [(row["id"], row["score"]) for row in out] == [(row["id"], s) for row, s in zip(rows, scores, strict=True)]
@@ -209,7 +209,7 @@ def test_an_interrupt_keeps_what_is_done(folder, number, code):
     stdout, stderr = process.communicate(timeout=30)
     assert time.monotonic() - start < 10
     out = read(folder / "out.jsonl")
-    assert (process.returncode, stderr) == (code, f"scoring {folder}/in.jsonl: 2000 tasks, 2000 responses\n")
+    assert (process.returncode, stderr) == (code, f"scoring {folder}/in.jsonl: 2000 responses\n")
     assert 20 <= len(out) < 2000
     assert [row["id"] for row in out] == list(range(len(out)))
     assert {row["score"] for row in out} == {1.0}

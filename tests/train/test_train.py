@@ -306,6 +306,28 @@ WITHOUT_LOADING = {
         ["stages=[{kind: grpo, steps: 1}]", "stages[0].optim.lr=-1"],
         ["stages[0].optim.lr: it must be greater than"],
     ),
+    "no verifier": (["verifier=null"], ["names no verifier and the config sets none"]),
+    "a verifier of a task": (
+        ["verifier=null", "data.train=[{prompt: '1', answer: '1', verifier: mth}]"],
+        ["there is no verifier 'mth'; did you mean 'math'?"],
+    ),
+    "a task that cannot be verified": (
+        ["verifier=math", "data.train=[{prompt: a}]"],
+        ["1 task cannot be verified; correct or remove:", "tasks[0]"],
+    ),
+    "a group, where tasks are not read": (
+        ["rollout.group_size=1", "data.train=openai/gsm8k/main:train"],
+        ["rollout.group_size is 1, and the advantage 'group' compares"],
+    ),
+    "data of a source": (["data.train={name: preferences, data: {pth: x}}"], ["data.train: the data set", "'pth'"]),
+    "a part that is none": (
+        ["verifier={name: combine, parts: [exact, 3]}"],
+        ["verifier 'combine': parts[1]=3: a part is a verifier"],
+    ),
+    "a device of a frozen model": (
+        ["models={j: {path: /nope, device: cpuu}}"],
+        ["models.j.device 'cpuu' is no device"],
+    ),
     "a device": (["model.device=cpuu"], ["model.device 'cpuu' is no device"]),
 }
 

@@ -195,7 +195,7 @@ def test_the_form_of_the_configuration():
         ({"parts": [{"name": "exact", "weight": 1}], "how": "all"}, "takes no weights"),
         ({"parts": [{"name": "exact", "weight": 1}, "math"], "how": "gated"}, "the gate"),
         ({"parts": [{"name": Says(1.0), "casefold": True}]}, "made already"),
-        ({"parts": [3]}, "a verifier is"),
+        ({"parts": [3]}, "a part is a verifier"),
         ({}, "needs the option 'parts'"),
     ],
 )

@@ -142,7 +142,7 @@ def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) 
         with (
             naming(options.output),
             open(options.output, "w", encoding="ascii") as sink,
-            progress.evaluating(f"scoring {options.input}", rows, rows),
+            progress.evaluating(f"scoring {options.input}", None, rows),
         ):
             stopped = until_signal(score(path, verifier, pool, options.verifier, findings, sink))
         show_findings(console, findings)

@@ -39,7 +39,9 @@ class ComponentSpec:
         # Keys of the place, such as the `weight` of a reward, which the component's own signature does not know.
         extra = {key: options.pop(key) for key in written if key in cls.extra_keys}
         if "name" not in options:
-            raise ConfigError(f"a component written as a mapping needs a `name`: {options!r}")
+            # Its keys alone: a value may be a key of a service.
+            keys = ", ".join(map(str, options)) or "nothing"
+            raise ConfigError(f"a component written as a mapping needs a `name` (it has {keys})")
         return cls(options.pop("name"), options, extra)
 
     @property

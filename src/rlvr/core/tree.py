@@ -39,7 +39,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-_INDEX = re.compile(r"\[(\d+)\]")
+_INDEX = re.compile(r"\[ *(\d+) *\]")
 
 _FastLoader: Any = type(
     "_FastLoader",

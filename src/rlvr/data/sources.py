@@ -122,6 +122,9 @@ def check_written(spec: Any, fields: Mapping[str, Any] | None = None) -> None:
         spec = _with_path(spec)
         if "name" in spec:
             registry.check_options("source", spec)
+            # Some sources are made from another data set.
+            if _is_own(spec) and "data" in spec:
+                check_written(spec["data"])
         else:
             made = _as_data_set(spec, "train", None)
             if made.fields:
@@ -143,9 +146,7 @@ def is_here(spec: Any, fields: Mapping[str, Any] | None = None) -> bool:
     if isinstance(spec, Mapping):
         spec = _with_path(spec)
         if "path" not in spec:
-            own = ":" not in str(spec["name"]) and registry.own_name("source", registry.find("source", spec["name"]))
-            # Some sources are made from another data set.
-            return bool(own) and is_here(spec.get("data", []), fields)
+            return _is_own(spec) and is_here(spec.get("data", []))
         spec = spec["path"]
     if not isinstance(spec, str) or registry.is_in_words(spec):
         return False
@@ -153,6 +154,12 @@ def is_here(spec: Any, fields: Mapping[str, Any] | None = None) -> bool:
         return is_here({"name": spec})
     folder = spec.rpartition(":")[0]
     return any(Path(place).expanduser().exists() for place in (spec, folder) if place) or not _of_hub(spec)
+
+
+def _is_own(spec: Mapping[str, Any]) -> bool:
+    """True where a mapping names a source of the library's."""
+    name = str(spec.get("name"))
+    return ":" not in name and registry.own_name("source", registry.find("source", name)) is not None
 
 
 def _report_asked_twice(tasks: Iterable[PlacedTask]) -> None:

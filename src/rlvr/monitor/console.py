@@ -209,10 +209,11 @@ class Console:
         return cells
 
     @contextlib.contextmanager
-    def evaluating(self, title: str, tasks: int, responses: int) -> Iterator[None]:
+    def evaluating(self, title: str, tasks: int | None, responses: int) -> Iterator[None]:
         """Show a bar of `responses` in the block, on a terminal; elsewhere a line at its begin."""
         if not self._live:
-            self._say(f"{title}: {tasks} tasks, {responses} responses")
+            counted = "" if tasks is None else f"{tasks} tasks, "
+            self._say(f"{title}: {counted}{responses} responses")
         elif self._view is None and not self._off:
             # Before the first stage, or outside a run.
             self._view = LiveView(self._output, None, None, 0, self._counts)

@@ -198,8 +198,10 @@ def check(terms: Sequence[Term], config: Config) -> None:
     for term in walk(terms):
         try:
             term.function.check_config(config)
-        except RlvrError:
-            raise
+        except ConfigError as error:
+            if term.name in str(error):
+                raise
+            raise ConfigError(f"rewards: {term.name!r}: {error}") from error
         except USER_CODE_ERRORS as error:
             raise ConfigError(
                 f"rewards: `check_config` of {term.name!r} failed. What it raised:\n{user_traceback(error)}"

@@ -174,6 +174,8 @@ def _component(value: Any) -> Any:
         return value
     if isinstance(value, ComponentSpec):
         return value.written
+    if isinstance(value, Mapping):  # with objects among its options
+        return _value(value)
     if isinstance(value, FunctionVerifier):
         return _component(value.call.function)
     if isinstance(value, functools.partial):

@@ -112,7 +112,7 @@ def resolved_config(given: TrainerArguments, world: World, resume: str | None, s
     try:
         check_stages(written, sets)
         verifiers = make_verifiers(written, given.verifier, given.verifiers)
-        read_tasks(written, sets)
+        read_tasks(written, sets, verifiers, verifies=world.is_main)
     except BaseException as error:  # a file may be missing on one machine alone, and the other ranks would wait
         world.fail(error)
         raise

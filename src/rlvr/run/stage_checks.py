@@ -17,13 +17,15 @@ from rlvr.config.stage_plan import StagePlan
 from rlvr.core.specs import ComponentSpec
 from rlvr.data import Template
 from rlvr.data.sources import MissingDataError, is_here
-from rlvr.errors import prefixed
+from rlvr.errors import ConfigError, prefixed
 from rlvr.evaluation.held_out import check_held_out
 from rlvr.policy.loading import check_device
 from rlvr.policy.scratch import check_architecture
+from rlvr.records import Task
 from rlvr.run.run_tasks import TaskSets
 from rlvr.verifiers import Verifier
 from rlvr.verifiers.base import as_verifier
+from rlvr.verifiers.unverifiable import refuse_unverifiable, without_verifier
 
 StageVerifiers = tuple[Verifier | None, dict[str, Verifier]]
 """The verifier of all tasks, None where tasks name their own, and the further ones by name."""
@@ -34,6 +36,8 @@ def check_stages(plans: Sequence[StagePlan], sets: TaskSets) -> None:
     are written wrong."""
     model = plans[0].config.model
     check_device(model)
+    for name, frozen in plans[0].config.models.items():
+        check_device(frozen, f"models.{name}")
     if model.scratch is not None:
         check_architecture(model.scratch)
     for number, plan in enumerate(plans):
@@ -72,16 +76,26 @@ def verifiers_of(config: Config, given: Any = None, named: Mapping[str, Any] = M
     return own, others
 
 
-def read_tasks(plans: Sequence[StagePlan], sets: TaskSets) -> None:
-    """Read the tasks of all stages and check them. DataError for a row that is no task; ConfigError where evaluations
-    are asked for and there are no tasks."""
-    for number, plan in enumerate(plans):
+def read_tasks(
+    plans: Sequence[StagePlan], sets: TaskSets, verifiers: Sequence[StageVerifiers], verifies: bool = True
+) -> None:
+    """Read the tasks of all stages and check them, `verifiers` being those of the stages, which look at them where this
+    process `verifies`. DataError for a row that is
+    no task and for a task that cannot be verified; ConfigError where evaluations are asked for and there are no
+    tasks."""
+    for number, (plan, judges) in enumerate(zip(plans, verifiers, strict=True)):
         with _of_stage(number, plans):
-            _check_read(plan, sets.training(plan.config))
-            check_held_out(plan.config, bool(sets.evaluation(plan.config)), len(plans))
+            training = sets.training(plan.config)
+            registry.find("stage", plan.kind).check_read(plan, training)
+            held_out = sets.evaluation(plan.config)
+            check_held_out(plan.config, bool(held_out), len(plans))
+            if verifies:
+                _check_verifiable([*_verified(plan, training), *held_out], judges)
 
 
-def read_tasks_here(plans: Sequence[StagePlan], sets: TaskSets, elsewhere: bool) -> list[str]:
+def read_tasks_here(
+    plans: Sequence[StagePlan], sets: TaskSets, verifiers: Sequence[StageVerifiers], elsewhere: bool
+) -> list[str]:
     """Read the tasks that need neither the hub nor a function of the user's, as a dry run does, and return lines about
     all; raises as `read_tasks`.
 
@@ -89,14 +103,17 @@ def read_tasks_here(plans: Sequence[StagePlan], sets: TaskSets, elsewhere: bool)
     """
     # A mapping keeps the order, and each line once.
     lines: dict[str, None] = {}
-    for number, plan in enumerate(plans):
+    for number, (plan, judges) in enumerate(zip(plans, verifiers, strict=True)):
         stage = f" of stage {number + 1}" if len(plans) > 1 else ""
         with _of_stage(number, plans):
-            train = _read_here("train", plan, sets, sets.training, elsewhere, lines, stage)
-            if train is not None:
-                _check_read(plan, train)
+            training = _read_here("train", plan, sets, sets.training, elsewhere, lines, stage)
+            if training is not None:
+                registry.find("stage", plan.kind).check_read(plan, training)
             check_held_out(plan.config, bool(sets.written("eval", plan.config)[1]), len(plans))
-            _read_here("eval", plan, sets, sets.evaluation, elsewhere, lines, stage)
+            held_out = _read_here("eval", plan, sets, sets.evaluation, elsewhere, lines, stage)
+            # A verifier's ConfigError is about what this machine lacks, such as the key of a service.
+            with contextlib.suppress(_LackingError):
+                _check_verifiable([*_verified(plan, training or ()), *(held_out or ())], judges)
     return list(lines)
 
 
@@ -104,11 +121,11 @@ def _read_here(
     split: str,
     plan: StagePlan,
     sets: TaskSets,
-    read: Callable[[Config], list[Any]],
+    read: Callable[[Config], list[Task]],
     elsewhere: bool,
     lines: dict[str, None],
     stage: str,
-) -> list[Any] | None:
+) -> list[Task] | None:
     """Read the tasks of a split where that can be done here, and add the line about them; None where it cannot."""
     key, spec = sets.written(split, plan.config)
     if spec is None:
@@ -127,8 +144,37 @@ def _read_here(
     return tasks
 
 
-def _check_read(plan: StagePlan, tasks: Sequence[Any]) -> None:
-    registry.find("stage", plan.kind).check_read(plan, tasks)
+class _LackingError(ConfigError):
+    """Something that a verifier needs is missing on this machine, which no task is at fault for."""
+
+
+def _verified(plan: StagePlan, tasks: Sequence[Task]) -> Sequence[Task]:
+    """The training tasks of a stage that have to be such as its verifiers can check."""
+    # A task that is too long may be left out, which the tokenizer decides; recorded rollouts have their verdicts.
+    left_out = plan.config.data.skip_long_prompts or plan.config.rollout.engine.name == "recorded"
+    return tasks if registry.find("stage", plan.kind).verifies and not left_out else ()
+
+
+def _check_verifiable(tasks: Sequence[Task], verifiers: StageVerifiers) -> None:
+    """DataError for tasks that no verifier checks, or that the verifiers cannot check; ConfigError for a verifier that
+    a task names and that is not there. The stage looks again, once it has the models that verifiers ask."""
+    own, named = verifiers
+    for name in dict.fromkeys(task.verifier for task in tasks if own is None):
+        if name is None:
+            raise without_verifier(next(task for task in tasks if task.verifier is None))
+        registry.check_options("verifier", name)
+    bad = []
+    try:
+        for task in tasks:
+            problem = None if own is None else own.check_task(task)
+            for name, verifier in named.items():
+                if problem is None and (of_named := verifier.check_task(task)) is not None:
+                    problem = f"verifiers.{name}: {of_named}"
+            if problem is not None:
+                bad.append((task, problem))
+    except ConfigError as error:
+        raise _LackingError(str(error)) from error
+    refuse_unverifiable(bad)
 
 
 def _of_stage(number: int, plans: Sequence[StagePlan]) -> contextlib.AbstractContextManager[None]:

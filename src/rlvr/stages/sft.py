@@ -182,4 +182,7 @@ def _is_number(value: Any) -> bool:
 def _check_demonstrations(plan: StagePlan, tasks: Iterable[Task]) -> None:
     for task in tasks:
         if not task.demonstration:
-            raise DataError(f"stage {plan.name!r}: {task.named} has no demonstration to learn from")
+            raise DataError(
+                f"stage {plan.name!r}: {task.named} has no demonstration to learn from; map one (fields: "
+                "{demonstration: COLUMN}) or leave it out"
+            )

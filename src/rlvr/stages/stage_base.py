@@ -113,7 +113,7 @@ class Stage(Component):
     @classmethod
     def check_read(cls, plan: StagePlan, tasks: Sequence[Task]) -> None:
         """ConfigError or DataError for tasks that the stage refuses whatever the model is: asked before one is loaded,
-        and by a dry run where the tasks are in files."""
+        and by a dry run of the tasks that it reads."""
 
     @property
     def steps(self) -> int:

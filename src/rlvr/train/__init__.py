@@ -138,8 +138,7 @@ def _dry_run(config: Config, devices: str | None, elsewhere: bool, to_make: Sequ
     plans = stage_plans(config)
     sets = TaskSets()
     check_stages(plans, sets)
-    make_verifiers(plans)
-    tasks = read_tasks_here(plans, sets, elsewhere)
+    tasks = read_tasks_here(plans, sets, make_verifiers(plans), elsewhere)
     memory: tuple[str, ...]
     ranks = None
     try:

@@ -48,6 +48,9 @@ class PartSpec(ComponentSpec):
 
 def _checked_part(written: Any) -> Any:
     """The part as it is. ValueError for one that is written and cannot be built."""
+    named = written.get("name", "") if isinstance(written, Mapping) else written
+    if not isinstance(named, str | Verifier | ComponentSpec) and not callable(named):
+        raise ValueError("a part is a verifier, a function, a name, or a mapping with one of these as `name`")
     try:
         if isinstance(written, str) or (isinstance(written, Mapping) and isinstance(written.get("name", ""), str)):
             registry.check_options("verifier", PartSpec.parse(written))

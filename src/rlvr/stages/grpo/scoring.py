@@ -248,7 +248,8 @@ class Advantages:
     """The estimator and the modifiers that the configuration names. ConfigError where they contradict the rest of
     it."""
 
-    def __init__(self, config: Config, tasks: Sequence[Task]) -> None:
+    def __init__(self, config: Config, tasks: Sequence[Task] | None) -> None:
+        """`tasks` None: they are not read yet, and the components are not asked about them."""
         algorithm = config.algorithm
         self.config = config
         self.name = algorithm.advantage.name
@@ -266,6 +267,8 @@ class Advantages:
         self.loss = algorithm.loss.name
         self._loss_per_response = registry.build("loss", algorithm.loss).per_response
         self._refuse_tokens_where_one_number_is_needed()
+        if tasks is None:
+            return
         for _, component in self._named:
             component.check(config, tasks)
 

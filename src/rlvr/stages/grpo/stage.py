@@ -130,8 +130,9 @@ class GRPOStage(Stage):
     def check_plan(cls, plan: StagePlan) -> None:
         """ConfigError for an objective or a reward that cannot be built, and for sampling that cannot be trained on."""
         cls._check_objective(plan)
-        # Made for its errors.
+        # Made for their errors.
         Scoring(plan.config)
+        Advantages(plan.config, tasks=None)
 
     @classmethod
     def check_read(cls, plan: StagePlan, tasks: Sequence[Task]) -> None:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from rlvr.core.calling import sampled_ids
 from rlvr.core.process.deadline import Deadline
 from rlvr.core.specs import ComponentSpec
-from rlvr.errors import ConfigError, DataError
+from rlvr.errors import ConfigError
 from rlvr.records import BASELINE, Rollout, Task, Verdict, VerdictStatus
 from rlvr.registry import refuse_words
 from rlvr.verifiers.base import (
@@ -44,14 +44,13 @@ from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.wire import VerifierJob
 from rlvr.verifiers.pool.worker_groups import LoadError, WorkerGroup, WorkerGroups
 from rlvr.verifiers.run_models import RunModels
+from rlvr.verifiers.unverifiable import refuse_unverifiable, without_verifier
 
 T = TypeVar("T")
 
 # Arbitrary: each such thread keeps its stack and whatever the call holds, and there is no way to end it.
 MAX_LOST = 256
 """Abandoned calls that never returned, beyond which no new thread is started."""
-SHOWN = 3
-"""Most tasks that the error about tasks that cannot be verified names."""
 
 
 class VerifierPool:
@@ -370,9 +369,7 @@ class Verification:
         if self._default is not None:
             return self._default
         if task.verifier is None:
-            raise DataError(
-                f"{task.named} names no verifier and the config sets none: set `verifier`, for example verifier=math"
-            )
+            raise without_verifier(task)
         if task.verifier not in self._of_tasks:
             self._of_tasks[task.verifier] = _with_name(task.verifier)
             if self._models is not None:
@@ -405,13 +402,7 @@ class Verification:
         needs = (verifier.needs for task in tasks for verifier, _ in self._verifiers_of(task))
         if any(one.sandbox for one in needs) and (problem := missing_sandbox()) is not None:
             raise ConfigError(problem)
-        bad = [(task, problem) for task in tasks if (problem := self.problem(task)) is not None]
-        if bad:
-            shown = "\n".join(
-                f"  {task.id}: {problem}{f' ({task.place})' if task.place else ''}" for task, problem in bad[:SHOWN]
-            )
-            counted = f"{len(bad)} task{'s' if len(bad) > 1 else ''}"
-            raise DataError(f"{counted} cannot be verified; correct or remove:\n{shown}")
+        refuse_unverifiable([(task, problem) for task in tasks if (problem := self.problem(task)) is not None])
 
     def metrics(self) -> dict[str, float]:
         """The verifiers' own counts since the last call, as `verifier/NAME/COUNT`."""
