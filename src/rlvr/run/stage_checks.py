@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -68,10 +68,10 @@ def verifiers_of(config: Config, given: Any = None, named: Mapping[str, Any] = M
         own = None if main is None else as_verifier(main)
     others = {}
     for name, written in {**config.verifiers, **named}.items():
+        # By its key, where `as_verifier` would name that of the main one.
+        if isinstance(written, ComponentSpec):
+            registry.refuse_words(f"verifiers.{name}", written.name)
         with prefixed(f"verifiers.{name}: "):
-            # By its key, where `as_verifier` would name that of the main one.
-            if isinstance(written, ComponentSpec):
-                registry.refuse_words("the verifier", written.name)
             others[name] = as_verifier(written)
     return own, others
 
@@ -79,10 +79,12 @@ def verifiers_of(config: Config, given: Any = None, named: Mapping[str, Any] = M
 def read_tasks(
     plans: Sequence[StagePlan], sets: TaskSets, verifiers: Sequence[StageVerifiers], verifies: bool = True
 ) -> None:
-    """Read the tasks of all stages and check them, `verifiers` being those of the stages, which look at them where this
-    process `verifies`. DataError for a row that is
-    no task and for a task that cannot be verified; ConfigError where evaluations are asked for and there are no
-    tasks."""
+    """Read the tasks of all stages and check them; `verifiers` are those of the stages, and look at the tasks where
+    this process `verifies`.
+
+    DataError for a row that is no task and for a task that cannot be verified; ConfigError where evaluations are asked
+    for and there are no tasks.
+    """
     for number, (plan, judges) in enumerate(zip(plans, verifiers, strict=True)):
         with _of_stage(number, plans):
             training = sets.training(plan.config)
@@ -106,11 +108,12 @@ def read_tasks_here(
     for number, (plan, judges) in enumerate(zip(plans, verifiers, strict=True)):
         stage = f" of stage {number + 1}" if len(plans) > 1 else ""
         with _of_stage(number, plans):
-            training = _read_here("train", plan, sets, sets.training, elsewhere, lines, stage)
+            said, training = _read_here("train", plan.config, sets, elsewhere, stage)
             if training is not None:
                 registry.find("stage", plan.kind).check_read(plan, training)
             check_held_out(plan.config, bool(sets.written("eval", plan.config)[1]), len(plans))
-            held_out = _read_here("eval", plan, sets, sets.evaluation, elsewhere, lines, stage)
+            of_held_out, held_out = _read_here("eval", plan.config, sets, elsewhere, stage)
+            lines |= dict.fromkeys([*said, *of_held_out])
             # A verifier's ConfigError is about what this machine lacks, such as the key of a service.
             with contextlib.suppress(_LackingError):
                 _check_verifiable([*_verified(plan, training or ()), *(held_out or ())], judges)
@@ -118,30 +121,22 @@ def read_tasks_here(
 
 
 def _read_here(
-    split: str,
-    plan: StagePlan,
-    sets: TaskSets,
-    read: Callable[[Config], list[Task]],
-    elsewhere: bool,
-    lines: dict[str, None],
-    stage: str,
-) -> list[Task] | None:
-    """Read the tasks of a split where that can be done here, and add the line about them; None where it cannot."""
-    key, spec = sets.written(split, plan.config)
+    split: str, config: Config, sets: TaskSets, elsewhere: bool, stage: str
+) -> tuple[list[str], list[Task] | None]:
+    """The line about the tasks of a split, none where there are none, and the tasks; None where they cannot be read
+    here."""
+    key, spec = sets.written(split, config)
     if spec is None:
-        return None
-    if not is_here(spec, plan.config.data.fields):
-        lines[f"{key}{stage}: not read by a dry run ({reprlib.repr(spec)})"] = None
-        return None
+        return [], None
+    if not is_here(spec, config.data.fields):
+        return [f"{key}{stage}: not read by a dry run ({reprlib.repr(spec)})"], None
     try:
-        tasks = read(plan.config)
+        tasks = sets.training(config) if split == "train" else sets.evaluation(config)
     except MissingDataError as error:
         if not elsewhere:
             raise
-        lines[f"{error} (the run needs it)"] = None
-        return None
-    lines[f"{key}{stage}: {len(tasks)} tasks"] = None
-    return tasks
+        return [f"{error} (the run needs it)"], None
+    return [f"{key}{stage}: {len(tasks)} tasks"], tasks
 
 
 class _LackingError(ConfigError):
