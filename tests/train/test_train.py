@@ -394,7 +394,8 @@ def test_the_checks_of_users_components_are_called_as_their_contracts_say(comman
     over = {"run": {"steps": 1}, "rewards": ["verdict", {"name": f"{file}:Short", "weight": 0.5}]}
     over |= {"algorithm": {"advantage": f"{file}:Level"}, "verifier": f"{file}:Heavy"}
     assert command("--dry-run", over=over)[0] == 0
-    built = sys.modules[next(name for name in sys.modules if name.startswith("rlvr_file_mine"))].BUILT
+    loaded = [module for name, module in sys.modules.items() if name.startswith("rlvr_file_mine")]
+    (built,) = (module.BUILT for module in loaded if module.__file__ == str(file))
     assert len(built) == 1
     assert command(over=over, name="run")[0] == 0
     assert len(built) == 2  # once in a run
