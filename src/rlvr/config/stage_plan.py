@@ -15,10 +15,16 @@ from rlvr.config.algorithm import without_preset
 from rlvr.config.config_loading import make_config, problems
 from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
-from rlvr.errors import ConfigError, nearest
+from rlvr.errors import ConfigError
 
 STAGE_SECTIONS = ("data", "rollout", "verifier", "verifiers", "rewards", "algorithm", "optim", "evaluation")
 """The parts of the tree that a stage may override."""
+
+
+class _StageSpec(ComponentSpec):
+    """The kind of a stage and its options."""
+
+    extra_keys = (*STAGE_SECTIONS, "kind", "name", "steps")
 
 
 class StagePlan(Section):
@@ -60,13 +66,11 @@ def stage_plans(config: Config) -> list[StagePlan]:
                     f"stages[{number}].{key}: this section holds for the whole run; a stage cannot change it"
                 )
         try:
-            registry.check_options("stage", ComponentSpec(kind, options))
+            registry.check_options("stage", _StageSpec(kind, options))
         except ConfigError as error:
             known = ""
             if "no option" in str(error):
-                slips = (nearest(key, (*STAGE_SECTIONS, "kind", "name", "steps"), "") for key in options)
-                known = next(filter(None, slips), "") if "did you mean" not in str(error) else ""
-                known += f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})"
+                known = f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})"
             raise ConfigError(f"stages[{number}]: {error}{known}") from error
         # Without the stages, so that a stage does not hold all the others.
         tree = config.dump() | {"stages": []}

@@ -35,9 +35,10 @@ class TaskSets:
         # What the configuration names for evaluation goes before `eval_tasks`: a stage may set its own.
         if split == "eval" and config.evaluation.data is not None:
             return "evaluation.data", config.evaluation.data
+        key = f"data.{split}"
         if self._arguments[split] is not None:
-            return {"train": "training tasks", "eval": "evaluation tasks"}[split], self._arguments[split]
-        return f"data.{split}", written_data(config, split)
+            key = {"train": "training tasks", "eval": "evaluation tasks"}[split]
+        return key, self._spec(split, config)
 
     def check_written(self, config: Config) -> None:
         """ConfigError or DataError where the tasks are written wrong, in what can be seen without reading them."""
@@ -95,12 +96,10 @@ class TaskSets:
             config = plan.config
             of_stage = {}
             for split, tasks in (("train", self.training(config)), ("eval", self.evaluation(config))):
-                written = self._spec(split, config)
+                key, written = self.written(split, config)
                 # Also where a resume reads them from the folder that keeps them.
-                if kept_in_folder(config, split, self._arguments[split]):
+                if key != "evaluation.data" and kept_in_folder(config, split, self._arguments[split]):
                     written = "given in Python"
-                if split == "eval" and config.evaluation.data is not None:
-                    written = config.evaluation.data
                 fingerprint = next((known for same, known in hashed if same == tasks), None) or fingerprint_of(tasks)
                 hashed.append((tasks, fingerprint))
                 of_stage[split] = {"tasks": len(tasks), "fingerprint": fingerprint, "source": written}

@@ -1,4 +1,4 @@
-"""Checks of a run's stages that need neither the model nor the engine: components, and tasks as they are written.
+"""Checks of a run's stages that need neither the model nor the engine: components, verifiers and tasks.
 
 A start makes them first, so that a slip costs seconds; a dry run makes them too.
 """
@@ -25,7 +25,7 @@ from rlvr.records import Task
 from rlvr.run.run_tasks import TaskSets
 from rlvr.verifiers import Verifier
 from rlvr.verifiers.base import as_verifier
-from rlvr.verifiers.unverifiable import refuse_unverifiable, without_verifier
+from rlvr.verifiers.unverifiable import problem_of, refuse_unverifiable, without_verifier
 
 StageVerifiers = tuple[Verifier | None, dict[str, Verifier]]
 """The verifier of all tasks, None where tasks name their own, and the further ones by name."""
@@ -158,15 +158,9 @@ def _check_verifiable(tasks: Sequence[Task], verifiers: StageVerifiers) -> None:
         if name is None:
             raise without_verifier(next(task for task in tasks if task.verifier is None))
         registry.check_options("verifier", name)
-    bad = []
+    by_name = [(verifier, name) for name, verifier in named.items()]
     try:
-        for task in tasks:
-            problem = None if own is None else own.check_task(task)
-            for name, verifier in named.items():
-                if problem is None and (of_named := verifier.check_task(task)) is not None:
-                    problem = f"verifiers.{name}: {of_named}"
-            if problem is not None:
-                bad.append((task, problem))
+        bad = [(task, problem) for task in tasks if (problem := problem_of(task, own, by_name)) is not None]
     except ConfigError as error:
         raise _LackingError(str(error)) from error
     refuse_unverifiable(bad)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rlvr.errors import DataError
 from rlvr.records import Task
+from rlvr.verifiers.base import Verifier
 
 SHOWN = 3
 """Tasks that an error names."""
@@ -16,6 +17,15 @@ def without_verifier(task: Task) -> DataError:
     return DataError(
         f"{task.named} names no verifier and the config sets none: set `verifier`, for example verifier=math"
     )
+
+
+def problem_of(task: Task, own: Verifier | None, named: Iterable[tuple[Verifier, str]]) -> str | None:
+    """The reason why its own verifier, or one that judges by name, cannot check a task; None where all can."""
+    problem = None if own is None else own.check_task(task)
+    for verifier, name in named:
+        if problem is None and (of_named := verifier.check_task(task)) is not None:
+            problem = f"verifiers.{name}: {of_named}"
+    return problem
 
 
 def refuse_unverifiable(bad: Sequence[tuple[Task, str]]) -> None:

@@ -44,7 +44,7 @@ from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.wire import VerifierJob
 from rlvr.verifiers.pool.worker_groups import LoadError, WorkerGroup, WorkerGroups
 from rlvr.verifiers.run_models import RunModels
-from rlvr.verifiers.unverifiable import refuse_unverifiable, without_verifier
+from rlvr.verifiers.unverifiable import problem_of, refuse_unverifiable, without_verifier
 
 T = TypeVar("T")
 
@@ -388,12 +388,8 @@ class Verification:
 
     def problem(self, task: Task) -> str | None:
         """Return the reason why a verifier of the task cannot check it, or None."""
-        own, *named = self._verifiers_of(task)
-        problem = own[0].check_task(task)
-        for verifier, name in named:
-            if problem is None and (of_named := verifier.check_task(task)) is not None:
-                problem = f"verifiers.{name}: {of_named}"
-        return problem
+        (own, _), *named = self._verifiers_of(task)
+        return problem_of(task, own, named)
 
     def check(self, tasks: Iterable[Task]) -> None:
         """DataError that names the first tasks which their verifiers cannot check, and counts them; ConfigError where a
